@@ -1,5 +1,6 @@
 """Map exceptions to HTTP responses of the shape that OpenAI's clients expect."""
 
+import json
 import logging
 import re
 from typing import Any
@@ -45,7 +46,17 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     logs.refused(told)
     if told.status >= 500 and told.__cause__ is not None:
         log.error("a request failed: %s", in_full(told))
-    return JSONResponse({"error": told.body}, status_code=told.status, headers=headers)
+    return _ErrorResponse({"error": told.body}, status_code=told.status, headers=headers)
+
+
+class _ErrorResponse(JSONResponse):
+    """JSON, whatever a message shows: what a client sent may be half a character, "\\ud800"."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except UnicodeEncodeError:
+            return json.dumps(content).encode()
 
 
 def _allowed(request: Request) -> list[str]:

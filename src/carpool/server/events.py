@@ -32,6 +32,7 @@ from carpool.jobs.interfaces import JobListener, JobOutput
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.server.observer import Observer
+from carpool.telemetry.worker_statistics import models_of, workers_of
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 
@@ -166,14 +167,14 @@ class Events(JobListener):
                 statistics = await self._backend.statistics()
         except (CarpoolError, TimeoutError):  # the worker died, or is busy
             return
-        models = statistics.get("models") or {self._observer.model: statistics}
-        for model, several in models.items():
-            held = {"held": one["requests"]} if (one := several.get("held")) else {}
-            for worker in several.get("workers", [several]):
-                shown = {name: worker[name] for name in SHOWN_STATISTICS if name in worker}
-                if shown.keys() >= {"steps", "memory"}:  # its model is loaded
-                    about = {"model": model, "worker": worker.get("worker", 0), **held}
-                    self._send_all(_event("stats", about | shown))
+        name = self._observer.model
+        models = models_of(name, statistics)
+        for one in workers_of(name, statistics):
+            about = {"model": one.model, "worker": int(one.worker or 0)}
+            if held := models[one.model].get("held"):
+                about["held"] = held["requests"]
+            shown = {key: one.statistics[key] for key in SHOWN_STATISTICS if key in one.statistics}
+            self._send_all(_event("stats", about | shown))
 
     def _status(self) -> bytes:
         status = {"status": self._backend.state, "model": self._observer.model}

@@ -21,6 +21,7 @@ from carpool.request.images import NAMES as PICTURES
 from carpool.request.own_values import check_n, seeds
 from carpool.request.parameters import check
 from carpool.request.sizes import check_size
+from carpool.server.access.keys import KEYLESS, APIClient
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel
@@ -44,7 +45,7 @@ class ImageWork:
 
     model: ServedModel
     body: schema.ImageRequest
-    key: str = ""  # names the client's API key; "" where there are none
+    client: APIClient = KEYLESS
     kind: WorkKind = "image_generation"
     pictures: dict[str, Any] = field(default_factory=dict)  # and what follows: arguments
     digests: list[str] = field(default_factory=list)  # of the pictures, as they were sent
@@ -88,7 +89,7 @@ class ImageWork:
             Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
         """
         model, body, card = self.model, self.body, self.model.card
-        parameters = _parameters(model, body, self.sent, "pictures", self.key)
+        parameters = _parameters(model, body, self.sent, "pictures", self.client)
         if body.output_compression is not None and body.output_format in (None, "png"):
             rule = "is for jpeg and webp: png loses nothing"
             raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
@@ -101,7 +102,7 @@ class ImageWork:
         if not self.pictures:
             _refuse_edits(card, parameters)
         parameters |= _size(card, body.size, parameters) | self.pictures
-        n, whole = self.n, _request(body, self.key, parameters, None)
+        n, whole = self.n, _request(body, self.client.key, parameters, None)
         first_to_last = seeds(body.seed, self.outputs)
         parameters |= _steps(card, body.quality, parameters)
         previews = body.partial_images or 0 if body.stream or body.background_job else 0
@@ -117,20 +118,19 @@ def video_request(
     body: schema.VideoRequest,
     max_frames: int,
     *,
-    key: str = "",
+    client: APIClient = KEYLESS,
     pictures: Mapping[str, Any] | None = None,
 ) -> tuple[CheckedRequest, dict[str, Any]]:
     """Check a body; returns its request, and the fields of its job that clients see.
 
     Args:
-        key: names the client's API key; "" where there are none.
         pictures: that came with it, and what follows from them, as the pipeline's arguments.
 
     Raises:
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
     """
     card, sent = model.card, body.model_dump(exclude_unset=True, exclude_none=True)
-    parameters = _parameters(model, body, sent, "videos", key)
+    parameters = _parameters(model, body, sent, "videos", client)
     if "output_format" in parameters:
         rule = "is not taken: a video is an MP4 file"
         raise UnsupportedParameter(f"output_format {rule}", param="output_format")
@@ -147,7 +147,7 @@ def video_request(
         if body.num_frames is not None:
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
-    checked = check(card, _request(body, key, parameters, body.seed), from_json=True)
+    checked = check(card, _request(body, client.key, parameters, body.seed), from_json=True)
     checked = replace(checked, model=model.id)
     defaults = {p.name: p.default for p in card.task(checked.task).parameters}
     arguments: dict[str, Any] = {**defaults, **checked.arguments}
@@ -201,7 +201,7 @@ def _parameters(
     body: schema.GenerationRequest,
     sent: Mapping[str, Any],
     makes: Literal["pictures", "videos"],
-    key: str,
+    client: APIClient,
 ) -> dict[str, Any]:
     """The pipeline's own parameters in a body for this model, and its client's default adapters."""
     model.check_name(body.model)
@@ -228,8 +228,8 @@ def _parameters(
     if reserved := sorted(parameters.keys() & _RESERVED):
         seen = f"{model.card.pipeline} has no parameter {reserved[0]!r}"
         raise UnknownParameter(seen, param=reserved[0])
-    if parameters.get("lora") is None and model.default_lora.get(key):
-        parameters["lora"] = model.default_lora[key]
+    if parameters.get("lora") is None and model.default_lora.get(client.owner):
+        parameters["lora"] = model.default_lora[client.owner]
     return parameters
 
 

@@ -73,7 +73,7 @@ async def image_work(
         body = peers.with_own_names(body, model.card)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
     context.with_headers(body)
-    work = ImageWork(model, body, context.client.key)
+    work = ImageWork(model, body, context.client)
     if form.nested:
         check_count(form.nested)
         intake = context.intake(work.outputs)
@@ -134,6 +134,6 @@ async def video_work(
         raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
     reading = reference_images(model.card, form, body, context.intake())
     pictures = await context.unless_disconnected(reading)
-    key, max_frames = context.client.key, context.state.settings.max_frames
-    checked, asked = video_request(model, body, max_frames, key=key, pictures=pictures)
+    client, max_frames = context.client, context.state.settings.max_frames
+    checked, asked = video_request(model, body, max_frames, client=client, pictures=pictures)
     return model, checked, asked, pictures

@@ -52,7 +52,7 @@ class ServedModel:
     card: Card
     max_n: int
     settings: ServeSettings = field(default_factory=ServeSettings)
-    default_lora: Mapping[str, Any] = field(default_factory=dict)  # `set_lora`; by API key
+    default_lora: Mapping[str, Any] = field(default_factory=dict)  # `set_lora`; by owner
 
     def check_name(self, name: str | None) -> None:
         """Raise ModelNotFound if a request names another model."""
@@ -101,13 +101,18 @@ class AppState:
             has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
-        self.interruptible: dict[str, dict[str, asyncio.Task[Any]]] = {}  # by owner and request id
-        self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by model and API key
+        self.interruptible: dict[str, dict[asyncio.Task[Any], str]] = {}  # by owner; their ids
+        self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by model and owner
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
         self._limits = RateLimiter(
             settings.requests_per_minute, settings.max_in_flight_per_key, time.monotonic
         )
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names of all models, the first one first; as `model`, where there is but one."""
+        return [self.model("loaded").id] if self.fleet is None else list(self.fleet.deployments)
 
     @property
     def has_jobs(self) -> bool:
@@ -119,6 +124,14 @@ class AppState:
         if self._runner is None:
             raise UnsupportedParameter("there are no jobs here", param="background_job")
         return self._runner
+
+    def serving(self, name: str | None) -> Serving | None:
+        """The workers of a model, the first one where none is named; None: it is not loaded.
+
+        Raises:
+            ModelNotFound: of several models none has this name.
+        """
+        return self.backend if self.fleet is None else self.fleet.of(name).pool
 
     async def load(
         self, name: str | None, needs: Literal["ready", "restarting", "loaded"]
@@ -166,7 +179,7 @@ class AppState:
             ready.card,
             min(settings.max_n, settings.max_running + settings.max_queue),
             settings,
-            {key: lora for (model, key), lora in self.default_lora.items() if model == id_},
+            {owner: lora for (model, owner), lora in self.default_lora.items() if model == id_},
         )
 
     async def some_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
@@ -224,8 +237,11 @@ class AuthenticatedRequest:
     client: APIClient
 
     @property
-    def interruptible(self) -> dict[str, asyncio.Task[Any]]:
-        """The client's running requests that `/sdapi/v1/interrupt` cancels, by their ids."""
+    def interruptible(self) -> dict[asyncio.Task[Any], str]:
+        """The client's running requests that `/sdapi/v1/interrupt` cancels, with their ids.
+
+        Two may have one id: it is the client's.
+        """
         return self.state.interruptible.setdefault(self.client.owner, {})
 
     def intake(self, n: int = 1) -> ImageIntake:

@@ -6,7 +6,6 @@ and are absent while there is none. Labels are never prompts, ids or paths.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from math import inf
@@ -25,6 +24,7 @@ from prometheus_client.metrics import Counter, Histogram
 from prometheus_client.registry import Collector
 
 from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.worker_statistics import WorkerStatistics, models_of, workers_of
 from carpool.types import BUCKETS_S
 
 CONTENT_TYPE: str = CONTENT_TYPE_LATEST
@@ -46,34 +46,12 @@ MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "pea
 MetricFamily = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 MetricValues = tuple[str, dict[Any, Any]]
 """The name of a metric, and its values by labels."""
-WorkerMetrics = tuple[str, Mapping[str, str], Sequence["Instance"], Mapping[Any, int]]
+WorkerMetrics = tuple[str, Mapping[str, str], Sequence[WorkerStatistics], Mapping[Any, int]]
 _FAMILIES: dict[str, type[MetricFamily]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
     "histogram": HistogramMetricFamily,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """One worker to ask: its model, its number where there are several, and its statistics."""
-
-    model: str
-    worker: str | None
-    statistics: Mapping[str, Any]
-
-
-def instances(model: str, statistics: Mapping[str, Any] | None) -> list[Instance]:
-    """The workers behind the statistics of a worker, a pool or a fleet."""
-    if statistics is None:
-        return []
-    if "models" in statistics:
-        several = [instances(name, one) for name, one in statistics["models"].items()]
-        found = [one for some in several for one in some]
-        return [Instance(one.model, one.worker or "0", one.statistics) for one in found]
-    if "workers" in statistics:
-        return [Instance(model, str(one["worker"]), one) for one in statistics["workers"]]
-    return [Instance(model, None, statistics)] if "waits" in statistics else []
 
 
 class Metrics:
@@ -142,10 +120,10 @@ class Metrics:
             jobs: that have not ended, by state.
             workers: of which there are several: `model`, `worker`, `device`, `state`, `requests`.
         """
-        self._scraped.snapshot = model, build, instances(model, statistics), jobs
+        found = [] if statistics is None else workers_of(model, statistics)
+        self._scraped.snapshot = model, build, found, jobs
         self._scraped.workers = workers
-        about = {} if statistics is None else statistics
-        self._scraped.models = about.get("models", {model: about})
+        self._scraped.models = models_of(model, statistics or {})
         return generate_latest(self._registry)
 
 

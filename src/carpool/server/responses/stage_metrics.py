@@ -7,22 +7,25 @@ from carpool.errors import CarpoolError
 from carpool.server.bodies.peers import stage_durations
 from carpool.server.bodies.schema import StageMetrics
 from carpool.server.state import AppState
+from carpool.telemetry.worker_statistics import workers_of
 from carpool.types import Timings
 
-PATIENCE_S = 1.0  # for the worker's word on memory
+PATIENCE_S = 1.0  # for the workers' word on memory
 
 
-async def peak_memory_mb(state: AppState) -> float | None:
-    """The most memory of the device that was in use so far, 10**6 bytes; None without a worker."""
+async def peak_memory_mb(state: AppState, model: str) -> float | None:
+    """The most memory that a worker of a model had in use so far, 10**6 bytes; None without one."""
     with contextlib.suppress(CarpoolError, TimeoutError):
-        async with asyncio.timeout(PATIENCE_S):
-            statistics = await state.backend.statistics()
-            return round(float(statistics["memory"]["peak_bytes"]) / 1e6, 3)
+        if (serving := state.serving(model)) is not None:
+            async with asyncio.timeout(PATIENCE_S):
+                statistics = await serving.statistics()
+            peaks = [one.statistics["memory"]["peak_bytes"] for one in workers_of("", statistics)]
+            return round(max(peaks) / 1e6, 3) if peaks else None
     return None
 
 
-async def stage_metrics(state: AppState, timings: Timings) -> StageMetrics:
-    """The metrics of an answer."""
+async def stage_metrics(state: AppState, model: str, timings: Timings) -> StageMetrics:
+    """The metrics of a model's answer."""
     return StageMetrics(
-        stage_durations=stage_durations(timings), peak_memory_mb=await peak_memory_mb(state)
+        stage_durations=stage_durations(timings), peak_memory_mb=await peak_memory_mb(state, model)
     )

@@ -11,7 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from carpool.errors import InvalidValue, KeyRequired, LoraRejected, UnsupportedParameter, show
+from carpool.errors import (
+    InvalidValue,
+    KeyRequired,
+    LoraRejected,
+    UnsupportedParameter,
+    reason,
+    show,
+)
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
@@ -96,17 +103,17 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
     if not all(isinstance(path, str | None) for path in paths):
         raise InvalidValue.of("lora_path", body.lora_path, "must be a file's name, or null")
     strengths = _each(1.0 if body.strength is None else body.strength, len(names), "strength")
-    _model(context, body.model)
+    model = await _model(context, body.model)
     for name, path in zip(names, paths, strict=True):
         if path is not None:
             await _read(context.state, body.model, name, path)
-    model = _model(context, body.model)
+    model = await _model(context, body.model)
     entries = [{"id": name, "scale": scale} for name, scale in zip(names, strengths, strict=True)]
     try:
         check_lora(entries, model.card.lora)
     except InvalidValue as error:
         raise InvalidValue(error.message, param="lora_nickname") from None
-    context.state.default_lora[model.id, context.client.key] = entries
+    context.state.default_lora[model.id, context.client.owner] = entries
     told = ", ".join(f"{one['id']} at {one['scale']:g}" for one in entries)
     return Applied(message=f"requests of this API key that name no adapters get: {told or 'none'}")
 
@@ -116,16 +123,16 @@ async def unmerge_lora_weights(body: Unmerge, context: Context) -> Applied:
     """This API key's requests that name no adapters get none again."""
     _check_key(context)
     _check_target(body.target)
-    model = _model(context, body.model)
-    context.state.default_lora.pop((model.id, context.client.key), None)
+    model = await _model(context, body.model)
+    context.state.default_lora.pop((model.id, context.client.owner), None)
     return Applied(message="requests of this API key that name no adapters get none")
 
 
 @router.get("/list_loras")
 async def list_loras(context: Context, model: str | None = None) -> AdapterList:
     """The adapters that requests may name, and the defaults of this API key."""
-    served = _model(context, model)
-    chosen = context.state.default_lora.get((served.id, context.client.key), [])
+    served = await _model(context, model)
+    chosen = context.state.default_lora.get((served.id, context.client.owner), [])
     names, scales = [one["id"] for one in chosen], [one["scale"] for one in chosen]
     active = {}
     if chosen:
@@ -138,8 +145,8 @@ async def list_loras(context: Context, model: str | None = None) -> AdapterList:
     )
 
 
-def _model(context: AuthenticatedRequest, name: str | None) -> ServedModel:
-    model = context.state.model("loaded", name)
+async def _model(context: AuthenticatedRequest, name: str | None) -> ServedModel:
+    model = await context.state.load(name, "loaded")
     model.check_name(name)
     return model
 
@@ -175,7 +182,8 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
     Raises:
         InvalidValue: the file is not in the folder, has another name, or cannot be read.
     """
-    if name in state.model("loaded", model).card.lora:
+    pool: Any = state.backend if state.fleet is None else (await state.fleet.loaded(model))[0]
+    if name in pool.ready.card.lora:
         return  # a name always means the same weights
     folder = state.settings.lora_dir
     file = Path(path)
@@ -192,7 +200,9 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
         await asyncio.to_thread(check_header, place)
     except LoraRejected as error:
         raise InvalidValue(error.message, param="lora_path") from None
-    pool: Any = state.backend if state.fleet is None else state.fleet.of(model).pool
+    except OSError as error:  # it may not be read, or is gone just now
+        why = f"{name}{SUFFIX} cannot be read: {reason(error)}"
+        raise InvalidValue(why, param="lora_path") from None
     workers = {one: one.ready for one in getattr(pool, "handles", [pool])}
     pool.reload()
     for _ in range(round(PATIENCE_S / LOOK_S)):
@@ -209,5 +219,8 @@ def _in_folder(folder: str | None, file: Path) -> Path | None:
     if folder is None:
         return None
     place = Path(folder).expanduser().resolve()
-    meant = place / file if len(file.parts) == 1 else file.expanduser().resolve()
-    return meant if meant.parent == place and meant.is_file() else None
+    try:
+        meant = place / file if len(file.parts) == 1 else file.expanduser().resolve()
+        return meant if meant.parent == place and meant.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # too long, NUL, no such user, a loop of links
+        return None

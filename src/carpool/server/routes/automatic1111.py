@@ -143,10 +143,9 @@ async def _drawn(
         return await respond(context, work)
 
     task = asyncio.ensure_future(draw())
-    request_id = context.request.scope["request_id"]
     answer: Any = None
     running = context.interruptible
-    running[request_id] = task
+    running[task] = context.request.scope["request_id"]
     try:
         answer = await task
     except asyncio.CancelledError:
@@ -155,7 +154,7 @@ async def _drawn(
         if current is not None and current.cancelling():
             raise  # the server stops
     finally:
-        running.pop(request_id, None)
+        running.pop(task, None)
     if answer is None:  # interrupted: that program answers with what there is
         return Drawn(images=[], parameters=sent, info='{"all_seeds": [], "infotexts": []}')
     files = [one.b64_json or "" for one in answer.data] if body.send_images is not False else []
@@ -200,9 +199,9 @@ def _mask_of(body: Image2Image) -> Any:
 @lists.get("/progress")
 async def progress(context: Context, skip_current_image: bool = False) -> ProgressResponse:
     """Progress of the requests of this API key, on average."""
-    mine = list(context.interruptible)
+    mine = list(context.interruptible.values())
     steps = [(0, 0)]
-    for request_id in mine:
+    for request_id in set(mine):
         with contextlib.suppress(CarpoolError, TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 report = await context.state.observer.report(context.client.owner, request_id)
@@ -218,20 +217,20 @@ async def progress(context: Context, skip_current_image: bool = False) -> Progre
 @lists.post("/skip")
 async def interrupt(context: Context) -> dict[str, Any]:
     """Cancel the requests of this API key that came by this API; they answer without pictures."""
-    for task in context.interruptible.values():
+    for task in list(context.interruptible):
         task.cancel()
     return {}
 
 
 @lists.get("/options")
 async def get_options(context: Context) -> Options:
-    return Options(sd_model_checkpoint=context.state.model("loaded").id)
+    return Options(sd_model_checkpoint=context.state.model_names[0])
 
 
 @lists.post("/options")
 async def set_options(body: Options, context: Context) -> dict[str, Any]:
     """Accepted where it changes nothing: the model is the served one."""
-    model = context.state.model("loaded")
+    model = await context.state.load(None, "loaded")
     check_model(body.sd_model_checkpoint, model.card, model.id)
     sent = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
     now = Options().model_dump()
@@ -244,8 +243,7 @@ async def set_options(body: Options, context: Context) -> dict[str, Any]:
 
 @lists.get("/sd-models")
 async def sd_models(context: Context) -> list[SDModel]:
-    name = context.state.model("loaded").id
-    return [SDModel(title=name, model_name=name)]
+    return [SDModel(title=name, model_name=name) for name in context.state.model_names]
 
 
 @lists.get("/samplers")
@@ -263,7 +261,8 @@ async def schedulers(context: Context) -> list[SchedulerName]:
 @lists.get("/loras")
 async def loras(context: Context) -> list[Lora]:
     """The adapters that a prompt may name, as `<lora:NAME:1>`."""
-    return [Lora(name=one, alias=one) for one in context.state.model("loaded").card.lora]
+    model = await context.state.load(None, "loaded")
+    return [Lora(name=name, alias=name) for name in model.card.lora]
 
 
 @lists.post("/refresh-checkpoints")

@@ -50,7 +50,7 @@ async def create_chat_completion(context: Context) -> Any:
     )
     if not isinstance(answer, schema.ImagesResponse):
         return answer
-    metrics = await stage_metrics(state, answer.timings) if has_metrics else None
+    metrics = await stage_metrics(state, model.id, answer.timings) if has_metrics else None
     told = partial(completion, request_id, answer, has_parts=asked.has_parts)
     return JSONResponse(
         told(warnings=asked.warnings, metrics=metrics).model_dump(exclude_none=True)

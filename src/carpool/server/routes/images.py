@@ -80,7 +80,7 @@ async def _answer(context: AuthenticatedRequest, work: ImageWork) -> Any:
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
     drawn = await respond(context, work)
     if work.body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
-        metrics = await stage_metrics(context.state, drawn.timings)
+        metrics = await stage_metrics(context.state, work.model.id, drawn.timings)
         return drawn.model_copy(update={"metrics": metrics})
     return drawn
 

@@ -91,13 +91,13 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
     Nothing is drawn. The seconds are those of one output.
     """
     name = values.get("model") if isinstance(values.get("model"), str) else None
-    model = context.state.model(name=name)
+    model = await context.state.load(name, "ready")
     if model.card.tasks[0].makes == "videos":
         body, most = validated(schema.VideoRequest, values), context.state.settings.max_frames
-        checked, _ = video_request(model, body, most, key=context.client.key)
+        checked, _ = video_request(model, body, most, client=context.client)
     else:
         drawing = validated(schema.ImageRequest, values)
-        checked = ImageWork(model, drawing, context.client.key).requests()[0]
+        checked = ImageWork(model, drawing, context.client).requests()[0]
     told = await context.state.backend.estimate(checked)
     return reports.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
 

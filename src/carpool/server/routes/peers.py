@@ -42,7 +42,7 @@ _OUTPUTS = {"pictures": "IMAGE", "videos": "VIDEO", "sound": "AUDIO"}
 @router.get("/v1/model_info")
 async def model_info(state: ServerState) -> ModelInfo:
     """The served model, as SGLang has it; `GET /v1/models` says more."""
-    model = state.model("loaded")
+    model = await state.load(None, "loaded")
     tasks = model.card.tasks
     return ModelInfo(
         model_path=model.id,
@@ -58,5 +58,5 @@ async def model_info(state: ServerState) -> ModelInfo:
 @router.get("/server_info")
 async def server_info(state: ServerState) -> ServerInfo:
     """The server, as SGLang has it."""
-    name = state.model("loaded").id
+    name = state.model_names[0]
     return ServerInfo(model_path=name, served_model_name=name, version=carpool.__version__)

@@ -95,7 +95,7 @@ async def _video_with_memory(state: AppState, record: Record) -> Video:
     """The same with the peak memory of a completed video; lists do not ask the worker for it."""
     video = await _video(state, record)
     if video.status == "completed":
-        video.peak_memory_mb = await peak_memory_mb(state)
+        video.peak_memory_mb = await peak_memory_mb(state, video.model)
     return video
 
 

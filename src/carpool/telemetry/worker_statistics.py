@@ -1,0 +1,36 @@
+"""Finds single workers in the statistics of a worker, a pool or a fleet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatistics:
+    """The statistics of one worker that has loaded its model."""
+
+    model: str
+    worker: str | None  # its number where there are several
+    statistics: Mapping[str, Any]
+
+
+def models_of(model: str, statistics: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The statistics of each model.
+
+    Args:
+        model: the name, where there is but one.
+    """
+    models: Mapping[str, Mapping[str, Any]] = statistics.get("models", {model: statistics})
+    return models
+
+
+def workers_of(model: str, statistics: Mapping[str, Any]) -> list[WorkerStatistics]:
+    """The statistics of each worker that is ready; the argument is as of `models_of`."""
+    has_names = "models" in statistics
+    found = []
+    for name, of_model in models_of(model, statistics).items():
+        for one in of_model.get("workers", [of_model]):
+            if "memory" in one:  # else it loads, or its model is not loaded
+                number = one.get("worker", 0 if has_names else None)
+                found.append(WorkerStatistics(name, None if number is None else str(number), one))
+    return found
