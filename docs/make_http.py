@@ -20,6 +20,10 @@ Made from the code by `make docs`; do not edit. The same as a document for progr
 [the reference](reference.md#errors); every answer has the header `x-request-id`, and keys go into
 `authorization: Bearer KEY`.
 
+A field that is null is absent, in every body, at every depth, also where the pipeline's own default
+is something else (`[]` or `""` switch off what None does in Python); in a form so is the text
+`null`, unless the field is a text of the model's, such as a prompt.
+
 Bodies that ask for pictures or videos take every other parameter of the model's own pipeline too,
 at the top level: `GET /v1/models` lists them with their types and defaults. In bodies for pictures,
 those that are pictures are `data:` URLs, alone, in lists or in lists of lists, as the pipeline

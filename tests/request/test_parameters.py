@@ -341,29 +341,29 @@ def test_json_carries_no_objects_and_no_output_type() -> None:
     assert check(CARD, Request("a cat", image=picture)).arguments["image"] is picture
 
 
-def test_none_is_passed_on_and_is_not_the_same_as_leaving_it_out() -> None:
-    said: dict[str, Any] = {"num_inference_steps": None, "negative_prompt": None}
+def test_none_leaves_a_parameter_out_unless_the_pipelines_own_default_differs() -> None:
+    said: dict[str, Any] = {"num_inference_steps": None, "negative_prompt": None, "width": None}
 
     assert check(CARD, Request("a cat", **said)).arguments == {
         "prompt": "a cat",
         "num_inference_steps": None,
         "guidance_scale": 4.0,
-        "negative_prompt": None,
     }
 
 
-def test_null_is_as_if_it_had_not_been_said_where_the_pipeline_needs_a_number() -> None:
+def test_none_does_not_hide_a_servers_default() -> None:
+    card = replace(CARD, defaults={"width": 32, "height": 32, "negative_prompt": "blurry"})
+    said: dict[str, Any] = dict.fromkeys(card.defaults)
+
+    assert check(card, Request("a cat", **said)).arguments == {"prompt": "a cat", **card.defaults}
+
+
+def test_none_is_passed_on_where_the_default_is_another_value_that_is_not_plain() -> None:
     [task] = CARD.tasks
-    needed = tuple(replace(p, takes_none=p.default is None) for p in task.parameters)
-    card = replace(CARD, tasks=(replace(task, parameters=needed),))
-    names = ("num_inference_steps", "guidance_rescale", "negative_prompt")
-    said: dict[str, Any] = dict.fromkeys(names)
+    listed = Parameter("instruction", "list", default_is_none=False)
+    card = replace(CARD, tasks=(replace(task, parameters=(*task.parameters, listed)),))
 
-    arguments = check(card, Request("a cat", **said), from_json=True).arguments
-
-    assert arguments["num_inference_steps"] == 20
-    assert arguments["guidance_rescale"] is None
-    assert arguments["negative_prompt"] is None
+    assert check(card, Request("a cat", instruction=None)).arguments["instruction"] is None
 
 
 def test_defaults_of_the_model_lie_beneath_what_is_said() -> None:

@@ -204,6 +204,13 @@ async def open_app(
         store.close()
 
 
+def without_nulls(value: Any) -> Any:
+    """JSON without the members of objects that are null."""
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
 def parts(link: str) -> tuple[str, str, str]:
     match = re.fullmatch(r"/v1/files/(.+)\?expires=(.+)&signature=(.+)", link)
     assert match is not None

@@ -29,7 +29,7 @@ class Parameter:
     required: bool = False
     default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
     also: tuple[ParameterKind, ...] = ()  # further kinds that it takes
-    takes_none: bool = True
+    default_is_none: bool = True  # where `default` is None: so is the pipeline's own
 
 
 @dataclass(frozen=True, slots=True)

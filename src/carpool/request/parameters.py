@@ -70,7 +70,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
             continue
         if name in INSTEAD:
             raise UnsupportedParameter(f"{name} is not taken: {INSTEAD[name]}", param=name)
-        if value is None and (name not in known or _is_left_out(known[name], from_json)):
+        if value is None and (name not in known or _is_absent(known[name])):
             if not any(one.takes(name) for one in card.tasks):
                 raise _unknown(card, task, name, from_json)
             continue
@@ -116,15 +116,14 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     )
 
 
-def _is_left_out(parameter: Parameter, from_json: bool) -> bool:
-    """Return whether None means the same as leaving the parameter out.
+def _is_absent(parameter: Parameter) -> bool:
+    """Return whether None leaves a parameter out, which it does where it is its own default.
 
-    Clients write null for what they leave out, and a number without which the pipeline fails is
-    not what they mean. In Python None is the caller's own.
+    Server defaults and limits then hold for it. Where the default differs, None is the caller's own
+    value. Over HTTP null never comes so far: see `server.bodies.json_bodies`.
     """
-    if parameter.name == "output_type":
-        return True
-    return from_json and parameter.kind in ("int", "float", "bool") and not parameter.takes_none
+    is_default = parameter.default is None and parameter.default_is_none
+    return is_default or parameter.name == "output_type"
 
 
 def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParameter:

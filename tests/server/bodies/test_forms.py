@@ -75,7 +75,7 @@ def test_a_variation_in_json_needs_no_prompt() -> None:
         ({"images": [url_of(png())], "mask": [url_of(mask())] * 2}, "invalid_value", "mask"),
         ({"images": [url_of(png())], "n": "2"}, "invalid_value", "n"),
         ({"images": [url_of(png())], "width": [64]}, "invalid_value", "width"),
-        ({"images": [url_of(png())], "prompt": None}, "invalid_value", "prompt"),
+        ({"images": [url_of(png())], "prompt": None}, "missing_parameter", "prompt"),
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, dict) else "",
 )

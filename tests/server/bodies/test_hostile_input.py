@@ -13,7 +13,7 @@ from PIL import Image
 
 from carpool.config import ServeSettings
 from carpool.server.bodies.json_bodies import read
-from support.app import Grey, ask, refusal, shared_app
+from support.app import Grey, ask, refusal, shared_app, without_nulls
 from support.endpoints import ENDPOINT
 from support.pictures import read_settings
 
@@ -102,8 +102,8 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_plain_json_is_read_as_it_was_written(value: Any) -> None:
-    assert read(json.dumps(value).encode()) == value
+def test_plain_json_is_read_as_it_was_written_but_nulls(value: Any) -> None:
+    assert read(json.dumps(value).encode()) == without_nulls(value)
 
 
 # Numbers

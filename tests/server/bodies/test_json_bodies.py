@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from carpool.server.bodies.json_bodies import (
     MOST_BYTES,
+from support.app import without_nulls
     MOST_PICTURES,
     MOST_VALUES,
     cut,
@@ -127,8 +128,8 @@ JSON = st.recursive(
 
 
 @given(JSON, st.booleans())
-def test_any_small_value_is_read_as_it_was_written(value: Any, ascii_: bool) -> None:
-    assert read(json.dumps(value, ensure_ascii=ascii_).encode()) == value
+def test_any_small_value_is_read_as_it_was_written_but_nulls(value: Any, ascii_: bool) -> None:
+    assert read(json.dumps(value, ensure_ascii=ascii_).encode()) == without_nulls(value)
 
 
 @given(st.binary(max_size=200) | st.text(alphabet='"\\[]{},:ad1 ', max_size=60).map(str.encode))

@@ -20,21 +20,19 @@ def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
     for p in list(inspect.signature(call).parameters.values())[1:]:
         if p.kind in taken:
             said = _evaluated(p.annotation, getattr(call, "__globals__", {}))
-            takes_none = p.default is None or types.NoneType in _options(said)
-            default = None if p.default is p.empty else p.default
-            found.append(_parameter(p.name, said, default, p.default is p.empty, takes_none))
+            is_required = p.default is p.empty
+            default = None if is_required else p.default
+            found.append(_parameter(p.name, said, default, is_required))
     return tuple(found)
 
 
 def parameter_of(given: Any) -> Parameter:
     """Read one of a modular pipeline's inputs: diffusers' `InputParam`."""
     said = _evaluated(given.type_hint, {})
-    return _parameter(given.name, said, given.default, given.required, not given.required)
+    return _parameter(given.name, said, given.default, given.required)
 
 
-def _parameter(
-    name: str, annotation: Any, default: Any, required: bool, takes_none: bool
-) -> Parameter:
+def _parameter(name: str, annotation: Any, default: Any, required: bool) -> Parameter:
     plain = default if isinstance(default, (bool, int, float, str)) else None
     if annotation is not None:
         kinds = _kinds(annotation, name)
@@ -46,7 +44,8 @@ def _parameter(
         kinds = ("other", "int", "float", "list", "dict")
     if name in PICTURE_NAMES:  # a path is no picture: the pipeline would read the server's files
         kinds = tuple(dict.fromkeys([*(one for one in kinds if one != "str"), "other"]))
-    return Parameter(name, kinds[0], required, plain, kinds[1:], takes_none)
+    is_none = default is None and not required
+    return Parameter(name, kinds[0], required, plain, kinds[1:], is_none)
 
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:

@@ -88,7 +88,7 @@ class Image2Image(Text2Image):
 
 class Drawn(BaseModel):
     images: list[str] = Field(description="PNG files in base64")
-    parameters: dict[str, Any] = Field(description="as they were sent, without pictures")
+    parameters: dict[str, Any] = Field(description="as they were sent, without pictures and nulls")
     info: str = Field(description="JSON: seeds, size, and what else was drawn with")
 
 

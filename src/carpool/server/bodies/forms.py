@@ -1,7 +1,8 @@
 """Bodies with pictures: forms, and JSON that names its pictures by URL.
 
 A form's texts become numbers, booleans and lists where the field is one; others are left for the
-checks to refuse. Pictures stay as they were sent: nothing is decoded or fetched here.
+checks to refuse. The text `null`, which browsers write for it, leaves out a field that is no text
+for the model. Pictures stay as they were sent: nothing is decoded or fetched here.
 """
 
 import os
@@ -38,6 +39,7 @@ MOST_IMAGES = 16  # of a request, whatever the model takes
 MOST_MASK_BYTES = 4 << 20
 MOST_FIELDS = 100
 MOST_TEXT_BYTES = 1 << 20  # of all texts, pictures aside
+NULL = "null"
 URLENCODED = "application/x-www-form-urlencoded"
 
 _PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # as SDKs write it
@@ -161,6 +163,8 @@ async def _read_form(
                 form.add(name, await _read(name, value))
                 continue
             text = _text(value, part)
+            if name and text == NULL:
+                continue
             if found and name:
                 form.add(name, _sent({found[2]: text} if found[2] else text, name))
             else:
@@ -168,7 +172,8 @@ async def _read_form(
     if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
         raise BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
     if cards is not None:
-        card = await cards(dict(texts).get("model")) or card
+        named = dict(texts).get("model")
+        card = await cards(None if named == NULL else named) or card
     form.values = _typed(texts, card)
     return form
 
@@ -292,6 +297,9 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
         value: Any = text
         inner = _INNER.fullmatch(key)
         name = inner[1] if inner else key.removesuffix("[]")
+        is_text = TEXTS.fullmatch(name) is not None or kinds.get(name) == "str"
+        if text == NULL and not is_text and not key.endswith("[]"):
+            continue
         try:
             # of lists, an entry at a time; of objects, numbers look like numbers
             if not inner and not key.endswith("[]"):

@@ -1,7 +1,8 @@
 """Strict, bounded JSON: no duplicate keys, limited depth, a limited number of values.
 
 RFC 8259 leaves open which of two equal keys counts, and parsers differ: a value that one program
-checked is not the one that another runs. NaN and Infinity, which are no JSON, are left for
+checked is not the one that another runs. A member that is null is left out here, for all bodies:
+clients write null for what they do not set. NaN and Infinity, which are no JSON, are left for
 `carpool.request.parameters` to refuse by the name of the parameter.
 
 Python's parser holds the GIL from the first byte to the last, and makes thirty bytes of two. So
@@ -83,7 +84,7 @@ def in_text(text: str) -> Any:
         HTTPException, ValueError, RecursionError: it is none, or too much.
     """
     check(text.encode())
-    return json.loads(text)
+    return json.loads(text, object_pairs_hook=_members)
 
 
 def read(body: bytes | bytearray) -> Any:
@@ -101,7 +102,7 @@ def parse(text: bytes, *, has_places: bool = True) -> Any:
     """
     check(text)
     try:
-        value = json.loads(text.decode(), object_pairs_hook=_unique)
+        value = json.loads(text.decode(), object_pairs_hook=_members)
     except UnicodeDecodeError as error:
         raise HTTPException(400, "the body is not JSON: it is not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -221,15 +222,15 @@ def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None
     return memoryview(plain)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its pairs; refuse duplicate and very long keys."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its pairs without those that are null; refuse duplicate and long keys."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise HTTPException(400, f"the body says {twice[:40]!a} twice: say it once")
-    if any(len(key) > MOST_KEY for key in found):
+    if any(len(key) > MOST_KEY for key in members):
         raise HTTPException(400, f"the body has a key of more than {MOST_KEY} characters")
-    return found
+    return {key: value for key, value in members.items() if value is not None}
 
 
 def _deep() -> HTTPException:
