@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from carpool.server.bodies.json_bodies import (
     MOST_BYTES,
-from support.app import without_nulls
     MOST_PICTURES,
     MOST_VALUES,
     cut,
     parse,
     read,
 )
+from support.app import without_nulls
 
 MIB = 1 << 20
 PIXELS = "A" * 2 * MIB  # base64, as it happens
