@@ -12,6 +12,7 @@ from pathlib import Path
 from carpool.config import EngineSettings
 from carpool.errors import LoraRejected, SettingRejected
 from carpool.models.source import check_hub, components_of, find, is_single_file
+from carpool.request.adapter_names import split_target
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
 from carpool.schedule.peers.sglang_rules import load_rules
 from carpool.schedule.policy import weights
@@ -53,7 +54,7 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
     for name, path in adapters.items():
         check_name(name, list(card.get("lora", {})))
         try:
-            check_header(adapter_file(Path(path).expanduser()))
+            check_header(adapter_file(Path(split_target(path)[0]).expanduser()))
         except (LoraRejected, OSError) as error:
             raise LoraRejected(f"adapter {name!r}: {error}") from error
     if factory is None:

@@ -18,13 +18,13 @@ from carpool.engine.tokenizers import Tokenizers
 class Installation:
     """Of one engine; `install` and `remove` are for its thread."""
 
-    def __init__(self, loaded: LoadedPipeline, heartbeat: LoopProgress) -> None:
+    def __init__(self, loaded: LoadedPipeline, heartbeat: LoopProgress, *, is_exact: bool) -> None:
         self._loaded, self._heartbeat = loaded, heartbeat
         self.isolation = Isolation(loaded.modules, loaded.device.torch)
         self.interception = Interception(loaded.modules)
         truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)
-        self.adapters = Adapters(loaded.pipe, loaded.device.torch)
+        self.adapters = Adapters(loaded.pipe, loaded.device.torch, is_exact=is_exact)
         self._compilations: Callable[[], None] = lambda: None
 
     def install(self) -> None:

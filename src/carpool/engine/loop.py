@@ -36,6 +36,7 @@ from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
 from carpool.errors import Cancelled, CarpoolError, PipelineFailed, WorkerLost
+from carpool.request.adapter_names import AdapterInfo
 from carpool.schedule.policy import Policy
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Clock
@@ -52,6 +53,8 @@ class EngineCore:
         table: learned costs, kept in a file.
         policy: default: that of the settings' batching mode.
         around: wraps the function that runs the forwards that answer requests.
+        is_restart: an engine like it ran before: adapters that cannot be read any more are refused
+            to the requests that name them, and end nothing.
     """
 
     def __init__(
@@ -65,13 +68,15 @@ class EngineCore:
         table: StoredCosts | None = None,
         policy: Policy | None = None,
         around: Callable[[RunCalls], RunCalls] = lambda run: run,
+        is_restart: bool = False,
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
         self.heartbeat, self._stats = LoopProgress(clock), Stats(clock)
         self._timelines = TimelineStore()
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
-        self._installation = Installation(loaded, self.heartbeat)
+        is_exact = settings.numerics == "exact"
+        self._installation = Installation(loaded, self.heartbeat, is_exact=is_exact)
         adapters = self._installation.adapters
         watch, streamer = Stopwatch(loaded.device), loaded.streamer
         sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
@@ -82,7 +87,7 @@ class EngineCore:
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
         self._registry = AdapterRegistry(adapters, settings.lora_dir, self._offer)
-        self._registry.add_all(loaded.lora)
+        self._registry.add_all(loaded.lora, is_tolerant=is_restart)
         if loaded.group is not None:
             loaded.group.attach(adapters)
         for problem in self.reload():
@@ -155,8 +160,9 @@ class EngineCore:
         """
         return [*self._registry.reload(), *self.scheduler.reload()]
 
-    def _offer(self, adapters: tuple[str, ...]) -> None:
-        self.loaded = replace(self.loaded, card=replace(self.loaded.card, lora=adapters))
+    def _offer(self, ids: tuple[str, ...], adapters: tuple[AdapterInfo, ...]) -> None:
+        card = replace(self.loaded.card, lora=ids, adapters=adapters)
+        self.loaded = replace(self.loaded, card=card)
 
     def close(self) -> None:
         """End every request and let `run` return."""

@@ -78,7 +78,8 @@ class RunningRequests:
             is_overloaded=lambda: admission.stage > 0,
         )  # fmt: skip
         # of what journals are about
-        self._identity = Identity(loaded, installation.adapters.identity)
+        self._adapters = installation.adapters
+        self._identity = Identity(loaded, self._adapters.identity)
         self._step_cache = settings.step_cache  # of requests that do not say it
         self._states: dict[int, RequestState] = {}  # by number
         self._checked_s = -inf  # when weights were looked at
@@ -134,6 +135,7 @@ class RunningRequests:
         context.request_id, context.warnings = request.request_id, state.warnings
         if (told := rounded_size(self._loaded.card, request.arguments)) is not None:
             state.warnings.append(told)
+        state.warnings += self._adapters.warnings(request.lora)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
         self._resume(state)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from carpool.request.adapter_names import AdapterInfo
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.values import ParameterKind
 
@@ -67,6 +68,7 @@ class Card:
     max_pixels: int
     max_steps: int
     lora: tuple[str, ...] = ()  # adapters that a request may name
+    adapters: tuple[AdapterInfo, ...] = ()  # ... with their other names, and those refused
     frame_step: int = 1  # videos have k * frame_step + 1 frames
     rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
 

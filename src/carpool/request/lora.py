@@ -1,11 +1,11 @@
 """Adapters (LoRA) as requests and settings name them: names, scales, and the rules for both.
 
 A request says `lora=[{"id": NAME, "scale": 0.8}, ...]`. Names are given by the user who starts the
-engine; a request never says where weights lie. No torch: the front process checks with this too.
+engine, or are those of a folder's files; a request never says where weights lie. No torch: the
+front process checks with this too.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,34 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
+from carpool.request.adapter_names import NAME, AdapterInfo, find_adapter
 
 MAX_SCALE = 10.0
 SUFFIX = ".safetensors"
 MOST_HEADER_BYTES = 100 << 20  # as the safetensors library has it
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ATTENTION = ("joint_attention_kwargs", "cross_attention_kwargs", "attention_kwargs")
+
+STANDARD = ("pytorch_lora_weights", "adapter_model")  # names of the files in adapters' folders
 
 _ENTRY = '{"id": NAME, "scale": NUMBER}'
 
 AdapterScales = tuple[tuple[str, float], ...]
-"""Adapters of one request with their scales, in the order in which it names them."""
+"""Adapters of one request with their scales, in the order in which it names them. An id may have
+one of two experts behind it, as `style@transformer_2`."""
 
 
-def check_lora(given: Any, known: Sequence[str]) -> AdapterScales:
+def check_lora(
+    given: Any,
+    known: Sequence[str],
+    adapters: Sequence[AdapterInfo] = (),
+) -> AdapterScales:
     """Check the adapters of a request; scale 0 means no adapter.
 
     Args:
-        given: `[{"id": NAME, "scale": NUMBER}, ...]`, scale 1 where left out; or None.
-        known: names of the registered adapters.
+        given: `[{"id": NAME, "scale": NUMBER, "target": MODULE}, ...]`, scale 1 where left out; or
+            None. A name is an adapter's id, or what its file is called.
+        known: ids of the adapters that are offered.
+        adapters: what is known of these and of others.
 
     Raises:
         InvalidValue: names what was seen, the rule, and the nearest adapter there is.
@@ -44,13 +53,15 @@ def check_lora(given: Any, known: Sequence[str]) -> AdapterScales:
         return ()
     if not isinstance(given, (list, tuple)):
         raise _wrong(f"a {type(given).__name__}: must be a list of entries {_ENTRY}")
+    told = {one.id for one in adapters}
+    everyone = [*adapters, *(AdapterInfo(name) for name in known if name not in told)]
     chosen: dict[str, float] = {}
     for entry in given:
-        if not isinstance(entry, Mapping) or not {"id"} <= entry.keys() <= {"id", "scale"}:
+        names = {"id", "scale", "target"}
+        if not isinstance(entry, Mapping) or not {"id"} <= entry.keys() <= names:
             raise _wrong(f"an entry {_cut(entry)}: must be {_ENTRY}; scale is 1 where left out")
-        name, scale = entry["id"], entry.get("scale", 1.0)
-        if not isinstance(name, str) or name not in known:
-            raise _wrong(f"no adapter {_cut(name)}{_hint(name, known)}")
+        name = _adapter(entry["id"], entry.get("target"), known, everyone)
+        scale = entry.get("scale", 1.0)
         if name in chosen:
             raise _wrong(f"{name!r} twice: name each adapter once, with its whole scale")
         is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
@@ -59,6 +70,28 @@ def check_lora(given: Any, known: Sequence[str]) -> AdapterScales:
             raise _wrong(f"scale {_cut(scale)} of {name!r}: {rule}")
         chosen[name] = float(scale)
     return tuple((name, scale) for name, scale in chosen.items() if scale)
+
+
+def _adapter(name: Any, target: Any, known: Sequence[str], adapters: Sequence[AdapterInfo]) -> str:
+    """The id of the adapter that an entry names, with the expert where it is another than usual."""
+    if not isinstance(name, str):
+        raise _wrong(f"no adapter {_cut(name)}{_hint(name, known)}")
+    adapter = find_adapter(name, adapters)
+    if adapter is None and target is None and "@" in name:
+        name, _, target = name.rpartition("@")
+        adapter = find_adapter(name, adapters)
+    if adapter is None:
+        raise _wrong(f"no adapter {_cut(name)}{_hint(name, known)}")
+    if adapter.problem or adapter.id not in known:
+        why = adapter.problem or "it is not there any more"
+        raise _wrong(f"adapter {_cut(name)}, which cannot be used: {why}")
+    if target in (None, "all", adapter.target or None):
+        return adapter.id
+    if target not in adapter.targets:
+        one_of = ", ".join(("all", *adapter.targets))
+        rule = f"must be {one_of}" if adapter.targets else "this model has no two experts for it"
+        raise _wrong(f"target {_cut(target)} of {name!r}: {rule}")
+    return f"{adapter.id}@{target}"
 
 
 def refuse_scale(name: str, value: Any) -> None:
@@ -105,11 +138,6 @@ def parse_lora(entries: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def files_in(folder: Path) -> dict[str, Path]:
-    """The adapters of a folder, by their names: those of the files without their endings."""
-    return {file.stem: file for file in sorted(folder.expanduser().glob("*.safetensors"))}
-
-
 def adapter_file(path: Path) -> Path:
     """Find the safetensors file of an adapter. Pickles would run code: they are never opened.
 
@@ -117,12 +145,13 @@ def adapter_file(path: Path) -> Path:
         LoraRejected: there is none.
     """
     if path.is_dir():
-        files = sorted(path.glob(f"*{SUFFIX}"))
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX)
+        files = [file for file in files if file.stem in STANDARD] or files
         if len(files) != 1:
             seen = ", ".join(file.name for file in files) or "none"
             raise LoraRejected(f"{path} must hold one {SUFFIX} file, it has: {seen}")
         return files[0]
-    if path.suffix != SUFFIX:
+    if path.suffix.lower() != SUFFIX:
         raise LoraRejected(f"{path} is not a {SUFFIX} file, and a pickle can run code")
     if not path.is_file():
         raise LoraRejected(f"there is no file {path}")

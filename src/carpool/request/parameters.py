@@ -58,7 +58,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     given = dict(request.parameters)
     if request.prompt is not None:
         given["prompt"] = request.prompt
-    lora = check_lora(given.pop("lora", None), card.lora)
+    lora = check_lora(given.pop("lora", None), card.lora, card.adapters)
     deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
     step_cache = given.pop("step_cache", None)
     task = card.task_for(name for name, value in given.items() if value is not None)

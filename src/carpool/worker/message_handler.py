@@ -93,7 +93,10 @@ class MessageHandler:
         loaded = load(model, message.settings)
         loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
         table = StoredCosts(loaded, message.settings)
-        self.engine: Any = EngineCore(loaded, message.settings, table=table, observers=observers)
+        self.engine: Any = EngineCore(
+            loaded, message.settings, table=table, observers=observers,
+            is_restart=message.is_restart,
+        )  # fmt: skip
         self.engine.after_turn = journals.after_turn
         self._meter = Meter(loaded)
         self._convert = partial(raw_output, pipe=loaded.pipe, spool=message.spool)

@@ -32,6 +32,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     otel: bool = False  # export traces
     bars: bool = True  # of progress, while it loads; several workers' would be mixed up
     factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
+    is_restart: bool = False  # a worker like it was ready before
 
 
 class Submit(msgspec.Struct, tag="submit"):

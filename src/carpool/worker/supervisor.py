@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
 from carpool.schedule.overload import check_room
@@ -281,7 +283,8 @@ class Supervisor:
             return False
         was_ready = False
         try:
-            connection.send(self._load)
+            is_restart = self._first_ready.is_set()
+            connection.send(msgspec.structs.replace(self._load, is_restart=is_restart))
             async with contextlib.aclosing(watched(connection, self._timeout_s)) as messages:
                 async for message in messages:
                     if isinstance(message, protocol.LoadFailure) and self._first_ready.is_set():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import carpool
 from carpool.engine.adapters.hooks import Adapters, NotByRow, is_even, plan
-from carpool.engine.adapters.reader import Part
+from carpool.engine.adapters.parts import Part
 from carpool.engine.execute import WidthLimits, execute
 from carpool.engine.fuse import Fuser
 from carpool.engine.observe.forward import Forward

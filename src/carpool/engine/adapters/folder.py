@@ -1,58 +1,93 @@
 """The folder of adapters that is read again while the engine runs (`--lora-dir`).
 
 New files become adapters. Those whose files are gone are not offered any more, but requests that
-have them go on. A name always means the same weights: a file that was changed is a problem,
-not another adapter.
+have them go on. A name always means the same weights until the engine ends: a file that was changed
+is reported, and not read again. What cannot be read is that file's failure, and no other's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from carpool.errors import LoraRejected
-from carpool.request.lora import files_in
+from carpool.request.adapter_files import AdapterFile, files_in
+from carpool.request.adapter_names import AdapterInfo
 
 Stamp = tuple[int, int]
 """What tells a file from its earlier self: its size, and when it was written, ns."""
 
+_CHANGED = (
+    "its file was changed after it was read, and the earlier weights are used: give the new file "
+    "another name, or start again"
+)
+
 
 class Folder:
-    """Which adapters of a folder are registered, and which are offered."""
+    """Which adapters of a folder are registered, which are offered, and which are refused.
 
-    def __init__(self, path: str | None, add: Callable[[str, Path], None]) -> None:
+    Attributes:
+        hidden: ids of registered adapters whose files are gone.
+        changed: what requests are told of adapters whose files were changed, by id.
+        refused: files that are no adapters for this model, by the id that they would have.
+    """
+
+    def __init__(self, path: str | None, add: Callable[[str, Path, Iterable[str]], None]) -> None:
         """A folder that was not read yet.
 
         Args:
             path: None: there is none.
-            add: registers an adapter; raises `LoraRejected`.
+            add: registers an adapter under an id and other names; raises `LoraRejected`.
         """
         self._path, self._add = path, add
-        self._known: dict[str, Stamp] = {}
-        self.hidden: frozenset[str] = frozenset()  # registered, but gone
+        self._registered: dict[str, Stamp] = {}
+        self._tried: dict[str, Stamp] = {}  # files that were refused
+        self.hidden: frozenset[str] = frozenset()
+        self.changed: dict[str, str] = {}
+        self.refused: dict[str, AdapterInfo] = {}
 
     def read(self) -> list[str]:
-        """Register what is new and hide what is gone; gives what could not be taken."""
+        """Register new files and hide those that are gone; returns what could not be taken."""
         if self._path is None:
             return []
-        problems: list[str] = []
         try:
-            found = files_in(Path(self._path))
-            stamps = {name: _stamp(file) for name, file in found.items()}
+            files = {file.id: file for file in files_in(Path(self._path))}
         except OSError as error:
             return [f"lora_dir={self._path!r} cannot be read: {error}"]
-        for name, file in found.items():
-            if name not in self._known:
-                try:
-                    self._add(name, file)
-                    self._known[name] = stamps[name]
-                except LoraRejected as error:
-                    problems.append(str(error))
-            elif stamps[name] != self._known[name]:
-                problems.append(
-                    f"adapter {name!r}: its file was changed; give the new one another name, or "
-                    "start again"
-                )
-        self.hidden = frozenset(name for name in self._known if name not in found)
-        return problems
+        self.changed = {}
+        refused = {}
+        for id_, file in files.items():
+            problem = self._read(file)
+            if problem:
+                refused[id_] = AdapterInfo(id_, file.names, problem=problem)
+        self.refused = refused
+        self.hidden = frozenset(id_ for id_ in self._registered if id_ not in files)
+        told = [f"adapter {id_!r}: {text}" for id_, text in self.changed.items()]
+        return [*(one.problem for one in refused.values()), *told]
+
+    def _read(self, file: AdapterFile) -> str:
+        """Register a file if it is new; returns why it cannot be."""
+        id_ = file.id
+        if file.problem:
+            return f"adapter {id_!r}: {file.problem}"
+        try:
+            stamp = _stamp(file.path)
+            if id_ in self._registered:
+                if stamp != self._registered[id_]:
+                    self.changed[id_] = _CHANGED
+                return ""
+            if self._tried.get(id_) == stamp and id_ in self.refused:
+                return self.refused[id_].problem
+            self._tried[id_] = stamp
+            self._add(id_, file.path, file.names)
+            self._registered[id_] = stamp
+            return ""
+        except LoraRejected as error:
+            return str(error)
+        except Exception as error:  # of one file: the others are read
+            return f"adapter {id_!r}: {file.path.name} cannot be read: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or type(error).__name__ if isinstance(error, OSError) else repr(error)
 
 
 def _stamp(file: Path) -> Stamp:

@@ -1,17 +1,18 @@
 """Adapters (LoRA) by request: rows of one forward share the weights and add their own parts.
 
 A registered adapter is a few pairs of small matrices, each beside a layer of the model. The first
-adapter that has a part for a layer hooks it, and the hook adds, to the rows of the running forward
-that have it, `up(down(x)) * scaling * scale`. Nothing of the model's structure changes, rows
-without an adapter are not touched, and one more adapter is an entry in a dict.
+adapter that has a part for a layer hooks it, and the hook adds that part (`parts.py`) to the rows
+of the running forward that have it. Nothing of the model's structure changes, rows without an
+adapter are not touched, and one more adapter is an entry in a dict.
 """
 
 import hashlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -21,11 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from carpool.engine.adapters.reader import AdapterReader, Part
+from carpool.engine.adapters.parts import Part
+from carpool.engine.adapters.reader import AdapterReader, Parts, Reading
 from carpool.engine.intercept import Call, is_compiled
 from carpool.engine.weights.sample import sample
 from carpool.errors import LoraRejected
+from carpool.request.adapter_names import AdapterInfo
 from carpool.request.lora import AdapterScales, check_name
+
+log = logging.getLogger("carpool")
 
 
 class NotByRow(Exception):
@@ -50,7 +55,14 @@ class AdapterPlan:
     runs: tuple[AdapterRows, ...]
     is_shared: bool  # all rows have the same: nothing needs to be told apart
 
-    def add(self, parts: Mapping[str, Part], x: Tensor, output: Tensor, is_even: bool) -> None:
+    def add(
+        self,
+        parts: Mapping[str, Part],
+        x: Tensor,
+        output: Tensor,
+        is_even: bool,
+        layer: nn.Module | None = None,
+    ) -> None:
         """Add the adapters' parts for one layer to its output, in place.
 
         Args:
@@ -58,6 +70,7 @@ class AdapterPlan:
             x: its input, (rows, ...) or (k * rows, ...) where each row has k neighbours.
             output: of the layer without adapters, with the same axis 0.
             is_even: whether all rows have equal sizes, so that k is one number.
+            layer: the layer itself.
         """
         for run in self.runs:
             if (part := parts.get(run.name)) is None:
@@ -69,29 +82,42 @@ class AdapterPlan:
                 if rest or not (k == 1 or is_even):
                     raise NotByRow(f"an input of shape {tuple(x.shape)} for {self.rows} rows")
                 mine, into = (one[run.begin * k : run.end * k] for one in (x, output))
-            delta = part.up(part.down(mine.to(part.dtype)))
-            into.add_(delta, alpha=run.scale * part.scaling)
+            part.add(layer, mine, into, run.scale)
 
 
 _NOBODY = nullcontext()
 
 
 @lru_cache(maxsize=512)
-def plan(applied: tuple[AdapterScales, ...], rows: tuple[int, ...]) -> AdapterPlan | None:
+def plan(
+    applied: tuple[AdapterScales, ...], rows: tuple[int, ...], *, is_exact: bool = False
+) -> AdapterPlan | None:
     """The adapters of each row of a forward; None where no row has one.
+
+    Each call's are added in the order in which its request names them: with DoRA that counts.
 
     Args:
         applied: adapters of each call.
         rows: of each call, in the order in which they are stacked.
+        is_exact: each call's rows are computed alone, for the bits that they get alone.
     """
     if not any(applied):
         return None
     if len(set(applied)) == 1:
         everyone = (AdapterRows(name, scale, 0, sum(rows)) for name, scale in applied[0])
         return AdapterPlan(sum(rows), tuple(everyone), is_shared=True)
+    names = dict.fromkeys(name for one in applied for name, _ in one)
+    places = {name: place for place, name in enumerate(names)}
+    orders = [[places[name] for name, _ in one] for one in applied]
+    runs = list[AdapterRows]()
+    if is_exact or any(order != sorted(order) for order in orders):
+        begin = 0
+        for one, n in zip(applied, rows, strict=True):
+            runs += (AdapterRows(name, scale, begin, begin + n) for name, scale in one)
+            begin += n
+        return AdapterPlan(sum(rows), tuple(runs), is_shared=False)
     by_row = [dict(one) for one, n in zip(applied, rows, strict=True) for _ in range(n)]
-    runs = []
-    for name in dict.fromkeys(name for one in applied for name, _ in one):
+    for name in names:
         scales = [one.get(name) for one in by_row]
         begin = 0
         for scale, some in groupby(scales):
@@ -108,9 +134,11 @@ class Adapters:
     `add` may be called from any thread and waits for no forward; the rest belongs to the engine's.
     """
 
-    def __init__(self, pipe: Any, device: torch.device) -> None:
+    def __init__(self, pipe: Any, device: torch.device, *, is_exact: bool = False) -> None:
         self._pipe, self._reader = pipe, AdapterReader(pipe, device)
-        self._names: list[str] = []
+        self._is_exact = is_exact
+        self._infos: dict[str, AdapterInfo] = {}
+        self.notes: dict[str, str] = {}  # further warnings, by id
         self._identities: dict[str, bytes] = {}
         self._parts: dict[str, Mapping[tuple[str, str], Part]] = {}
         self._lock = threading.Lock()  # one registration at a time
@@ -121,24 +149,61 @@ class Adapters:
         self._is_even = True
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._names)
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        return tuple(map(self._noted, self._infos.values()))
 
-    def add(self, name: str, path: str | Path) -> None:
+    def _noted(self, info: AdapterInfo) -> AdapterInfo:
+        note = self.notes.get(info.id)
+        return info if note is None else replace(info, warnings=(*info.warnings, note))
+
+    def add(self, name: str, path: str | Path, names: Iterable[str] = ()) -> None:
         """Read an adapter and make it known to the requests that come after.
+
+        Args:
+            name: its id.
+            path: of its file or folder; with two experts, `@transformer_2` behind it names one.
+            names: others that requests may use; then its trainer's name is one, too.
 
         Raises:
             LoraRejected: the name or the file does not suit.
         """
         with self._lock:
-            check_name(name, self._names)
+            check_name(name, list(self._infos))
             try:
-                parts = self._reader.read(Path(path).expanduser())
+                reading = self._reader.read(path)
             except LoraRejected as error:
                 raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
-            self._identities[name] = _identity(parts)
-            self.take(name, parts)
-            self._names.append(name)
+            targets = tuple(self._take_all(name, reading))
+            if (own := list(names)) and reading.trainer_name:
+                own.append(reading.trainer_name)
+            own = [other for other in dict.fromkeys(own) if other != name]
+            self._infos[name] = AdapterInfo(
+                name, tuple(own), reading.target, targets, reading.warnings
+            )
+        for warning in self.warnings(((name, 1.0),)):
+            log.warning("%s", warning)
+
+    def _take_all(self, name: str, reading: Reading) -> Iterator[str]:
+        """Take an adapter, and its variants for each of two experts; gives those that it fits."""
+        self._take(name, reading.parts)
+        for expert in self._reader.experts:
+            if reading.target:
+                parts = self._reader.for_expert(reading.parts, expert)
+            else:
+                parts = {place: p for place, p in reading.parts.items() if place[0] == expert}
+            if parts:
+                self._take(f"{name}@{expert}", parts)
+                yield expert
+
+    def _take(self, name: str, parts: Parts) -> None:
+        self._identities[name] = _identity(parts)
+        self.take(name, parts)
+
+    def warnings(self, applied: AdapterScales) -> list[str]:
+        """What of a request's adapters is not applied."""
+        ids = dict.fromkeys(name.partition("@")[0] for name, _ in applied)
+        infos = [self._noted(self._infos[id_]) for id_ in ids if id_ in self._infos]
+        return [f"adapter {one.id!r}: {text}" for one in infos for text in one.warnings]
 
     def take(self, name: str, parts: Mapping[tuple[str, str], Part]) -> None:
         """Take parts that were read, to be put beside their layers before the next forward."""
@@ -164,7 +229,8 @@ class Adapters:
 
     @contextmanager
     def _applying(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
-        self._plan = plan(tuple(call.lora for call in calls), tuple(rows))
+        applied = tuple(call.lora for call in calls)
+        self._plan = plan(applied, tuple(rows), is_exact=self._is_exact)
         assert self._plan is not None
         self.settle()
         self._is_even = self._plan.is_shared or is_even(calls, rows)
@@ -207,7 +273,7 @@ class Adapters:
     def _hook(self, parts: Mapping[str, Part]) -> Callable[..., None]:
         def add(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             if self._plan is not None:
-                self._plan.add(parts, inputs[0], output, self._is_even)
+                self._plan.add(parts, inputs[0], output, self._is_even, layer)
 
         return add
 
@@ -229,6 +295,8 @@ def _identity(parts: Mapping[tuple[str, str], Part]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for place, part in sorted(parts.items(), key=lambda item: item[0]):
         digest.update(f"{place}{part.scaling}".encode() + sample(part.down) + sample(part.up))
+        if part.magnitude is not None:
+            digest.update(part.magnitude.float().cpu().numpy().tobytes())
     return digest.digest()
 
 

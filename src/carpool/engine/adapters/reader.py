@@ -1,9 +1,8 @@
 """Read adapter files the way diffusers does, without the pipeline that runs noticing.
 
 Diffusers knows many file formats, and loads all of them by putting PEFT layers into the modules.
-So that is done to *shadows*: copies of the modules whose weights are one number each, repeated
-without memory. (On the meta device PEFT would leave what it loads there, too.) What PEFT put in is
-taken out again as pairs of small layers, and checked against the real ones.
+So that is done to weightless copies (`shadow.py`). What PEFT put in is taken out again as pairs of
+small layers, and checked against the real ones. Layers that fit nowhere are left out and reported.
 """
 
 import copy
@@ -17,36 +16,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from carpool.engine.adapters.parts import Part, part_of, sizes_of
+from carpool.engine.adapters.shadow import copy_of, shadow
+from carpool.engine.adapters.tensors import AdapterTensors, layer_of, read_tensors, shown
 from carpool.engine.streams import beside
-from carpool.errors import LoraRejected
-from carpool.request.lora import SUFFIX, adapter_file
+from carpool.errors import CarpoolError, LoraRejected
+from carpool.request.adapter_names import expert_of, split_target
+from carpool.request.lora import adapter_file
 
 LOADING = threading.Lock()
 """PEFT and diffusers patch `nn.Module` while they load without initializing: never two at once."""
 
 _INSIDE = "adapter"  # the name in the shadow: PEFT takes no dots, and nobody else sees it
-_OTHERS = {  # in the names of weights: what they are of, which is not plain LoRA
-    "dora_scale": "DoRA",
-    "lora_magnitude_vector": "DoRA",
-    "lokr_": "LoKr",
-    "hada_": "LoHa",
-    "oft_": "OFT",
-    "ia3_": "IA3",
-}
-_UP = re.compile(r"(.+?)\.(?:lora_B|lora_up|lora(?:_linear_layer)?\.up)\.(?:\w+\.)?weight")
+_EXPERTS = ("transformer", "transformer_2")  # for high noise, for low noise
+_MOST_TEXT = 400  # of a loader's message: some list each tensor of a file
+_TRIES = 4  # each leaves out layers that a loader cannot place: more than one kind is rare
+
+Parts = dict[tuple[str, str], Part]
+"""The parts of an adapter, by component and path of the layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """An adapter's addition to one layer: `up(down(x)) * scaling`."""
+class Reading:
+    """What an adapter's file says for this pipeline."""
 
-    down: nn.Module  # a linear layer or convolution, to `rank` channels
-    up: nn.Module
-    scaling: float  # alpha / rank
-    dtype: torch.dtype  # of the weights
+    parts: Parts
+    target: str = ""  # the expert that it is for; empty: both, or there are none
+    warnings: tuple[str, ...] = ()
+    trainer_name: str = ""  # as the trainer wrote it into the file
 
 
 class AdapterReader:
@@ -55,148 +54,298 @@ class AdapterReader:
     def __init__(self, pipe: Any, device: torch.device) -> None:
         self._pipe, self._device = pipe, device
         self._modules: dict[str, nn.Module] | None = None  # made for the first adapter
+        self._fitting: dict[str, set[str]] = {}  # paths of layers that take adapters
+        names = getattr(pipe, "_lora_loadable_modules", ())
+        experts = tuple(n for n in _EXPERTS if n in names and getattr(pipe, n, None) is not None)
+        self.experts = experts if len(experts) > 1 else ()
 
-    def read(self, path: Path) -> dict[tuple[str, str], Part]:
-        """The parts of the adapter in a file or folder, by component and path of their layer.
+    def read(self, place: str | Path) -> Reading:
+        """Read the adapter in a file or folder.
+
+        Args:
+            place: its path; with two experts, `@transformer_2` behind it names one.
 
         Raises:
-            LoraRejected: it is no LoRA for this pipeline, or not one that can be trusted.
+            LoraRejected: it is no adapter for this pipeline, or not one that can be trusted.
         """
-        from peft.tuners.tuners_utils import BaseTunerLayer  # nobody else needs it
+        path, target = split_target(str(place))
+        try:
+            return self._read(Path(path).expanduser(), target)
+        except CarpoolError:
+            raise
+        except Exception as error:  # of a strange file: it is the file's failure, whatever it is
+            raise LoraRejected(f"{Path(path).name}: {type(error).__name__}: {error}") from error
 
+    def _read(self, path: Path, target: str) -> Reading:
         file = adapter_file(path)
-        _check_weights(file)
         pipe = type(self._pipe).__name__
         if not hasattr(self._pipe, "load_lora_weights"):
             raise LoraRejected(f"{pipe} takes no LoRA")
-        with LOADING, _quiet("diffusers"), _quiet("transformers"):
-            if self._modules is None:
-                self._modules = {
-                    name: _copied(module, is_weightless=True)
-                    for name in self._pipe._lora_loadable_modules
-                    if isinstance(module := getattr(self._pipe, name, None), nn.Module)
-                }
-            shadow, source = copy.copy(self._pipe), {"weight_name": file.name}
-            modules = {name: _copied(module) for name, module in self._modules.items()}
-            for name, module in modules.items():
-                setattr(shadow, name, module)
+        tensors = read_tensors(file)
+        with LOADING:
+            self._prepare()
+            if target and target not in (self.experts or self._modules or ()):
+                known = ", ".join(self.experts or self._modules or ())
+                raise LoraRejected(f"{pipe} has no {target!r}: adapters go to {known}")
+            second = tensors.of_expert(is_second=True) if self.experts else None
+            if second is not None:
+                readings = self._of_both(file, tensors, second, target)
+            else:
+                target = self._expert(target, file)
+                readings = [self._load(file, tensors, target)]
+        parts = {place: part for reading in readings for place, part in reading.parts.items()}
+        strays = {layer for reading in readings for layer in reading.strays}
+        if not parts or len(strays) > len(parts):
+            total = len(strays) + len(parts)
+            some = f"{len(strays)} of {total} layers are" if strays else "its layers are"
+            example = f", such as {shown(strays, 1)}" if strays else ""
+            raise LoraRejected(
+                f"{some} not in this {pipe}{example}: the adapter is of another model"
+            )
+        warnings = [text for reading in readings for text in reading.warnings]
+        if strays:
+            some = f"{len(strays)} of {len(strays) + len(parts)} layers"
+            warnings.append(
+                f"{some} find no place in this {pipe}, and are left out: {shown(strays)}"
+            )
+        name = tensors.header.get("ss_output_name", "")
+        return Reading(parts, target, tuple(dict.fromkeys(warnings)), name)
+
+    def _prepare(self) -> None:
+        if self._modules is None:
+            self._modules = {
+                name: shadow(module)
+                for name in self._pipe._lora_loadable_modules
+                if isinstance(module := getattr(self._pipe, name, None), nn.Module)
+            }
+            takes = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+            self._fitting = {
+                name: {path for path, layer in module.named_modules() if isinstance(layer, takes)}
+                for name, module in self._modules.items()
+            }
+
+    def _expert(self, target: str, file: Path) -> str:
+        """The expert that an adapter is for: as said, as its file is named, or the first."""
+        if not self.experts or target:
+            return target
+        return self.experts[expert_of(file.with_suffix("").name) or 0]
+
+    def _of_both(
+        self, file: Path, tensors: AdapterTensors, second: AdapterTensors, target: str
+    ) -> list["_Load"]:
+        """Load a file that names both experts."""
+        both = dict(zip(self.experts, (tensors.of_expert(is_second=False), second), strict=True))
+        mine = {name: one for name, one in both.items() if one and one.tensors}
+        if target:
+            mine = {name: one for name, one in mine.items() if name == target}
+        return [self._load(file, one, name) for name, one in mine.items()]
+
+    def _load(self, file: Path, tensors: AdapterTensors, target: str) -> "_Load":
+        assert self._modules is not None
+        denoiser = target or next((n for n in ("transformer", "unet") if n in self._modules), "")
+        own = "transformer" if target in _EXPERTS else denoiser  # the loaders' name for it
+        if denoiser:
+            tensors = tensors.with_component(own, self._fitting[denoiser])
+        refused: set[str] = set()
+        for _ in range(_TRIES):
+            load = _Load(self._pipe, self._modules, self._fitting, {own: denoiser}, tensors)
             try:
-                shadow.load_lora_weights(str(file.parent), adapter_name=_INSIDE, **source)
-                found = shadow.lora_state_dict(str(file.parent), **source)
+                load.run(file, is_second=denoiser == _EXPERTS[1])
+                break
             except Exception as error:  # whatever the loaders of others make of a strange file
-                raise LoraRejected(f"{pipe} cannot load {file.name}: {error}") from error
-        parts = {
-            (component, layer_path): self._part(component, layer_path, layer)
-            for component, module in modules.items()
-            for layer_path, layer in module.named_modules()
-            if isinstance(layer, BaseTunerLayer)
-        }
-        _check_complete(parts, found[0] if isinstance(found, tuple) else found, pipe)
-        return parts
+                name = type(self._pipe).__name__
+                what = f"{file.name}, which is a {tensors.kind}"
+                rejected = LoraRejected(f"{name} cannot load {what}: {_cut(error)}")
+                rejected.__cause__ = error
+                unplaced = tensors.named_in(str(error)) or tensors.text_layers()
+                if not unplaced or unplaced >= tensors.layers:
+                    raise rejected from error
+                refused |= unplaced
+                tensors = tensors.without(unplaced)
+        else:
+            raise rejected
+        load.strays |= refused
+        for place, layer in load.layers():
+            load.parts[place] = self._part(*place, layer)
+        load.check_complete()
+        return load
 
     def _part(self, component: str, path: str, layer: Any) -> Part:
         """Take out what was put into one layer, and see that it fits the real one."""
-        from peft.tuners.lora import LoraLayer
-
         where = f"{component}.{path}"
-        if not isinstance(layer, LoraLayer) or layer.lora_variant or layer.lora_embedding_A:
-            kind, rule = type(layer).__name__, "only plain LoRA is served, not of embeddings"
-            raise LoraRejected(f"{where} has a {kind}: {rule}")
-        down: Any = layer.lora_A[_INSIDE]
-        up: Any = layer.lora_B[_INSIDE]
-        real: Any = getattr(self._pipe, component).get_submodule(path)
-        sizes = tuple(down.weight.shape[1:]), up.weight.shape[0]
-        if sizes != _sizes(real):
-            raise LoraRejected(
-                f"the weights for {where} are for a layer of {_show(*sizes)}, this model's is of "
-                f"{_show(*_sizes(real))}: the adapter is of another model"
-            )
-        weights = [*down.parameters(), *up.parameters()]
+        real = getattr(self._pipe, component).get_submodule(path)
+        try:
+            part = part_of(layer, _INSIDE, real)
+        except LoraRejected as error:
+            raise LoraRejected(f"{where}: {error}") from None
+        weights = [*part.down.parameters(), *part.up.parameters()]
+        if part.magnitude is not None:
+            weights.append(part.magnitude)
         if any(weight.is_meta for weight in weights):  # PEFT had nothing to put there
             raise LoraRejected(f"the weights for {where} are not complete")
-        dtype = real.weight.dtype
-        if not dtype.is_floating_point or dtype.itemsize < 2:  # quantized
-            dtype = torch.bfloat16
         with beside(self._device):  # the forward that runs
-            for module in (down, up):
-                module.requires_grad_(False).to(self._device, dtype)
+            for module in (part.down, part.up):
+                module.requires_grad_(False).to(self._device, part.dtype)
+            magnitude = part.magnitude
+            if magnitude is not None:
+                magnitude = magnitude.to(self._device, part.dtype)
+            weights = [*part.down.parameters(), *part.up.parameters()]
             fits = all(bool(weight.isfinite().all()) for weight in weights)
         if not fits:
-            raise LoraRejected(f"the weights for {where} do not fit into {dtype}")
-        return Part(down, up, float(layer.scaling[_INSIDE]), dtype)
+            raise LoraRejected(f"the weights for {where} do not fit into {part.dtype}")
+        return Part(part.down, part.up, part.scaling, part.dtype, magnitude)
+
+    def for_expert(self, parts: Parts, expert: str) -> Parts | None:
+        """The same parts for one of the experts; None where its layers are others."""
+        moved = {
+            (expert if component in self.experts else component, path): part
+            for (component, path), part in parts.items()
+        }
+        for component, path in moved:
+            [source] = {c for c, p in parts if p == path and (c == component or c in self.experts)}
+            model, other = getattr(self._pipe, component), getattr(self._pipe, source)
+            try:
+                if sizes_of(model.get_submodule(path)) != sizes_of(other.get_submodule(path)):
+                    return None
+            except AttributeError:
+                return None
+        return moved
 
 
-def _check_weights(file: Path) -> None:
-    """Refuse what is no LoRA, another kind of adapter, or not a number."""
-    try:
-        with safe_open(file, "pt") as weights:
-            names = list(weights.keys())
-            for name in names:
-                for mark, kind in _OTHERS.items():
-                    if mark in name:
-                        raise LoraRejected(f"{file.name} is a {kind}: only plain LoRA is served")
-                if not weights.get_tensor(name).isfinite().all():
-                    raise LoraRejected(f"{file.name} has NaN or infinite values in {name}")
-    except (SafetensorError, OSError) as error:
-        raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: {error}") from error
-    if not any("lora" in name for name in names):
-        raise LoraRejected(f"{file.name} holds no LoRA weights")
+class _Load:
+    """One load of an adapter's tensors into shadows, by diffusers' own loader."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        modules: Mapping[str, nn.Module],
+        fitting: Mapping[str, set[str]],
+        homes: Mapping[str, str],
+        tensors: AdapterTensors,
+    ) -> None:
+        self._pipe, self._tensors = pipe, tensors
+        self._modules = {name: copy_of(module) for name, module in modules.items()}
+        self._fitting = {
+            _plain(f"{name}.{path}") for name in modules for path in fitting[homes.get(name, name)]
+        }
+        self._kept: set[str] = set()
+        self.strays: set[str] = set()
+        self.warnings: list[str] = []
+        self.parts: Parts = {}
+
+    def run(self, file: Path, *, is_second: bool) -> None:
+        target = copy.copy(self._pipe)
+        for name, module in self._modules.items():
+            setattr(target, name, module)
+        options = {"load_into_transformer_2": True} if is_second else {}
+        target.lora_state_dict = self._state_dict
+        with _heard("diffusers", "transformers") as messages:
+            if self._tensors.is_as_in_file and self._tensors.config is None:
+                options |= {"weight_name": file.name}
+                target.load_lora_weights(str(file.parent), adapter_name=_INSIDE, **options)
+            else:
+                tensors = dict(self._tensors.tensors)
+                target.load_lora_weights(tensors, adapter_name=_INSIDE, **options)
+        for message in messages:
+            self.strays |= self._tensors.named_in(message)
+        self.strays |= self._tensors.changed_norms()
+
+    def _state_dict(self, source: Any, **options: Any) -> Any:
+        """As the pipeline's own `lora_state_dict`, less what fits no layer."""
+        made = type(self._pipe).lora_state_dict(source, **options)
+        state, *rest = made if isinstance(made, tuple) else (made,)
+        kept = {}
+        for name, tensor in state.items():
+            if _plain(layer_of(name)) in self._fitting:
+                kept[name] = tensor
+                self._kept.add(layer_of(name))
+            else:
+                self.strays.add(layer_of(name))
+        if isinstance(source, dict) and options.get("return_lora_metadata"):
+            rest[-1] = self._tensors.metadata
+        return (kept, *rest) if isinstance(made, tuple) else kept
+
+    def layers(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        """The layers that PEFT put in, by component and path."""
+        from peft.tuners.tuners_utils import BaseTunerLayer  # nobody else needs it
+
+        for component, module in self._modules.items():
+            for path, layer in module.named_modules():
+                if isinstance(layer, BaseTunerLayer):
+                    yield (component, path), layer
+
+    def check_complete(self) -> None:
+        """Count as strays the layers of which no part was made: diffusers would only warn."""
+        have = {_path(f"{component}.{path}") for component, path in self.parts}
+        self.strays |= {n for n in self._kept if _path(n) not in have}
+        lacking = self._lacking_magnitudes()
+        if lacking:
+            self.warnings.append(
+                f"{lacking} layers are DoRA, of which {type(self._pipe).__name__} of diffusers "
+                "applies only the LoRA part"
+            )
+
+    def _lacking_magnitudes(self) -> int:
+        """How many layers of the file have a magnitude that was not loaded."""
+        loaded = sum(
+            part.magnitude is not None and not place[0].startswith("text_encoder")
+            for place, part in self.parts.items()
+        )
+        return len(self._tensors.dora_layers()) - loaded
 
 
-def _check_complete(
-    parts: Mapping[tuple[str, str], Part], state: Mapping[str, Any], pipe: str
-) -> None:
-    """Refuse an adapter of which some layers found no place: diffusers would only warn."""
-    wanted = {match[1] for name in state if (match := _UP.fullmatch(name))}
-    have = {_plain(f"{component}.{path}") for component, path in parts}
-    left = sorted(name for name in wanted if _plain(name) not in have)
-    if left or not parts:
-        some = f"{len(left)} of {len(wanted)} layers are" if left else "its layers are"
-        example = f", such as {left[0]}" if left else ""
-        raise LoraRejected(f"{some} not in this {pipe}{example}: the adapter is of another model")
+def _cut(error: Exception) -> str:
+    text = str(error) if not isinstance(error, KeyError) else f"there is no {error}"
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+
+
+def _path(name: str) -> str:
+    """The plain name of a layer without its component, which loaders may call otherwise."""
+    return _plain(name).partition(".")[2]
 
 
 def _plain(name: str) -> str:
-    """A layer's name without what versions of the libraries put in or leave out."""
-    return name.replace(".text_model.", ".").replace(".processor.", ".").removesuffix("_lora")
+    """A layer's name without what versions of the libraries put in, leave out or call otherwise."""
+    name = name.replace(".text_model.", ".").replace(".processor.", ".").removesuffix("_lora")
+    if name.startswith("text_encoder"):
+        return re.sub(r"\.to_(q|k|v|out)$", r".\1_proj", name)
+    return f"{name}.0" if name.endswith(".to_out") else name
 
 
-def _sizes(layer: Any) -> tuple[tuple[int, ...], int]:
-    """Input and output sizes of a linear layer or convolution, with its kernel."""
-    if hasattr(layer, "in_features"):  # quantized weights are packed, so not of this shape
-        return (layer.in_features,), layer.out_features
-    return tuple(layer.weight.shape[1:]), layer.weight.shape[0]
+class _Warnings(logging.Filter):
+    """Keeps the warnings of one thread's loaders from the log, and collects them."""
 
+    def __init__(self, levels: Mapping[str, int]) -> None:
+        super().__init__()
+        self.messages, self._thread = list[str](), threading.get_ident()
+        self._levels = levels  # as they are otherwise, by library
 
-def _show(takes: tuple[int, ...], gives: int) -> str:
-    return f"{'x'.join(map(str, takes))} to {gives}"
-
-
-def _copied(module: nn.Module, *, is_weightless: bool = False) -> nn.Module:
-    """A copy with the same weights, or with none to speak of, and without hooks of offloading."""
-    memo: dict[int, Any] = {id(one): one for one in (*module.parameters(), *module.buffers())}
-    if is_weightless:
-        for one, weight in memo.copy().items():
-            memo[one] = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
-            if isinstance(weight, nn.Parameter):
-                memo[one] = nn.Parameter(memo[one], requires_grad=False)
-    hooks = ("_diffusers_hook", "_hf_hook")  # they hold weights, and would put them back
-    for part in module.modules():
-        memo.update({id(vars(part)[name]): None for name in hooks if name in vars(part)})
-    copied = copy.deepcopy(module, memo)
-    for part in copied.modules():
-        for name in hooks:
-            vars(part).pop(name, None)
-    return copied
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread != self._thread:
+            return record.levelno >= self._levels.get(record.name.partition(".")[0], 0)
+        self.messages.append(record.getMessage())
+        return False
 
 
 @contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    """Keep the library from warning of what is said here as an error, or is none."""
-    log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
+def _heard(*names: str) -> Iterator[list[str]]:
+    """Collect the warnings of libraries on this thread: they are the adapter's, or are none."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = {logger.name: logger.level for logger in loggers}
+    collected, handlers = _Warnings(levels), list[logging.Handler]()
+    for logger in loggers:
+        above: logging.Logger | None = logger
+        while above is not None:
+            handlers += above.handlers
+            above = above.parent if above.propagate else None
+        logger.setLevel(min(logger.level, logging.WARNING))
+    handlers = list(dict.fromkeys(handlers))
+    for handler in handlers:
+        handler.addFilter(collected)
     try:
-        yield
+        yield collected.messages
     finally:
-        log.setLevel(level)
+        for handler in handlers:
+            handler.removeFilter(collected)
+        for logger in loggers:
+            logger.setLevel(levels[logger.name])

@@ -1,11 +1,16 @@
 """The adapters that requests may name: from settings, from `add`, from the watched folder."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from carpool.engine.adapters.folder import Folder
 from carpool.engine.adapters.hooks import Adapters
+from carpool.errors import LoraRejected
+from carpool.request.adapter_names import AdapterInfo
+
+log = logging.getLogger("carpool")
 
 
 class AdapterRegistry:
@@ -14,14 +19,19 @@ class AdapterRegistry:
     Args:
         adapters: where they are added.
         folder: to watch; None: there is none.
-        on_change: called with the names that requests may use, when these have changed.
+        on_change: called with the ids that requests may use, and with what is known of these
+            adapters and of those that cannot be used, when either has changed.
     """
 
     def __init__(
-        self, adapters: Adapters, folder: str | None, on_change: Callable[[tuple[str, ...]], None]
+        self,
+        adapters: Adapters,
+        folder: str | None,
+        on_change: Callable[[tuple[str, ...], tuple[AdapterInfo, ...]], None],
     ) -> None:
         self._adapters, self._on_change = adapters, on_change
         self._folder = Folder(folder, adapters.add)
+        self._refused: dict[str, AdapterInfo] = {}  # of the settings
         self._reloading = threading.Lock()
 
     def add(self, name: str, path: str | Path) -> None:
@@ -29,9 +39,21 @@ class AdapterRegistry:
         self._adapters.add(name, path)
         self._changed()
 
-    def add_all(self, paths: Mapping[str, str | Path]) -> None:
+    def add_all(self, paths: Mapping[str, str | Path], *, is_tolerant: bool) -> None:
+        """Register the adapters of the settings.
+
+        Args:
+            is_tolerant: one that cannot be read is refused to the requests that name it.
+        """
         for name, path in paths.items():
-            self.add(name, path)
+            try:
+                self._adapters.add(name, path)
+            except LoraRejected as error:
+                if not is_tolerant:
+                    raise
+                log.error("%s", error)
+                self._refused[name] = AdapterInfo(name, problem=str(error))
+        self._changed()
 
     def reload(self) -> list[str]:
         """Read the folder again. Returns what could not be taken, one line each."""
@@ -41,5 +63,8 @@ class AdapterRegistry:
         return problems
 
     def _changed(self) -> None:
-        hidden = self._folder.hidden
-        self._on_change(tuple(name for name in self._adapters.names if name not in hidden))
+        folder, adapters = self._folder, self._adapters
+        adapters.notes = folder.changed
+        offered = tuple(one.id for one in adapters.infos if one.id not in folder.hidden)
+        infos = (*adapters.infos, *self._refused.values(), *folder.refused.values())
+        self._on_change(offered, infos)

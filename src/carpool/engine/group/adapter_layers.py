@@ -6,18 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from carpool.engine.adapters.reader import Part
+from carpool.engine.adapters.parts import Kronecker, Part
 from carpool.errors import PipelineFailed
 
 _SHAPED = ("kernel_size", "stride", "padding", "dilation", "groups")
 _CLASSES = {one.__name__: one for one in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+_OTHERS = {one.__name__: one for one in (nn.Identity, Kronecker)}  # made of their weights alone
 
 
 def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[Any], list[Tensor]]:
     """The layers of an adapter for one component, as plain values and tensors.
 
     Returns:
-        path, scaling, number type and the two layers of each, without weights; and the weights.
+        path, scaling, number type, whether there is a magnitude, and the two layers of each,
+        without weights; and the weights.
 
     Raises:
         PipelineFailed: a layer is none that can be sent.
@@ -28,38 +30,47 @@ def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[
             continue
         pair = []
         for layer in (part.down, part.up):
-            if type(layer).__name__ not in _CLASSES:
+            if type(layer).__name__ not in _CLASSES | _OTHERS:
                 raise PipelineFailed(
                     f"an adapter has a {type(layer).__name__} for {component}.{path}, which cannot "
                     "be sent to the other ranks of context_parallel"
                 )
             pair.append(_layer(layer))
             weights += [weight.detach() for weight in layer.parameters()]
-        layers.append([path, part.scaling, str(part.dtype).removeprefix("torch."), *pair])
+        weights += [] if part.magnitude is None else [part.magnitude]
+        dtype = str(part.dtype).removeprefix("torch.")
+        layers.append([path, part.scaling, dtype, part.magnitude is not None, *pair])
     return layers, weights
 
 
 def _layer(layer: Any) -> list[Any]:
+    if (name := type(layer).__name__) in _OTHERS:
+        return [name, [], {}]
     is_linear = isinstance(layer, nn.Linear)
     sizes = "in_features out_features" if is_linear else "in_channels out_channels"
     arguments = [getattr(layer, name) for name in sizes.split()]
     shape = {} if is_linear else {name: getattr(layer, name) for name in _SHAPED}
-    return [type(layer).__name__, arguments, {**shape, "bias": layer.bias is not None}]
+    return [name, arguments, {**shape, "bias": layer.bias is not None}]
 
 
 def unpacked(layers: list[Any], weights: list[Tensor]) -> dict[str, Part]:
     """The parts by the path of their layer."""
     rest, found = iter(weights), {}
-    for path, scaling, dtype, *pair in layers:
+    for path, scaling, dtype, has_magnitude, *pair in layers:
         down, up = (_made(*one) for one in pair)
         for layer in (down, up):
             for name in [name for name, _ in layer.named_parameters()]:
                 setattr(layer, name, nn.Parameter(next(rest), requires_grad=False))
-        found[path] = Part(down, up, scaling, getattr(torch, dtype))
+        magnitude = next(rest) if has_magnitude else None
+        found[path] = Part(down, up, scaling, getattr(torch, dtype), magnitude)
     return found
 
 
 def _made(name: str, arguments: list[int], options: Mapping[str, Any]) -> nn.Module:
+    if name == Kronecker.__name__:
+        return Kronecker(torch.empty(0), torch.empty(0))
+    if name in _OTHERS:
+        return nn.Identity()
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
     make: Callable[..., nn.Module] = _CLASSES[name]
     return make(*arguments, **given, device="meta")

@@ -1,0 +1,178 @@
+"""The additions of an adapter to single layers, by PEFT's formulas: LoRA, DoRA and LoKr."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from carpool.errors import LoraRejected
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An adapter's addition to one layer: `up(down(x)) * scaling`; with a magnitude, DoRA.
+
+    DoRA gives each output channel of the changed weight `W + scaling * up @ down` the length of its
+    `magnitude`. So the layer's own output changes, too, and by how much depends on the scale.
+    """
+
+    down: nn.Module  # a linear layer or convolution, to `rank` channels; or a `Kronecker`
+    up: nn.Module
+    scaling: float  # alpha / rank
+    dtype: torch.dtype  # of the weights
+    magnitude: Tensor | None = None  # (out channels,)
+
+    def add(self, layer: nn.Module | None, x: Tensor, output: Tensor, scale: float) -> None:
+        """Add this part to rows of the layer's output, in place.
+
+        Args:
+            layer: the layer, whose weights DoRA needs; None: the part is no DoRA.
+            x: rows of the layer's input.
+            output: the same rows of its output.
+            scale: of the adapter, as the request says.
+        """
+        delta, scaling = self.up(self.down(x.to(self.dtype))), scale * self.scaling
+        if self.magnitude is None:
+            output.add_(delta, alpha=scaling)
+            return
+        layer = base_layer(layer)
+        channels = (-1,) + (1,) * (layer.weight.ndim - 2)  # of an output: the last axis, or axis 1
+        share = (self.magnitude / self._lengths(layer.weight, scaling)).view(channels)
+        own = output if layer.bias is None else output - layer.bias.view(channels)
+        output.add_((share - 1) * own + share * delta * scaling)
+
+    def _lengths(self, weight: Tensor, scaling: float) -> Tensor:
+        """The lengths of the changed weight's output channels."""
+        up: Any = self.up.weight
+        down: Any = self.down.weight
+        product = up.flatten(1) @ down.flatten(1)
+        return torch.linalg.norm(weight.to(product.dtype).flatten(1) + scaling * product, dim=1)
+
+
+class Kronecker(nn.Module):
+    """A linear layer whose weight is the Kronecker product of two matrices (LoKr).
+
+    The product itself is never made: it is as large as the weight of the model's layer.
+    """
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        super().__init__()
+        self.first = nn.Parameter(first, requires_grad=False)  # (a, m)
+        self.second = nn.Parameter(second, requires_grad=False)  # (b, n)
+
+    @property
+    def in_features(self) -> int:
+        return self.first.shape[1] * self.second.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.first.shape[0] * self.second.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = x.unflatten(-1, (self.first.shape[1], self.second.shape[1]))
+        return (self.first @ (cells @ self.second.T)).flatten(-2)
+
+
+def base_layer(layer: Any) -> Any:
+    """The model's own layer below the layers of adapters that the user has loaded into it."""
+    return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
+
+
+def part_of(layer: Any, adapter: str, real: Any) -> Part:
+    """Take what PEFT put into a layer out of it.
+
+    Args:
+        layer: PEFT's, around a weightless layer.
+        adapter: its name there.
+        real: the layer of the model that runs.
+
+    Raises:
+        LoraRejected: it does not fit the layer, or is of a kind that is not served.
+    """
+    from peft.tuners.lokr.layer import Linear as LoKrLinear
+    from peft.tuners.lora import LoraLayer, variants
+
+    down: Any
+    up: Any
+    magnitude: Tensor | None = None
+    if isinstance(layer, LoKrLinear):
+        down, up = Kronecker(*_factors(layer, adapter)), nn.Identity()
+        sizes = (down.in_features,), down.out_features
+    elif isinstance(layer, LoraLayer) and adapter in layer.lora_A:
+        variant = layer.lora_variant.get(adapter)
+        if variant is not None:
+            dora = (variants.DoraLinearVariant, variants.DoraConv1dVariant,
+                    variants.DoraConv2dVariant, variants.DoraConv3dVariant)  # fmt: skip
+            if type(variant) not in dora:
+                raise LoraRejected(f"it has a {type(variant).__name__}, which is not served")
+            magnitude = layer.lora_magnitude_vector[adapter].weight.detach().flatten()
+        down, up = layer.lora_A[adapter], layer.lora_B[adapter]
+        sizes = tuple(down.weight.shape[1:]), up.weight.shape[0]
+    else:
+        raise LoraRejected(f"it has a {type(layer).__name__}, which is not served")
+    if sizes != sizes_of(real):
+        raise LoraRejected(
+            f"the weights are for a layer of {_show(*sizes)}, this model's is of "
+            f"{_show(*sizes_of(real))}: the adapter is of another model"
+        )
+    if magnitude is not None and is_quantized(real):
+        raise LoraRejected(
+            "DoRA needs the layer's own weights, and those are quantized: load the model "
+            "unquantized, or take an adapter that is plain LoRA"
+        )
+    if magnitude is not None and not magnitude.is_meta and not magnitude.any():
+        # the file's was not loaded, as those of text encoders are not: PEFT begins with the length
+        # of the weights, and the shadow has none
+        magnitude = base_layer(real).weight.detach().flatten(1).norm(dim=1)
+    scaling = layer.scaling[adapter]
+    if not isinstance(scaling, (int, float)) and scaling.numel() != 1:
+        raise LoraRejected(f"its alpha has {scaling.numel()} entries: must be one number")
+    return Part(down, up, float(scaling), _dtype(real), magnitude)
+
+
+def _factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
+    """The two matrices of a LoKr, each whole or as a product of two."""
+    names = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
+    first, first_a, first_b, second, second_a, second_b = (
+        getattr(layer, name)[adapter].detach() if adapter in getattr(layer, name) else None
+        for name in names
+    )
+    return (
+        first_a @ first_b if first is None else first,
+        second_a @ second_b if second is None else second,
+    )
+
+
+def sizes_of(layer: Any) -> tuple[tuple[int, ...], int]:
+    """Input and output sizes of a linear layer or convolution, with its kernel."""
+    layer = base_layer(layer)
+    if hasattr(layer, "in_features"):  # quantized weights are packed, so not of this shape
+        return (layer.in_features,), layer.out_features
+    return tuple(layer.weight.shape[1:]), layer.weight.shape[0]
+
+
+def is_quantized(layer: Any) -> bool:
+    """Whether the weights of a layer are no plain numbers of its own shape."""
+    weight = base_layer(layer).weight
+    takes, gives = sizes_of(layer)
+    is_packed = tuple(weight.shape) != (gives, *takes)
+    is_plain = type(weight) in (Tensor, nn.Parameter) and type(weight.data) is Tensor
+    return is_packed or not is_plain or not _is_exact(weight.dtype)
+
+
+def _is_exact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def _dtype(real: Any) -> torch.dtype:
+    """The number type in which a layer computes."""
+    layer = base_layer(real)
+    dtype: torch.dtype = layer.weight.dtype
+    if not _is_exact(dtype):  # quantized
+        dtype = getattr(layer, "compute_dtype", None) or torch.bfloat16
+    return dtype
+
+
+def _show(takes: tuple[int, ...], gives: int) -> str:
+    return f"{'x'.join(map(str, takes))} to {gives}"

@@ -1,0 +1,69 @@
+"""Weightless copies of a pipeline's modules, for loaders that change what they load into."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from carpool.engine.adapters.parts import sizes_of
+
+_HOOKS = ("_diffusers_hook", "_hf_hook")  # they hold weights, and would put them back
+
+
+def shadow(module: nn.Module) -> nn.Module:
+    """Copy a module without its weights, its quantization, its hooks of offloading, its adapters.
+
+    Each weight is one number, repeated without memory. (On the meta device PEFT would leave what it
+    loads there, too.)
+    """
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        empty = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        is_weight = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if is_weight else empty
+    copied = _copied(module, memo)
+    _remove_adapters(copied)
+    for path, layer in [*copied.named_modules()]:
+        if path and hasattr(layer, "in_features") and hasattr(layer, "weight"):
+            [takes], gives = sizes_of(layer)
+            if tuple(layer.weight.shape) != (gives, takes) or type(layer).__module__ not in _PLAIN:
+                copied.set_submodule(path, _linear(takes, gives, has_bias=layer.bias is not None))
+    return copied
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """Copy a shadow: the same weights, modules of its own."""
+    return _copied(module, {id(one): one for one in (*module.parameters(), *module.buffers())})
+
+
+_PLAIN = ("torch.nn.modules.linear",)
+
+
+def _linear(takes: int, gives: int, *, has_bias: bool) -> nn.Linear:
+    layer = nn.Linear(takes, gives, bias=has_bias, device="meta")
+    layer.weight = nn.Parameter(torch.zeros(()).expand(gives, takes), requires_grad=False)
+    if has_bias:
+        layer.bias = nn.Parameter(torch.zeros(()).expand(gives), requires_grad=False)
+    return layer
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    for part in module.modules():
+        memo.update({id(vars(part)[name]): None for name in _HOOKS if name in vars(part)})
+    copied = copy.deepcopy(module, memo)
+    for part in copied.modules():
+        for name in _HOOKS:
+            vars(part).pop(name, None)
+    return copied
+
+
+def _remove_adapters(module: Any) -> None:
+    """Remove the adapters that the user has loaded: the layers below them stay."""
+    if not hasattr(module, "peft_config"):
+        return
+    from diffusers.utils import recurse_remove_peft_layers
+
+    recurse_remove_peft_layers(module)
+    del module.peft_config
+    module._hf_peft_config_loaded = False

@@ -1,0 +1,182 @@
+"""The tensors of an adapter's file, brought into a form that diffusers' loaders take."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from carpool.errors import LoraRejected
+from carpool.request.lora import SUFFIX
+
+_PEFT = "base_model.model."  # before the names of layers, in folders that PEFT writes
+_SCALED = ("scale_weight", "weight_scale", "scaled_fp8", "scale_input")
+_LAYER = re.compile(
+    r"(.+?)[._](?:lora_\w+|lora(?:_linear_layer)?\.\w+|lokr_\w+|hada_\w+|oft_\w+|ia3_\w+"
+    r"|dora_scale|alpha|diff(?:_b)?)(?:\.\w+)*"
+)
+_TEXTS = re.compile(r"(lora_te|text_encoder|conditioner\.|cond_stage_model\.|clip_[lg]\.|t5xxl)")
+_KINDS = {  # in the names of tensors
+    "lokr_": "LoKr",
+    "hada_": "LoHa",
+    "oft_": "OFT",
+    "ia3_": "IA3",
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+}
+_OF_FIRST, _OF_SECOND = "transformer.", "transformer_2."  # of two experts
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTensors:
+    """What an adapter's file holds."""
+
+    tensors: Mapping[str, Tensor]
+    header: Mapping[str, str]  # the file's metadata
+    config: Mapping[str, Any] | None = None  # of PEFT, by name with a component's prefix
+    is_as_in_file: bool = True
+
+    @property
+    def kind(self) -> str:
+        names = self.tensors
+        kinds = (kind for mark, kind in _KINDS.items() if any(mark in name for name in names))
+        return next(kinds, "LoRA")
+
+    @property
+    def layers(self) -> set[str]:
+        return {layer_of(name) for name in self.tensors}
+
+    def dora_layers(self) -> set[str]:
+        marks = tuple(mark for mark, kind in _KINDS.items() if kind == "DoRA")
+        return {layer_of(name) for name in self.tensors if any(mark in name for mark in marks)}
+
+    def changed_norms(self) -> set[str]:
+        """The layers of norms that the file changes, which loaders leave out without a word."""
+        changes = ((n, t) for n, t in self.tensors.items() if n.endswith((".diff", ".diff_b")))
+        return {layer_of(name) for name, tensor in changes if "norm" in name and tensor.any()}
+
+    def without(self, layers: Collection[str]) -> "AdapterTensors":
+        kept = {n: tensor for n, tensor in self.tensors.items() if layer_of(n) not in layers}
+        return AdapterTensors(kept, self.header, self.config, is_as_in_file=False)
+
+    def text_layers(self) -> set[str]:
+        """The layers whose names are those of text encoders."""
+        return {layer for layer in self.layers if _TEXTS.match(layer)}
+
+    def named_in(self, text: str) -> set[str]:
+        """The layers of which a loader's message names a tensor, with or without its prefix."""
+        words = set(re.findall(r"[\w.]+", text))
+        named = (n for n in self.tensors if n in words or _tail(n) in words)
+        return {layer_of(name) for name in named}
+
+    def of_expert(self, is_second: bool) -> "AdapterTensors | None":
+        """The part for one of two experts, where the names of the file tell them apart."""
+        if not any(name.startswith(_OF_SECOND) for name in self.tensors):
+            return None
+        start = _OF_SECOND if is_second else _OF_FIRST
+        mine = {
+            _OF_FIRST + name.removeprefix(start): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith(start)
+        }
+        config = {
+            _OF_FIRST + name.removeprefix(start): value
+            for name, value in (adapter_metadata(self.header) or {}).items()
+            if name.startswith(start)
+        }
+        return AdapterTensors(mine, self.header, config or None, is_as_in_file=False)
+
+    def with_component(self, component: str, paths: Collection[str]) -> "AdapterTensors":
+        """Name the component, where a file only has a denoiser's own paths, as PEFT writes them.
+
+        Args:
+            paths: of the denoiser's layers.
+        """
+        bare = {name: name.removeprefix(_PEFT) for name in self.tensors}
+        if not all(layer_of(path) in paths for path in bare.values()):
+            return self
+        tensors = {f"{component}.{bare[name]}": tensor for name, tensor in self.tensors.items()}
+        config = {f"{component}.{name}": value for name, value in (self.config or {}).items()}
+        return AdapterTensors(tensors, self.header, config or None, is_as_in_file=False)
+
+    @property
+    def metadata(self) -> Mapping[str, Any] | None:
+        """What diffusers' loaders take as the adapter's metadata."""
+        return self.config if self.config is not None else adapter_metadata(self.header)
+
+
+def _tail(name: str) -> str | None:
+    """The name without its prefix, if there is one."""
+    return name.partition(".")[2] if "." in layer_of(name) else None
+
+
+def layer_of(name: str) -> str:
+    """The layer to which a tensor of an adapter belongs."""
+    match = _LAYER.fullmatch(name)
+    return match[1] if match else name.rpartition(".")[0] or name
+
+
+def adapter_metadata(header: Mapping[str, str]) -> dict[str, Any] | None:
+    """PEFT's settings that diffusers has written into a file."""
+    text = header.get("lora_adapter_metadata")
+    return None if text is None else dict(json.loads(text))
+
+
+def read_tensors(file: Path) -> AdapterTensors:
+    """Read an adapter's file.
+
+    Raises:
+        LoraRejected: it cannot be read, holds no adapter, or something that is no number.
+    """
+    try:
+        with safe_open(file, "pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            header = dict(opened.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: {error}") from error
+    if not any(re.search("lora|lokr|hada_|oft_|ia3_", name) for name in tensors):
+        raise LoraRejected(f"{file.name} holds no LoRA weights")
+    if scales := [name for name in tensors if name.endswith(_SCALED)]:
+        raise LoraRejected(
+            f"{file.name} holds scaled float8 weights ({scales[0]}): only plain ones are read"
+        )
+    is_as_in_file = True
+    for name, tensor in tensors.items():
+        if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+            tensors[name], is_as_in_file = tensor.float(), False
+        if not tensors[name].isfinite().all():
+            raise LoraRejected(f"{file.name} has NaN or infinite values in {name}")
+        if name.endswith("alpha") and tensor.numel() != 1:
+            raise LoraRejected(f"{name} has {tensor.numel()} entries: must be one number")
+    return AdapterTensors(tensors, header, _peft_config(file), is_as_in_file)
+
+
+def _peft_config(file: Path) -> dict[str, Any] | None:
+    """The settings in `adapter_config.json`, which PEFT writes beside the weights."""
+    place = file.with_name("adapter_config.json")
+    if file.stem != "adapter_model" or not place.is_file():
+        return None
+    from peft import LoraConfig
+
+    try:
+        settings = json.loads(place.read_text())
+        kind = settings.pop("peft_type", "LORA")
+        for name in ("auto_mapping", "base_model_name_or_path", "task_type", "revision"):
+            settings.pop(name, None)
+        LoraConfig(**settings)
+    except (ValueError, TypeError, AttributeError, OSError) as error:
+        raise LoraRejected(f"{place.name} beside {file.name} cannot be read: {error}") from error
+    if kind != "LORA":
+        raise LoraRejected(f"{place.name} beside {file.name} says {kind}: only LORA is read")
+    return dict(settings)
+
+
+def shown(layers: Iterable[str], most: int = 3) -> str:
+    """A few of some layers, for a message."""
+    names = sorted(layers)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

@@ -1,0 +1,70 @@
+"""The files of a folder of adapters. No torch."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from carpool.request.adapter_names import adapter_id, names_of
+from carpool.request.lora import STANDARD, SUFFIX
+
+PICKLES = (".ckpt", ".pt", ".pth", ".bin")
+MAX_DEPTH, MAX_FILES = 8, 10_000  # half as many is more than anybody has; twice is a wrong folder
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """A file of the folder that is an adapter, or might be taken for one."""
+
+    id: str
+    names: tuple[str, ...]
+    path: Path
+    problem: str = ""  # why it cannot be one
+
+
+def files_in(folder: Path) -> list[AdapterFile]:
+    """The adapters of a folder and its sub-folders, sorted by path, under ids that differ.
+
+    A file that has its trainer's standard name is called as its folder.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    root = folder.expanduser()
+    os.scandir(root).close()  # `walk` would leave it out without a word
+    ids: dict[str, AdapterFile] = {}
+    for path in sorted(_walk(root)):
+        parts = path.relative_to(root).parts
+        stem = path.name[: -len(path.suffix)]
+        own = parts[:-1] if stem in STANDARD and len(parts) > 1 else (*parts[:-1], stem)
+        is_pickle = path.suffix.lower() in PICKLES
+        id_ = adapter_id("/".join(own))
+        if id_ in ids:  # as two files that differ in the suffix
+            if is_pickle:
+                continue
+            digest = blake2b(os.fsencode("/".join(parts)), digest_size=3).hexdigest()
+            id_ = f"{id_[:57]}-{digest}"
+        problem = f"{path.name} is a pickle, which can run code: convert it to {SUFFIX}"
+        ids[id_] = AdapterFile(id_, names_of(own), path, problem if is_pickle else "")
+    return list(ids.values())
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    seen: set[str] = set()
+    count = 0
+    for place, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(place)
+        depth = len(Path(place).relative_to(root).parts)
+        if real in seen or depth > MAX_DEPTH:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in files:
+            if name.startswith(".") or not name.lower().endswith((SUFFIX, *PICKLES)):
+                continue
+            count += 1
+            if count > MAX_FILES:
+                raise OSError(f"more than {MAX_FILES} adapters: is it the right folder?")
+            yield Path(place, name)
