@@ -21,7 +21,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from carpool.engine.adapters.hooks import Adapters
-from carpool.engine.adapters.reader import Part
+from carpool.engine.adapters.parts import Part
 from carpool.models.embedded import MODEL_DIR
 from carpool.request.lora import AdapterScales
 

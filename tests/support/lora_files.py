@@ -18,6 +18,9 @@ LAYERS = {  # by family, of each component
         "text_encoder": r".*(q_proj|fc1)",
         "text_encoder_2": r".*(v_proj|fc2)",
     },
+    "zimage": {"transformer": r"layers\..*\.(to_[qkv]|to_out\.0)"},
+    "wan21_t2v": {"transformer": r"blocks\..*\.(to_[qkv]|to_out\.0)"},
+    "wan22_t2v_a14b": {"transformer": r"blocks\..*\.(to_[qkv]|to_out\.0)"},
 }
 RANK = 4
 
@@ -34,6 +37,50 @@ def weights(family: str, seed: int, *, std: float = 0.3) -> dict[str, Tensor]:
                 for name, shape in (("lora_A", down), ("lora_B", up)):
                     drawn = torch.randn(shape, generator=chance) * std
                     made[f"{component}.{path}.{name}.weight"] = drawn
+    return made
+
+
+def dora(state: dict[str, Tensor], family: str, component: str) -> dict[str, Tensor]:
+    """The same for one component, with magnitudes that are not those of the weights: a DoRA."""
+    chance, made = torch.Generator().manual_seed(7), dict[str, Tensor]()
+    for name, weight in state.items():
+        if not name.startswith(f"{component}."):
+            continue
+        made[name] = weight
+        layer_path = name.removeprefix(f"{component}.").removesuffix(".lora_B.weight")
+        if name.endswith(".lora_B.weight"):
+            own = getattr(served(family), component).get_submodule(layer_path).weight.detach()
+            lengths = own.flatten(1).norm(dim=1)
+            lengths = lengths * (1 + 0.3 * torch.rand(len(lengths), generator=chance))
+            shape = (-1,) if own.ndim == 2 else (1, -1, 1, 1)
+            made[f"{component}.{layer_path}.lora_magnitude_vector"] = lengths.view(shape)
+    return made
+
+
+def lokr(state: dict[str, Tensor], family: str, factor: int = 4) -> dict[str, Tensor]:
+    """A LoKr of the same layers of a transformer, in the names of ai-toolkit."""
+    chance, made = torch.Generator().manual_seed(8), dict[str, Tensor]()
+    for name in state:
+        if name.endswith(".lora_B.weight"):
+            path = name.removeprefix("transformer.").removesuffix(".lora_B.weight")
+            gives, takes = served(family).transformer.get_submodule(path).weight.shape
+            shapes = {"w1": (factor, factor), "w2": (gives // factor, takes // factor)}
+            for factor_name, shape in shapes.items():
+                drawn = torch.randn(shape, generator=chance) * 0.3
+                made[f"diffusion_model.{path}.lokr_{factor_name}"] = drawn
+            made[f"diffusion_model.{path}.alpha"] = torch.tensor(1.0)
+    return made
+
+
+def comfy(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A Wan adapter in the names of ComfyUI."""
+    names = {".attn1.": ".self_attn.", ".attn2.": ".cross_attn.", ".to_out.0.": ".o."}
+    names |= {f".to_{one}.": f".{one}." for one in "qkv"}
+    made = {}
+    for name, weight in state.items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        made[name.replace("transformer.", "diffusion_model.", 1)] = weight
     return made
 
 

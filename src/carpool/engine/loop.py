@@ -120,8 +120,10 @@ class EngineCore:
                 request. None: none is kept.
 
         Raises:
+            InvalidValue: an adapter of the request is not here.
             TooLate, Overloaded, Draining: see `AdmissionControl.check`, `RequestQueue.put`.
         """
+        self._installation.adapters.check(request.lora)
         self.scheduler.admission.check(request, self.running.states, waited_s)
         self._queue.put(
             request,

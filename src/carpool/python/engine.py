@@ -250,18 +250,20 @@ class Engine:
         self._owner.check()
         return Handle(request, self._loop, follow, self._owner)
 
-    def add_lora(self, name: str, path: str | Path) -> None:
+    def add_lora(self, name: str, path: str | Path, *, target: str | None = None) -> None:
         """Register an adapter while requests run; from then on they may say `lora=[{"id": name}]`.
 
         Args:
             name: how requests will name it; letters, digits, '.', '_' and '-'.
             path: of a .safetensors file in any layout that diffusers reads, or its folder.
+            target: the expert it is for, of a model with two: `transformer` (high noise) or
+                `transformer_2`; default: as the file or its name says, else the first.
 
         Raises:
             LoraRejected: the name is taken, or the file is no LoRA for this model.
         """
         self._owner.check()
-        self._loop.add_lora(name, path)
+        self._loop.add_lora(name, path if target is None else f"{path}@{target}")
 
     def statistics(self) -> dict[str, Any]:
         """Statistics: running and waiting requests, forwards so far; see `carpool.engine.loop`."""

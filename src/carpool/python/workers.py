@@ -30,6 +30,7 @@ from carpool.errors import (
 from carpool.fleet.local import local_pool
 from carpool.fleet.models import ModelSpec
 from carpool.fleet.pool import Pool
+from carpool.request.adapter_names import split_target
 from carpool.request.card import Card
 from carpool.request.lora import adapter_file, check_header, check_name
 from carpool.types import CheckedRequest, Event, Timings
@@ -188,12 +189,13 @@ class WorkerEngine:
             LoraRejected: the name is taken, or the file is no LoRA for this model.
         """
         check_name(name, list(self.loaded.card.lora))
-        file = Path(path).expanduser().absolute()
+        place, target = split_target(str(path))
+        file = Path(place).expanduser().absolute()
         try:
             check_header(adapter_file(file))
         except OSError as error:
             raise LoraRejected(f"adapter {name!r}: {error}") from error
-        self._ask(self._add_lora(name, str(file)))
+        self._ask(self._add_lora(name, f"{file}@{target}" if target else str(file)))
 
     async def _add_lora(self, name: str, path: str) -> None:
         try:

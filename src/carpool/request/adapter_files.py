@@ -1,4 +1,4 @@
-"""The files of a folder of adapters. No torch."""
+"""The files of a folder of adapters."""
 
 import os
 from collections.abc import Iterator
@@ -32,6 +32,8 @@ def files_in(folder: Path) -> list[AdapterFile]:
         OSError: the folder cannot be read.
     """
     root = folder.expanduser()
+    if not root.exists():
+        return []
     os.scandir(root).close()  # `walk` would leave it out without a word
     ids: dict[str, AdapterFile] = {}
     for path in sorted(_walk(root)):

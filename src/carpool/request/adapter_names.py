@@ -35,7 +35,7 @@ def adapter_id(name: str) -> str:
     """
     if NAME.fullmatch(name):
         return name
-    raw = unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")
+    raw = unicodedata.normalize("NFC", name).encode("utf-8", "surrogatepass")
     digest = blake2b(raw, digest_size=3).hexdigest()
     ascii_only = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     plain = re.sub(r"[^A-Za-z0-9.-]+", "_", ascii_only).strip("._-")[:48]
@@ -65,6 +65,15 @@ def find_adapter(name: str, adapters: Iterable[AdapterInfo]) -> AdapterInfo | No
         if offered:
             return offered[0]
     return None
+
+
+def name_for_tag(adapter: AdapterInfo, adapters: Sequence[AdapterInfo]) -> str:
+    """The name by which a prompt's tag finds an adapter: its file's, or else its id."""
+    for name in reversed(adapter.names):
+        is_plain = not re.search(r"[:<>]", name)
+        if is_plain and sum(name in (one.id, *one.names) for one in adapters) == 1:
+            return name
+    return adapter.id
 
 
 def split_target(place: str) -> tuple[str, str]:

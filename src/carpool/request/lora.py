@@ -82,9 +82,10 @@ def _adapter(name: Any, target: Any, known: Sequence[str], adapters: Sequence[Ad
         adapter = find_adapter(name, adapters)
     if adapter is None:
         raise _wrong(f"no adapter {_cut(name)}{_hint(name, known)}")
-    if adapter.problem or adapter.id not in known:
-        why = adapter.problem or "it is not there any more"
-        raise _wrong(f"adapter {_cut(name)}, which cannot be used: {why}")
+    if adapter.problem:
+        raise _wrong(f"adapter {_cut(name)}, which cannot be used: {adapter.problem}")
+    if adapter.id not in known:
+        raise _wrong(f"no adapter {_cut(name)} any more: its file is gone")
     if target in (None, "all", adapter.target or None):
         return adapter.id
     if target not in adapter.targets:

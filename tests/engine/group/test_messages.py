@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from carpool.engine.adapters.reader import Part
+from carpool.engine.adapters.parts import Part
 from carpool.engine.group import adapter_layers, messages, packing
 from carpool.engine.group.packing import Packer, Unpacker
 from carpool.errors import PipelineFailed

@@ -39,7 +39,6 @@ class Folder:
         """
         self._path, self._add = path, add
         self._registered: dict[str, Stamp] = {}
-        self._tried: dict[str, Stamp] = {}  # files that were refused
         self.hidden: frozenset[str] = frozenset()
         self.changed: dict[str, str] = {}
         self.refused: dict[str, AdapterInfo] = {}
@@ -74,9 +73,6 @@ class Folder:
                 if stamp != self._registered[id_]:
                     self.changed[id_] = _CHANGED
                 return ""
-            if self._tried.get(id_) == stamp and id_ in self.refused:
-                return self.refused[id_].problem
-            self._tried[id_] = stamp
             self._add(id_, file.path, file.names)
             self._registered[id_] = stamp
             return ""

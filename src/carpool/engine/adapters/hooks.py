@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from carpool.engine.adapters.parts import Part
-from carpool.engine.adapters.reader import AdapterReader, Parts, Reading
+from carpool.engine.adapters.reader import AdapterParts, AdapterReader, Reading
 from carpool.engine.intercept import Call, is_compiled
 from carpool.engine.weights.sample import sample
-from carpool.errors import LoraRejected
+from carpool.errors import InvalidValue, LoraRejected
 from carpool.request.adapter_names import AdapterInfo
 from carpool.request.lora import AdapterScales, check_name
 
@@ -195,9 +195,20 @@ class Adapters:
                 self._take(f"{name}@{expert}", parts)
                 yield expert
 
-    def _take(self, name: str, parts: Parts) -> None:
+    def _take(self, name: str, parts: AdapterParts) -> None:
         self._identities[name] = _identity(parts)
         self.take(name, parts)
+
+    def check(self, applied: AdapterScales) -> None:
+        """Refuse a request whose adapters are not here, as after a restart without them.
+
+        Raises:
+            InvalidValue: names the adapter.
+        """
+        for name, _ in applied:
+            if name not in self._parts:
+                rule = "has no adapter of this name that fits the model: see GET /v1/list_loras"
+                raise InvalidValue(f"lora has {name!r}: the worker {rule}", param="lora")
 
     def warnings(self, applied: AdapterScales) -> list[str]:
         """What of a request's adapters is not applied."""

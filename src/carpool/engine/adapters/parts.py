@@ -1,7 +1,7 @@
 """The additions of an adapter to single layers, by PEFT's formulas: LoRA, DoRA and LoKr."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,10 @@ class Part:
         if self.magnitude is None:
             output.add_(delta, alpha=scaling)
             return
-        layer = base_layer(layer)
-        channels = (-1,) + (1,) * (layer.weight.ndim - 2)  # of an output: the last axis, or axis 1
-        share = (self.magnitude / self._lengths(layer.weight, scaling)).view(channels)
-        own = output if layer.bias is None else output - layer.bias.view(channels)
+        real = base_layer(layer)
+        channels = (-1,) + (1,) * (real.weight.ndim - 2)  # of an output: the last axis, or axis 1
+        share = (self.magnitude / self._lengths(real.weight, scaling)).view(channels)
+        own = output if real.bias is None else output - real.bias.view(channels)
         output.add_((share - 1) * own + share * delta * scaling)
 
     def _lengths(self, weight: Tensor, scaling: float) -> Tensor:
@@ -47,7 +47,9 @@ class Part:
         up: Any = self.up.weight
         down: Any = self.down.weight
         product = up.flatten(1) @ down.flatten(1)
-        return torch.linalg.norm(weight.to(product.dtype).flatten(1) + scaling * product, dim=1)
+        changed: Tensor = weight.to(product.dtype).flatten(1) + scaling * product
+        lengths: Tensor = torch.linalg.vector_norm(changed, dim=1)
+        return lengths
 
 
 class Kronecker(nn.Module):
@@ -70,8 +72,9 @@ class Kronecker(nn.Module):
         return self.first.shape[0] * self.second.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        cells = x.unflatten(-1, (self.first.shape[1], self.second.shape[1]))
-        return (self.first @ (cells @ self.second.T)).flatten(-2)
+        cells = x.reshape(*x.shape[:-1], self.first.shape[1], self.second.shape[1])
+        product: Tensor = self.first @ (cells @ self.second.T)
+        return product.flatten(-2)
 
 
 def base_layer(layer: Any) -> Any:
@@ -106,7 +109,8 @@ def part_of(layer: Any, adapter: str, real: Any) -> Part:
                     variants.DoraConv2dVariant, variants.DoraConv3dVariant)  # fmt: skip
             if type(variant) not in dora:
                 raise LoraRejected(f"it has a {type(variant).__name__}, which is not served")
-            magnitude = layer.lora_magnitude_vector[adapter].weight.detach().flatten()
+            vectors: Any = layer.lora_magnitude_vector
+            magnitude = vectors[adapter].weight.detach().flatten()
         down, up = layer.lora_A[adapter], layer.lora_B[adapter]
         sizes = tuple(down.weight.shape[1:]), up.weight.shape[0]
     else:
@@ -133,15 +137,15 @@ def part_of(layer: Any, adapter: str, real: Any) -> Part:
 
 def _factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
     """The two matrices of a LoKr, each whole or as a product of two."""
-    names = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
-    first, first_a, first_b, second, second_a, second_b = (
-        getattr(layer, name)[adapter].detach() if adapter in getattr(layer, name) else None
-        for name in names
-    )
-    return (
-        first_a @ first_b if first is None else first,
-        second_a @ second_b if second is None else second,
-    )
+
+    def factor(name: str) -> Tensor:
+        whole: Any = getattr(layer, name)
+        if adapter in whole:
+            return cast("Tensor", whole[adapter].detach())
+        left, right = (getattr(layer, f"{name}_{side}")[adapter].detach() for side in "ab")
+        return cast("Tensor", left @ right)
+
+    return factor("lokr_w1"), factor("lokr_w2")
 
 
 def sizes_of(layer: Any) -> tuple[tuple[int, ...], int]:

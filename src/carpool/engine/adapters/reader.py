@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from carpool.engine.adapters.parts import Part, part_of, sizes_of
 from carpool.engine.adapters.shadow import copy_of, shadow
@@ -34,7 +34,7 @@ _EXPERTS = ("transformer", "transformer_2")  # for high noise, for low noise
 _MOST_TEXT = 400  # of a loader's message: some list each tensor of a file
 _TRIES = 4  # each leaves out layers that a loader cannot place: more than one kind is rare
 
-Parts = dict[tuple[str, str], Part]
+AdapterParts = dict[tuple[str, str], Part]
 """The parts of an adapter, by component and path of the layer."""
 
 
@@ -42,7 +42,7 @@ Parts = dict[tuple[str, str], Part]
 class Reading:
     """What an adapter's file says for this pipeline."""
 
-    parts: Parts
+    parts: AdapterParts
     target: str = ""  # the expert that it is for; empty: both, or there are none
     warnings: tuple[str, ...] = ()
     trainer_name: str = ""  # as the trainer wrote it into the file
@@ -178,9 +178,8 @@ class AdapterReader:
             part = part_of(layer, _INSIDE, real)
         except LoraRejected as error:
             raise LoraRejected(f"{where}: {error}") from None
-        weights = [*part.down.parameters(), *part.up.parameters()]
-        if part.magnitude is not None:
-            weights.append(part.magnitude)
+        weights: list[Tensor] = [*part.down.parameters(), *part.up.parameters()]
+        weights += [] if part.magnitude is None else [part.magnitude]
         if any(weight.is_meta for weight in weights):  # PEFT had nothing to put there
             raise LoraRejected(f"the weights for {where} are not complete")
         with beside(self._device):  # the forward that runs
@@ -195,7 +194,7 @@ class AdapterReader:
             raise LoraRejected(f"the weights for {where} do not fit into {part.dtype}")
         return Part(part.down, part.up, part.scaling, part.dtype, magnitude)
 
-    def for_expert(self, parts: Parts, expert: str) -> Parts | None:
+    def for_expert(self, parts: AdapterParts, expert: str) -> AdapterParts | None:
         """The same parts for one of the experts; None where its layers are others."""
         moved = {
             (expert if component in self.experts else component, path): part
@@ -231,13 +230,13 @@ class _Load:
         self._kept: set[str] = set()
         self.strays: set[str] = set()
         self.warnings: list[str] = []
-        self.parts: Parts = {}
+        self.parts: AdapterParts = {}
 
     def run(self, file: Path, *, is_second: bool) -> None:
         target = copy.copy(self._pipe)
         for name, module in self._modules.items():
             setattr(target, name, module)
-        options = {"load_into_transformer_2": True} if is_second else {}
+        options: dict[str, Any] = {"load_into_transformer_2": True} if is_second else {}
         target.lora_state_dict = self._state_dict
         with _heard("diffusers", "transformers") as messages:
             if self._tensors.is_as_in_file and self._tensors.config is None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from carpool.engine.adapters.parts import sizes_of
+from carpool.engine.adapters.parts import base_layer, sizes_of
 
 _HOOKS = ("_diffusers_hook", "_hf_hook")  # they hold weights, and would put them back
 
@@ -60,10 +60,9 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 def _remove_adapters(module: Any) -> None:
     """Remove the adapters that the user has loaded: the layers below them stay."""
-    if not hasattr(module, "peft_config"):
-        return
-    from diffusers.utils import recurse_remove_peft_layers
-
-    recurse_remove_peft_layers(module)
-    del module.peft_config
-    module._hf_peft_config_loaded = False
+    for path, layer in [*module.named_modules()]:
+        if path and hasattr(layer, "get_base_layer"):
+            module.set_submodule(path, base_layer(layer))
+    if hasattr(module, "peft_config"):
+        del module.peft_config
+        module._hf_peft_config_loaded = False

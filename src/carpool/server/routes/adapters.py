@@ -6,6 +6,7 @@ ends; jobs keep the adapters that they were accepted with.
 """
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from carpool.errors import (
     reason,
     show,
 )
+from carpool.request.adapter_names import AdapterInfo, adapter_id, find_adapter
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
@@ -38,7 +40,9 @@ class SetLora(BaseModel):
         None, description="a new file of --lora-dir, NICKNAME.safetensors, to be read first"
     )
     strength: Any = schema.ours("number", "scale of the adapter; or a list")
-    target: Any = Field("all", description="all: an adapter goes where its file says; or a list")
+    target: Any = Field(
+        "all", description="all: where the adapter's file says; or one of two experts; or a list"
+    )
     merge_mode: str | None = Field(None, description="auto or dynamic: nothing is merged")
     lora_alpha: Any = schema.ours("null", "the file says it")
     model: str | None = Field(None, description="of several; default: the first")
@@ -57,8 +61,19 @@ class Applied(BaseModel):
 
 
 class LoadedAdapter(BaseModel):
-    nickname: str
+    nickname: str = Field(description="its id")
     path: None = Field(default=None, description="servers do not say where files are")
+    names: list[str] = Field([], description="what else requests may call it")
+    target: str | None = Field(None, description="the one of two experts that it changes")
+    warnings: list[str] = Field([], description="what of it is not applied")
+
+
+class RefusedAdapter(BaseModel):
+    """A file that requests cannot use."""
+
+    nickname: str
+    names: list[str] = []
+    problem: str = Field(description="why")
 
 
 class ActiveAdapter(BaseModel):
@@ -75,8 +90,9 @@ class ActiveAdapter(BaseModel):
 
 class AdapterList(BaseModel):
     loaded_adapters: list[LoadedAdapter]
+    refused_adapters: list[RefusedAdapter] = []
     active: dict[str, list[ActiveAdapter]] = Field(
-        description="`transformer`: the defaults of this API key; empty: none"
+        description="the defaults of this API key by `target`, `transformer` if none; empty: none"
     )
 
 
@@ -84,7 +100,6 @@ class AdapterList(BaseModel):
 async def set_lora(body: SetLora, context: Context) -> Applied:
     """Set the adapters of this API key's requests that name none themselves."""
     _check_key(context)
-    _check_target(body.target)
     if body.merge_mode not in MERGE_MODES:
         raise UnsupportedParameter.of(
             "merge_mode",
@@ -108,9 +123,14 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
         if path is not None:
             await _read(context.state, body.model, name, path)
     model = await _model(context, body.model)
-    entries = [{"id": name, "scale": scale} for name, scale in zip(names, strengths, strict=True)]
+    targets = _each(body.target, len(names), "target")
+    _check_target(targets, {place for one in model.card.adapters for place in one.targets})
+    entries = [
+        {"id": name, "scale": scale} | ({} if target in (None, "all") else {"target": target})
+        for name, scale, target in zip(names, strengths, targets, strict=True)
+    ]
     try:
-        check_lora(entries, model.card.lora)
+        check_lora(entries, model.card.lora, model.card.adapters)
     except InvalidValue as error:
         raise InvalidValue(error.message, param="lora_nickname") from None
     context.state.default_lora[model.id, context.client.owner] = entries
@@ -133,15 +153,32 @@ async def list_loras(context: Context, model: str | None = None) -> AdapterList:
     """The adapters that requests may name, and the defaults of this API key."""
     served = await _model(context, model)
     chosen = context.state.default_lora.get((served.id, context.client.owner), [])
-    names, scales = [one["id"] for one in chosen], [one["scale"] for one in chosen]
-    active = {}
-    if chosen:
+    active = dict[str, list[ActiveAdapter]]()
+    for target in dict.fromkeys(one.get("target", "transformer") for one in chosen):
+        mine = [one for one in chosen if one.get("target", "transformer") == target]
+        names, scales = [one["id"] for one in mine], [one["scale"] for one in mine]
         one = ActiveAdapter(
             nickname=",".join(names), nicknames=names, strength=scales[0], strengths=scales
         )
-        active["transformer"] = [one]
+        active[target] = [one]
+    known = {one.id: one for one in served.card.adapters if not one.problem}
+    loaded = [known.get(name, AdapterInfo(name)) for name in served.card.lora]
     return AdapterList(
-        loaded_adapters=[LoadedAdapter(nickname=name) for name in served.card.lora], active=active
+        loaded_adapters=[
+            LoadedAdapter(
+                nickname=one.id,
+                names=list(one.names),
+                target=one.target or None,
+                warnings=list(one.warnings),
+            )
+            for one in loaded
+        ],
+        refused_adapters=[
+            RefusedAdapter(nickname=one.id, names=list(one.names), problem=one.problem)
+            for one in served.card.adapters
+            if one.problem
+        ],
+        active=active,
     )
 
 
@@ -157,12 +194,13 @@ def _check_key(context: AuthenticatedRequest) -> None:
         raise KeyRequired(f"clients {rule}request: lora=[{{'id': NAME, 'scale': 1.0}}]")
 
 
-def _check_target(target: Any) -> None:
-    for one in target if isinstance(target, list) else [target]:
-        if one != "all":
-            rule = "an adapter goes where its file says: leave it out"
+def _check_target(targets: Any, experts: Collection[str] = ()) -> None:
+    for target in targets if isinstance(targets, list) else [targets]:
+        if target not in (None, "all", *experts):
+            known = " or ".join(("all", *sorted(experts)))
+            rule = f"say {known}, or leave it out"
             raise UnsupportedParameter(
-                f"target={show(one)} is not supported: {rule}", param="target"
+                f"target={show(target)} is not supported: {rule}", param="target"
             )
 
 
@@ -183,11 +221,11 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
         InvalidValue: the file is not in the folder, has another name, or cannot be read.
     """
     pool: Any = state.backend if state.fleet is None else (await state.fleet.loaded(model))[0]
-    if name in pool.ready.card.lora:
+    if _offered(pool, name) is not None:
         return  # a name always means the same weights
     folder = state.settings.lora_dir
     file = Path(path)
-    if file.stem != name or file.suffix != SUFFIX:
+    if name not in (file.stem, adapter_id(file.stem)) or file.suffix.lower() != SUFFIX:
         raise InvalidValue.of(
             "lora_path", path, f"the file must be named as the adapter, {name[:64]}{SUFFIX}"
         )
@@ -209,9 +247,18 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
         if all(before is None or one.ready is not before for one, before in workers.items()):
             break  # each has answered
         await asyncio.sleep(LOOK_S)
-    if not all(one.ready is None or name in one.ready.card.lora for one in workers):
-        rule = "is no adapter of this model that can be read; the server's log says why"
-        raise InvalidValue(f"{name}{SUFFIX} {rule}", param="lora_path")
+    for one in workers:
+        if one.ready is not None and _offered(one, name) is None:
+            adapter = find_adapter(name, one.ready.card.adapters)
+            why = adapter.problem if adapter else "is no adapter of this model that can be read"
+            raise InvalidValue(f"{name}{SUFFIX}: {why}", param="lora_path")
+
+
+def _offered(worker: Any, name: str) -> AdapterInfo | None:
+    card = worker.ready.card
+    known = [one for one in card.adapters if one.id in card.lora and not one.problem]
+    rest = [AdapterInfo(id_) for id_ in card.lora if id_ not in {one.id for one in known}]
+    return find_adapter(name, [*known, *rest])
 
 
 def _in_folder(folder: str | None, file: Path) -> Path | None:
@@ -221,6 +268,6 @@ def _in_folder(folder: str | None, file: Path) -> Path | None:
     place = Path(folder).expanduser().resolve()
     try:
         meant = place / file if len(file.parts) == 1 else file.expanduser().resolve()
-        return meant if meant.parent == place and meant.is_file() else None
+        return meant if meant.is_relative_to(place) and meant.is_file() else None
     except (OSError, ValueError, RuntimeError):  # too long, NUL, no such user, a loop of links
         return None

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.masks import fitted
 from carpool.media.reader import ImageIntake, Sent
+from carpool.request.adapter_names import AdapterInfo, name_for_tag
 from carpool.request.card import Card
 from carpool.request.sizes import within
 from carpool.request.values import is_int
@@ -262,7 +263,9 @@ async def schedulers(context: Context) -> list[SchedulerName]:
 async def loras(context: Context) -> list[Lora]:
     """The adapters that a prompt may name, as `<lora:NAME:1>`."""
     model = await context.state.load(None, "loaded")
-    return [Lora(name=name, alias=name) for name in model.card.lora]
+    known = {one.id: one for one in model.card.adapters if not one.problem}
+    offered = [known.get(name, AdapterInfo(name)) for name in model.card.lora]
+    return [Lora(name=name_for_tag(one, offered), alias=one.id) for one in offered]
 
 
 @lists.post("/refresh-checkpoints")

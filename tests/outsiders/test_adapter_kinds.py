@@ -1,0 +1,393 @@
+"""Adapters of any kind are drawn as plain diffusers draws them; what is left out is reported."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel, GGUFQuantizationConfig
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import carpool
+from carpool.errors import LoraRejected
+from support.engine_driver import CLOSE, Drive, driving, fresh, gap, plain
+from support.lora_files import comfy, dora, kohya, lokr, weights, write
+from support.prepared import drawn, gguf_of
+from support.tiny import ARGUMENTS, checkpoint
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning",  # diffusers' Euler with numpy 2
+    "ignore:Already found a `peft_config`:UserWarning",
+)
+State = dict[str, Tensor]
+SCALE = -0.7
+CLEAR = 100 * CLOSE  # the least that an adapter must change a pixel
+
+
+def pictures(pipe: Any, family: str) -> Tensor:
+    """What plain diffusers draws."""
+    for module in pipe.components.values():
+        if isinstance(module, nn.Module):
+            module.requires_grad_(False)
+    pipe.set_progress_bar_config(disable=True)
+    dice = torch.Generator().manual_seed(0)
+    return drawn(vars(pipe("a cat", **ARGUMENTS[family], generator=dice)))
+
+
+def by_diffusers(file: Path, family: str, scale: float = SCALE) -> Tensor:
+    pipe: Any = fresh(family)
+    pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name="x")
+    pipe.set_adapters(["x"], [scale])
+    return pictures(pipe, family)
+
+
+def by_carpool(
+    drive: Drive, lora: list[dict[str, Any]] | None, family: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    request = drive.submit("a cat", lora=lora, **ARGUMENTS[family])
+    other = drive.submit("a cat", seed=5, **ARGUMENTS[family])  # shares its forwards, has none
+    drive.finish()
+    assert request.error is other.error is None
+    return drawn(request.outcome.fields), request.outcome.warnings
+
+
+def flux() -> State:
+    return weights("flux", 3)
+
+
+def wan() -> State:
+    return comfy(weights("wan21_t2v", 3, std=0.15))
+
+
+def sdxl() -> State:
+    return weights("sdxl", 3, std=0.1)
+
+
+def as_type(dtype: torch.dtype) -> State:
+    return {name: weight.to(dtype) for name, weight in flux().items()}
+
+
+def with_alphas(alpha: Tensor) -> State:
+    downs = (name for name in flux() if "lora_A" in name)
+    return flux() | {name.replace("lora_A.weight", "alpha"): alpha.clone() for name in downs}
+
+
+def pair(path: str, takes: int, gives: int, names: tuple[str, str] = ("lora_A", "lora_B")) -> State:
+    down, up = names
+    shapes = {down: (4, takes), up: (gives, 4)}
+    return {f"{path}.{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
+
+
+def mixed_ranks() -> State:
+    return {
+        name: (weight[:2] if "lora_A" in name else weight[:, :2].clone())
+        if "to_k" in name
+        else weight
+        for name, weight in flux().items()
+    }
+
+
+def image_attention() -> State:
+    paths = [f"diffusion_model.blocks.{i}.cross_attn.{x}_img" for i in (0, 1) for x in "kv"]
+    return wan() | {name: w for path in paths for name, w in pair(path, 24, 24).items()}
+
+
+EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warning names
+    "float8_e4m3fn": ("flux", lambda: as_type(torch.float8_e4m3fn), ""),
+    "float8_e5m2": ("flux", lambda: as_type(torch.float8_e5m2), ""),
+    "bfloat16": ("flux", lambda: as_type(torch.bfloat16), ""),
+    "alphas": ("flux", lambda: with_alphas(torch.tensor(2.0)), ""),
+    "alphas of one entry": ("flux", lambda: with_alphas(torch.tensor([2.0])), ""),
+    "a rank for each layer": ("flux", mixed_ranks, ""),
+    "DoRA": ("flux", lambda: dora(flux(), "flux", "transformer"), ""),
+    "DoRA with convolutions": ("sdxl", lambda: dora(sdxl(), "sdxl", "unet"), ""),
+    "DoRA of a text encoder": (
+        "sdxl",
+        lambda: dora(sdxl(), "sdxl", "text_encoder_2"),
+        "only the LoRA part",
+    ),
+    "DoRA whose magnitudes diffusers drops": (
+        "flux",
+        lambda: {
+            name.replace("lora_magnitude_vector", "dora_scale"): weight
+            for name, weight in dora(flux(), "flux", "transformer").items()
+        },
+        "only the LoRA part",
+    ),
+    "kohya": ("sdxl", lambda: kohya(sdxl(), alpha=2.0), "self_attn"),
+    "LoKr": ("zimage", lambda: lokr(weights("zimage", 3), "zimage"), ""),
+    "LoKr of other sizes": ("zimage", lambda: lokr(weights("zimage", 3), "zimage", 8), ""),
+    "a layer of a text encoder": (
+        "flux",
+        lambda: flux() | pair("text_encoder_2.encoder.block.0.layer.0.SelfAttention.q", 32, 32),
+        "SelfAttention.q",
+    ),
+    "a layer more than the model": (
+        "flux",
+        lambda: flux() | pair("transformer.transformer_blocks.9.attn.to_q", 32, 32),
+        "blocks.9.attn.to_q",
+    ),
+    "image attention on text to video": ("wan21_t2v", image_attention, "attn2.add_k_proj"),
+    "norms that are changed": (
+        "wan21_t2v",
+        lambda: wan() | {"diffusion_model.blocks.0.self_attn.norm_q.diff": torch.ones(24)},
+        "norm_q",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def drives() -> Iterator[Callable[[str], Drive]]:
+    """An engine for each family, one at a time."""
+    with pytest.MonkeyPatch.context():
+        open_: dict[str, Any] = {}
+
+        def drive(family: str) -> Drive:
+            if family not in open_:
+                close()
+                open_[family] = driving(family)
+                open_[f"{family}'s"] = open_[family].__enter__()
+            made: Drive = open_[f"{family}'s"]
+            return made
+
+        def close() -> None:
+            for context in list(open_.values())[::2]:
+                context.__exit__(None, None, None)
+            open_.clear()
+
+        yield drive
+        close()
+
+
+def register(drive: Drive, state: Mapping[str, Tensor], folder: Path) -> tuple[str, Path]:
+    name = f"x{len(drive.engine.loaded.card.lora)}"
+    file = write(folder / f"{name}.safetensors", dict(state))
+    drive.engine.add_lora(name, file)
+    return name, file
+
+
+@pytest.mark.parametrize("kind", EQUAL)
+def test_what_diffusers_draws_is_drawn(
+    kind: str, drives: Callable[[str], Drive], tmp_path: Path
+) -> None:
+    family, state, warning = EQUAL[kind]
+    drive = drives(family)
+    name, file = register(drive, state(), tmp_path)
+
+    picture, warnings = by_carpool(drive, [{"id": name, "scale": SCALE}], family)
+
+    alone = by_diffusers(file, family)
+    assert gap(picture, alone) < CLOSE
+    assert gap(alone, pictures(plain(family), family)) > CLEAR
+    assert [warning in text for text in warnings] == ([True] if warning else [])
+
+
+FITTING: dict[str, tuple[str, Callable[[], State], Callable[[], State], str]] = {
+    "a text encoder's layer": (
+        "wan21_t2v",
+        wan,
+        lambda: pair("diffusion_model.text_encoder.layers.0.q", 24, 24),
+        "text_encoder",
+    ),
+    "a text encoder's layer, of kohya": (
+        "wan21_t2v",
+        wan,
+        lambda: pair("lora_te_text_model_layers_0_fc1", 24, 24, ("lora_down", "lora_up")),
+        "lora_te_text",
+    ),
+    "an adapter of a norm": (
+        "flux",
+        flux,
+        lambda: pair("transformer.transformer_blocks.0.attn.norm_q", 16, 16),
+        "norm_q",
+    ),
+    "a norm": (
+        "flux",
+        flux,
+        lambda: {"transformer.transformer_blocks.0.attn.norm_q.weight": torch.ones(16)},
+        "norm_q",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_what_fits_is_applied_where_diffusers_refuses_the_rest(
+    kind: str, drives: Callable[[str], Drive], tmp_path: Path
+) -> None:
+    family, fitting, stray, named = FITTING[kind]
+    drive = drives(family)
+    name, _ = register(drive, fitting() | stray(), tmp_path)
+
+    picture, [warning] = by_carpool(drive, [{"id": name, "scale": SCALE}], family)
+
+    alone = by_diffusers(write(tmp_path / "fitting.safetensors", fitting()), family)
+    assert gap(picture, alone) < CLOSE
+    assert named in warning
+    assert "find no place" in warning
+
+
+@pytest.mark.parametrize("prefix", ["", "base_model.model."])
+def test_layers_named_without_their_component_are_the_denoisers(
+    prefix: str, drives: Callable[[str], Drive], tmp_path: Path
+) -> None:
+    bare = {f"{prefix}{n.removeprefix('transformer.')}": weight for n, weight in flux().items()}
+    drive = drives("flux")
+    name, _ = register(drive, bare, tmp_path)
+
+    picture, warnings = by_carpool(drive, [{"id": name, "scale": SCALE}], "flux")
+
+    assert gap(picture, by_diffusers(write(tmp_path / "own.safetensors", flux()), "flux")) < CLOSE
+    assert warnings == ()
+
+
+def test_a_folder_that_peft_wrote_has_the_scaling_of_its_config(
+    drives: Callable[[str], Drive], tmp_path: Path
+) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    pipe: Any = fresh("flux")
+    config = LoraConfig(
+        r=4, lora_alpha=10, target_modules=["to_q", "to_k"], init_lora_weights=False
+    )
+    torch.manual_seed(3)
+    get_peft_model(pipe.transformer, config).save_pretrained(str(tmp_path / "style"))
+    pipe = fresh("flux")
+    pipe.transformer = PeftModel.from_pretrained(pipe.transformer, tmp_path / "style").model
+    drive = drives("flux")
+    drive.engine.add_lora("peft", tmp_path / "style")
+
+    picture, _ = by_carpool(drive, [{"id": "peft"}], "flux")
+
+    assert gap(picture, pictures(pipe, "flux")) < CLOSE
+
+
+REFUSED: dict[str, tuple[Callable[[], State], str]] = {
+    "alpha of four entries": (lambda: with_alphas(torch.ones(4)), "has 4 entries: must be one"),
+    "no rank": (
+        lambda: {n: w[:0] if "lora_A" in n else w[:, :0].clone() for n, w in flux().items()},
+        "should be a positive integer",
+    ),
+    "infinite values": (
+        lambda: flux() | {next(iter(flux())): torch.full((4, 32), torch.inf)},
+        "NaN or infinite",
+    ),
+    "float8 that is no number": (
+        lambda: {n: (w * torch.nan).to(torch.float8_e4m3fn) for n, w in flux().items()},
+        "NaN or infinite",
+    ),
+    "scaled float8": (
+        lambda: as_type(torch.float8_e4m3fn) | {"transformer.x.scale_weight": torch.ones(())},
+        "scaled float8",
+    ),
+    "LoHa": (
+        lambda: {
+            n.replace("lora_", "hada_w1_").replace(".weight", ""): w for n, w in flux().items()
+        },
+        "a LoHa",
+    ),
+    "mostly another model": (
+        lambda: dict(
+            entry
+            for i in (0, *range(4, 9))
+            for entry in pair(f"transformer.transformer_blocks.{i}.attn.to_q", 32, 32).items()
+        ),
+        "5 of 6 layers are not in this FluxPipeline",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_odd_file_is_refused_by_name(
+    kind: str, drives: Callable[[str], Drive], tmp_path: Path
+) -> None:
+    state, reason = REFUSED[kind]
+    drive = drives("flux")
+    before = drive.engine.loaded.card.lora
+
+    with pytest.raises(LoraRejected, match=reason):
+        register(drive, state(), tmp_path)
+
+    assert drive.engine.loaded.card.lora == before
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+def test_an_adapter_is_beside_one_that_was_loaded_before(kind: str, tmp_path: Path) -> None:
+    first = write(tmp_path / "first.safetensors", flux())
+    state = {n: w for n, w in weights("flux", 4, std=0.1).items() if "to_q" in n}
+    second = write(
+        tmp_path / "second.safetensors",
+        state if kind == "LoRA" else dora(state, "flux", "transformer"),
+    )
+    pipe, judge = fresh("flux"), fresh("flux")
+    for one in (pipe, judge):
+        one.load_lora_weights(str(first.parent), weight_name=first.name, adapter_name="first")
+    pictures(pipe, "flux")
+    judge.load_lora_weights(str(tmp_path), weight_name=second.name, adapter_name="second")
+
+    with driving(pipe) as drive:
+        drive.engine.add_lora("second", second)
+        both, _ = by_carpool(drive, [{"id": "second", "scale": 0.6}], "flux")
+        alone, _ = by_carpool(drive, None, "flux")
+
+    judge.set_adapters(["first", "second"], [1.0, 0.6])
+    assert gap(both, pictures(judge, "flux")) < CLOSE
+    judge.set_adapters(["first"], [1.0])
+    assert gap(alone, pictures(judge, "flux")) < CLOSE
+    assert gap(alone, both) > CLEAR
+
+
+def test_two_doras_are_applied_in_the_order_of_the_request(
+    drives: Callable[[str], Drive], tmp_path: Path
+) -> None:
+    files = {
+        name: write(
+            tmp_path / f"{name}.safetensors",
+            dora(weights("flux", seed, std=0.1), "flux", "transformer"),
+        )
+        for seed, name in enumerate(("a", "b"))
+    }
+    drive, judge = drives("flux"), fresh("flux")
+    for name, file in files.items():
+        drive.engine.add_lora(name, file)
+        judge.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name=name)
+    orders = [["a", "b"], ["b", "a"]]
+
+    requests = [
+        drive.submit("a cat", lora=[{"id": name} for name in order], **ARGUMENTS["flux"])
+        for order in orders
+    ]
+    drive.finish()
+
+    alone = []
+    for request, order in zip(requests, orders, strict=True):
+        judge.set_adapters(order, [1.0, 1.0])
+        alone.append(pictures(judge, "flux"))
+        assert gap(request.image, alone[-1]) < CLOSE
+    assert gap(*alone) > CLEAR
+
+
+def test_adapters_go_beside_gguf_layers(tmp_path: Path) -> None:
+    [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
+    denoiser = gguf_of(load_file(file), tmp_path / "denoiser.gguf")
+    lora = write(tmp_path / "lora.safetensors", flux())
+    judge: Any = fresh("flux")
+    judge.transformer = FluxTransformer2DModel.from_single_file(
+        str(denoiser),
+        config=str(checkpoint("flux")),
+        subfolder="transformer",
+        quantization_config=GGUFQuantizationConfig(compute_dtype=torch.float32),
+        torch_dtype=torch.float32,
+    )
+    judge.load_lora_weights(str(tmp_path), weight_name=lora.name, adapter_name="x")
+    component = (f"transformer={denoiser}",)
+
+    with carpool.load(checkpoint("flux"), component=component, dtype="float32") as engine:
+        engine.add_lora("x", lora)
+        magnitudes = write(tmp_path / "dora.safetensors", dora(flux(), "flux", "transformer"))
+        with pytest.raises(LoraRejected, match="those are quantized: load the model unquantized"):
+            engine.add_lora("dora", magnitudes)
+        [output] = engine.generate("a cat", seed=0, lora=[{"id": "x"}], **ARGUMENTS["flux"])
+
+    assert gap(output.images, pictures(judge, "flux")) < CLOSE
