@@ -66,7 +66,7 @@ def live(folder: Path, seed: int) -> None:
             elif what < 0.6:
                 running += [job.id for job in store.take(rng.randint(1, 3))]
             elif what < 0.65 and running:
-                store.requeue(running.pop(0), is_lost=True)
+                store.requeue(running.pop(0))
             elif what < 0.9 and running:
                 job_id = running[0]
                 if store.complete(job_id, lambda folder, name=job_id: write(folder, name)):  # type: ignore[misc]

@@ -61,7 +61,7 @@ def test_inputs_are_there_until_the_job_ends_whatever_happens_meanwhile(
     store = opened(clock=StoreClock(*3 * [lambda: now_s]), ttl_s=50)
     job = submit(store)
     store.take(1)
-    store.requeue(job.id, is_lost=True)
+    store.requeue(job.id)
     store = opened(clock=StoreClock(*3 * [lambda: now_s]), ttl_s=50)
     store.take(1)
     assert store.input(job.id, "a.png") == b"12345"

@@ -9,7 +9,7 @@ from carpool.worker import protocol
 class FakeChild:
     """A worker's process: says what it is told to, and notes what it gets."""
 
-    end, is_lost = "it ended with exit code 7", False
+    end, is_lost, is_explained = "it ended with exit code 7", False, False
 
     def __init__(self) -> None:
         self.got: list[protocol.ToWorker] = []

@@ -8,6 +8,7 @@ from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerL
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
+from carpool.worker.guilt import CrashEvidence, Death
 from carpool.worker.requests import Moved
 from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
 from support.app import CARD
@@ -31,7 +32,8 @@ class FakeWorker:
         self.ready: protocol.WorkerReady | None = None
         self._state: WorkerState = "starting"
         self.running: dict[str, asyncio.Future[protocol.Done]] = {}
-        self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths
+        self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths of its workers
+        self._evidence: dict[str, CrashEvidence] = {}  # of running requests
         self.held_s, self.lora = 0.0, dict[str, str]()
         self.stopped = self.retired = False
         self.asked_to_release: list[str] = []
@@ -60,15 +62,14 @@ class FakeWorker:
     def has_failed(self) -> bool:
         return self._failed.is_set()
 
-    def die(self, deaths: int = 1) -> None:
+    def die(self) -> None:
         self._state = "worker_lost"
         self._is_open.clear()
         self._tell()
-        for answer in self.running.values():
+        for request_id, answer in self.running.items():
             if not answer.done():
-                answer.set_exception(
-                    Moved(deaths) if self.listener else WorkerLost("the worker died")
-                )
+                self._evidence[request_id].died(Death(self, 0.0))
+                answer.set_exception(Moved() if self.listener else WorkerLost("the worker died"))
 
     def finish(self, request_id: str) -> None:
         done = protocol.Done(request_id, 1, [], Timings(), protocol.TokenUsage(1, 1))
@@ -124,10 +125,11 @@ class FakeWorker:
         on_preview: Any = None,
         *,
         waited_s: float = 0.0,
-        deaths: int = 0,
+        evidence: CrashEvidence | None = None,
     ) -> protocol.Done:
         self.check_open()
-        self.got.append((request.request_id, waited_s, deaths))
+        evidence = self._evidence[request.request_id] = evidence or CrashEvidence()
+        self.got.append((request.request_id, waited_s, evidence.lives))
         answer: asyncio.Future[protocol.Done] = asyncio.get_running_loop().create_future()
         self.running[request.request_id] = answer
         try:
@@ -164,7 +166,7 @@ class FakeWorker:
         self.asked_to_release.append(request_id)
         answer = self.running.get(request_id)
         if answer is not None and not answer.done() and request_id not in self.keeps:
-            answer.set_exception(Moved(0, was_released=True))
+            answer.set_exception(Moved(was_released=True))
 
     def hold(self, work_s: float) -> None:
         self.held_s = work_s

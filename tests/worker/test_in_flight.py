@@ -1,4 +1,4 @@
-"""Which requests go to the next worker: the guilty one is found, the others are answered."""
+"""Which requests go to the next worker: the guilty one is identified, the others are answered."""
 
 from collections import Counter
 
@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.types import CheckedRequest
-from carpool.worker.in_flight import MAX_RERUNS, InFlight, InFlightRequest
+from carpool.worker.guilt import Death
+from carpool.worker.in_flight import InFlight, InFlightRequest
 from carpool.worker.protocol import Submit
 
 
@@ -29,8 +30,14 @@ class Requests(InFlight[InFlightRequest]):
             if found := self.get(name):
                 found.has_started = True
 
-    def died(self) -> list[str]:
-        return [one.id for one in self.worker_died()]
+    def advance(self, name: str, position: int) -> None:
+        if found := self.get(name):
+            found.evidence.reached(position)
+
+    def died(self, *, is_explained: bool = False) -> list[str]:
+        """A worker dies; returns what fails once the next one is ready."""
+        self.worker_died(Death(self, 0.0, is_explained))
+        return [one.id for one in self.take_guilty()]
 
     def answer(self, name: str) -> bool:
         found = self.get(name)
@@ -44,6 +51,14 @@ def running(*names: str) -> Requests:
     assert requests.due() == list(names)
     requests.start(*names)
     return requests
+
+
+def die_together(requests: Requests, *names: str) -> None:
+    """Two workers die in which all of these ran."""
+    for _ in range(2):
+        assert requests.died() == []
+        requests.due()
+        requests.start(*names)
 
 
 def test_each_request_is_sent_once_in_the_order_of_arrival() -> None:
@@ -61,12 +76,11 @@ def test_after_one_death_all_go_again_together() -> None:
     assert requests.due() == ["a", "b"]
 
 
-def test_after_two_deaths_each_that_ran_goes_alone_and_newcomers_wait() -> None:
+def test_after_two_deaths_at_one_point_each_that_ran_goes_alone_and_newcomers_wait() -> None:
     requests = running("a", "b")
     requests.died()
     requests.due()
-    requests.start("a")
-    requests.start("b")
+    requests.start("a", "b")
     requests.died()
     requests.add_new("new")
 
@@ -78,19 +92,51 @@ def test_after_two_deaths_each_that_ran_goes_alone_and_newcomers_wait() -> None:
     assert requests.due() == ["new"]
 
 
-def test_who_kills_alone_as_well_fails_and_the_others_go_on() -> None:
-    requests = running("bad", "good")
-    for _ in range(2):
-        requests.died()
-        requests.due()
-        requests.start("bad")
-        requests.start("good")
+def test_a_suspect_that_gets_past_the_point_lets_the_others_in() -> None:
+    requests = running("a")
+    die_together(requests, "a")
+    requests.add_new("new")
+    assert requests.due() == []
 
+    requests.advance("a", 1)
+
+    assert requests.due() == ["new"]
+
+
+def test_after_deaths_with_progress_or_an_explanation_all_go_again_together() -> None:
+    requests = running("advancing", "stuck")
+    for position in range(1, 12):
+        requests.advance("advancing", position)
+        assert requests.died(is_explained=True) == []
+        assert requests.due() == ["advancing", "stuck"]
+        requests.start("advancing", "stuck")
+
+
+def test_who_kills_alone_as_well_fails_and_the_others_go_on_together() -> None:
+    requests = running("bad", "good", "better")
+    die_together(requests, "bad", "good", "better")
+
+    assert requests.died() == []  # "bad" was alone for the first time
+    assert requests.due() == ["bad"]
     assert requests.died() == ["bad"]
-    assert requests.due() == ["good"]
+    assert requests.due() == ["good", "better"]
 
 
-def test_who_only_waited_in_line_is_not_to_blame() -> None:
+def test_of_two_suspects_the_one_that_killed_alone_goes_first() -> None:
+    requests = running("good", "bad")
+    die_together(requests, "good", "bad")  # "good" runs alone from here on
+    requests.advance("good", 1)
+    requests.answer("good")
+    requests.add_new("new")
+    assert requests.due() == ["bad"]
+    requests.died()
+
+    assert requests.due() == ["bad"]
+    assert requests.died() == ["bad"]
+    assert requests.due() == ["new"]
+
+
+def test_who_only_waited_in_the_queue_is_not_to_blame() -> None:
     requests = running("running")
     requests.add_new("waiting")
     requests.due()
@@ -106,7 +152,7 @@ def test_who_only_waited_in_line_is_not_to_blame() -> None:
 def test_a_worker_that_dies_before_it_says_who_started_is_blamed_on_all_it_had() -> None:
     requests = Requests()
     requests.add_new("a")
-    for _ in range(MAX_RERUNS):
+    for _ in range(2):
         requests.due()
         assert requests.died() == []
     requests.due()
@@ -117,7 +163,7 @@ def test_a_worker_that_dies_before_it_says_who_started_is_blamed_on_all_it_had()
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12), st.integers(1, 4)
 )
-def test_all_innocent_are_answered_and_all_guilty_fail_after_three_runs(
+def test_all_innocent_are_answered_and_all_guilty_fail_after_few_runs(
     kinds_of_requests: list[tuple[bool, bool]], places: int
 ) -> None:
     """A worker runs so many at once and dies of a guilty one; not all say that they started."""
@@ -143,4 +189,4 @@ def test_all_innocent_are_answered_and_all_guilty_fail_after_three_runs(
     assert failed == guilty
     assert answered == runs.keys() - guilty
     if len(tells) == len(kinds_of_requests):
-        assert max(runs.values()) <= 1 + MAX_RERUNS
+        assert max(runs.values()) <= 1 + 4 * len(guilty)

@@ -8,6 +8,7 @@ from carpool.worker.journal_sender import EVERY_S, MOST_BYTES, AnswerBatch, Jour
 @dataclass
 class Answered:
     size: int = 100
+    request_id: str = "a"
 
 
 def test_answers_of_short_steps_share_a_message_and_those_of_long_ones_do_not_wait() -> None:

@@ -33,7 +33,7 @@ def seen(answer: dict[str, Any]) -> Image.Image:
     return picture(base64.b64decode(answer["data"][0]["b64_json"]))
 
 
-def test_who_kills_its_worker_three_times_fails_alone_and_the_others_are_drawn(
+def test_who_kills_its_workers_fails_alone_and_the_others_are_drawn(
     pool: ThreadPoolExecutor,
 ) -> None:
     with serving(fault=f"forward:kill:seed={GUILTY}") as server:

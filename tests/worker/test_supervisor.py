@@ -98,7 +98,7 @@ class Scripted:
     One that is told nothing is killed as it loads.
     """
 
-    end, is_lost = "it is none", False
+    end, is_lost, is_explained = "it is none", False, False
 
     def __init__(self, *told: protocol.ToFront | None) -> None:
         self._told, self.opened = list(told), 0

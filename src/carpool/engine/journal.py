@@ -68,6 +68,8 @@ class Answered:
 
 
 Sink = Callable[[Answered], None]
+OnUnkept = Callable[[str, int], None]
+"""Is called with a request's id and the number of a call that ran and is not written down."""
 
 
 class Journal:
@@ -76,10 +78,16 @@ class Journal:
     Args:
         past: what an earlier run of the request wrote down, in order.
         sink: takes what this one does, on the engine's thread; must not block. None: nowhere.
+        on_unkept: as `sink`, for calls whose answers are not written down.
     """
 
-    def __init__(self, past: Sequence[JournalEntry] = (), sink: Sink | None = None) -> None:
-        self._past, self._sink = list(past), sink
+    def __init__(
+        self,
+        past: Sequence[JournalEntry] = (),
+        sink: Sink | None = None,
+        on_unkept: OnUnkept | None = None,
+    ) -> None:
+        self._past, self._sink, self._on_unkept = list(past), sink, on_unkept
         self._next = 0  # of the past
         self._calls = 0
         self._mark: bytes | None = None  # of the call that waits; None: it is not written down
@@ -159,20 +167,26 @@ class Journal:
     def ran(self, call: Call, answer: Any) -> None:
         """Note the answer of the call that was asked for last, which did run."""
         mark, self._mark = self._mark, None
-        self._lacking += 1
-        if mark is None or self._sink is None or self.is_replaying:
-            return
+        if self.is_replaying or mark is None or not self._keep(call, answer, mark):
+            self._lacking += 1
+            if self._on_unkept is not None and not self.is_replaying:
+                self._on_unkept(self._request_id, self._calls)
+
+    def _keep(self, call: Call, answer: Any, mark: bytes) -> bool:
+        """Write an answer down; returns whether that can be."""
+        if self._sink is None:
+            return False
         before, self._versions = self._versions, []
         for tensor, version in before:
             if tensor._version != version:
-                return  # its arguments are part of what it gave
+                return False  # its arguments are part of what it gave
         try:
             if (size := serialization.size(answer)) > MOST_BYTES:
                 _say_once(call, f"one takes {size >> 20} MiB, the most is {MOST_BYTES >> 20}")
-                return
+                return False
         except serialization.Unpackable as error:
             _say_once(call, f"they hold {error}")
-            return
+            return False
         device, moment = self._device, None
         try:
             if device.is_accelerator or size > SMALL_BYTES:
@@ -181,9 +195,9 @@ class Journal:
             else:
                 copy = serialization.pack(answer)
         except torch.OutOfMemoryError:
-            return
+            return False
         self._sink(Answered(self._request_id, self._calls, mark, copy, device, moment, size))
-        self._lacking -= 1
+        return True
 
 
 _said: set[tuple[str, str]] = set()

@@ -57,10 +57,9 @@ class Dispatcher:
                         on_progress,
                         on_preview,
                         waited_s=now_s - one.work.arrived_s,
-                        deaths=one.deaths,
+                        evidence=one.evidence,
                     )
                 except Moved as moved:
-                    one.deaths = moved.deaths
                     to = self.mover.released(one) if moved.was_released else None
                 except (Starting, WorkerLost):  # it died as the request was on its way
                     if self._is_draining():

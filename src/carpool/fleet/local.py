@@ -10,6 +10,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
 from carpool.worker.connection import Connector
+from carpool.worker.guilt import DeathLog
 from carpool.worker.journals import Journals
 from carpool.worker.start import Start, spawn
 from carpool.worker.supervisor import Supervisor, WorkerListener
@@ -32,6 +33,7 @@ class PoolOptions(TypedDict, total=False):
     journals: Journals | None
     remote: Remote | None
     start: Start
+    deaths: DeathLog
 
 
 def local_fleet(
@@ -42,6 +44,7 @@ def local_fleet(
     Args:
         max_loaded: as for `Fleet`.
     """
+    options.setdefault("deaths", DeathLog())  # of all models together
 
     def pool_of(spec: ModelSpec) -> Pool:
         return local_pool(spec, **options)
@@ -71,6 +74,7 @@ def local_pool(
     journals: Journals | None = None,
     remote: Remote | None = None,
     start: Start = spawn,
+    deaths: DeathLog | None = None,
 ) -> Pool:
     """Build the pool of one model.
 
@@ -78,6 +82,8 @@ def local_pool(
         remote: places workers elsewhere; None: processes of this machine. The others are as for
             `Supervisor`.
     """
+
+    deaths = deaths or DeathLog()
 
     def make(device: str, listener: WorkerListener | None) -> Supervisor:
         return Supervisor(
@@ -92,6 +98,7 @@ def local_pool(
             listener=listener,
             journals=journals,
             start=start,
+            deaths=deaths,
         )
 
     workers = spec.workers

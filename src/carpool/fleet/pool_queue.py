@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from carpool.config import EngineSettings
 from carpool.errors import CarpoolError, DeadlineExceeded
@@ -27,6 +27,7 @@ from carpool.schedule.overload import (
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest, RequestSize
 from carpool.worker import protocol
+from carpool.worker.guilt import CrashEvidence
 
 log = logging.getLogger("carpool")
 
@@ -40,7 +41,9 @@ class PoolRequest:
 
     request: CheckedRequest
     work: RoutedRequest  # as the router sees it
-    deaths: int = 0  # of workers that ran it
+    evidence: CrashEvidence = field(
+        default_factory=CrashEvidence
+    )  # from workers that ran it and died
     worker: "asyncio.Future[int] | None" = None  # while it is held: which one gets it
     asked: Move | None = None  # its worker was asked to give it up
     moved_s: float | None = None  # when it went to another worker, until it goes on there

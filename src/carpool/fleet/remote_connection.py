@@ -116,6 +116,11 @@ class RemoteConnection:
         return self._stream.is_refused or not is_known
 
     @property
+    def is_explained(self) -> bool:
+        """Whether it ended by a cause outside of the worker, such as the end of its node."""
+        return self.is_lost
+
+    @property
     def end(self) -> str:
         """How it ended, for the log."""
         if self._stream.farewell or self._problem:

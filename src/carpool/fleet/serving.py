@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
+from carpool.worker.guilt import CrashEvidence
 from carpool.worker.requests import OnPreview
 from carpool.worker.supervisor import OnActivity, WorkerState
 
@@ -59,7 +60,7 @@ class WorkerHandle(Service, Protocol):
         on_preview: OnPreview | None = None,
         *,
         waited_s: float = 0.0,
-        deaths: int = 0,
+        evidence: CrashEvidence | None = None,
     ) -> protocol.Done: ...
     async def retire(self) -> None: ...
     def release(self, request_id: str) -> None: ...

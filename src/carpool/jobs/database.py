@@ -34,7 +34,7 @@ CREATE TABLE jobs (
   asked TEXT NOT NULL,  -- JSON: as the client may see it again
   work TEXT NOT NULL,  -- JSON: as it is run
   progress INTEGER NOT NULL DEFAULT 0,
-  losses INTEGER NOT NULL DEFAULT 0,
+  losses INTEGER NOT NULL DEFAULT 0,  -- not used; older versions read it
   created_s REAL NOT NULL,
   started_s REAL,
   ended_s REAL,
@@ -77,7 +77,6 @@ class Record:
     asked: dict[str, Any]
     work: dict[str, Any]  # empty: the row is damaged
     progress: int  # percent; never falls, not even when the job is run again
-    losses: int  # workers that died while they ran it
     created_s: float
     started_s: float | None
     ended_s: float | None

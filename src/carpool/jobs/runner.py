@@ -42,8 +42,6 @@ from carpool.types import CheckedRequest, Clock, OnProgress
 
 log = logging.getLogger("carpool")
 
-
-MOST_LOSSES = 2  # workers that may die under a job before it fails
 _TIDY_S = 30.0  # between looks for jobs that are too old
 _STOP_S = 10.0  # for files that are being written as the server ends
 
@@ -277,13 +275,8 @@ class Runner:
                 await self._patiently(self.store.requeue, record)  # unless it was ended
             else:
                 await self._complete(record, work.result())
-        except (Starting, Draining):
+        except (Starting, WorkerLost, Draining):  # no worker took it: those that do know of guilt
             await self._patiently(self.store.requeue, record)
-        except WorkerLost as error:  # maybe because of this job
-            if record.losses < MOST_LOSSES:
-                await self._patiently(self.store.requeue, record, is_lost=True)
-            else:
-                await self._end(record, "failed", error)
         except DeadlineExceeded as error:
             await self._end(record, "expired", error)
         except CarpoolError as error:

@@ -246,11 +246,11 @@ class JobStore:
         rows = self._db.write(query, [self.clock(), most])
         return sorted(map(record_of, rows), key=lambda record: record.number)
 
-    def requeue(self, job_id: str, *, is_lost: bool = False, progress: int = 0) -> None:
-        """Queue a job in progress again, at its old place; `is_lost`: its worker died."""
-        query = """UPDATE jobs SET state = 'queued', losses = losses + ?,
-            progress = max(progress, ?) WHERE id = ? AND state = 'in_progress'"""
-        self._db.write(query, [int(is_lost), progress, job_id])
+    def requeue(self, job_id: str, *, progress: int = 0) -> None:
+        """Queue a job in progress again, at its old place."""
+        query = """UPDATE jobs SET state = 'queued', progress = max(progress, ?)
+            WHERE id = ? AND state = 'in_progress'"""
+        self._db.write(query, [progress, job_id])
 
     def note_progress(self, percents: Mapping[str, int]) -> None:
         """Store the progress of jobs, so that it never falls for clients."""

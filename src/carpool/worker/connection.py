@@ -17,7 +17,7 @@ from typing import Protocol
 
 from carpool.errors import StoreFailed, reason
 from carpool.worker import protocol
-from carpool.worker.start import Process, Start, spawn
+from carpool.worker.start import Process, Start, has_lost_parent, spawn
 from carpool.worker.watchdog import INTERVAL_S, LOADING_TIMEOUTS, Watchdog
 
 log = logging.getLogger("carpool")
@@ -33,6 +33,10 @@ class Connection(Protocol):
     @property
     def is_lost(self) -> bool:
         """Whether only the connection ended, as far as is known: the worker may be well."""
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether it ended by a cause outside of the worker; once `close` has returned."""
 
     @property
     def end(self) -> str: ...
@@ -151,8 +155,14 @@ class WorkerConnection:
         self._process.kill()
 
     @property
+    def is_explained(self) -> bool:
+        return has_lost_parent(self._process)
+
+    @property
     def end(self) -> str:
         """How the process ended, for the log; once `close` has returned."""
+        if self.is_explained:
+            return "its fork server died"
         return describe_end(self._process.returncode, is_killed=self._is_killed)
 
     async def close(self) -> None:

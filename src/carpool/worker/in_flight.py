@@ -1,19 +1,16 @@
-"""Requests in flight, and the rules by which they are run again after a worker died.
+"""Requests in flight, and the order in which they are run again after a worker died.
 
-Requests that were running when a worker died are sent to its successor again, together, at most
-`MAX_RERUNS` times. A request that was running at the death of `SUSPECT_DEATHS` workers is run
-alone, before all others: if that worker dies as well, no other request is lost with it, and this
-one fails. So each death brings some request closer to its failure, and all others are answered.
+Requests that were running when a worker died are sent to its successor again, together. Those that
+are suspect by the rule of `guilt` run alone, before all others, until they get past the point at
+which their workers died: if that worker dies as well, no other request is lost with it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from carpool.worker.guilt import CrashEvidence, Death
 from carpool.worker.protocol import Submit
-
-SUSPECT_DEATHS = 2
-MAX_RERUNS = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -21,10 +18,9 @@ class InFlightRequest:
     """A request from its submission to its answer."""
 
     submit: Submit
-    deaths: int = 0  # of workers that ran it
+    evidence: CrashEvidence = field(default_factory=CrashEvidence)
     is_sent: bool = False  # the present worker has it
     has_started: bool = False  # it left the worker's queue
-    has_advanced: bool = False  # the present worker has added to its journal
 
     @property
     def id(self) -> str:
@@ -42,6 +38,9 @@ class InFlight(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
 
     def __iter__(self) -> Iterator[T]:
         return iter(list(self._requests.values()))
@@ -62,34 +61,47 @@ class InFlight(Generic[T]):
 
     def take_due(self) -> list[T]:
         """Choose what to send to a ready worker now, and mark it as sent."""
-        suspects = [one for one in self if one.deaths >= SUSPECT_DEATHS]
+        suspects = self._suspects()
         if not suspects:
-            due = [one for one in self if not one.is_sent]
-        elif any(one.is_sent for one in self):
+            due = [request for request in self if not request.is_sent]
+        elif any(request.is_sent for request in self):
             due = []  # a suspect waits until it is alone
         else:
-            due = suspects[:1]
-        for one in due:
-            one.is_sent = True
+            due = [max(suspects, key=lambda request: request.evidence.weight)]
+        for request in due:
+            request.is_sent = True
         return due
+
+    def take_guilty(self) -> list[T]:
+        """Remove and return the requests that are to fail. Only while no worker runs them.
+
+        The deaths of which one is guilty count against no other request.
+        """
+        guilty = [request for request in self if request.evidence.is_guilty]
+        for request in guilty:
+            request.evidence.explain()
+            self.remove(request)
+        return guilty
 
     @property
     def has_suspects(self) -> bool:
         """Whether a request is to be run alone."""
-        return any(one.deaths >= SUSPECT_DEATHS for one in self._requests.values())
+        return bool(self._suspects())
 
-    def worker_died(self) -> list[T]:
-        """Count a death, and remove and return the requests that were part of too many.
+    def _suspects(self) -> list[T]:
+        return [request for request in self if request.evidence.is_suspect]
+
+    def worker_died(self, death: Death) -> list[T]:
+        """Note a death; returns the requests that the worker ran.
 
         Requests that only waited in the worker's queue are not counted, unless none is known to
         have started: the worker may have died before it could say.
         """
-        sent = [one for one in self if one.is_sent]
-        for one in [one for one in sent if one.has_started] or sent:
-            one.deaths += 1
-        for one in sent:
-            one.is_sent = one.has_started = one.has_advanced = False
-        guilty = [one for one in self if one.deaths > MAX_RERUNS]
-        for one in guilty:
-            self.remove(one)
-        return guilty
+        sent = [request for request in self if request.is_sent]
+        ran = [request for request in sent if request.has_started] or sent
+        death.requests = len(ran)
+        for request in ran:
+            request.evidence.died(death)
+        for request in sent:
+            request.is_sent = request.has_started = False
+        return ran

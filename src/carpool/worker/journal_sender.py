@@ -27,6 +27,7 @@ class AnswerBatch:
     """Answers of calls (the engine's `Answered`); packed when they are sent, off its thread."""
 
     answered: list[Any]
+    unkept: dict[str, int]
 
     def packed(self) -> protocol.Answers:
         entries = []
@@ -35,7 +36,7 @@ class AnswerBatch:
                 entries.append((one.request_id, one.entry()))
             except Exception as error:  # of the device: without it that call runs again
                 log.warning("an answer is missing in a journal: %s", reason(error))
-        return protocol.Answers(entries)
+        return protocol.Answers(entries, self.unkept)
 
 
 class JournalSender:
@@ -49,24 +50,31 @@ class JournalSender:
     def __init__(self, put: Callable[[AnswerBatch], None], clock: Clock = time.monotonic) -> None:
         self._put, self._clock = put, clock
         self._answered: list[Any] = []
+        self._unkept: dict[str, int] = {}
         self._sent_s, self._bytes = -EVERY_S, 0
         self._lock = threading.Lock()
 
     def add(self, answered: Any) -> None:
         """An answer is to be sent. On the engine's thread."""
         self._answered.append(answered)
+        self._unkept.pop(answered.request_id, None)  # of an earlier call
         self._bytes += answered.size
+
+    def add_unkept(self, request_id: str, number: int) -> None:
+        """A call was answered, and its answer is not sent. On the engine's thread."""
+        self._unkept[request_id] = number
 
     def after_turn(self) -> None:
         """Send what is there, unless something was sent just now. On the engine's thread."""
-        is_much = self._bytes >= MOST_BYTES
-        if self._answered and (is_much or self._clock() >= self._sent_s + EVERY_S):
+        is_due = self._bytes >= MOST_BYTES or self._clock() >= self._sent_s + EVERY_S
+        if is_due and (self._answered or self._unkept):
             self.flush()
 
     def flush(self) -> None:
         """Send what is there. On any thread."""
         with self._lock:
             answered, self._answered, self._bytes = self._answered, [], 0
-            if answered:
+            unkept, self._unkept = self._unkept, {}
+            if answered or unkept:
                 self._sent_s = self._clock()
-                self._put(AnswerBatch(answered))
+                self._put(AnswerBatch(answered, unkept))

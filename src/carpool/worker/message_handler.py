@@ -188,14 +188,16 @@ class MessageHandler:
                 self._convert,
                 send=self._send,
                 end=self._end,
-                follow=message.follow,
+                follow=message.follow or not message.is_journalled,  # or else answers do
             )
             if self._spans.is_on:
                 begin = self._co_riders.start
                 listener.at_start = partial(begin, request.request_id, message.trace)
                 listener.at_end = partial(self._trace, message.trace, request)
-            sink = self._journals.add if message.is_journalled else None
-            journal = Journal(message.journal, sink) if message.journal or sink else None
+            sender = self._journals if message.is_journalled else None
+            journal = Journal(message.journal) if message.journal else None
+            if sender is not None:
+                journal = Journal(message.journal, sender.add, sender.add_unkept)
             self.engine.submit(request, listener, message.waited_s, journal)
         except Exception as error:  # such as a tokenizer's: the other requests go on
             self._end(failed(request.request_id, error))

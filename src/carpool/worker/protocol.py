@@ -175,6 +175,7 @@ class Answers(msgspec.Struct, tag="answers"):
     """Answers of calls of requests with a journal, by the requests' ids."""
 
     entries: list[tuple[str, JournalEntry]]
+    unkept: dict[str, int] = {}  # numbers of later calls, answered too, that no entry holds
 
 
 class RequestReleased(msgspec.Struct, tag="released"):

@@ -1,7 +1,8 @@
 """The requests of one worker, on the front's side: sent, followed, answered, sent again.
 
-When a worker dies, the next one runs its requests by the rules of `in_flight`: from the step that
-their journals reach (`journals.py`), or from their start. On the event loop.
+When a worker dies, the next one runs its requests in the order of `in_flight`: from the step that
+their journals reach (`journals.py`), or from their start. Requests that `guilt` finds guilty fail.
+On the event loop.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from carpool.errors import CarpoolError, PipelineFailed, by_name
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.in_flight import SUSPECT_DEATHS, InFlight, InFlightRequest
+from carpool.worker.guilt import CrashEvidence, Death
+from carpool.worker.in_flight import InFlight, InFlightRequest
 from carpool.worker.journals import Journals
 
 OnPreview = Callable[[protocol.Preview], None]
@@ -40,13 +42,12 @@ class Moved(Exception):
     """The request is to be run by another worker: this one died, or gave it up.
 
     Args:
-        deaths: of workers that ran it.
         was_released: the worker lives, and was asked to give it up.
     """
 
-    def __init__(self, deaths: int, *, was_released: bool = False) -> None:
-        super().__init__(f"it is to run elsewhere; it ran in {deaths} workers that died")
-        self.deaths, self.was_released = deaths, was_released
+    def __init__(self, *, was_released: bool = False) -> None:
+        super().__init__("it is to run elsewhere")
+        self.was_released = was_released
 
 
 class WorkerRequests:
@@ -96,7 +97,7 @@ class WorkerRequests:
         on_preview: OnPreview | None,
         *,
         waited_s: float,
-        deaths: int,
+        evidence: CrashEvidence | None = None,
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Supervisor.submit`."""
         loop = asyncio.get_running_loop()
@@ -108,7 +109,7 @@ class WorkerRequests:
                 waited_s,
                 self._open_journal(request),
             ),
-            deaths=deaths,
+            evidence=evidence or CrashEvidence(),
             answer=loop.create_future(),
             on_progress=on_progress,
             on_preview=on_preview,
@@ -124,7 +125,7 @@ class WorkerRequests:
             if self._journals is not None and not self._is_one_of_several:
                 self._journals.close(pending.id)
             self._send_due()
-            if pending.deaths:  # others were kept from the worker while it ran
+            if pending.evidence.deaths:  # it may have kept others from the worker
                 self._changed()
 
     def release(self, request_id: str) -> None:
@@ -134,26 +135,34 @@ class WorkerRequests:
             self._send(protocol.Release(request_id))
 
     def worker_is_ready(self) -> None:
-        """A worker takes requests: send it those that are there."""
+        """A worker takes requests: send it those that are there, but for guilty ones, which fail.
+
+        Only now is it known whether other workers died with the last one.
+        """
         self._is_ready = True
+        for guilty in self._in_flight.take_guilty():
+            guilty.resolve(_condemned(guilty.evidence))
         self._send_due()
 
-    def worker_died(self) -> None:
-        """Fail the requests that too many workers died of; the others go on, or start over."""
+    def pause(self) -> None:
+        """The worker takes no more requests; how it ended is not known yet."""
         self._is_ready = False
-        stuck = [one for one in self._in_flight if one.is_sent and not one.has_advanced]
-        for guilty in self._in_flight.worker_died():
-            cause = "this request ran in several workers that died, in the last one alone"
-            guilty.resolve(PipelineFailed(f"{cause}; it is not tried again"))
-        for request in self._in_flight:
-            if self._journals is not None and request in stuck and request.deaths >= SUSPECT_DEATHS:
+
+    def worker_died(self, death: Death) -> None:
+        """Have the requests of the worker go on in the next one, or start over."""
+        self._is_ready = False
+        for request in self._in_flight.worker_died(death):
+            if self._journals is not None and request.evidence.is_last_chance:
                 self._journals.clear(request.id)  # it may be what the worker died of
+            request.evidence.position = self._reach(request.id)
+        for request in self._in_flight:
             goes_on = self._journals is not None and self._journals.starts_late(request.id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
-            if self._is_one_of_several and request.deaths < SUSPECT_DEATHS:
+            evidence = request.evidence
+            if self._is_one_of_several and not (evidence.is_suspect or evidence.is_guilty):
                 self._in_flight.remove(request)
-                request.resolve(Moved(request.deaths))
+                request.resolve(Moved())
 
     def receive(self, message: protocol.AboutRequest) -> None:
         """The worker says something of a request."""
@@ -161,17 +170,21 @@ class WorkerRequests:
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
-            case protocol.Answers(entries):
+            case protocol.Answers(entries, unkept):
                 for request_id, entry in entries:
-                    if (request := self._in_flight.get(request_id)) and self._journals is not None:
-                        request.has_advanced = True
+                    if self._journals is not None and request_id in self._in_flight:
                         self._journals.add(request_id, entry)
+                        self._advanced(request_id, entry.number)
+                for request_id, number in unkept.items():
+                    self._advanced(request_id, number)
             case protocol.RequestReleased(request_id):
                 if (request := self._in_flight.get(request_id)) is not None:
                     self._in_flight.remove(request)
-                    request.resolve(Moved(request.deaths, was_released=True))
+                    request.resolve(Moved(was_released=True))
             case protocol.Progress(request_id, step, steps):
                 request = self._in_flight.get(request_id)
+                if request is not None and not request.submit.is_journalled:
+                    self._advanced(request_id, step)
                 is_news = self._is_news("step", request_id, step)
                 if request is not None and request.on_progress is not None and is_news:
                     request.on_progress(step, steps)
@@ -206,6 +219,21 @@ class WorkerRequests:
                 waited_s = asyncio.get_running_loop().time() - request.came_s
                 self._send(request.submit.after(past, waited_s))
 
+    def _advanced(self, request_id: str, position: int) -> None:
+        """A request has got so far; one that was suspect may not be so any more."""
+        if (request := self._in_flight.get(request_id)) is None:
+            return
+        was_suspect = request.evidence.is_suspect
+        request.evidence.reached(position)
+        if was_suspect and not request.evidence.is_suspect:
+            self._send_due()
+            self._changed()
+
+    def _reach(self, request_id: str) -> int:
+        """The number of the last call that the journal of a request holds."""
+        entries = [] if self._journals is None else self._journals.entries(request_id)
+        return entries[-1].number if entries else 0
+
     def _is_news(self, kind: str, request_id: str, step: int) -> bool:
         """Whether no earlier worker told so much of a request."""
         return self._journals is None or self._journals.tell(kind, request_id, step)
@@ -217,3 +245,11 @@ class WorkerRequests:
         if self._journals.of_all:
             self._journals.open(request.request_id)
         return request.request_id in self._journals
+
+
+def _condemned(evidence: CrashEvidence) -> PipelineFailed:
+    """The failure of a guilty request."""
+    cause = "this request ran in several workers that died at the same point of it, the last alone"
+    if evidence.is_stuck:
+        cause = f"this request ran in {evidence.lives} workers that died, without any progress"
+    return PipelineFailed(f"{cause}; it is not tried again")

@@ -149,6 +149,7 @@ class _ForkedProcess:
         self._reader, self._writer = reader, writer
         self.pid = pid
         self.returncode: int | None = None
+        self.has_lost_parent = False  # the fork server has died, and took the worker with it
         self._end = asyncio.create_task(self._read_end())
 
     def kill(self) -> None:
@@ -162,11 +163,16 @@ class _ForkedProcess:
     async def _read_end(self) -> int:
         try:
             self.returncode = as_number(await self._reader.readexactly(NUMBER_BYTES))
-        except (OSError, EOFError):  # the fork server has died, and took the worker with it
-            self.returncode = -signal.SIGKILL
+        except (OSError, EOFError):
+            self.returncode, self.has_lost_parent = -signal.SIGKILL, True
         finally:
             self._writer.close()
         return self.returncode
+
+
+def has_lost_parent(process: Process) -> bool:
+    """Whether a process ended because the fork server did that it came from."""
+    return isinstance(process, _ForkedProcess) and process.has_lost_parent
 
 
 async def _run_python(module: str, inherited: socket.socket) -> asyncio.subprocess.Process:

@@ -19,6 +19,7 @@ from carpool.schedule.overload import check_room
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, Connector, LocalConnector, watched
+from carpool.worker.guilt import CrashEvidence, Death, DeathLog
 from carpool.worker.journals import Journals
 from carpool.worker.late_adapters import LateAdapters
 from carpool.worker.queries import Queries, Query
@@ -59,6 +60,7 @@ class Supervisor:
         journals: of requests, so that they go on where they were when a worker died; None: they
             start over. Workers of one pool share it, and the pool closes what it opened.
         start: starts a process; see `start.py`.
+        deaths: of all workers of the server.
     """
 
     def __init__(
@@ -75,7 +77,9 @@ class Supervisor:
         listener: WorkerListener | None = None,
         journals: Journals | None = None,
         start: Start = spawn,
+        deaths: DeathLog | None = None,
     ) -> None:
+        self._deaths = deaths or DeathLog()
         self._connector = connector or LocalConnector(spool, start)
         self._listener, self._timeout_s = listener, timeout_s
         folder = "" if spool is None or connector is not None else str(spool)
@@ -127,7 +131,7 @@ class Supervisor:
         on_preview: OnPreview | None = None,
         *,
         waited_s: float = 0.0,
-        deaths: int = 0,
+        evidence: CrashEvidence | None = None,
     ) -> protocol.Done:
         """Run a request in the worker. Cancelling the awaiting task cancels the request.
 
@@ -136,17 +140,17 @@ class Supervisor:
                 starts over because the worker died, and no journal of it is kept.
             on_preview: called with the request's previews, all before the answer.
             waited_s: how long a pool held it.
-            deaths: of workers that ran it.
+            evidence: from workers that ran it before.
 
         Raises:
             Starting, WorkerLost, Draining: no requests are accepted now.
-            PipelineFailed: it was running in every worker that died, in the last one alone.
+            PipelineFailed: workers died of it; see `guilt`.
             Moved: the worker died, or gave it up, and there are others.
             CarpoolError: the request failed.
         """
         self.check_open()
         return await self._requests.run(
-            request, on_progress, on_preview, waited_s=waited_s, deaths=deaths
+            request, on_progress, on_preview, waited_s=waited_s, evidence=evidence
         )
 
     @property
@@ -295,17 +299,21 @@ class Supervisor:
                         was_ready, self._startup_s = True, self._running_s()
                     self._receive(message)
         finally:
-            had = self._requests.sent
+            death, had = Death(self, asyncio.get_running_loop().time()), self._requests.sent
             if self._first_ready.is_set():
                 self._state = "worker_lost"
                 self._is_open.clear()
-                self._requests.worker_died()
+                self._requests.pause()
                 again_s = self._until_ready_s()
                 self._queries.worker_died(WorkerLost("the worker died", retry_after_s=again_s))
-                self._tell_changed()
             self._connection = None
             self._late_adapters.worker_died()
-            await connection.close()
+            await connection.close()  # from now on it is known how it ended
+            death.is_explained = connection.is_explained
+            self._deaths.add(death)
+            if self._first_ready.is_set():
+                self._requests.worker_died(death)
+                self._tell_changed()
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
         return was_ready
@@ -334,6 +342,8 @@ class Supervisor:
                 raise error
             case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
                 self._queries.answered(message)
+            case protocol.RequestFailed(error=WorkerLost.__name__) if self._connection is not None:
+                self._connection.kill()  # it cannot go on: the next one runs what it had
             case protocol.Heartbeat(slot_s=slot_s, report=report):
                 self._slot_s = slot_s
                 if self._listener is not None and report is not None:

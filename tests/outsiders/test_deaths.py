@@ -1,0 +1,263 @@
+"""A request fails for the deaths of its workers only where there is evidence against it."""
+
+import asyncio
+import base64
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from carpool.config import EngineSettings
+from carpool.errors import PipelineFailed, WorkerLost
+from carpool.types import CheckedRequest, JournalEntry, Timings
+from carpool.worker import protocol
+from carpool.worker.guilt import MOST_LIVES, DeathLog
+from carpool.worker.journals import Journals
+from carpool.worker.supervisor import Supervisor
+from support.app import CARD
+from support.endpoints import ENDPOINT
+from support.pictures import ALIKE, gap, picture
+from support.server_process import PATIENCE_S, Server, body, eventually, serving
+
+
+@dataclass
+class Life:
+    """What a worker does with its request, and how it dies."""
+
+    answers: int = 0  # new ones, where a journal is kept
+    step: int = 0  # that it tells
+    unkept: int = 0  # number of the last call whose answer no journal holds
+    is_explained: bool = False
+    says_lost: bool = False  # instead of dying at once
+    ends: bool = False  # it does not die, and answers
+
+
+class FakeProcess:
+    """A worker without a process: acts on the first request that it gets."""
+
+    end, is_lost = "it is none", False
+
+    def __init__(self, life: Life) -> None:
+        self._life, self.is_explained = life, life.is_explained
+        self._submitted: asyncio.Queue[protocol.Submit | None] = asyncio.Queue()
+
+    def send(self, message: protocol.ToWorker) -> None:
+        if isinstance(message, protocol.Submit):
+            self._submitted.put_nowait(message)
+
+    def kill(self) -> None:
+        self._submitted.put_nowait(None)
+
+    async def messages(self) -> AsyncIterator[protocol.ToFront]:
+        yield protocol.WorkerReady(CARD, {}, 0.0)
+        life = self._life
+        while (submit := await self._submitted.get()) is not None:
+            name, first = submit.request.request_id, len(submit.journal) + 1
+            yield protocol.Started(name)
+            if life.step:
+                yield protocol.Progress(name, life.step, 1000)
+            numbers = range(first, first + life.answers)
+            entries = [(name, JournalEntry(number, b"mark", b"")) for number in numbers]
+            yield protocol.Answers(entries, {name: life.unkept} if life.unkept else {})
+            if life.says_lost:
+                yield protocol.RequestFailed(name, WorkerLost.__name__, "the device is lost")
+            elif life.ends:
+                yield protocol.Done(name, 1, [], Timings(), protocol.TokenUsage(1, 1))
+            else:
+                return
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeConnector:
+    """Workers that live one life each; the last one answers."""
+
+    is_remote = False
+
+    def __init__(self, lives: Sequence[Life]) -> None:
+        self._lives, self.opened = [*lives, Life(ends=True)], 0
+
+    async def open(self) -> FakeProcess:
+        self.opened += 1
+        return FakeProcess(self._lives[self.opened - 1])
+
+    async def end(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
+
+
+def run(
+    *workers: Sequence[Life], has_journal: bool = True
+) -> tuple[list[protocol.Done | BaseException], list[int]]:
+    """Run a request on each of some workers, side by side.
+
+    Returns:
+        The answers, and how often each worker was started.
+    """
+    deaths, journals = DeathLog(), Journals() if has_journal else None
+    connectors = [FakeConnector(lives) for lives in workers]
+
+    async def story() -> list[protocol.Done | BaseException]:
+        supervisors = [
+            Supervisor("", EngineSettings(), connector=one, journals=journals, deaths=deaths)
+            for one in connectors
+        ]
+        for supervisor in supervisors:
+            supervisor.start()
+        await asyncio.gather(*(supervisor.wait_ready() for supervisor in supervisors))
+        requests = [CheckedRequest(f"{n}", 1, {}) for n in range(len(workers))]
+        pairs = zip(supervisors, requests, strict=True)
+        async with asyncio.timeout(20):
+            answers = await asyncio.gather(
+                *(supervisor.submit(request) for supervisor, request in pairs),
+                return_exceptions=True,
+            )
+        await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
+        return answers
+
+    return asyncio.run(story()), [connector.opened for connector in connectors]
+
+
+@pytest.mark.parametrize(
+    ("life", "has_journal"),
+    [
+        (Life(answers=1), True),
+        (Life(is_explained=True), True),
+        (Life(is_explained=True, says_lost=True), True),
+        (Life(is_explained=True), False),
+        (Life(answers=1, says_lost=True), True),
+    ],
+    ids=str,
+)
+def test_a_request_that_gets_further_or_whose_workers_die_of_others_is_answered(
+    life: Life, *, has_journal: bool
+) -> None:
+    [answer], [opened] = run([life] * (MOST_LIVES - 1), has_journal=has_journal)
+
+    assert isinstance(answer, protocol.Done)
+    assert opened == MOST_LIVES
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_progress_counts_where_no_answers_are_kept(*, has_journal: bool) -> None:
+    """Steps of a request without a journal, calls of one whose answers are too large for it."""
+    lives = [Life(unkept=n) if has_journal else Life(step=n) for n in range(1, 30)]
+    [answer], _ = run(lives, has_journal=has_journal)
+    assert isinstance(answer, protocol.Done)
+
+
+def test_without_a_journal_kills_at_other_steps_are_no_evidence() -> None:
+    lives = [Life(step=step) for step in (300, 200, 250, 120, 299, 10)]
+    [answer], _ = run(lives, has_journal=False)
+    assert isinstance(answer, protocol.Done)
+
+
+@pytest.mark.parametrize("life", [Life(), Life(step=7), Life(says_lost=True)], ids=str)
+def test_a_request_that_kills_alone_at_one_step_fails_after_three_workers(life: Life) -> None:
+    [answer], [opened] = run([life] * 100, has_journal=False)
+
+    assert isinstance(answer, PipelineFailed)
+    assert "several workers that died at the same point" in str(answer)
+    assert opened == 4
+
+
+def test_a_request_that_kills_at_one_step_has_a_last_chance_without_its_journal() -> None:
+    first, stuck = Life(answers=7), Life()
+    [answer], [opened] = run([first, stuck, first, *[stuck] * 9])
+    assert isinstance(answer, PipelineFailed)
+    assert opened == 4
+
+    [answer], _ = run([first, stuck, Life(answers=3), Life(answers=3), Life(answers=2)])
+    assert isinstance(answer, protocol.Done)
+
+
+def test_a_request_that_no_worker_brings_forward_fails_however_they_die() -> None:
+    [answer], [opened] = run([Life(is_explained=True)] * 100)
+    assert isinstance(answer, PipelineFailed)
+    assert f"{MOST_LIVES} workers that died, without any progress" in str(answer)
+    assert opened == MOST_LIVES + 1
+
+
+def test_requests_of_several_workers_that_die_at_once_are_answered() -> None:
+    answers, _ = run([Life()] * 8, [Life()] * 8, [Life()] * 8)
+    assert all(isinstance(answer, protocol.Done) for answer in answers)
+
+
+# Real processes
+
+
+def named(server: Server, name: str) -> list[int]:
+    """The server's processes of a name."""
+    return [
+        pid for pid in server.processes() if Path(f"/proc/{pid}/comm").read_text().strip() == name
+    ]
+
+
+def job_of(server: Server, job_id: str) -> dict[str, Any]:
+    job: dict[str, Any] = server.get(f"/v1/jobs/{job_id}").json()
+    return job
+
+
+def killed_again_and_again(server: Server, name: str, kills: int, **asked: Any) -> Image.Image:
+    """The picture of a job that goes on under kills of these processes."""
+    with server.client() as client:
+        sent = body(**asked, background_job=True)
+        job_id = client.post(ENDPOINT, json=sent).raise_for_status().json()["id"]
+    progress = 0
+    for _ in range(kills):
+        eventually(
+            lambda least=progress + 2: job_of(server, job_id)["progress"] >= least,  # type: ignore[misc]
+            PATIENCE_S,
+            "the job advances",
+        )
+        progress = job_of(server, job_id)["progress"]
+        for pid in named(server, name):
+            os.kill(pid, signal.SIGKILL)
+    eventually(lambda: job_of(server, job_id)["status"] != "in_progress", PATIENCE_S, "it ends")
+    job = job_of(server, job_id)
+    assert (job["status"], job["error"]) == ("completed", None)
+    return picture(server.get(job["files"][0]["url"]).content)
+
+
+def drawn_in_peace(server: Server, **asked: Any) -> Image.Image:
+    eventually(lambda: server.health() == 200, PATIENCE_S, "a worker is ready")
+    answer = server.draw(**asked).raise_for_status().json()
+    return picture(base64.b64decode(answer["data"][0]["b64_json"]))
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_advances_survives_any_number_of_kills_of_its_worker() -> None:
+    with serving() as server:
+        asked: dict[str, Any] = {"num_inference_steps": 300, "seed": 5}
+        drawn = killed_again_and_again(server, "carpool-worker", 5, **asked)
+        assert gap(drawn, drawn_in_peace(server, **asked)) <= ALIKE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "journal"), [("carpool-worker", "jobs"), ("carpool-fork", "memory")]
+)
+def test_jobs_survive_deaths_of_a_fork_server_of_their_own_and_of_all_workers_at_once(
+    name: str, journal: str
+) -> None:
+    flags = ("--workers", "2", "--journal", journal)
+    with serving(*flags, forkserver="") as server, ThreadPoolExecutor(2) as pool:
+        asked: list[dict[str, Any]] = [
+            {"num_inference_steps": 400, "seed": seed} for seed in (1, 2)
+        ]
+        jobs = [pool.submit(killed_again_and_again, server, name, 5, **one) for one in asked]
+        for job, one in zip(jobs, asked, strict=True):
+            drawn = job.result()
+            assert gap(drawn, drawn_in_peace(server, **one)) <= ALIKE

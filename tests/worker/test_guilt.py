@@ -1,0 +1,166 @@
+"""The rule of guilt: no request fails without evidence, and none ends workers without end."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool.worker.guilt import (
+    ALONE_DEATHS,
+    AT_ONCE_S,
+    GUILTY_DEATHS,
+    MOST_LIVES,
+    CrashEvidence,
+    Death,
+    DeathLog,
+)
+
+
+def death(*, alone: bool = True, explained: bool = False) -> Death:
+    return Death(object(), 0.0, explained, 1 if alone else 4)
+
+
+@dataclass(frozen=True)
+class Life:
+    """One worker under a request: how far that got in it, and how the worker died."""
+
+    positions: tuple[int, ...]
+    is_alone: bool
+    is_explained: bool
+
+
+lives = st.builds(
+    Life, st.lists(st.integers(0, 6), max_size=3).map(tuple), st.booleans(), st.booleans()
+)
+
+
+def has_evidence(history: list[Life]) -> bool:
+    """The rule again, over all that ever happened: slow, and without a memory."""
+    events, position = list[tuple[int, Life | None]](), 0
+    for life in history:
+        events += [(reached, None) for reached in life.positions]
+        position = life.positions[-1] if life.positions else position
+        events.append((position, life))
+    for point in {where for where, _ in events}:
+        passed = [i for i, (where, one) in enumerate(events) if one is None and where > point]
+        since = events[passed[-1] + 1 :] if passed else events
+        deaths = [one for where, one in since if one and where == point and not one.is_explained]
+        if len(deaths) >= GUILTY_DEATHS and sum(one.is_alone for one in deaths) >= ALONE_DEATHS:
+            return True
+    furthest, without_progress = 0, 0
+    for where, ended in events:
+        if ended is not None:
+            without_progress += 1
+        elif where > furthest:
+            furthest, without_progress = where, 0
+    return without_progress >= MOST_LIVES
+
+
+@given(st.lists(lives, max_size=40))
+def test_a_request_is_guilty_exactly_when_there_is_evidence(history: list[Life]) -> None:
+    evidence = CrashEvidence()
+    for n, life in enumerate(history, 1):
+        for position in life.positions:
+            evidence.reached(position)
+        evidence.died(death(alone=life.is_alone, explained=life.is_explained))
+
+        assert evidence.is_guilty == has_evidence(history[:n])
+        assert evidence.is_suspect or evidence.is_stuck or not evidence.is_guilty
+
+
+@given(st.lists(st.integers(1, 100), max_size=200))
+def test_a_request_that_gets_further_in_every_worker_is_never_suspect(advances: list[int]) -> None:
+    evidence = CrashEvidence()
+    for advance in advances:
+        evidence.reached(evidence.position + advance)
+        evidence.died(death())
+        assert not evidence.is_suspect
+
+
+@given(st.sampled_from(["explained", "in company"]), st.integers(1, MOST_LIVES - 1))
+def test_deaths_that_tell_nothing_make_nobody_guilty(kind: str, count: int) -> None:
+    evidence = CrashEvidence()
+    for _ in range(count):
+        evidence.died(death(alone=kind == "explained", explained=kind == "explained"))
+        assert not evidence.is_guilty
+    assert evidence.is_suspect == (kind == "in company" and count > 1)
+
+
+@pytest.mark.parametrize(("point", "is_alone"), [(0, True), (7, True), (0, False), (7, False)])
+def test_a_poison_fails_after_three_deaths_alone_and_after_four_in_company(
+    point: int, *, is_alone: bool
+) -> None:
+    evidence, deaths = CrashEvidence(), 0
+    while not evidence.is_guilty:
+        evidence.reached(point)
+        evidence.died(death(alone=is_alone or evidence.is_suspect))
+        deaths += 1
+        if evidence.is_last_chance:
+            evidence.position = 0  # its journal is dropped
+    assert deaths == (3 if is_alone else 4)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 30), st.booleans())
+def test_a_request_that_never_gets_past_a_point_fails_however_messages_are_lost(
+    rng: random.Random, point: int, has_journal: bool
+) -> None:
+    """The last answers may not have arrived when a worker dies; others may die at the same time."""
+    evidence, deaths = CrashEvidence(), 0
+    while not evidence.is_guilty:
+        start = evidence.position if has_journal else 0
+        evidence.position = start
+        for position in range(start + 1, point + 1 - rng.randrange(3)):
+            evidence.reached(position)
+        evidence.died(death(alone=evidence.is_suspect, explained=rng.random() < 0.5))
+        deaths += 1
+        if evidence.is_last_chance:
+            evidence.position = 0
+    assert deaths <= 3 * MOST_LIVES  # the furthest position is known after three
+
+
+@given(st.lists(st.integers(1, 899), min_size=1, max_size=15, unique=True))
+def test_an_innocent_request_whose_journal_was_dropped_may_be_killed_anywhere(
+    kills: list[int],
+) -> None:
+    evidence = CrashEvidence()
+    evidence.reached(900)
+    for _ in range(2):
+        evidence.died(death())
+    assert evidence.is_last_chance
+    evidence.position = 0
+    for position in kills:
+        evidence.reached(position)
+        evidence.died(death())
+        assert not evidence.is_guilty
+    evidence.reached(901)
+    assert not evidence.is_suspect
+
+
+def test_a_guilty_request_explains_the_deaths_of_those_that_ran_beside_it() -> None:
+    guilty, innocent = CrashEvidence(), CrashEvidence()
+    for _ in range(2):
+        shared = death(alone=False)
+        guilty.died(shared)
+        innocent.died(shared)
+    assert innocent.is_suspect
+    guilty.explain()
+    assert not innocent.is_suspect
+
+
+@pytest.mark.parametrize(("apart_s", "is_explained"), [(0.0, True), (AT_ONCE_S + 0.01, False)])
+def test_deaths_of_several_workers_at_once_are_explained(
+    apart_s: float, *, is_explained: bool
+) -> None:
+    log, first, second = DeathLog(), Death("one", 10.0), Death("two", 10.0 + apart_s)
+    log.add(first)
+    log.add(second)
+    assert (first.is_explained, second.is_explained) == (is_explained, is_explained)
+
+
+def test_one_worker_that_dies_twice_in_a_moment_explains_nothing() -> None:
+    log, deaths = DeathLog(), [Death("one", 10.0), Death("one", 10.1)]
+    for one in deaths:
+        log.add(one)
+    assert not any(one.is_explained for one in deaths)
