@@ -33,7 +33,7 @@ def pictures(pipe: Any, family: str) -> Tensor:
             module.requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)
     dice = torch.Generator().manual_seed(0)
-    return drawn(vars(pipe("a cat", **ARGUMENTS[family], generator=dice)))
+    return drawn(vars(pipe(prompt="a cat", **ARGUMENTS[family], generator=dice)))
 
 
 def by_diffusers(file: Path, family: str, scale: float = SCALE) -> Tensor:
@@ -94,6 +94,20 @@ def image_attention() -> State:
     return wan() | {name: w for path in paths for name, w in pair(path, 24, 24).items()}
 
 
+def joined_lokr() -> State:
+    """In the names of the model's authors, whose layers are query, key and value in one."""
+    model: Any = plain("flux2").transformer
+    size, made = model.transformer_blocks[0].attn.to_q.in_features, State()
+    chance = torch.Generator().manual_seed(6)
+    for i in range(len(model.transformer_blocks)):
+        for joined in ("img_attn", "txt_attn"):
+            path = f"diffusion_model.double_blocks.{i}.{joined}.qkv"
+            made[f"{path}.lokr_w1"] = torch.randn(2, 2, generator=chance) * 0.3
+            second = torch.randn(3 * size // 2, size // 2, generator=chance)
+            made[f"{path}.lokr_w2"] = second * 0.3
+    return made
+
+
 EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warning names
     "float8_e4m3fn": ("flux", lambda: as_type(torch.float8_e4m3fn), ""),
     "float8_e5m2": ("flux", lambda: as_type(torch.float8_e5m2), ""),
@@ -118,6 +132,7 @@ EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warni
     ),
     "kohya": ("sdxl", lambda: kohya(sdxl(), alpha=2.0), "self_attn"),
     "LoKr": ("zimage", lambda: lokr(weights("zimage", 3), "zimage"), ""),
+    "LoKr on joined projections": ("flux2", joined_lokr, ""),
     "LoKr of other sizes": ("zimage", lambda: lokr(weights("zimage", 3), "zimage", 8), ""),
     "a layer of a text encoder": (
         "flux",

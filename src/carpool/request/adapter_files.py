@@ -26,6 +26,8 @@ class AdapterFile:
 def files_in(folder: Path) -> list[AdapterFile]:
     """The adapters of a folder and its sub-folders, sorted by path, under ids that differ.
 
+    Pickles come last: one beside its conversion is none.
+
     A file that has its trainer's standard name is called as its folder.
 
     Raises:
@@ -36,7 +38,7 @@ def files_in(folder: Path) -> list[AdapterFile]:
         return []
     os.scandir(root).close()  # `walk` would leave it out without a word
     ids: dict[str, AdapterFile] = {}
-    for path in sorted(_walk(root)):
+    for path in sorted(_walk(root), key=lambda path: (path.suffix.lower() in PICKLES, path)):
         parts = path.relative_to(root).parts
         stem = path.name[: -len(path.suffix)]
         own = parts[:-1] if stem in STANDARD and len(parts) > 1 else (*parts[:-1], stem)

@@ -13,7 +13,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TARGET = re.compile(r"(.+)@([a-z][a-z0-9_]*)", re.DOTALL)
 _NOISE = re.compile(r"(?i)(high|low)[\W_]*noise")
 _MARK = re.compile(r"(?<![A-Z])(HIGH|LOW|HN|LN)(?![A-Za-z])")
-_LAST = re.compile(r"(?i)(?:^|[\W_])(high|low)(?:[\W_]+\w*\d\w*)*[\W_]*$")
+_LAST = re.compile(r"(?i)(?:^|[\W_])(high|low)(?:[\W_]+[^\W_]*\d[^\W_]*)*[\W_]*$")
 
 
 @dataclass(frozen=True, slots=True)

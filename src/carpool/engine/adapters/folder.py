@@ -8,6 +8,7 @@ is reported, and not read again. What cannot be read is that file's failure, and
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from carpool.error_text import reason
 from carpool.errors import LoraRejected
 from carpool.request.adapter_files import AdapterFile, files_in
 from carpool.request.adapter_names import AdapterInfo
@@ -51,39 +52,33 @@ class Folder:
             files = {file.id: file for file in files_in(Path(self._path))}
         except OSError as error:
             return [f"lora_dir={self._path!r} cannot be read: {error}"]
-        self.changed = {}
-        refused = {}
+        refused, changed = dict[str, AdapterInfo](), dict[str, str]()
         for id_, file in files.items():
-            problem = self._read(file)
-            if problem:
+            if problem := self._read(file, changed):
                 refused[id_] = AdapterInfo(id_, file.names, problem=problem)
-        self.refused = refused
+        self.refused, self.changed = refused, changed
         self.hidden = frozenset(id_ for id_ in self._registered if id_ not in files)
-        told = [f"adapter {id_!r}: {text}" for id_, text in self.changed.items()]
-        return [*(one.problem for one in refused.values()), *told]
+        problems = {id_: one.problem for id_, one in refused.items()} | changed
+        return [f"adapter {id_!r}: {text}" for id_, text in problems.items()]
 
-    def _read(self, file: AdapterFile) -> str:
-        """Register a file if it is new; returns why it cannot be."""
+    def _read(self, file: AdapterFile, changed: dict[str, str]) -> str:
+        """Register a file if it is new, or note its change; returns why it cannot be."""
         id_ = file.id
         if file.problem:
-            return f"adapter {id_!r}: {file.problem}"
+            return file.problem
         try:
             stamp = _stamp(file.path)
             if id_ in self._registered:
                 if stamp != self._registered[id_]:
-                    self.changed[id_] = _CHANGED
+                    changed[id_] = _CHANGED
                 return ""
             self._add(id_, file.path, file.names)
             self._registered[id_] = stamp
             return ""
         except LoraRejected as error:
-            return str(error)
+            return str(error).removeprefix(f"adapter {id_!r}: ")
         except Exception as error:  # of one file: the others are read
-            return f"adapter {id_!r}: {file.path.name} cannot be read: {_reason(error)}"
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror or type(error).__name__ if isinstance(error, OSError) else repr(error)
+            return f"{file.path.name} cannot be read: {reason(error)}"
 
 
 def _stamp(file: Path) -> Stamp:

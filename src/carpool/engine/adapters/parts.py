@@ -56,10 +56,14 @@ class Kronecker(nn.Module):
     """A linear layer whose weight is the Kronecker product of two matrices (LoKr).
 
     The product itself is never made: it is as large as the weight of the model's layer.
+
+    Args:
+        span: the outputs that are given; None: all.
     """
 
-    def __init__(self, first: Tensor, second: Tensor) -> None:
+    def __init__(self, first: Tensor, second: Tensor, span: tuple[int, int] | None = None) -> None:
         super().__init__()
+        self.span = span
         self.first = nn.Parameter(first, requires_grad=False)  # (a, m)
         self.second = nn.Parameter(second, requires_grad=False)  # (b, n)
 
@@ -69,12 +73,14 @@ class Kronecker(nn.Module):
 
     @property
     def out_features(self) -> int:
-        return self.first.shape[0] * self.second.shape[0]
+        whole = self.first.shape[0] * self.second.shape[0]
+        return whole if self.span is None else len(range(whole)[slice(*self.span)])
 
     def forward(self, x: Tensor) -> Tensor:
         cells = x.reshape(*x.shape[:-1], self.first.shape[1], self.second.shape[1])
         product: Tensor = self.first @ (cells @ self.second.T)
-        return product.flatten(-2)
+        outputs = product.flatten(-2)
+        return outputs if self.span is None else outputs[..., slice(*self.span)]
 
 
 def base_layer(layer: Any) -> Any:
@@ -82,13 +88,14 @@ def base_layer(layer: Any) -> Any:
     return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
 
 
-def part_of(layer: Any, adapter: str, real: Any) -> Part:
+def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = None) -> Part:
     """Take what PEFT put into a layer out of it.
 
     Args:
         layer: PEFT's, around a weightless layer.
         adapter: its name there.
         real: the layer of the model that runs.
+        span: the outputs of PEFT's layer that are those of the model's, where it joined several.
 
     Raises:
         LoraRejected: it does not fit the layer, or is of a kind that is not served.
@@ -100,7 +107,7 @@ def part_of(layer: Any, adapter: str, real: Any) -> Part:
     up: Any
     magnitude: Tensor | None = None
     if isinstance(layer, LoKrLinear):
-        down, up = Kronecker(*_factors(layer, adapter)), nn.Identity()
+        down, up = Kronecker(*_factors(layer, adapter), span), nn.Identity()
         sizes = (down.in_features,), down.out_features
     elif isinstance(layer, LoraLayer) and adapter in layer.lora_A:
         variant = layer.lora_variant.get(adapter)

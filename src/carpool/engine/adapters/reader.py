@@ -22,9 +22,10 @@ from carpool.engine.adapters.parts import Part, part_of, sizes_of
 from carpool.engine.adapters.shadow import copy_of, shadow
 from carpool.engine.adapters.tensors import AdapterTensors, layer_of, read_tensors, shown
 from carpool.engine.streams import beside
+from carpool.error_text import reason
 from carpool.errors import CarpoolError, LoraRejected
 from carpool.request.adapter_names import expert_of, split_target
-from carpool.request.lora import adapter_file
+from carpool.request.lora import SUFFIX, adapter_file
 
 LOADING = threading.Lock()
 """PEFT and diffusers patch `nn.Module` while they load without initializing: never two at once."""
@@ -32,6 +33,10 @@ LOADING = threading.Lock()
 _INSIDE = "adapter"  # the name in the shadow: PEFT takes no dots, and nobody else sees it
 _EXPERTS = ("transformer", "transformer_2")  # for high noise, for low noise
 _MOST_TEXT = 400  # of a loader's message: some list each tensor of a file
+_JOINED = {  # projections that diffusers joins for a LoKr, and the layers that they are
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+}
 _TRIES = 4  # each leaves out layers that a loader cannot place: more than one kind is rare
 
 AdapterParts = dict[tuple[str, str], Part]
@@ -74,7 +79,8 @@ class AdapterReader:
         except CarpoolError:
             raise
         except Exception as error:  # of a strange file: it is the file's failure, whatever it is
-            raise LoraRejected(f"{Path(path).name}: {type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {_cut(error)}"
+            raise LoraRejected(f"{Path(path).name}: {what}") from error
 
     def _read(self, path: Path, target: str) -> Reading:
         file = adapter_file(path)
@@ -165,17 +171,31 @@ class AdapterReader:
         else:
             raise rejected
         load.strays |= refused
-        for place, layer in load.layers():
-            load.parts[place] = self._part(*place, layer)
+        for (component, path), layer in load.layers():
+            for real, span in self._real(component, path):
+                load.parts[component, real] = self._part(component, real, layer, span)
         load.check_complete()
         return load
 
-    def _part(self, component: str, path: str, layer: Any) -> Part:
+    def _real(self, component: str, path: str) -> Iterator[tuple[str, tuple[int, int] | None]]:
+        """The model's own layers for one of the shadow, in which a loader may join projections."""
+        owner, _, name = path.rpartition(".")
+        model = getattr(self._pipe, component)
+        if name not in _JOINED or hasattr(model.get_submodule(owner), name):
+            yield path, None
+            return
+        begin = 0
+        for single in _JOINED[name]:
+            _, gives = sizes_of(model.get_submodule(f"{owner}.{single}"))
+            yield f"{owner}.{single}", (begin, begin + gives)
+            begin += gives
+
+    def _part(self, component: str, path: str, layer: Any, span: tuple[int, int] | None) -> Part:
         """Take out what was put into one layer, and see that it fits the real one."""
         where = f"{component}.{path}"
         real = getattr(self._pipe, component).get_submodule(path)
         try:
-            part = part_of(layer, _INSIDE, real)
+            part = part_of(layer, _INSIDE, real, span)
         except LoraRejected as error:
             raise LoraRejected(f"{where}: {error}") from None
         weights: list[Tensor] = [*part.down.parameters(), *part.up.parameters()]
@@ -225,7 +245,10 @@ class _Load:
         self._pipe, self._tensors = pipe, tensors
         self._modules = {name: copy_of(module) for name, module in modules.items()}
         self._fitting = {
-            _plain(f"{name}.{path}") for name in modules for path in fitting[homes.get(name, name)]
+            _plain(f"{name}.{path}")
+            for name in modules
+            for layer_path in fitting[homes.get(name, name)]
+            for path in (layer_path, *_joined(layer_path))
         }
         self._kept: set[str] = set()
         self.strays: set[str] = set()
@@ -239,7 +262,8 @@ class _Load:
         options: dict[str, Any] = {"load_into_transformer_2": True} if is_second else {}
         target.lora_state_dict = self._state_dict
         with _heard("diffusers", "transformers") as messages:
-            if self._tensors.is_as_in_file and self._tensors.config is None:
+            is_as_in_file = self._tensors.is_as_in_file and self._tensors.config is None
+            if is_as_in_file and file.suffix == SUFFIX:  # else diffusers takes it for a pickle
                 options |= {"weight_name": file.name}
                 target.load_lora_weights(str(file.parent), adapter_name=_INSIDE, **options)
             else:
@@ -276,6 +300,7 @@ class _Load:
     def check_complete(self) -> None:
         """Count as strays the layers of which no part was made: diffusers would only warn."""
         have = {_path(f"{component}.{path}") for component, path in self.parts}
+        have |= {joined for path in have for joined in _joined(path)}
         self.strays |= {n for n in self._kept if _path(n) not in have}
         lacking = self._lacking_magnitudes()
         if lacking:
@@ -293,8 +318,14 @@ class _Load:
         return len(self._tensors.dora_layers()) - loaded
 
 
+def _joined(path: str) -> Iterator[str]:
+    """The projection into which a loader may join a layer."""
+    owner, _, name = path.rpartition(".")
+    return (f"{owner}.{joined}" for joined, singles in _JOINED.items() if name == singles[0])
+
+
 def _cut(error: Exception) -> str:
-    text = str(error) if not isinstance(error, KeyError) else f"there is no {error}"
+    text = f"there is no {error}" if isinstance(error, KeyError) else reason(error)
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
 
 

@@ -52,7 +52,8 @@ class AdapterRegistry:
                 if not is_tolerant:
                     raise
                 log.error("%s", error)
-                self._refused[name] = AdapterInfo(name, problem=str(error))
+                problem = str(error).removeprefix(f"adapter {name!r}: ")
+                self._refused[name] = AdapterInfo(name, problem=problem)
         self._changed()
 
     def reload(self) -> list[str]:

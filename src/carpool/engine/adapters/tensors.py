@@ -10,6 +10,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from carpool.error_text import reason
 from carpool.errors import LoraRejected
 from carpool.request.lora import SUFFIX
 
@@ -137,7 +138,8 @@ def read_tensors(file: Path) -> AdapterTensors:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             header = dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:
-        raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: {error}") from error
+        why = f"is not a readable {SUFFIX} file: {reason(error)}"
+        raise LoraRejected(f"{file.name} {why}") from error
     if not any(re.search("lora|lokr|hada_|oft_|ia3_", name) for name in tensors):
         raise LoraRejected(f"{file.name} holds no LoRA weights")
     if scales := [name for name in tensors if name.endswith(_SCALED)]:
@@ -166,7 +168,8 @@ def _peft_config(file: Path) -> dict[str, Any] | None:
         for name in ("auto_mapping", "base_model_name_or_path", "task_type", "revision"):
             settings.pop(name, None)
     except (ValueError, TypeError, AttributeError, OSError) as error:
-        raise LoraRejected(f"{place.name} beside {file.name} cannot be read: {error}") from error
+        why = f"beside {file.name} cannot be read: {reason(error)}"
+        raise LoraRejected(f"{place.name} {why}") from error
     if kind != "LORA":
         raise LoraRejected(f"{place.name} beside {file.name} says {kind}: only LORA is read")
     return dict(settings)

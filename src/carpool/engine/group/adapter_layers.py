@@ -45,7 +45,7 @@ def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[
 
 def _layer(layer: Any) -> list[Any]:
     if (name := type(layer).__name__) in _OTHERS:
-        return [name, [], {}]
+        return [name, list(getattr(layer, "span", None) or ()), {}]
     is_linear = isinstance(layer, nn.Linear)
     sizes = "in_features out_features" if is_linear else "in_channels out_channels"
     arguments = [getattr(layer, name) for name in sizes.split()]
@@ -68,7 +68,9 @@ def unpacked(layers: list[Any], weights: list[Tensor]) -> dict[str, Part]:
 
 def _made(name: str, arguments: list[int], options: Mapping[str, Any]) -> nn.Module:
     if name == Kronecker.__name__:
-        return Kronecker(torch.empty(0), torch.empty(0))
+        begin, end = arguments or (None, None)
+        span = None if begin is None or end is None else (begin, end)
+        return Kronecker(torch.empty(0), torch.empty(0), span)
     if name in _OTHERS:
         return nn.Identity()
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
