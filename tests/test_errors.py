@@ -273,7 +273,7 @@ def test_an_output_that_cannot_be_taken_over_is_told_without_its_path(
     assert str(path) in caplog.text
 
 
-@pytest.mark.parametrize("has_parked", [False, True])
+@pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize(
     "error",
     [
@@ -283,13 +283,13 @@ def test_an_output_that_cannot_be_taken_over_is_told_without_its_path(
     ],
 )
 def test_a_pipelines_exception_is_told_without_the_paths_that_it_names(
-    error: Exception, has_parked: bool
+    error: Exception, is_early: bool
 ) -> None:
     from carpool.engine.pipeline_errors import (
         to_api_error,  # brings torch, which no other test here needs
     )
 
-    told = to_api_error(error, has_parked=has_parked)
+    told = to_api_error(error, is_early=is_early, arguments=["image"])
 
     assert "secret" not in str(told)
     assert str(told).startswith("the pipeline ")

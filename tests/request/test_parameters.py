@@ -455,8 +455,8 @@ STAGES = Card(
         ({"prior_num_inference_steps": {"0.5": "80"}}, "must have whole numbers above 0"),
         ({"pyramid_num_inference_steps_list": [1, 100]}, "above 0, 100 in all"),
         ({"pyramid_num_inference_steps_list": []}, "=[]: must have whole numbers"),
-        ({"max_area": 64 * 64 + 1}, "=4097: must be from 1 to 4096, in pixels"),
-        ({"max_area": 0}, "=0: must be from 1 to 4096, in pixels"),
+        ({"max_area": 64 * 64 + 1}, "=4097: must be from 64 to 4096, in pixels"),
+        ({"max_area": 0}, "=0: must be from 64 to 4096, in pixels"),
         ({"upsampling_width": 65}, "=65: must be at most 64"),
         ({"max_sequence_length": 6001}, "=6001: must be at most 6000"),  # the pipeline's own
         ({"prompt_max_new_tokens": 10**9}, "=1000000000: must be at most 4096"),

@@ -151,7 +151,7 @@ def _here(options: _Options, settings: EngineSettings) -> None:
         output_for(makes, options.output)
     from carpool.engine.model.load import log_as_others
     from carpool.media import read_picture
-    from carpool.request.sizes import check_size
+    from carpool.request.sizes import area_of, check_size
 
     pictures: dict[str, Any] = {}
     if options.images:
@@ -162,7 +162,9 @@ def _here(options: _Options, settings: EngineSettings) -> None:
     log_as_others(bars=sys.stderr.isatty())  # large models load for minutes
     with carpool.load(options.model, **asdict(settings)) as engine:
         if options.size is not None:  # the files are to have it
-            check_size(replace(engine.card, rounds_sizes=False), sides(options.size))
+            size = sides(options.size) | area_of(engine.card, sides(options.size))
+            check_size(replace(engine.card, rounds_sizes=False), size)
+            pictures |= area_of(engine.card, {**options.parameters, **pictures})
         task = engine.card.task_for(pictures)
         output = output_for(task.makes, options.output)
         if task.takes("output_type"):

@@ -1,27 +1,44 @@
 """Map pipeline exceptions to API errors; clear tracebacks that hold tensors."""
 
 import traceback
+from collections.abc import Collection, Iterator
 
 import torch
 
 from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, reason
 
+_SLIPS = LookupError, TypeError, AssertionError, ArithmeticError, AttributeError, RuntimeError
+"""Exceptions by which code that checks nothing fails for an argument that it cannot take."""
 
-def to_api_error(error: BaseException, *, has_parked: bool) -> Exception:
+_CHECKED = """prompt negative_prompt width height num_inference_steps guidance_scale
+true_cfg_scale strength num_frames output_type"""
+CHECKED = frozenset(_CHECKED.split())
+"""Arguments that have rules of their own here: a pipeline that fails for them is broken."""
+
+
+def to_api_error(
+    error: BaseException, *, is_early: bool, arguments: Collection[str] = ()
+) -> Exception:
     """The error that the client gets for an exception that left the pipeline.
 
     Args:
-        has_parked: the pipeline has called a module; before that it checks its arguments, so
-            that a ValueError or TypeError is the request's fault.
+        is_early: the pipeline's own code raised it, no module's forward, and before it called its
+            denoiser: till then it reads its arguments, which are the request's fault.
+        arguments: names of those that the request has given.
     """
+    doubtful = sorted(set(arguments) - CHECKED)
+    param = doubtful[0] if len(doubtful) == 1 else None
     _clear_frames(error)
     if isinstance(error, CarpoolError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
         said = f"the pipeline's own code ran out of memory: {reason(error)}"
         mapped: CarpoolError = OutOfMemory(said)
-    elif not has_parked and isinstance(error, (ValueError, TypeError)):
-        mapped = InvalidValue(f"the pipeline refuses the request: {reason(error)}")
+    elif is_early and isinstance(error, ValueError):
+        mapped = InvalidValue(f"the pipeline refuses the request: {reason(error)}", param=param)
+    elif is_early and doubtful and isinstance(error, _SLIPS):
+        seen = f"{', '.join(doubtful)}: {type(error).__name__}: {reason(error)}"
+        mapped = InvalidValue(f"the pipeline cannot take {seen}", param=param)
     else:
         mapped = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {reason(error)}")
     mapped.__cause__ = error
@@ -30,11 +47,17 @@ def to_api_error(error: BaseException, *, has_parked: bool) -> Exception:
 
 def _clear_frames(error: BaseException) -> None:
     """Clear the local variables, and so the tensors, of the frames of an error and its causes."""
+    for cause in causes(error):
+        traceback.clear_frames(cause.__traceback__)
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            _ = frame.f_locals  # empties the dict that an earlier `locals()` returned
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those that it was raised from or beside."""
     errors, seen = [error], set[int]()
     while errors:
-        one = errors.pop()
-        seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)
-        for frame, _ in traceback.walk_tb(one.__traceback__):
-            _ = frame.f_locals  # empties the dict that an earlier `locals()` returned
-        errors += [e for e in (one.__cause__, one.__context__) if e and id(e) not in seen]
+        cause = errors.pop()
+        seen.add(id(cause))
+        yield cause
+        errors += [e for e in (cause.__cause__, cause.__context__) if e and id(e) not in seen]

@@ -19,6 +19,7 @@ from carpool.engine.isolation import RequestContext
 from carpool.engine.journal import Journal
 from carpool.engine.model.preview import SchedulerHook
 from carpool.engine.observe.timeline import Timeline
+from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.schedule.views import ParkedCall, QueuedRequest
@@ -65,6 +66,7 @@ class RequestState:
     context: RequestContext | None = None  # what is private to it while its fiber runs
     preview_hook: SchedulerHook | None = None
     step_cache: StepCache | None = None  # where it may skip steps
+    pixel_limit: PixelLimit | None = None  # set once it runs
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
     warnings: list[str] = field(default_factory=list)

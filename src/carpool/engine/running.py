@@ -27,7 +27,8 @@ from carpool.engine.model.view import call, view
 from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
-from carpool.engine.pipeline_errors import to_api_error
+from carpool.engine.pipeline_errors import causes, to_api_error
+from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState
 from carpool.engine.step_cache import StepCache
@@ -127,13 +128,15 @@ class RunningRequests:
         if state.journal is not None:
             state.journal.begin(self._identity, request)
         mine = view(self._loaded, request.task)
+        task = self._loaded.card.task(request.task)
+        state.pixel_limit = PixelLimit(mine, self._loaded.card, task)
         state.preview_hook = self._previews.hook(mine, request, state.listener.event)
         threshold = self._step_cache if request.step_cache is None else request.step_cache
         state.step_cache = StepCache(threshold) if threshold else None
         is_watched = runs_foreign_code(mine, request.arguments)
         context = self._isolation.context(request.seed, is_watched=is_watched)
         context.request_id, context.warnings = request.request_id, state.warnings
-        if (told := rounded_size(self._loaded.card, request.arguments)) is not None:
+        if (told := rounded_size(self._loaded.card, task, request.arguments)) is not None:
             state.warnings.append(told)
         state.warnings += self._adapters.warnings(request.lora)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
@@ -195,9 +198,10 @@ class RunningRequests:
         Returns:
             The answer of a call that the request's own cache answers.
         """
-        began_s = self._clock()
+        began_s, failed_forward = self._clock(), None
         self._heartbeat.beat()
         if isinstance(answer, Failure):
+            failed_forward = answer.error if state.is_parked else None
             came: FiberState = state.resume(error=answer.error)
         else:
             came = state.resume(answer)
@@ -218,10 +222,30 @@ class RunningRequests:
             assert isinstance(came, Raised)
             if isinstance(came.error, Exception):
                 self._loaded.device.check(came.error)
-            self._end(state, None, to_api_error(came.error, has_parked=state.order > 0))
+            self._end(state, None, self._error_of(state, came.error, failed_forward))
         return None
 
+    def _error_of(
+        self, state: RequestState, error: BaseException, failed_forward: BaseException | None
+    ) -> Exception:
+        """The API error for an exception that left a pipeline.
+
+        Args:
+            failed_forward: raised in its call just before.
+        """
+        is_own = all(cause is not failed_forward for cause in causes(error))
+        is_early = state.denoiser_calls == 0 and is_own
+        defaults = self._loaded.card.defaults
+        given = state.request.arguments.items()
+        names = [name for name, value in given if name not in defaults or value != defaults[name]]
+        return to_api_error(error, is_early=is_early, arguments=names)
+
     def _park(self, state: RequestState, parked: Call, now_s: float) -> Any | None:
+        try:
+            if state.pixel_limit is not None:
+                state.pixel_limit.check(parked)
+        except Exception as error:  # above the limit; or a shape that cannot be measured
+            return Failure(error)
         self._calls += 1
         parked, key, rows = self._describer.describe(parked, state.request, state.descriptions)
         if state.park(parked, key, rows, self._calls, now_s):

@@ -82,7 +82,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     check_texts({name: value for name, value in arguments.items() if name in given})
     if "negative_prompt" in known and arguments.get("negative_prompt_embeds") is not None:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
-    check_rules(card, arguments)
+    check_rules(card, task, arguments)
     check_strength(task, arguments)
     check_pictures(
         arguments,

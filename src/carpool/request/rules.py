@@ -12,6 +12,7 @@ from carpool.request.values import is_int, is_number
 MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
 MOST_TEXTS = 2 * MOST_TEXT  # of a request
 MOST_TOKENS = 4096  # that a text is padded to, where the pipeline's own default is no more
+MOST_LAYERS = 16  # pictures that one is taken apart into: each is as large as the whole
 TOKENS = (
     "max_sequence_length",
     "max_text_length",
@@ -23,7 +24,7 @@ TOKENS = (
 )
 
 
-def check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
+def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
     """Check steps, sigmas, strength, lengths and the size."""
     for name, value in arguments.items():
         if "num_inference_steps" in name and value is not None:  # `prior_...`, `decoder_...`, too
@@ -44,7 +45,10 @@ def check_rules(card: Card, arguments: Mapping[str, Any]) -> None:
         if value is not None and not (is_int(value) and 1 <= value <= most):
             rule = f"at most {most}" if is_int(value) and value > most else "at least 1"
             raise InvalidValue.of(name, value, f"must be {rule}")
-    check_size(card, arguments)
+    layers = arguments.get("layers")
+    if layers is not None and is_number(layers) and not 1 <= layers <= MOST_LAYERS:
+        raise InvalidValue.of("layers", layers, f"must be from 1 to {MOST_LAYERS}")
+    check_size(card, arguments, task)
 
 
 def _check_steps(card: Card, name: str, value: Any) -> None:

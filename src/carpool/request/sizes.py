@@ -5,34 +5,61 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from carpool.errors import SizeRejected
-from carpool.request.card import Card
+from carpool.request.card import Card, Task
+from carpool.request.values import is_int
 
 SIDES = ("upsampling_width", "upsampling_height", "frame_size", "max_input_image_size")
 """Further sides of pictures, of which a pipeline takes any."""
 
 
-def rounded_size(card: Card, arguments: Mapping[str, Any]) -> str | None:
+def rounded_size(card: Card, task: Task, arguments: Mapping[str, Any]) -> str | None:
     """The warning for a size that the pipeline rounds down; None if it does not."""
-    sides, multiple = _sides(card, arguments), card.size_multiple_px
+    sides, multiple = _sides(card, task, arguments), card.size_multiple_px
     if not any(side % multiple for side in sides):
         return None
     drawn = [side // multiple * multiple for side in sides]
     return f"size {_by(sides)} was rounded down to {_by(drawn)}, multiples of {multiple}"
 
 
-def _sides(card: Card, arguments: Mapping[str, Any]) -> list[int]:
-    """Width and height, as far as they are known."""
+def _sides(card: Card, task: Task, arguments: Mapping[str, Any]) -> list[int]:
+    """Width and height, as far as they are known; none of a task that takes its picture's."""
     default = card.usual_size_px or (None, None)
     return [
         side
         for name, other in zip(("width", "height"), default, strict=True)
-        if (side := other if arguments.get(name) is None else arguments[name]) is not None
+        if task.takes(name)
+        and (side := other if arguments.get(name) is None else arguments[name]) is not None
     ]
 
 
-def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
-    """Refuse a size that the pipeline would refuse, or that has too many pixels."""
-    sides, multiple = _sides(card, arguments), card.size_multiple_px
+def area_of(card: Card, arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The `max_area` that makes a pipeline draw just width and height; {} where it needs none.
+
+    Of such a pipeline (FLUX Kontext) these two are only the shape of the picture. An area that a
+    request or the server's defaults name is left as it is.
+    """
+    named = {name: value for name, value in arguments.items() if value is not None}
+    has_size = "width" in named or "height" in named
+    if not card.task_for(named).takes("max_area") or "max_area" in named:
+        return {}
+    if "max_area" in card.defaults and not has_size:
+        return {}
+    width, height = ((card.defaults | named).get(name) for name in ("width", "height"))
+    if width is None or height is None or not (is_int(width) and is_int(height)):
+        return {}
+    return {"max_area": width * height}
+
+
+def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = None) -> None:
+    """Refuse a size that the pipeline would refuse, or that has too many pixels.
+
+    Args:
+        task: of the request; default: the model's own.
+    """
+    task = task or card.tasks[0]
+    sides, multiple = _sides(card, task, arguments), card.size_multiple_px
+    own = {one.name: one.default for one in task.parameters}
+    area = arguments.get("max_area", own.get("max_area"))
     least = multiple if card.rounds_sizes else 1
     if any(side < least or (side % multiple and not card.rounds_sizes) for side in sides):
         legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
@@ -41,7 +68,9 @@ def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
             f"above 0; the nearest size is {_by(legal)}",
             param="size",
         )
-    if len(sides) == 2 and math.prod(sides) > card.max_pixels:
+    if area is not None:
+        _check_area(card, area, sides)
+    elif len(sides) == 2 and math.prod(sides) > card.max_pixels:
         longest = card.max_pixels // multiple // multiple * multiple
         fits = [min(side, longest) for side in within(sides, card.max_pixels, multiple)]
         raise SizeRejected(
@@ -49,21 +78,27 @@ def check_size(card: Card, arguments: Mapping[str, Any]) -> None:
             f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
             param="size",
         )
-    _check_areas(card, arguments)
+    _check_areas(card, arguments, sides)
 
 
-def _check_areas(card: Card, arguments: Mapping[str, Any]) -> None:
+def _check_areas(card: Card, arguments: Mapping[str, Any], sides: Sequence[int]) -> None:
     """Check parameters that set a size in other ways than width and height."""
     longest = math.isqrt(card.max_pixels)
-    lone = ("width", "height") if len(_sides(card, arguments)) == 1 else ()
+    lone = ("width", "height") if len(sides) == 1 else ()
     for name in (*lone, *SIDES):
         side = arguments.get(name)
         if side is not None and side > longest:
             rule = "; say width and height" if name in lone else ""
             raise SizeRejected.of(name, side, f"must be at most {longest}{rule}")
-    area = arguments.get("max_area")
-    if area is not None and not 1 <= area <= card.max_pixels:
-        raise SizeRejected.of("max_area", area, f"must be from 1 to {card.max_pixels}, in pixels")
+
+
+def _check_area(card: Card, area: int, sides: Sequence[int]) -> None:
+    """Check the pixels that a pipeline draws in the shape of width and height."""
+    ratio = max(sides) / min(sides) if len(sides) == 2 else 1.0
+    least = math.ceil(card.size_multiple_px**2 * ratio)  # the shorter side has one multiple
+    if not least <= area <= card.max_pixels:
+        rule = f"must be from {least} to {card.max_pixels}, in pixels"
+        raise SizeRejected.of("max_area", area, rule)
 
 
 def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, int]:

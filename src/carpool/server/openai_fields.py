@@ -20,7 +20,7 @@ from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.own_values import check_n, seeds
 from carpool.request.parameters import check
-from carpool.request.sizes import check_size
+from carpool.request.sizes import area_of, check_size
 from carpool.server.access.keys import KEYLESS, APIClient
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import number
@@ -102,6 +102,7 @@ class ImageWork:
         if not self.pictures:
             _refuse_edits(card, parameters)
         parameters |= _size(card, body.size, parameters) | self.pictures
+        parameters |= area_of(card, parameters)
         n, whole = self.n, _request(body, self.client.key, parameters, None)
         first_to_last = seeds(body.seed, self.outputs)
         parameters |= _steps(card, body.quality, parameters)
@@ -135,6 +136,7 @@ def video_request(
         rule = "is not taken: a video is an MP4 file"
         raise UnsupportedParameter(f"output_format {rule}", param="output_format")
     parameters |= _size(card, body.size, parameters) | dict(pictures or {})
+    parameters |= area_of(card, parameters)
     own_rate = {p.name: p.default for p in card.parameters}.get("frame_rate")
     own_rate = parameters.get("frame_rate") or own_rate or FPS
     fps = _rate("fps", body.fps) or _rate("frame_rate", own_rate) or FPS
@@ -290,7 +292,8 @@ def _size(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[s
             param="size",
         )
     sides = {"width": int(match[1]), "height": int(match[2])}
-    check_size(replace(card, rounds_sizes=False), sides)  # the answer has the size that was asked
+    # the answer has the size that was asked
+    check_size(replace(card, rounds_sizes=False), sides | area_of(card, sides))
     return sides
 
 

@@ -190,7 +190,9 @@ class EngineSettings:
         least=0.1,
         finite=True,
     )
-    max_pixels: int = setting(2048 * 2048, "largest picture of a request", unit="pixels", least=1)
+    max_pixels: int = setting(
+        2048 * 2048, "largest picture that a request draws, or has encoded", unit="pixels", least=1
+    )
     max_steps: int = setting(1000, "most denoising steps of a request", least=1)
     step_cache: float = setting(
         0.0,

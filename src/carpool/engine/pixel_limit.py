@@ -1,0 +1,135 @@
+"""The limit of pixels at run time: what a pipeline makes of a request may be larger than its words.
+
+A pipeline may draw an area of its own in the shape that was asked for, enlarge the pictures that it
+reads, or draw in the nearest of a few sizes. So each call is measured before it is run: the
+pictures that are encoded, the latents that are denoised, and those that are decoded. Latents are
+measured from below, where a layout is not known: no request within the limit is refused.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from carpool.engine.intercept import Call
+from carpool.errors import SizeRejected
+from carpool.request.card import Card, Task
+
+_SCALES = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
+_SIZING = ("width", "height", "max_area", "resolution", "use_resolution_binning", "_auto_resize")
+"""Parameters that decide how large a pipeline draws, to be named where it draws too much."""
+
+
+class PixelLimit:
+    """Measures the calls of one request.
+
+    Args:
+        pipe: the request's own view of the pipeline.
+    """
+
+    def __init__(self, pipe: Any, card: Card, task: Task) -> None:
+        self._task, self._max_pixels = task, card.max_pixels
+        self._scale_px = _scale_of(pipe)
+        self._token_px = card.size_multiple_px**2  # of packed latents: patches and all
+        self._encoded_px = 0  # pictures that may stand among the packed latents
+        self._measured: Any = None  # the target and shape of the last call: it was within the limit
+
+    def check(self, call: Call) -> None:
+        """Raise SizeRejected if a call has more pixels than there may be, or none."""
+        if self._task.makes == "sound" or "audio" in call.target.component:
+            return
+        first = _first(call)
+        if not isinstance(first, Tensor):
+            return
+        measured = call.target.component, call.target.method, first.shape
+        if measured == self._measured and call.target.method == "forward":
+            return  # the usual case: the next step
+        if (pixels := self._pixels(call, first)) is not None:
+            self._refuse(pixels, call.target.method)
+        self._measured = measured
+
+    def _pixels(self, call: Call, first: Tensor) -> int | None:
+        """The pixels of a picture, or of a frame, in a call; None where they are not known."""
+        target = call.target
+        if target.method == "encode" and target.phase == "encode":
+            pixels = _area(first)
+            if pixels is not None:
+                self._encoded_px += first.shape[0] * pixels
+            return pixels
+        if target.phase == "decode":
+            scale_px = min(self._scale_px, _ratio_of(target.module) or self._scale_px)
+            area = _area(first) if target.method == "decode" else None
+            return None if area is None else area * scale_px**2
+        if target.phase == "denoise":
+            return self._denoised(call, first)
+        return None
+
+    def _denoised(self, call: Call, first: Tensor) -> int | None:
+        if (area := _area(first, getattr(call.target.module, "config", {}))) is not None:
+            return area * self._scale_px**2
+        if first.ndim != 3:
+            return None
+        said = call.arguments()
+        height, width = said.get("height"), said.get("width")
+        if isinstance(height, int) and isinstance(width, int):
+            return height * width * self._scale_px**2
+        if shapes := said.get("img_shapes"):  # [[(layers, rows, columns), ...], ...]
+            areas = [rows * columns for layers in shapes for _, rows, columns in _triples(layers)]
+            return max(areas, default=0) * self._token_px
+        places = said.get("img_ids")
+        if isinstance(places, Tensor):  # (..., positions, axes): of the picture, and of those read
+            pixels = min(first.shape[1], places.shape[-2]) * self._token_px
+            return pixels if pixels <= self._encoded_px else pixels - self._encoded_px
+        return None
+
+    def _refuse(self, pixels: int, method: str) -> None:
+        if 0 < pixels <= self._max_pixels:
+            return
+        names = [name for name in _SIZING if self._task.takes(name)]
+        does = "reads a picture as" if method == "encode" else "draws"
+        seen = f"{self._task.pipeline} {does} {pixels} pixels for this request"
+        rule = f"must be from 1 to {self._max_pixels}"
+        hint = f"; {', '.join(names)} decide it" if names else ""
+        raise SizeRejected(f"{seen}: {rule}{hint}", param="size")
+
+
+def _first(call: Call) -> Any:
+    """The argument of a call that has its rows: a tensor, or the first of a list of such."""
+    target = call.target
+    name = target.spec.rows if target.spec is not None else target.positional[:1]
+    name = name if isinstance(name, str) else "".join(name)
+    value = call.kwargs.get(name, call.args[0] if call.args else None)
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+        return value[0][None]
+    return value
+
+
+def _area(value: Tensor, config: Any = None) -> int | None:
+    """Rows times columns of (..., channels, rows, columns), or with the channels last."""
+    if value.ndim < 4:
+        return None
+    *_, before, rows, columns = value.shape
+    channels = config.get("in_channels") if isinstance(config, Mapping) else None
+    is_last = columns == channels and channels not in (before, value.shape[1])
+    return int(before * rows if is_last else rows * columns)
+
+
+def _triples(layers: Any) -> list[Any]:
+    """The entries of `img_shapes` for one row, which may be a single one."""
+    return [layers] if layers and isinstance(layers[0], int) else list(layers)
+
+
+def _scale_of(pipe: Any) -> int:
+    """Pixels along a side of one latent; 1 for a pipeline that draws pixels themselves."""
+    found = (getattr(pipe, name, None) for name in _SCALES)
+    return next((scale for scale in found if isinstance(scale, int) and scale > 0), 1)
+
+
+def _ratio_of(module: nn.Module) -> int | None:
+    """Pixels along a side of one latent of an autoencoder, as far as it says."""
+    ratio = getattr(module, "spatial_compression_ratio", None)
+    if isinstance(ratio, (int, float)) and ratio >= 1:
+        return math.floor(ratio)
+    blocks = getattr(getattr(module, "config", None), "block_out_channels", None)
+    return 2 ** (len(blocks) - 1) if isinstance(blocks, (list, tuple)) and blocks else None

@@ -1,0 +1,97 @@
+"""The client's fault is a 4xx, wherever in its own code the pipeline finds it."""
+
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from carpool.errors import CarpoolError, PipelineFailed, Rejected
+from support.engine_driver import driving, fresh
+from support.engine_worker import EngineWorker
+from support.pictures import png
+from support.tiny import ARGUMENTS
+from support.video_app import play, url_of
+
+
+def error_of(family: str, pipe: Any = None, **words: Any) -> CarpoolError | None:
+    """What a request with these words ends with."""
+    given = {**ARGUMENTS[family], "num_inference_steps": 1, **words}
+    with driving(pipe or fresh(family)) as drive:
+        try:
+            recorder = drive.submit("a red circle", **given)
+        except Rejected as error:
+            return error
+        drive.finish()
+        assert recorder.error is None or isinstance(recorder.error, CarpoolError)
+        return recorder.error
+
+
+@pytest.mark.parametrize("size", [(48, 48), (640, 64), (64, 640), (63, 64)])
+def test_a_picture_that_flux2_cannot_edit_is_the_clients_fault(size: tuple[int, int]) -> None:
+    error = error_of("flux2", image=Image.new("RGB", size, "red"))
+
+    assert isinstance(error, Rejected)
+    assert "too small" in str(error) or "too extreme" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("family", "words", "param"),
+    [
+        ("flux2", {"text_encoder_out_layers": []}, "text_encoder_out_layers"),
+        ("flux2", {"text_encoder_out_layers": [999]}, "text_encoder_out_layers"),
+        ("flux2", {"text_encoder_out_layers": ["a"]}, "text_encoder_out_layers"),
+        ("sdxl", {"clip_skip": 99}, "clip_skip"),
+        ("sdxl", {"original_size": [1]}, "original_size"),
+        ("sd3", {"clip_skip": 99}, "clip_skip"),
+        ("sd15", {"timesteps": [3, 999, 5]}, "timesteps"),
+    ],
+)
+def test_an_argument_that_the_pipelines_code_fails_for_is_the_clients_fault(
+    family: str, words: dict[str, Any], param: str | None
+) -> None:
+    error = error_of(family, **words)
+
+    assert isinstance(error, Rejected), error
+    assert error.param in (param, None)
+
+
+def test_a_flux2_edit_of_a_small_picture_is_400_over_http() -> None:
+    answers = list[Any]()
+
+    async def scene(opened: Any) -> None:
+        body = {"prompt": "a", "num_inference_steps": 1, "size": "64x64"}
+        body["text_encoder_out_layers"] = ARGUMENTS["flux2"]["text_encoder_out_layers"]
+        for picture in (png(48, 48), png(64, 64)):
+            edit = {**body, "images": [{"image_url": url_of(picture)}]}
+            answers.append(await opened.http.post("/v1/images/edits", json=edit))
+
+    with driving(fresh("flux2")) as drive:
+        play(scene, EngineWorker(drive))
+
+    small, fitting = answers
+    assert (small.status_code, small.json()["error"]["param"]) == (400, None), small.text
+    assert "too small" in small.json()["error"]["message"]
+    assert fitting.status_code == 200, fitting.text
+
+
+def test_a_broken_pipeline_is_not_the_clients_fault() -> None:
+    pipe = fresh("sdxl")
+    pipe.encode_prompt = None
+
+    error = error_of("sdxl", pipe, guidance_scale=3.0)
+
+    assert isinstance(error, PipelineFailed)
+
+
+def test_a_failure_of_a_modules_forward_is_not_the_clients_fault() -> None:
+    pipe = fresh("sdxl")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ValueError("this module is broken")
+
+    pipe.text_encoder.register_forward_pre_hook(fails)
+    error = error_of("sdxl", pipe, clip_skip=1)
+
+    assert isinstance(error, PipelineFailed)
+    assert torch.is_grad_enabled()
