@@ -24,7 +24,7 @@ from support.engine_driver import (
     gap,
     solo,
 )
-from support.lora_files import adapter
+from support.lora_files import adapter, dora, weights, write
 from support.streamed import (
     CPU,
     OneEach,
@@ -244,7 +244,11 @@ def test_exact_numerics_give_the_bits_of_resident_weights(tmp_path: Path, policy
 
 
 def test_requests_with_other_adapters_and_sizes_share_a_sweep(tmp_path: Path) -> None:
-    files = {name: adapter(tmp_path, "flux", seed) for seed, name in enumerate("ab")}
+    needs_weights = dora(weights("flux", 1, std=0.1), "flux", "transformer")
+    files = {
+        "a": adapter(tmp_path, "flux", 0),
+        "b": write(tmp_path / "b.safetensors", needs_weights),
+    }
     loras = [None, [{"id": "a"}], [{"id": "b", "scale": 0.5}]]
 
     def images(together: bool, **settings: Any) -> list[Tensor]:

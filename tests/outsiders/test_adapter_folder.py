@@ -222,6 +222,22 @@ def test_files_that_come_and_go_and_change_are_told_apart_when_the_folder_is_rea
     assert all(other.error is None for other in others)
 
 
+def test_a_file_that_is_written_over_or_cut_short_changes_no_picture(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{n}.safetensors", dict(lora(n))) for n in (1, 2)]
+    pictures = list[Tensor]()
+
+    with driving("flux", lora=(f"x={files[0]}",)) as drive:
+        for content in (files[1].read_bytes(), b"x" * 50, b""):
+            request = drive.submit("a cat", lora=[{"id": "x"}], **ARGUMENTS["flux"])
+            drive.finish()
+            pictures.append(request.image)
+            with files[0].open("r+b") as file:  # the same file, as `cp` writes it
+                file.write(content)
+                file.truncate(len(content))
+
+    assert gap(*pictures[:2]) == gap(*pictures[1:]) == 0
+
+
 def test_one_that_fails_in_a_way_of_its_own_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.request.lora import AdapterScales
 from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served
 from support.fake_models import call_on
-from support.lora_files import adapter, kohya, weights, write
+from support.lora_files import adapter, dora, kohya, weights, write
 from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = pytest.mark.filterwarnings(
@@ -289,6 +289,48 @@ def test_neighbours_with_the_same_adapter_are_one_run() -> None:
 
     assert found is not None
     assert [(run.name, run.begin, run.end) for run in found.runs] == [("a", 1, 4), ("b", 3, 6)]
+
+
+def test_calls_whose_adapters_are_in_other_orders_are_runs_of_their_own() -> None:
+    one, other = (("a", 1.0), ("b", 2.0)), (("b", 2.0), ("a", 1.0))
+
+    found = plan((one, other), (1, 2))
+
+    assert found is not None
+    assert [(run.name, run.begin, run.end) for run in found.runs] == [
+        ("a", 0, 1), ("b", 0, 1), ("b", 1, 3), ("a", 1, 3),
+    ]  # fmt: skip
+
+
+def test_in_exact_numerics_each_call_is_a_run_of_its_own() -> None:
+    applied: tuple[AdapterScales, ...] = ((("a", 1.0),), (("a", 1.0),), ())
+
+    found = plan(applied, (1, 2, 1), is_exact=True)
+
+    assert found is not None
+    assert [(run.begin, run.end) for run in found.runs] == [(0, 1), (1, 3)]
+
+
+def test_adapters_of_all_kinds_have_the_same_bits_alone_and_together(tmp_path: Path) -> None:
+    lengths = dora(weights("flux", 2, std=0.1), "flux", "transformer")
+    files = {"a": adapter(tmp_path, "flux", 1), "b": write(tmp_path / "b.safetensors", lengths)}
+    chosen = ["a", "a", "", "b", "ab", "ba"]
+    arguments = {**ARGUMENTS["flux"], "num_inference_steps": 10}
+
+    def images(together: bool) -> list[Tensor]:
+        with driving("flux", numerics="exact", max_batch_size=16, lora=settings) as drive:
+            heard = []
+            for seed, names in enumerate(chosen):
+                lora = [{"id": name} for name in names]
+                heard.append(drive.submit("a cat", seed=seed, lora=lora, **arguments))
+                if not together:
+                    drive.finish()
+            drive.finish()
+            assert drive.widest("transformer") == (len(chosen) if together else 1)
+            return [one.image for one in heard]
+
+    settings = tuple(f"{name}={file}" for name, file in files.items())
+    assert all(map(torch.equal, images(together=True), images(together=False)))
 
 
 @pytest.mark.parametrize(("entries", "is_even_"), [(1, True), (5, True), (4, False)])

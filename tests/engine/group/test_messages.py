@@ -1,5 +1,6 @@
 """Calls that cross to followers: the same values there, each tensor once, bounded on both sides."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from carpool.engine.adapters.parts import Part
+from carpool.engine.adapters.parts import Kronecker, Part
 from carpool.engine.group import adapter_layers, messages, packing
 from carpool.engine.group.packing import Packer, Unpacker
 from carpool.errors import PipelineFailed
@@ -135,16 +136,25 @@ def test_layers_of_adapters_arrive_with_their_weights() -> None:
         nn.Conv2d(3, 2, 3, stride=2, padding=1, bias=False), nn.Conv2d(2, 5, 1), 2.0, torch.bfloat16
     )
     other = Part(nn.Linear(1, 1), nn.Linear(1, 1), 1.0, torch.float32)
+    dora = replace(linear, magnitude=torch.rand(4))
+    kronecker = Kronecker(torch.randn(2, 3), torch.randn(5, 4), (2, 7))
+    lokr = Part(kronecker, nn.Identity(), 1.0, torch.float32)
     parts = {("transformer", "a"): linear, ("transformer", "b"): conv, ("text_encoder", "a"): other}
+    parts |= {("transformer", "c"): dora, ("transformer", "d"): lokr}
 
     layers, weights = adapter_layers.packed(parts, "transformer")
     there = adapter_layers.unpacked(msgpacked(layers), weights)
 
-    assert there.keys() == {"a", "b"}
-    for name, x in (("a", torch.randn(2, 6)), ("b", torch.randn(1, 3, 8, 8))):
+    assert there.keys() == {"a", "b", "c", "d"}
+    flat, deep, wide = torch.randn(2, 6), torch.randn(1, 3, 8, 8), torch.randn(2, 12)
+    for name, x in {"a": flat, "b": deep, "c": flat, "d": wide}.items():
         mine = parts["transformer", name]
         assert torch.equal(there[name].up(there[name].down(x)), mine.up(mine.down(x)))
         assert (there[name].scaling, there[name].dtype) == (mine.scaling, mine.dtype)
+    assert there["c"].magnitude is not None
+    assert dora.magnitude is not None
+    assert torch.equal(there["c"].magnitude, dora.magnitude)
+    assert [name for name, part in there.items() if part.magnitude is None] == ["a", "b", "d"]
 
 
 def msgpacked(layers: list[Any]) -> list[Any]:

@@ -163,6 +163,8 @@ class AdapterReader:
                 what = f"{file.name}, which is a {tensors.kind}"
                 rejected = LoraRejected(f"{name} cannot load {what}: {_cut(error)}")
                 rejected.__cause__ = error
+                if load.strays and not load.kept:
+                    break  # nothing fits: that is reported below
                 unplaced = tensors.named_in(str(error)) or tensors.text_layers()
                 if not unplaced or unplaced >= tensors.layers:
                     raise rejected from error
@@ -204,10 +206,14 @@ class AdapterReader:
             raise LoraRejected(f"the weights for {where} are not complete")
         with beside(self._device):  # the forward that runs
             for module in (part.down, part.up):
-                module.requires_grad_(False).to(self._device, part.dtype)
+                for weight in module.parameters():
+                    # a copy: on a CPU they are the mapped file, which may be written or cut short
+                    weight.requires_grad_(False).data = weight.to(
+                        self._device, part.dtype, copy=True
+                    )
             magnitude = part.magnitude
             if magnitude is not None:
-                magnitude = magnitude.to(self._device, part.dtype)
+                magnitude = magnitude.to(self._device, part.dtype, copy=True)
             weights = [*part.down.parameters(), *part.up.parameters()]
             fits = all(bool(weight.isfinite().all()) for weight in weights)
         if not fits:
@@ -250,7 +256,7 @@ class _Load:
             for layer_path in fitting[homes.get(name, name)]
             for path in (layer_path, *_joined(layer_path))
         }
-        self._kept: set[str] = set()
+        self.kept: set[str] = set()
         self.strays: set[str] = set()
         self.warnings: list[str] = []
         self.parts: AdapterParts = {}
@@ -281,7 +287,7 @@ class _Load:
         for name, tensor in state.items():
             if _plain(layer_of(name)) in self._fitting:
                 kept[name] = tensor
-                self._kept.add(layer_of(name))
+                self.kept.add(layer_of(name))
             else:
                 self.strays.add(layer_of(name))
         if isinstance(source, dict) and options.get("return_lora_metadata"):
@@ -301,7 +307,7 @@ class _Load:
         """Count as strays the layers of which no part was made: diffusers would only warn."""
         have = {_path(f"{component}.{path}") for component, path in self.parts}
         have |= {joined for path in have for joined in _joined(path)}
-        self.strays |= {n for n in self._kept if _path(n) not in have}
+        self.strays |= {n for n in self.kept if _path(n) not in have}
         lacking = self._lacking_magnitudes()
         if lacking:
             self.warnings.append(
