@@ -52,7 +52,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "ray": ("carpool/fleet/ray.py",),
     "torch": ("carpool/engine/", "carpool_lab/tune/", "carpool_lab/check/", "carpool_lab/plan/"),
     "yaml": ("carpool/schedule/peers/vllm_omni_deploy.py", "carpool/cli/config_file.py"),
-    "peft": ("carpool/engine/adapters/parts.py", "carpool/engine/adapters/reader.py"),
+    "peft": ("carpool/engine/adapters/parts.py", "carpool/engine/adapters/loading.py"),
     "diffusers": (
         "carpool/engine/model/",
         "carpool/engine/overlay/",

@@ -1,6 +1,8 @@
 """Adapters of models with two experts (Wan 2.2): each goes to its own, as it is said or named."""
 
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import carpool
 from carpool.errors import InvalidValue, LoraRejected
 from carpool.request.adapter_names import AdapterInfo, expert_of, split_target
 from carpool.request.lora import check_lora
+from carpool.worker import protocol
+from support.app import CARD, Grey, open_app
+from support.endpoints import ENDPOINT
 from support.engine_driver import CLOSE, driving, fresh, gap
 from support.lora_files import adapter, comfy, weights, write
 from support.prepared import drawn
@@ -142,6 +147,56 @@ def test_a_target_that_is_no_expert_is_refused(tmp_path: Path) -> None:
             drive.submit("a cat", lora=[{"id": "x", "target": "transformer_2"}])
         with pytest.raises(LoraRejected, match=r"has no 'transformer_2': adapters go to transf"):
             drive.engine.add_lora("y", f"{adapter(tmp_path, 'flux', 1)}@transformer_2")
+
+
+def test_a_target_is_said_over_http() -> None:
+    experts = ("transformer", "transformer_2")
+    infos = (
+        AdapterInfo("h", ("My Style HIGH",), "transformer", experts, ("a part is left out",)),
+        AdapterInfo("l", ("My Style LOW",), "transformer_2", experts),
+        AdapterInfo("torn", ("My torn style",), problem="is not a readable file"),
+    )
+    worker = Grey()
+    card = replace(CARD, lora=("h", "l"), adapters=infos)
+    worker.ready = protocol.WorkerReady(card, {}, 0.0)
+    names = ["My Style HIGH", "l"]
+    pair = {"lora_nickname": names, "strength": [1, 0.5], "target": ["transformer", "all"]}
+    key = {"authorization": "Bearer a-key"}
+
+    async def scene() -> list[Any]:
+        async with open_app(worker, api_key=("a-key",)) as opened:
+
+            async def ask(path: str, **sent: Any) -> Any:
+                answer = await opened.http.post(path, json=sent, headers=key)
+                return answer.status_code, answer.json()
+
+            answers = [await ask("/v1/set_lora", **pair), await ask(ENDPOINT, prompt="a")]
+            answers.append((await opened.http.get("/v1/list_loras", headers=key)).json())
+            others = ({"id": "l", "target": "transformer"}, {"id": "my_style_low"})
+            answers += [await ask(ENDPOINT, prompt="a", lora=[lora]) for lora in others]
+            answers.append(await ask("/v1/set_lora", lora_nickname="h", target="vae"))
+            answers.append(await ask(ENDPOINT, prompt="a", lora=[{"id": "My torn style"}]))
+            return answers
+
+    set_, drawn_, listed, *others, wrong, torn = asyncio.run(scene())
+
+    assert [status for status, _ in (set_, drawn_, *others)] == [200] * 4
+    assert [job.lora for job in worker.jobs] == [
+        (("h", 1.0), ("l", 0.5)),
+        (("l@transformer", 1.0),),
+        (("l", 1.0),),
+    ]
+    loaded = [(one["nickname"], one["names"], one["target"]) for one in listed["loaded_adapters"]]
+    assert loaded == [
+        ("h", ["My Style HIGH"], "transformer"),
+        ("l", ["My Style LOW"], "transformer_2"),
+    ]
+    assert listed["loaded_adapters"][0]["warnings"] == ["a part is left out"]
+    [refused] = listed["refused_adapters"]
+    assert (refused["nickname"], refused["problem"]) == ("torn", "is not a readable file")
+    assert (wrong[0], wrong[1]["error"]["param"]) == (400, "target")
+    assert torn[0] == 400
+    assert "cannot be used: is not a readable file" in torn[1]["error"]["message"]
 
 
 NAMED: dict[str, int | None] = {

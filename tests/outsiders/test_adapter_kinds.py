@@ -1,56 +1,25 @@
 """Adapters of any kind are drawn as plain diffusers draws them; what is left out is reported."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel, GGUFQuantizationConfig
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-import carpool
 from carpool.errors import LoraRejected
-from support.engine_driver import CLOSE, Drive, driving, fresh, gap, plain
+from support.engine_driver import CLOSE, Drive, driving, gap, plain
 from support.lora_files import comfy, dora, kohya, lokr, weights, write
-from support.prepared import drawn, gguf_of
-from support.tiny import ARGUMENTS, checkpoint
+from support.lora_pictures import SCALE, by_carpool, by_diffusers, pictures
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning",  # diffusers' Euler with numpy 2
     "ignore:Already found a `peft_config`:UserWarning",
 )
 State = dict[str, Tensor]
-SCALE = -0.7
 CLEAR = 100 * CLOSE  # the least that an adapter must change a pixel
-
-
-def pictures(pipe: Any, family: str) -> Tensor:
-    """What plain diffusers draws."""
-    for module in pipe.components.values():
-        if isinstance(module, nn.Module):
-            module.requires_grad_(False)
-    pipe.set_progress_bar_config(disable=True)
-    dice = torch.Generator().manual_seed(0)
-    return drawn(vars(pipe(prompt="a cat", **ARGUMENTS[family], generator=dice)))
-
-
-def by_diffusers(file: Path, family: str, scale: float = SCALE) -> Tensor:
-    pipe: Any = fresh(family)
-    pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name="x")
-    pipe.set_adapters(["x"], [scale])
-    return pictures(pipe, family)
-
-
-def by_carpool(
-    drive: Drive, lora: list[dict[str, Any]] | None, family: str
-) -> tuple[Tensor, tuple[str, ...]]:
-    request = drive.submit("a cat", lora=lora, **ARGUMENTS[family])
-    other = drive.submit("a cat", seed=5, **ARGUMENTS[family])  # shares its forwards, has none
-    drive.finish()
-    assert request.error is other.error is None
-    return drawn(request.outcome.fields), request.outcome.warnings
 
 
 def flux() -> State:
@@ -155,25 +124,18 @@ EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warni
 
 @pytest.fixture(scope="module")
 def drives() -> Iterator[Callable[[str], Drive]]:
-    """An engine for each family, one at a time."""
-    with pytest.MonkeyPatch.context():
-        open_: dict[str, Any] = {}
+    """An engine of a family; the one before is closed."""
+    engines, stack = dict[str, Drive](), contextlib.ExitStack()
 
-        def drive(family: str) -> Drive:
-            if family not in open_:
-                close()
-                open_[family] = driving(family)
-                open_[f"{family}'s"] = open_[family].__enter__()
-            made: Drive = open_[f"{family}'s"]
-            return made
+    def drive(family: str) -> Drive:
+        if family not in engines:
+            stack.close()
+            engines.clear()
+            engines[family] = stack.enter_context(driving(family))
+        return engines[family]
 
-        def close() -> None:
-            for context in list(open_.values())[::2]:
-                context.__exit__(None, None, None)
-            open_.clear()
-
+    with stack:
         yield drive
-        close()
 
 
 def register(drive: Drive, state: Mapping[str, Tensor], folder: Path) -> tuple[str, Path]:
@@ -257,27 +219,6 @@ def test_layers_named_without_their_component_are_the_denoisers(
     assert warnings == ()
 
 
-def test_a_folder_that_peft_wrote_has_the_scaling_of_its_config(
-    drives: Callable[[str], Drive], tmp_path: Path
-) -> None:
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    pipe: Any = fresh("flux")
-    config = LoraConfig(
-        r=4, lora_alpha=10, target_modules=["to_q", "to_k"], init_lora_weights=False
-    )
-    torch.manual_seed(3)
-    get_peft_model(pipe.transformer, config).save_pretrained(str(tmp_path / "style"))
-    pipe = fresh("flux")
-    pipe.transformer = PeftModel.from_pretrained(pipe.transformer, tmp_path / "style").model
-    drive = drives("flux")
-    drive.engine.add_lora("peft", tmp_path / "style")
-
-    picture, _ = by_carpool(drive, [{"id": "peft"}], "flux")
-
-    assert gap(picture, pictures(pipe, "flux")) < CLOSE
-
-
 REFUSED: dict[str, tuple[Callable[[], State], str]] = {
     "alpha of four entries": (lambda: with_alphas(torch.ones(4)), "has 4 entries: must be one"),
     "no rank": (
@@ -325,84 +266,3 @@ def test_an_odd_file_is_refused_by_name(
         register(drive, state(), tmp_path)
 
     assert drive.engine.loaded.card.lora == before
-
-
-@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
-def test_an_adapter_is_beside_one_that_was_loaded_before(kind: str, tmp_path: Path) -> None:
-    first = write(tmp_path / "first.safetensors", flux())
-    state = {n: w for n, w in weights("flux", 4, std=0.1).items() if "to_q" in n}
-    second = write(
-        tmp_path / "second.safetensors",
-        state if kind == "LoRA" else dora(state, "flux", "transformer"),
-    )
-    pipe, judge = fresh("flux"), fresh("flux")
-    for one in (pipe, judge):
-        one.load_lora_weights(str(first.parent), weight_name=first.name, adapter_name="first")
-    pictures(pipe, "flux")
-    judge.load_lora_weights(str(tmp_path), weight_name=second.name, adapter_name="second")
-
-    with driving(pipe) as drive:
-        drive.engine.add_lora("second", second)
-        both, _ = by_carpool(drive, [{"id": "second", "scale": 0.6}], "flux")
-        alone, _ = by_carpool(drive, None, "flux")
-
-    judge.set_adapters(["first", "second"], [1.0, 0.6])
-    assert gap(both, pictures(judge, "flux")) < CLOSE
-    judge.set_adapters(["first"], [1.0])
-    assert gap(alone, pictures(judge, "flux")) < CLOSE
-    assert gap(alone, both) > CLEAR
-
-
-def test_two_doras_are_applied_in_the_order_of_the_request(
-    drives: Callable[[str], Drive], tmp_path: Path
-) -> None:
-    files = {
-        name: write(
-            tmp_path / f"{name}.safetensors",
-            dora(weights("flux", seed, std=0.1), "flux", "transformer"),
-        )
-        for seed, name in enumerate(("a", "b"))
-    }
-    drive, judge = drives("flux"), fresh("flux")
-    for name, file in files.items():
-        drive.engine.add_lora(name, file)
-        judge.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name=name)
-    orders = [["a", "b"], ["b", "a"]]
-
-    requests = [
-        drive.submit("a cat", lora=[{"id": name} for name in order], **ARGUMENTS["flux"])
-        for order in orders
-    ]
-    drive.finish()
-
-    alone = []
-    for request, order in zip(requests, orders, strict=True):
-        judge.set_adapters(order, [1.0, 1.0])
-        alone.append(pictures(judge, "flux"))
-        assert gap(request.image, alone[-1]) < CLOSE
-    assert gap(*alone) > CLEAR
-
-
-def test_adapters_go_beside_gguf_layers(tmp_path: Path) -> None:
-    [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
-    denoiser = gguf_of(load_file(file), tmp_path / "denoiser.gguf")
-    lora = write(tmp_path / "lora.safetensors", flux())
-    judge: Any = fresh("flux")
-    judge.transformer = FluxTransformer2DModel.from_single_file(
-        str(denoiser),
-        config=str(checkpoint("flux")),
-        subfolder="transformer",
-        quantization_config=GGUFQuantizationConfig(compute_dtype=torch.float32),
-        torch_dtype=torch.float32,
-    )
-    judge.load_lora_weights(str(tmp_path), weight_name=lora.name, adapter_name="x")
-    component = (f"transformer={denoiser}",)
-
-    with carpool.load(checkpoint("flux"), component=component, dtype="float32") as engine:
-        engine.add_lora("x", lora)
-        magnitudes = write(tmp_path / "dora.safetensors", dora(flux(), "flux", "transformer"))
-        with pytest.raises(LoraRejected, match="those are quantized: load the model unquantized"):
-            engine.add_lora("dora", magnitudes)
-        [output] = engine.generate("a cat", seed=0, lora=[{"id": "x"}], **ARGUMENTS["flux"])
-
-    assert gap(output.images, pictures(judge, "flux")) < CLOSE

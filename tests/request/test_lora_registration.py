@@ -78,7 +78,7 @@ BAD: list[tuple[Callable[[State], State], str]] = [
     (half, rf"weights for {FIRST} are not complete|cannot load"),
     (
         lambda state: state | {f"{FIRST}.lora_magnitude_vector": torch.ones(4)},
-        "a DoRA: .*\n?.*size mis",
+        "a DoRA .*: .*\n?.*size mis",
     ),
     (lambda state: {f"{FIRST}.lokr_w1": torch.ones(4, 4)}, "is a LoKr"),
     (lambda state: {f"{FIRST}.hada_w1_a": torch.ones(4, 4)}, "is a LoHa"),

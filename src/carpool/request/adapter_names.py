@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -51,13 +51,14 @@ def find_adapter(name: str, adapters: Iterable[AdapterInfo]) -> AdapterInfo | No
     Raises:
         InvalidValue: several have this name.
     """
-    known = list(adapters)
-    wanted = _loose(name)
-    for matches in (
-        [one for one in known if one.id == name],
-        [one for one in known if name in one.names],
-        [one for one in known if wanted in map(_loose, (one.id, *one.names))],
-    ):
+    known, wanted = list(adapters), _loose(name)
+    rules: tuple[Callable[[AdapterInfo], bool], ...] = (
+        lambda one: one.id == name,
+        lambda one: name in one.names,
+        lambda one: wanted in map(_loose, (one.id, *one.names)),
+    )
+    for rule in rules:
+        matches = [one for one in known if rule(one)]
         offered = [one for one in matches if not one.problem] or matches
         if len(offered) > 1:
             ids = ", ".join(sorted(one.id for one in offered))

@@ -135,13 +135,14 @@ def read_tensors(file: Path) -> AdapterTensors:
     """
     try:
         with safe_open(file, "pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            names = list(opened.keys())
+            if not any(re.search("lora|lokr|hada_|oft_|ia3_", name) for name in names):
+                raise LoraRejected(f"{file.name} holds no LoRA weights")  # a whole model, maybe
+            tensors = {name: opened.get_tensor(name) for name in names}
             header = dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:
         why = f"is not a readable {SUFFIX} file: {reason(error)}"
         raise LoraRejected(f"{file.name} {why}") from error
-    if not any(re.search("lora|lokr|hada_|oft_|ia3_", name) for name in tensors):
-        raise LoraRejected(f"{file.name} holds no LoRA weights")
     if scales := [name for name in tensors if name.endswith(_SCALED)]:
         raise LoraRejected(
             f"{file.name} holds scaled float8 weights ({scales[0]}): only plain ones are read"

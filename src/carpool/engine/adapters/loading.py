@@ -1,0 +1,169 @@
+"""One load of an adapter's tensors by diffusers' own loader, into shadows of the modules."""
+
+import copy
+import logging
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from carpool.engine.adapters.parts import Part
+from carpool.engine.adapters.shadow import copy_of
+from carpool.engine.adapters.tensors import AdapterTensors, layer_of
+from carpool.request.lora import SUFFIX
+
+INSIDE = "adapter"  # the name in the shadow: PEFT takes no dots, and nobody else sees it
+JOINED = {  # projections that diffusers joins for a LoKr, and the layers that they are
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+}
+
+
+class Load:
+    """One load of an adapter's tensors into shadows, by diffusers' own loader."""
+
+    def __init__(
+        self,
+        pipe: Any,
+        modules: Mapping[str, nn.Module],
+        fitting: Mapping[str, set[str]],
+        homes: Mapping[str, str],
+        tensors: AdapterTensors,
+    ) -> None:
+        self._pipe, self._tensors = pipe, tensors
+        self._modules = {name: copy_of(module) for name, module in modules.items()}
+        self._fitting = {
+            _plain(f"{name}.{path}")
+            for name in modules
+            for layer_path in fitting[homes.get(name, name)]
+            for path in (layer_path, *_joined(layer_path))
+        }
+        self.kept: set[str] = set()
+        self.strays: set[str] = set()
+        self.warnings: list[str] = []
+        self.parts: dict[tuple[str, str], Part] = {}
+
+    def run(self, file: Path, *, is_second: bool) -> None:
+        target = copy.copy(self._pipe)
+        for name, module in self._modules.items():
+            setattr(target, name, module)
+        options: dict[str, Any] = {"load_into_transformer_2": True} if is_second else {}
+        target.lora_state_dict = self._state_dict
+        with _heard("diffusers", "transformers") as messages:
+            is_as_in_file = self._tensors.is_as_in_file and self._tensors.config is None
+            if is_as_in_file and file.suffix == SUFFIX:  # else diffusers takes it for a pickle
+                options |= {"weight_name": file.name}
+                target.load_lora_weights(str(file.parent), adapter_name=INSIDE, **options)
+            else:
+                tensors = dict(self._tensors.tensors)
+                target.load_lora_weights(tensors, adapter_name=INSIDE, **options)
+        for message in messages:
+            self.strays |= self._tensors.named_in(message)
+        self.strays |= self._tensors.changed_norms()
+
+    def _state_dict(self, source: Any, **options: Any) -> Any:
+        """As the pipeline's own `lora_state_dict`, less what fits no layer."""
+        made = type(self._pipe).lora_state_dict(source, **options)
+        state, *rest = made if isinstance(made, tuple) else (made,)
+        kept = {}
+        for name, tensor in state.items():
+            if _plain(layer_of(name)) in self._fitting:
+                kept[name] = tensor
+                self.kept.add(layer_of(name))
+            else:
+                self.strays.add(layer_of(name))
+        if isinstance(source, dict) and options.get("return_lora_metadata"):
+            rest[-1] = self._tensors.metadata
+        return (kept, *rest) if isinstance(made, tuple) else kept
+
+    def layers(self) -> Iterator[tuple[tuple[str, str], Any]]:
+        """The layers that PEFT put in, by component and path."""
+        from peft.tuners.tuners_utils import BaseTunerLayer  # nobody else needs it
+
+        for component, module in self._modules.items():
+            for path, layer in module.named_modules():
+                if isinstance(layer, BaseTunerLayer):
+                    yield (component, path), layer
+
+    def check_complete(self) -> None:
+        """Count as strays the layers of which no part was made: diffusers would only warn."""
+        have = {_path(f"{component}.{path}") for component, path in self.parts}
+        have |= {joined for path in have for joined in _joined(path)}
+        self.strays |= {n for n in self.kept if _path(n) not in have}
+        lacking = self._lacking_magnitudes()
+        if lacking:
+            self.warnings.append(
+                f"{lacking} layers are DoRA, of which {type(self._pipe).__name__} of diffusers "
+                "applies only the LoRA part"
+            )
+
+    def _lacking_magnitudes(self) -> int:
+        """How many layers of the file have a magnitude that was not loaded."""
+        loaded = sum(
+            part.magnitude is not None and not place[0].startswith("text_encoder")
+            for place, part in self.parts.items()
+        )
+        return len(self._tensors.dora_layers()) - loaded
+
+
+def _joined(path: str) -> Iterator[str]:
+    """The projection into which a loader may join a layer."""
+    owner, _, name = path.rpartition(".")
+    return (f"{owner}.{joined}" for joined, singles in JOINED.items() if name == singles[0])
+
+
+def _path(name: str) -> str:
+    """The plain name of a layer without its component, which loaders may call otherwise."""
+    return _plain(name).partition(".")[2]
+
+
+def _plain(name: str) -> str:
+    """A layer's name without what versions of the libraries put in, leave out or call otherwise."""
+    name = name.replace(".text_model.", ".").replace(".processor.", ".").removesuffix("_lora")
+    if name.startswith("text_encoder"):
+        return re.sub(r"\.to_(q|k|v|out)$", r".\1_proj", name)
+    return f"{name}.0" if name.endswith(".to_out") else name
+
+
+class _Warnings(logging.Filter):
+    """Keeps the warnings of one thread's loaders from the log, and collects them."""
+
+    def __init__(self, levels: Mapping[str, int]) -> None:
+        super().__init__()
+        self.messages, self._thread = list[str](), threading.get_ident()
+        self._levels = levels  # as they are otherwise, by library
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread != self._thread:
+            return record.levelno >= self._levels.get(record.name.partition(".")[0], 0)
+        if record.levelno >= logging.WARNING:
+            self.messages.append(record.getMessage())
+        return False
+
+
+@contextmanager
+def _heard(*names: str) -> Iterator[list[str]]:
+    """Collect the warnings of libraries on this thread: they are the adapter's, or are none."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = {logger.name: logger.level for logger in loggers}
+    collected, handlers = _Warnings(levels), list[logging.Handler]()
+    for logger in loggers:
+        above: logging.Logger | None = logger
+        while above is not None:
+            handlers += above.handlers
+            above = above.parent if above.propagate else None
+        logger.setLevel(min(logger.level, logging.WARNING))
+    handlers = list(dict.fromkeys(handlers))
+    for handler in handlers:
+        handler.addFilter(collected)
+    try:
+        yield collected.messages
+    finally:
+        for handler in handlers:
+            handler.removeFilter(collected)
+        for logger in loggers:
+            logger.setLevel(levels[logger.name])

@@ -1,0 +1,122 @@
+"""Adapters beside others, and on models that are not as they were trained for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel, GGUFQuantizationConfig
+from safetensors.torch import load_file
+from torch import Tensor
+
+import carpool
+from carpool.errors import LoraRejected
+from support.engine_driver import CLOSE, driving, fresh, gap
+from support.lora_files import dora, weights, write
+from support.lora_pictures import by_carpool, pictures
+from support.prepared import gguf_of
+from support.tiny import ARGUMENTS, checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
+CLEAR = 100 * CLOSE  # the least that an adapter must change a pixel
+
+
+def flux() -> dict[str, Tensor]:
+    return weights("flux", 3)
+
+
+def test_a_folder_that_peft_wrote_has_the_scaling_of_its_config(tmp_path: Path) -> None:
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    pipe: Any = fresh("flux")
+    config = LoraConfig(
+        r=4, lora_alpha=10, target_modules=["to_q", "to_k"], init_lora_weights=False
+    )
+    torch.manual_seed(3)
+    get_peft_model(pipe.transformer, config).save_pretrained(str(tmp_path / "style"))
+    pipe = fresh("flux")
+    pipe.transformer = PeftModel.from_pretrained(pipe.transformer, tmp_path / "style").model
+
+    with driving("flux", lora=(f"peft={tmp_path / 'style'}",)) as drive:
+        picture, _ = by_carpool(drive, [{"id": "peft"}], "flux")
+
+    assert gap(picture, pictures(pipe, "flux")) < CLOSE
+
+
+@pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
+def test_an_adapter_is_beside_one_that_was_loaded_before(kind: str, tmp_path: Path) -> None:
+    first = write(tmp_path / "first.safetensors", flux())
+    state = {n: w for n, w in weights("flux", 4, std=0.1).items() if "to_q" in n}
+    second = write(
+        tmp_path / "second.safetensors",
+        state if kind == "LoRA" else dora(state, "flux", "transformer"),
+    )
+    pipe, judge = fresh("flux"), fresh("flux")
+    for one in (pipe, judge):
+        one.load_lora_weights(str(first.parent), weight_name=first.name, adapter_name="first")
+    pictures(pipe, "flux")
+    judge.load_lora_weights(str(tmp_path), weight_name=second.name, adapter_name="second")
+
+    with driving(pipe) as drive:
+        drive.engine.add_lora("second", second)
+        both, _ = by_carpool(drive, [{"id": "second", "scale": 0.6}], "flux")
+        alone, _ = by_carpool(drive, None, "flux")
+
+    judge.set_adapters(["first", "second"], [1.0, 0.6])
+    assert gap(both, pictures(judge, "flux")) < CLOSE
+    judge.set_adapters(["first"], [1.0])
+    assert gap(alone, pictures(judge, "flux")) < CLOSE
+    assert gap(alone, both) > CLEAR
+
+
+def test_two_doras_are_applied_in_the_order_of_the_request(tmp_path: Path) -> None:
+    files = {
+        name: write(
+            tmp_path / f"{name}.safetensors",
+            dora(weights("flux", seed, std=0.1), "flux", "transformer"),
+        )
+        for seed, name in enumerate(("a", "b"))
+    }
+    judge: Any = fresh("flux")
+    for name, file in files.items():
+        judge.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name=name)
+    orders = [["a", "b"], ["b", "a"]]
+
+    with driving("flux", lora=tuple(f"{name}={file}" for name, file in files.items())) as drive:
+        requests = [
+            drive.submit("a cat", lora=[{"id": name} for name in order], **ARGUMENTS["flux"])
+            for order in orders
+        ]
+        drive.finish()
+
+    alone = []
+    for request, order in zip(requests, orders, strict=True):
+        judge.set_adapters(order, [1.0, 1.0])
+        alone.append(pictures(judge, "flux"))
+        assert gap(request.image, alone[-1]) < CLOSE
+    assert gap(*alone) > CLEAR
+
+
+def test_adapters_go_beside_gguf_layers(tmp_path: Path) -> None:
+    [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
+    denoiser = gguf_of(load_file(file), tmp_path / "denoiser.gguf")
+    lora = write(tmp_path / "lora.safetensors", flux())
+    judge: Any = fresh("flux")
+    judge.transformer = FluxTransformer2DModel.from_single_file(
+        str(denoiser),
+        config=str(checkpoint("flux")),
+        subfolder="transformer",
+        quantization_config=GGUFQuantizationConfig(compute_dtype=torch.float32),
+        torch_dtype=torch.float32,
+    )
+    judge.load_lora_weights(str(tmp_path), weight_name=lora.name, adapter_name="x")
+    component = (f"transformer={denoiser}",)
+
+    with carpool.load(checkpoint("flux"), component=component, dtype="float32") as engine:
+        engine.add_lora("x", lora)
+        magnitudes = write(tmp_path / "dora.safetensors", dora(flux(), "flux", "transformer"))
+        with pytest.raises(LoraRejected, match="those are quantized: load the model unquantized"):
+            engine.add_lora("dora", magnitudes)
+        [output] = engine.generate("a cat", seed=0, lora=[{"id": "x"}], **ARGUMENTS["flux"])
+
+    assert gap(output.images, pictures(judge, "flux")) < CLOSE

@@ -1,0 +1,40 @@
+"""Pictures with adapters: as plain diffusers draws them, and as an engine does."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from support.engine_driver import Drive, fresh
+from support.prepared import drawn
+from support.tiny import ARGUMENTS
+
+SCALE = -0.7  # unless it is said
+
+
+def pictures(pipe: Any, family: str) -> Tensor:
+    """What plain diffusers draws."""
+    for module in pipe.components.values():
+        if isinstance(module, nn.Module):
+            module.requires_grad_(False)
+    pipe.set_progress_bar_config(disable=True)
+    dice = torch.Generator().manual_seed(0)
+    return drawn(vars(pipe(prompt="a cat", **ARGUMENTS[family], generator=dice)))
+
+
+def by_diffusers(file: Path, family: str, scale: float = SCALE) -> Tensor:
+    pipe: Any = fresh(family)
+    pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name="x")
+    pipe.set_adapters(["x"], [scale])
+    return pictures(pipe, family)
+
+
+def by_carpool(
+    drive: Drive, lora: list[dict[str, Any]] | None, family: str
+) -> tuple[Tensor, tuple[str, ...]]:
+    request = drive.submit("a cat", lora=lora, **ARGUMENTS[family])
+    other = drive.submit("a cat", seed=5, **ARGUMENTS[family])  # shares its forwards, has none
+    drive.finish()
+    assert request.error is other.error is None
+    return drawn(request.outcome.fields), request.outcome.warnings
