@@ -185,4 +185,4 @@ WORDINGS: list[Any] = [
 @pytest.mark.parametrize("name", WORDINGS, ids=repr)
 def test_odd_names_are_refused_as_the_clients(name: str) -> None:
     with pytest.raises(InvalidValue, match="no adapter"):
-        check_lora([{"id": name}], ("plain",), (AdapterInfo("plain"),))
+        check_lora([{"id": name}], ("plain",), (AdapterInfo("plain", ("__",)),))

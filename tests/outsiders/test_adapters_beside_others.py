@@ -97,22 +97,27 @@ def test_two_doras_are_applied_in_the_order_of_the_request(tmp_path: Path) -> No
     assert gap(*alone) > CLEAR
 
 
-def test_adapters_go_beside_gguf_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_adapters_go_beside_gguf_layers(
+    dtype: torch.dtype, own: torch.dtype, tmp_path: Path
+) -> None:
+    """In the type in which those compute, whatever that of the adapter's file is."""
     [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
     denoiser = gguf_of(load_file(file), tmp_path / "denoiser.gguf")
-    lora = write(tmp_path / "lora.safetensors", flux())
-    judge: Any = fresh("flux")
+    lora = write(tmp_path / "lora.safetensors", {n: w.to(own) for n, w in flux().items()})
+    judge: Any = fresh("flux").to(dtype)
     judge.transformer = FluxTransformer2DModel.from_single_file(
         str(denoiser),
         config=str(checkpoint("flux")),
         subfolder="transformer",
-        quantization_config=GGUFQuantizationConfig(compute_dtype=torch.float32),
-        torch_dtype=torch.float32,
+        quantization_config=GGUFQuantizationConfig(compute_dtype=dtype),
+        torch_dtype=dtype,
     )
     judge.load_lora_weights(str(tmp_path), weight_name=lora.name, adapter_name="x")
     component = (f"transformer={denoiser}",)
 
-    with carpool.load(checkpoint("flux"), component=component, dtype="float32") as engine:
+    with carpool.load(checkpoint("flux"), component=component, dtype=str(dtype)[6:]) as engine:
         engine.add_lora("x", lora)
         magnitudes = write(tmp_path / "dora.safetensors", dora(flux(), "flux", "transformer"))
         with pytest.raises(LoraRejected, match="those are quantized: load the model unquantized"):

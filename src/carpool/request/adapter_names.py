@@ -55,7 +55,7 @@ def find_adapter(name: str, adapters: Iterable[AdapterInfo]) -> AdapterInfo | No
     rules: tuple[Callable[[AdapterInfo], bool], ...] = (
         lambda one: one.id == name,
         lambda one: name in one.names,
-        lambda one: wanted in map(_loose, (one.id, *one.names)),
+        lambda one: bool(wanted) and wanted in map(_loose, (one.id, *one.names)),
     )
     for rule in rules:
         matches = [one for one in known if rule(one)]

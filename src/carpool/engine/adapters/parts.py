@@ -177,12 +177,10 @@ def _is_exact(dtype: torch.dtype) -> bool:
 
 
 def _dtype(real: Any) -> torch.dtype:
-    """The number type in which a layer computes."""
+    """The number type in which a layer computes, and PEFT its addition."""
     layer = base_layer(real)
-    dtype: torch.dtype = layer.weight.dtype
-    if not _is_exact(dtype):  # quantized
-        dtype = getattr(layer, "compute_dtype", None) or torch.bfloat16
-    return dtype
+    dtype: torch.dtype = getattr(layer, "compute_dtype", None) or layer.weight.dtype
+    return dtype if _is_exact(dtype) else torch.bfloat16
 
 
 def _show(takes: tuple[int, ...], gives: int) -> str:

@@ -87,7 +87,9 @@ class AdapterReader:
                 raise LoraRejected(f"{pipe} has no {target!r}: adapters go to {known}")
             second = tensors.of_expert(is_second=True) if self.experts else None
             if second is not None:
-                readings = self._of_both(file, tensors, second, target)
+                loads = self._of_experts(file, tensors, second, target)
+                readings = list(loads.values())
+                target = target or (next(iter(loads)) if len(loads) == 1 else "")
             else:
                 target = self._expert(target, file)
                 readings = [self._load(file, tensors, target)]
@@ -128,17 +130,17 @@ class AdapterReader:
             return target
         return self.experts[expert_of(file.with_suffix("").name) or 0]
 
-    def _of_both(
+    def _of_experts(
         self, file: Path, tensors: AdapterTensors, second: AdapterTensors, target: str
-    ) -> list["Load"]:
-        """Load a file that names both experts."""
+    ) -> dict[str, Load]:
+        """Load a file that names its experts."""
         both = dict(zip(self.experts, (tensors.of_expert(is_second=False), second), strict=True))
         mine = {name: one for name, one in both.items() if one and one.tensors}
         if target:
             mine = {name: one for name, one in mine.items() if name == target}
-        return [self._load(file, one, name) for name, one in mine.items()]
+        return {name: self._load(file, one, name) for name, one in mine.items()}
 
-    def _load(self, file: Path, tensors: AdapterTensors, target: str) -> "Load":
+    def _load(self, file: Path, tensors: AdapterTensors, target: str) -> Load:
         assert self._modules is not None
         denoiser = target or next((n for n in ("transformer", "unet") if n in self._modules), "")
         own = "transformer" if target in _EXPERTS else denoiser  # the loaders' name for it

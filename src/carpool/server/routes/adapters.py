@@ -6,6 +6,7 @@ ends; jobs keep the adapters that they were accepted with.
 """
 
 import asyncio
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -262,12 +263,13 @@ def _offered(worker: Any, name: str) -> AdapterInfo | None:
 
 
 def _in_folder(folder: str | None, file: Path) -> Path | None:
-    """A file of the adapter folder, named by its whole path, or by its name alone."""
+    """A file of the adapter folder, named by its whole path, or by its path in the folder."""
     if folder is None:
         return None
     place = Path(folder).expanduser().resolve()
     try:
-        meant = place / file if len(file.parts) == 1 else file.expanduser().resolve()
+        file = file.expanduser()
+        meant = file.resolve() if file.is_absolute() else Path(os.path.normpath(place / file))
         return meant if meant.is_relative_to(place) and meant.is_file() else None
     except (OSError, ValueError, RuntimeError):  # too long, NUL, no such user, a loop of links
         return None
