@@ -265,7 +265,7 @@ def test_an_output_that_cannot_be_taken_over_is_told_without_its_path(
     path = tmp_path / "x.rgb"
     os.mkfifo(path)
     path.unlink()
-    clip = protocol.RawVideo(16, 16, 1, b"", path=str(path))
+    clip = protocol.RawVideo(16, 16, 1, b"", path=os.fsencode(path))
     failed = mapped(protocol.Done("r", 1, [], Timings(), protocol.TokenUsage(1, 1), clip))
 
     assert isinstance(failed, protocol.RequestFailed)

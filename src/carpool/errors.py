@@ -166,6 +166,8 @@ class IdempotencyMismatch(CarpoolError, status=422, code="idempotency_mismatch")
 class StoreFailed(CarpoolError, status=503, code="store_failed", should_retry=True):
     """The store of jobs could not be read or written."""
 
+    wants_room = False  # on its disk: all that is there stays, and can be used once there is some
+
 
 class UnsupportedImage(Rejected, code="unsupported_image"):
     """The bytes are no picture that is read here."""

@@ -6,6 +6,7 @@ only the loaded model can tell is found later, by the same errors. No torch.
 
 import re
 import sys
+from dataclasses import asdict
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
     if not all(_DEVICE.fullmatch(one) for one in settings.device.split("+")):
         known = ", ".join(DEVICES)
         raise SettingRejected(f"device={settings.device!r}: must be auto, {known}, or cuda:N")
+    _check_utf8(model, settings)
     weights(settings.fair_share)
     if settings.batching_mode == "dynamic" and settings.batching_config is not None:
         load_rules(Path(settings.batching_config))
@@ -59,6 +61,15 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
             raise LoraRejected(f"adapter {name!r}: {error}") from error
     if factory is None:
         _check_files(source, settings, is_local=bool(card))
+
+
+def _check_utf8(model: str, settings: EngineSettings) -> None:
+    """Check that the texts that workers get can be sent to them."""
+    for name, value in {"model": model, **asdict(settings)}.items():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and text.encode(errors="replace").decode() != text:
+                rule = "its bytes are no UTF-8: rename it, or link to it by another name"
+                raise SettingRejected(f"{name}={text!r}: {rule}")
 
 
 def _check_files(source: str, settings: EngineSettings, *, is_local: bool) -> None:

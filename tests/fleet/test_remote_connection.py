@@ -5,6 +5,7 @@ Both ends run here, over loopback; the worker's process is a fake.
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -264,7 +265,7 @@ def test_a_large_output_arrives_as_a_file_and_others_come_in_between(
         assert (first, second) == (READY, protocol.Started("b"))
         assert isinstance(third, protocol.Done)
         assert third.clip is not None
-        assert (bytes(third.clip.rgb), third.clip.path) == (content, "")
+        assert (bytes(third.clip.rgb), third.clip.path) == (content, b"")
         await front.close()
 
     told(story)
@@ -311,7 +312,7 @@ def test_a_worker_cannot_name_a_file_of_the_front(tmp_path: Path) -> None:
 
     async def story(stage: Stage) -> None:
         front, messages = await loaded(stage)
-        clip = protocol.RawVideo(1, 1, 1, b"", path=str(mine))
+        clip = protocol.RawVideo(1, 1, 1, b"", path=os.fsencode(mine))
         done = protocol.Done("a", 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
         stage.children[0].told.put_nowait(done)
         assert [one async for one in messages] == []

@@ -1,6 +1,7 @@
 """Large outputs on their way from a worker: files that nobody can forget."""
 
 import asyncio
+import os
 import socket
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ CONTENT = bytes(range(48))
 
 def done(path: Path | str) -> protocol.Done:
     """A clip of one frame, 4 x 4, that lies in a file."""
-    clip = protocol.RawVideo(4, 4, 1, b"", path=str(path))
+    clip = protocol.RawVideo(4, 4, 1, b"", path=os.fsencode(path))
     return protocol.Done("one", 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
 
 
@@ -48,7 +49,7 @@ def test_a_large_output_has_no_name_once_its_message_arrives(tmp_path: Path) -> 
 
     assert isinstance(told, protocol.Done)
     assert told.clip is not None
-    assert (bytes(told.clip.rgb), told.clip.path) == (CONTENT, "")
+    assert (bytes(told.clip.rgb), told.clip.path) == (CONTENT, b"")
     assert not [*tmp_path.iterdir()]
 
 

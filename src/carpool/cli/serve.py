@@ -15,6 +15,7 @@ from carpool.cli.peer_flags import PeerFlagsCommand, peer_options, translated
 from carpool.config import ENV_PREFIX, ServeSettings, with_mode
 from carpool.errors import CarpoolError
 from carpool.settings.batching_mode import MODES_OF
+from carpool.telemetry import standard_streams
 
 
 @click.command(cls=PeerFlagsCommand)
@@ -57,6 +58,7 @@ def serve(
     if pipeline and (models or model_path):
         raise click.UsageError("--pipeline builds the model: leave MODEL out")
     overrides = flags.pop("stage_overrides")
+    standard_streams.protect()
     flags = translated(flags)
     deploy = _deploy(deploy_config, overrides)
     variables = {

@@ -8,6 +8,7 @@ are cancelled; when none came for `keep_s`, the worker ends.
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import ssl
 import tempfile
@@ -133,7 +134,7 @@ class WorkerHost:
 
     async def _load(self, message: protocol.LoadModel, stream: PacketStream) -> None:
         """Answer from what is loaded, or load."""
-        message.spool = str(self._spool)
+        message.spool = os.fsencode(self._spool)
         wanted = protocol.encode(message)
         if self._child is None or self._loaded != wanted:
             await self._end_child()
@@ -174,7 +175,7 @@ class WorkerHost:
         if clip is None or len(clip.rgb) <= protocol.MOST_INLINE_BYTES:
             await stream.send(protocol.encode_body(message))
             return
-        content, clip.rgb, clip.path = clip.rgb, b"", "sent before"
+        content, clip.rgb, clip.path = clip.rgb, b"", b"sent before"
         self._begin(stream.send_file(content, protocol.encode_body(message)))
 
     def _reset(self) -> None:

@@ -6,6 +6,7 @@ requests go on elsewhere. It may be well, and is used again when it answers.
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ class RemoteConnection:
         if not isinstance(message, protocol.Done) or message.clip is None or not message.clip.path:
             return message
         try:
-            message.clip.path = str(self._stream.take_file())
+            message.clip.path = os.fsencode(self._stream.take_file())
         except OSError as error:
             log.error("an output could not be kept: %s", error)
             said = f"the output could not be kept: {reason(error)}"

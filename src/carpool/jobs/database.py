@@ -5,7 +5,9 @@ share one connection, one statement at a time.
 """
 
 import contextlib
+import errno
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,7 @@ OPEN: tuple[JobState, ...] = ("queued", "in_progress")
 NAME = "jobs.sqlite"
 VERSION = 1  # of the schema
 _APPLICATION = 0x43504F4C  # "CPOL": the application id in SQLite's header
+_LEAST_BYTES = 1 << 20  # a disk with less may have none for SQLite's log and index
 SqlValues = Sequence[Any] | dict[str, Any]
 T = TypeVar("T")
 
@@ -230,3 +233,29 @@ def page_bytes(path: Path) -> int:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(18)[16:], "big")
     return 65536 if size == 1 else size
+
+
+def wants_room(error: BaseException | None, folder: Path) -> bool:
+    """Whether an error, or one of its causes, is of a disk without room, or without inodes.
+
+    SQLite calls some of them an input/output error: then the disk of the folder is asked.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if isinstance(error, sqlite3.Error):
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+            if code == sqlite3.SQLITE_FULL:
+                return True
+            if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+                return _is_full(folder)
+        error = error.__cause__
+    return False
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_BYTES or (disk.f_files > 0 == disk.f_favail)

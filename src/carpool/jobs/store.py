@@ -28,7 +28,16 @@ from carpool.errors import (
     StoreFailed,
 )
 from carpool.jobs.clock import StoreClock
-from carpool.jobs.database import NAME, OPEN, Database, End, JobState, Record, record_of
+from carpool.jobs.database import (
+    NAME,
+    OPEN,
+    Database,
+    End,
+    JobState,
+    Record,
+    record_of,
+    wants_room,
+)
 from carpool.jobs.job_files import JobFiles
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
@@ -85,7 +94,11 @@ class JobStore:
                     self._claim.opened()
                 self._files.recover()
             except (OSError, StoreFailed) as error:
-                raise StoreFailed(f"{self.folder} cannot hold jobs: {error}") from error
+                failed = StoreFailed(f"{self.folder} cannot hold jobs: {error}")
+                if wants_room(error, self.folder):
+                    failed = StoreFailed(f"the disk of {self.folder} is full: jobs need room there")
+                    failed.wants_room = True
+                raise failed from error
             undo.pop_all()
 
     @classmethod

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from carpool.worker.start import ForkingStarter
 
 log = logging.getLogger("carpool")
 
+ROOM_AGAIN_S = 1.0  # between looks at a full disk, each of which opens the database
+
 
 def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
     """Serve until a signal; returns the exit status of the process."""
@@ -46,7 +49,7 @@ def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
     traces = tracing.start("front") if otel else Tracing()
     try:
         try:
-            store = JobStore.of(state_folder(settings, os.environ), settings)
+            store = opened_store(settings)
         except StoreFailed as error:
             say(settings, str(error), is_error=True)
             return 1
@@ -54,6 +57,25 @@ def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
             return asyncio.run(_serve(store, models, settings, keys, traces))
     finally:
         traces.stop()
+
+
+def opened_store(settings: ServeSettings) -> JobStore:
+    """Open the store of jobs; on a full disk, as soon as there is room.
+
+    Raises:
+        StoreFailed: it cannot be opened.
+    """
+    is_told = False
+    while True:
+        try:
+            return JobStore.of(state_folder(settings, os.environ), settings)
+        except StoreFailed as error:
+            if not error.wants_room:
+                raise
+            if not is_told:
+                say(settings, f"{error}; the server starts once there is some", is_error=True)
+            is_told = True
+        time.sleep(ROOM_AGAIN_S)
 
 
 async def _serve(

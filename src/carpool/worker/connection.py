@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import mmap
+import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -207,7 +208,7 @@ def mapped(done: protocol.Done) -> protocol.Done | protocol.RequestFailed:
     """Map an output that is a file into memory and unlink it; it is freed with its last user."""
     if done.clip is None or not done.clip.path:
         return done
-    path, done.clip.path = Path(done.clip.path), ""
+    path, done.clip.path = Path(os.fsdecode(done.clip.path)), b""
     try:
         with path.open("rb") as file:
             # used as a buffer only

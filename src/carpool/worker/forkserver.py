@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from carpool.telemetry import standard_streams
 from carpool.worker import process, startup
 from carpool.worker.fork_protocol import PASSED_DESCRIPTORS, REFUSED, ForkRequest, number, read
 
@@ -190,6 +191,7 @@ def is_safe() -> bool:
 def main() -> None:
     startup.die_with_parent()
     startup.name_process("carpool-fork")
+    standard_streams.protect()
     environ = dict(os.environb)
     startup.set_environment()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which starts threads at once

@@ -188,7 +188,7 @@ class MessageHandler:
                 self._convert,
                 send=self._send,
                 end=self._end,
-                follow=message.follow or not message.is_journalled,  # or else answers do
+                follow=message.follow,
             )
             if self._spans.is_on:
                 begin = self._co_riders.start

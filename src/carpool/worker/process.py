@@ -18,8 +18,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from carpool.errors import CarpoolError, LoadFailed
-from carpool.telemetry import logs, tracing
+from carpool.errors import CarpoolError, LoadFailed, reason
+from carpool.telemetry import logs, standard_streams, tracing
 from carpool.worker import protocol, startup
 from carpool.worker.journal_sender import AnswerBatch, JournalSender
 from carpool.worker.message_handler import MessageHandler
@@ -49,6 +49,11 @@ class WorkerProcess:
             handler = self._load(first)
         except CarpoolError as error:
             self._refuse(error)
+            return
+        except Exception as error:  # a start anew would end in the same way
+            log.debug("the model cannot be loaded", exc_info=error)
+            why = f"{type(error).__name__}: {' '.join(reason(error).split())}"
+            self._refuse(LoadFailed(f"cannot load {first.factory or first.model}: {why}"))
             return
         self._at_end = handler.engine.scheduler.log_last_batches
         handler.start(self._hang_up)
@@ -125,6 +130,7 @@ def run(connection: int) -> None:
     """Be a worker: serve the front at the other end of a socket. Never returns."""
     startup.die_with_parent()
     startup.name_process(startup.PROCESS_NAME)
+    standard_streams.protect()
     worker = WorkerProcess(front := socket.socket(fileno=connection))
     threading.Thread(target=_end_with_front, args=[front, worker], daemon=True).start()
     threading.Thread(target=worker.send_heartbeats, name="carpool-heartbeat", daemon=True).start()

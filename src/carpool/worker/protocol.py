@@ -25,7 +25,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
 
     model: str
     settings: EngineSettings
-    spool: str = ""  # folder for outputs too large for a message; empty: none are files
+    spool: bytes = b""  # folder for outputs too large for a message; empty: none are files
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_prompts: bool = False
@@ -148,7 +148,7 @@ class RawVideo(msgspec.Struct):
     height: int
     length: int  # frames
     rgb: bytes  # 3 * width * height * length; empty if they are in a file
-    path: str = ""
+    path: bytes = b""  # which need not be UTF-8
     sound: bytes = b""  # float32 in native byte order, (channels, samples)
     channels: int = 1
     rate: int = 0  # samples a second
@@ -352,12 +352,24 @@ Undecodable = msgspec.DecodeError
 
 def encode_body(message: ToWorker | ToFront) -> bytes:
     """Encode a message without its length, for a transport that says it in another way."""
-    return _encoder.encode(message)
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:  # a path that is no UTF-8, as in the text of an error
+        return _encoder.encode(_escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
+
+
+def _escaped(value: Any) -> Any:
+    """The same, with what is no Unicode in texts written as escapes."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(name): _escaped(inner) for name, inner in value.items()}
+    return list(map(_escaped, value)) if isinstance(value, (list, tuple)) else value
 
 
 def encode(message: ToWorker | ToFront) -> bytes:
     """Encode a message as a frame: its length, then its body."""
-    body = _encoder.encode(message)
+    body = encode_body(message)
     return LENGTH.pack(len(body)) + body
 
 

@@ -3,7 +3,6 @@
 import os
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from carpool.errors import PipelineFailed
@@ -12,7 +11,7 @@ from carpool.worker import protocol
 RawOutput = tuple[list[protocol.Picture], protocol.RawVideo | None]
 
 
-def raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput:
+def raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: bytes) -> RawOutput:
     """Convert a pipeline's output into raw pixels and samples."""
     if "frames" not in fields:
         return _pictures(fields), None
@@ -24,12 +23,13 @@ def raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: str) -> RawOutput
     )
     raw = (frame.convert("RGB").tobytes() for frame in video)
     if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
-        handle, raw_video.path = tempfile.mkstemp(".rgb", f"{os.getpid()}-", spool)
+        prefix = f"{os.getpid()}-".encode()
+        handle, raw_video.path = tempfile.mkstemp(b".rgb", prefix, spool)
         try:
             with open(handle, "wb") as file:
                 file.writelines(raw)
         except OSError:
-            Path(raw_video.path).unlink()
+            os.unlink(raw_video.path)
             raise
     else:
         raw_video.rgb = b"".join(raw)

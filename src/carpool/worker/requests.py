@@ -101,14 +101,10 @@ class WorkerRequests:
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Supervisor.submit`."""
         loop = asyncio.get_running_loop()
+        is_journalled = self._open_journal(request)
+        follow = on_progress is not None or not is_journalled  # to know of progress, see `guilt`
         pending = _Pending(
-            submit=protocol.Submit(
-                request,
-                on_progress is not None,
-                tracing.carried(),
-                waited_s,
-                self._open_journal(request),
-            ),
+            submit=protocol.Submit(request, follow, tracing.carried(), waited_s, is_journalled),
             evidence=evidence or CrashEvidence(),
             answer=loop.create_future(),
             on_progress=on_progress,

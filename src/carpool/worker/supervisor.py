@@ -7,6 +7,7 @@ until that one has loaded the model. A worker that hangs is killed.
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -82,7 +83,7 @@ class Supervisor:
         self._deaths = deaths or DeathLog()
         self._connector = connector or LocalConnector(spool, start)
         self._listener, self._timeout_s = listener, timeout_s
-        folder = "" if spool is None or connector is not None else str(spool)
+        folder = b"" if spool is None or connector is not None else os.fsencode(spool)
         self._load = protocol.LoadModel(
             model, settings, folder, *log, otel, listener is None, factory
         )

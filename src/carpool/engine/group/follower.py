@@ -29,6 +29,7 @@ from carpool.engine.model.load import log_as_others
 from carpool.engine.model.prepare import apply, read
 from carpool.engine.numerics import Exact
 from carpool.errors import CarpoolError, reason
+from carpool.telemetry import standard_streams
 
 _SET_PDEATHSIG = 1  # Linux: prctl(2)
 
@@ -182,6 +183,7 @@ def main() -> None:
         prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
         prctl(_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's: the leader decides
+    standard_streams.protect()
     log_as_others(bars=False)
     follower = Follower(Connection(int(sys.argv[1])))
     logging.getLogger().addHandler(_ToLeader(follower))

@@ -28,11 +28,15 @@ from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
 from carpool.engine.weights.placement import is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
-from carpool.errors import LoadFailed, SettingRejected
+from carpool.errors import CarpoolError, LoadFailed, SettingRejected
+from carpool.models.damage import damage_in
 from carpool.models.source import check_hub, find
 from carpool.request.card import Card
 from carpool.request.lora import parse_lora
 from carpool.schedule.peers.sglang_rules import Server
+from carpool.settings.preparation import replacements
+
+log = logging.getLogger("carpool")
 
 
 class GroupOfRanks(Protocol):
@@ -100,11 +104,6 @@ def _modules(pipe: Pipeline) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-_LIBRARIES_RAISE = (  # that read files and quantize; RuntimeError: what a device or a kernel lacks
-    OSError, ValueError, TypeError, AttributeError, ImportError, LookupError, RuntimeError,
-    AssertionError,
-)  # fmt: skip
-
 LoadFunction = TypeVar("LoadFunction", bound=Callable[..., Any])
 
 
@@ -158,18 +157,20 @@ def load(
     else:
         device = Device(settings)
         source, extra = find(model)
+        folder = Path(source)
         if not extra:  # a model of the hub
-            check_hub(source, settings.revision)
+            folder = check_hub(source, settings.revision).parent
         name = str(extra.get("id", model))
         try:
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
                 pipe = read(source, settings, device, None, begin)
         except RecursionError as error:
             raise _too_deep(model) from error
-        except torch.OutOfMemoryError:
-            raise  # told by `says_what_does_not_fit`
-        except _LIBRARIES_RAISE as error:
-            raise LoadFailed(f"cannot load {model!s}: {error}") from error
+        except (CarpoolError, torch.OutOfMemoryError, MemoryError):
+            raise  # the last two are told by `says_what_does_not_fit`
+        except Exception as error:  # of libraries that read files and quantize, of any class
+            log.debug("cannot load %s", model, exc_info=error)
+            raise LoadFailed(f"cannot load {model!s}: {_cause(error, folder, settings)}") from error
     refuse_what_breaks(pipe)
     if not dict(_modules(pipe)):
         raise LoadFailed(f"{name} has no modules yet: call its load_components() first")
@@ -228,6 +229,16 @@ def _restore_modes(modes: ModuleModes) -> None:
         part.training = is_training
     for weight, wants_gradient in weights:
         weight.requires_grad_(wants_gradient)
+
+
+def _cause(error: Exception, folder: Path, settings: EngineSettings) -> str:
+    """Why a model cannot be loaded, in one line: its damaged file, or what a library says."""
+    is_text = str(error) and not isinstance(error, LookupError)
+    text = " ".join(str(error).split()) if is_text else f"{type(error).__name__}: {error}"
+    others = (Path(one).expanduser() for one in replacements(settings.component).values())
+    places = [folder, *(one for one in others if one.exists())]
+    damage = next(filter(None, map(damage_in, places)), None)
+    return text if damage is None else f"{damage} ({text:.200})"
 
 
 def _too_deep(model: object) -> LoadFailed:

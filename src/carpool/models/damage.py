@@ -1,0 +1,115 @@
+"""Find damaged files in a model folder: what torn downloads, full disks and half copies leave.
+
+Asked once loading has failed, for libraries often name neither the file nor what is wrong with it.
+Of safetensors files only headers are read.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from carpool.models.source import INDEXES, SINGLE_FILES
+
+_MOST_HEADER_BYTES = 100_000_000  # of safetensors; the library's own bound
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_OBJECTS = ("config.json", "_index.json", ".index.json", "special_tokens_map.json")  # end so
+_KINDS = (".json", SINGLE_FILES[0], ".txt", ".model")
+
+
+def damage_in(place: Path) -> str | None:
+    """What is wrong with the first damaged file of a pipeline's folder, or of one component's.
+
+    Args:
+        place: a folder, or one file.
+
+    Returns:
+        A line that names the file and what to do; None where no file is damaged.
+    """
+    for file in sorted(_files(place)):
+        name = file.relative_to(place) if file != place else file.name
+        try:
+            problem = _problem(file)
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        if problem is not None:
+            return f"{name} {problem}: download or copy it again"
+    return None
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """The files of the folder, and of those folders in it that its index names."""
+    if not place.is_dir():
+        yield place
+        return
+    names = next((names for one in INDEXES if (names := _keys(place / one)) is not None), set())
+    for folder in (place, *(place / name for name in names if (place / name).is_dir())):
+        yield from (file for file in folder.iterdir() if file.suffix.lower() in _KINDS)
+
+
+def _keys(index: Path) -> set[str] | None:
+    try:
+        names = json.loads(index.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return {str(name) for name in names} if isinstance(names, dict) else None
+
+
+def _problem(file: Path) -> str | None:
+    """What is wrong with one file; None: nothing that shows here."""
+    if not file.exists():
+        return f"is a link to {os.readlink(file)}, which is not there"
+    if file.is_dir():
+        return "is a folder, and must be a file"
+    with file.open("rb") as opened:
+        begin = opened.read(len(_POINTER))
+    if not begin:
+        return "is empty"
+    if begin == _POINTER:
+        return "is a pointer of Git LFS and not the file itself (`git lfs pull` fetches that)"
+    if file.suffix.lower() == SINGLE_FILES[0]:
+        return _problem_of_weights(file)
+    return _problem_of_json(file) if file.suffix.lower() == ".json" else None
+
+
+def _problem_of_weights(file: Path) -> str | None:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        text = opened.read(length) if length <= _MOST_HEADER_BYTES else b""
+    if len(text) < length <= _MOST_HEADER_BYTES and text[:1] in (b"{", b""):
+        return f"is cut off: it has {size} bytes, and its header alone {length + 8}"
+    try:
+        entries = json.loads(text)
+        ends = [one["data_offsets"][1] for name, one in entries.items() if name != "__metadata__"]
+        whole = 8 + length + max(ends, default=0)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return "is no safetensors file"
+    if size < whole:
+        return f"is cut off: it has {size} bytes of {whole}"
+    return None if size == whole else f"has {size} bytes, and its header says {whole}"
+
+
+def _problem_of_json(file: Path) -> str | None:
+    try:
+        content = json.loads(file.read_bytes().decode())
+    except UnicodeDecodeError:
+        return "is no UTF-8, as JSON has to be"
+    except RecursionError:
+        return "nests too deep"
+    except ValueError as error:
+        return f"is no JSON ({error})"
+    if not isinstance(content, dict):
+        is_object = file.name.endswith(_OBJECTS)
+        return f"holds a {type(content).__name__}, and must hold an object" if is_object else None
+    return _problem_of_index(file, content) if file.name.endswith(".index.json") else None
+
+
+def _problem_of_index(file: Path, index: dict[str, Any]) -> str | None:
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(one, str) for one in shards.values()):
+        return "has no weight_map from names to files"
+    missing = sorted(name for name in set(shards.values()) if not (file.parent / name).exists())
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"names {missing[0]}{more}, which is not there" if missing else None
