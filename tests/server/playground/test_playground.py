@@ -1,5 +1,6 @@
 """The playground in a real browser: what a person does with it, from the first drawing on."""
 
+import io
 import json
 import os
 import signal
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from support.browser import Tab, browsing, tab
 from support.server_process import Server, serving
@@ -145,6 +148,22 @@ def test_an_adapter_is_used_at_its_scale(page: Tab) -> None:
 
     page.card("a red square").locator(".card-open").click()
     page.page.locator("#detail td", has_text='"scale":0.8').wait_for()
+
+
+def test_an_adapter_that_is_not_listed_is_shown_where_a_file_names_it(page: Tab) -> None:
+    """As of one of two experts, or of another server: nothing is dropped without a word."""
+    told, content = PngInfo(), io.BytesIO()
+    lora = [["outlined", 0.5], ["style@transformer_2", 0.7]]
+    told.add_itxt("carpool", json.dumps({"prompt": "a red star", "seed": 5, "lora": lora}))
+    Image.new("RGB", (8, 8)).save(content, "PNG", pnginfo=told)
+
+    _drop(page, content.getvalue())
+    page.until("document.querySelector('#f-seed').value === '5'")
+    page.draw("a red star")
+
+    assert page.page.is_checked("input[value=outlined]")
+    assert page.page.input_value('[data-scale="style@transformer_2"]') == "0.7"
+    page.page.locator("#e-lora").get_by_text("no adapter 'style'").wait_for()
 
 
 def test_a_bad_value_is_told_at_its_field_with_the_nearest_that_works(page: Tab) -> None:

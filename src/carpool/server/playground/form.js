@@ -140,11 +140,13 @@ export class Form {
 
   #adapters(names) {
     return el("fieldset", { "data-field": "lora" }, el("legend.label", {}, "Adapters"),
-      names.map((name) => {
-        const on = el("input", { type: "checkbox", name: "lora", value: name });
-        const scale = el("input", { type: "number", step: 0.1, value: 1, "aria-label": `Scale of ${name}`, "data-scale": name });
-        return el("div.adapter", {}, el("label.inline", {}, on, name), scale);
-      }), el("p.error", { id: "e-lora", role: "alert" }));
+      names.map((name) => this.#adapter(name)), el("p.error", { id: "e-lora", role: "alert" }));
+  }
+
+  #adapter(name) {
+    const on = el("input", { type: "checkbox", name: "lora", value: name });
+    const scale = el("input", { type: "number", step: 0.1, value: 1, "aria-label": `Scale of ${name}`, "data-scale": name });
+    return el("div.adapter", {}, el("label.inline", {}, on, name), scale);
   }
 
   #any(one) {
@@ -286,7 +288,12 @@ export class Form {
 
   #fillAdapters(chosen) {
     const scales = Object.fromEntries(chosen.map((one) => (Array.isArray(one) ? one : [one.id, one.scale])));
-    for (const box of this.root.querySelectorAll('input[name="lora"]')) {
+    const boxes = () => [...this.root.querySelectorAll('input[name="lora"]')];
+    const listed = new Set(boxes().map((box) => box.value));
+    for (const name of Object.keys(scales).filter((one) => !listed.has(one))) {
+      byId("e-lora")?.before(this.#adapter(name)); // of one of two experts, or not here: the server says so
+    }
+    for (const box of boxes()) {
       box.checked = box.value in scales;
       if (box.checked) this.root.querySelector(`[data-scale="${CSS.escape(box.value)}"]`).value = scales[box.value];
     }
