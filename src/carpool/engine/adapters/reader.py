@@ -233,4 +233,5 @@ class AdapterReader:
 
 def _cut(error: Exception) -> str:
     text = f"there is no {error}" if isinstance(error, KeyError) else reason(error)
+    text = text or type(error).__name__
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
