@@ -68,6 +68,7 @@ class Container:
     peak_bytes: float  # the same while it decodes
     data: bytes  # the file without its metadata
     row_bytes: int = 0  # of all rows of a PNG, decompressed
+    has_alpha: bool = False  # may parts of it be transparent?
 
     @property
     def size(self) -> tuple[int, int]:
@@ -92,6 +93,7 @@ def parse(data: bytes) -> Container:
 
 def _png(data: bytes) -> Container:
     parts, header, frames, metadata = [(0, 8)], b"", 1, dict[str, memoryview]()
+    has_alpha = False
     for name, content, at, end in _chunks(data, 8, ">I4s", crc_bytes=4):
         if len(content) > _PNG_MOST_BYTES.get(name, len(content)):
             raise Unreadable(CUT_SHORT)
@@ -99,6 +101,7 @@ def _png(data: bytes) -> Container:
             raise Unreadable("it has no header, or two")
         if name in _PNG_DRAWS:
             parts.append((at, end))
+        has_alpha |= name == b"tRNS"
         if name == b"IHDR":
             header = bytes(content)
         elif name == b"acTL":
@@ -120,6 +123,7 @@ def _png(data: bytes) -> Container:
     return Container(
         "PNG", width, height, _orientation(metadata), frames, mode, pixel_bytes,
         peak_bytes=pixel_bytes, data=_joined(data, parts), row_bytes=row_bytes,
+        has_alpha=has_alpha or mode in ("LA", "RGBA"),
     )  # fmt: skip
 
 
@@ -167,6 +171,7 @@ def _webp(data: bytes) -> Container:
         pixel_bytes=4 + 4 + 4,  # two canvases, and Pillow's own
         peak_bytes=4 + 4 + 4 + 4,  # and a copy on the way
         data=_assembled([b"RIFF", size, b"WEBP", *parts]),
+        has_alpha=has_alpha,
     )  # fmt: skip
 
 

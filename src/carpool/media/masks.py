@@ -1,19 +1,57 @@
-"""Masks as pipelines take them: white where to draw anew."""
+"""Masks as pipelines take them, white where to draw anew, and pictures for them.
+
+Source: AUTOMATIC1111's web interface, whose results these follow: what of a mask counts, the order
+of its steps, and the colours that fill what is masked.
+"""
 
 from PIL import Image, ImageChops, ImageFilter
 
+_FILLS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2), (0, 1))  # radius in pixels, layers of it
+_MIDDLE = 128  # the largest alpha that still is transparent
+
 
 def fitted(
-    mask: Image.Image, *, size: tuple[int, int], blur: float = 0, is_inverted: bool = False
+    mask: Image.Image,
+    *,
+    size: tuple[int, int],
+    blur: tuple[float, float] = (0, 0),
+    is_inverted: bool = False,
+    is_rounded: bool = True,
 ) -> Image.Image:
     """A mask of a picture. Slow: call it on a thread.
 
     Args:
-        mask: of mode "L".
+        mask: of mode "L"; or "RGBA", whose alpha counts unless all of it is opaque.
         size: of the picture, pixels.
-        blur: radius, pixels.
+        blur: radius in x and y, pixels of the mask.
         is_inverted: is it black where to draw anew?
+        is_rounded: is alpha either black or white?
     """
-    mask = mask if mask.size == size else mask.resize(size)
+    if mask.mode == "RGBA":
+        alpha = mask.getchannel("A")
+        if alpha.getextrema()[0] == 255:
+            mask = mask.convert("L")
+        else:
+            mask = alpha.point(lambda value: 255 * (value > _MIDDLE)) if is_rounded else alpha
     mask = ImageChops.invert(mask) if is_inverted else mask
-    return mask.filter(ImageFilter.GaussianBlur(blur)) if blur else mask
+    mask = mask.filter(ImageFilter.GaussianBlur(blur)) if any(blur) else mask
+    return mask if mask.size == size else mask.resize(size)
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """A picture of mode "RGBA" as one without transparency, before white."""
+    background = Image.new("RGBA", image.size, "white")
+    background.alpha_composite(image)
+    return background.convert("RGB")
+
+
+def filled(image: Image.Image, mask: Image.Image) -> Image.Image:
+    """A picture whose masked parts have the colours around them. Slow: call it on a thread."""
+    outside = Image.new("RGBa", image.size)
+    outside.paste(image.convert("RGBA").convert("RGBa"), mask=ImageChops.invert(mask))
+    result = Image.new("RGBA", image.size)
+    for radius, layers in _FILLS:
+        blurred = outside.filter(ImageFilter.GaussianBlur(radius)).convert("RGBA")
+        for _ in range(layers):
+            result.alpha_composite(blurred)
+    return result.convert("RGB")

@@ -71,6 +71,7 @@ class Card:
     adapters: tuple[AdapterInfo, ...] = ()  # ... with their other names, and those refused
     frame_step: int = 1  # videos have k * frame_step + 1 frames
     rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
+    has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
 
     @property
     def pipeline(self) -> str:

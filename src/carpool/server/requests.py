@@ -6,7 +6,7 @@ has room for them and unless the same `Idempotency-Key` has its answer already.
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -19,8 +19,8 @@ from carpool.server.openai_fields import ImageWork, video_request
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 
-MakeMask = Callable[[ImageIntake, Any], Any]
-"""Makes a mask, white where to draw anew, for the picture that it belongs to; awaitable."""
+MakeMask = Callable[[ImageIntake, Any], Awaitable[tuple[Any, Any]]]
+"""Makes a mask, white where to draw anew, of a picture; and the picture as it is to begin with."""
 
 
 async def read_form(
@@ -108,12 +108,17 @@ async def _fit(
 ) -> None:
     """Resize the first picture, and read the mask for it."""
     pictures, intake = work.pictures, context.intake(work.outputs)
-    first = pictures["image"][0] if isinstance(pictures["image"], list) else pictures["image"]
+    first, *others = _listed(pictures["image"])
     if size is not None and first.size != size:
-        resizing = intake.run(partial(first.resize, size))
-        pictures["image"] = first = await context.unless_disconnected(resizing)
+        first = await context.unless_disconnected(intake.run(partial(first.resize, size)))
     if mask is not None:
-        pictures["mask_image"] = await context.unless_disconnected(mask(intake, first))
+        making = mask(intake, first)
+        pictures["mask_image"], first = await context.unless_disconnected(making)
+    pictures["image"] = [first, *others] if others else first
+
+
+def _listed(image: Any) -> list[Any]:
+    return image if isinstance(image, list) else [image]
 
 
 async def video_work(

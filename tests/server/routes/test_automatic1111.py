@@ -178,7 +178,7 @@ WRONG_PICTURES: list[tuple[dict[str, Any], str, str]] = [
     ({"init_images": ["http://127.0.0.1:9/a"]}, "unsupported_parameter", "init_images"),
     ({"resize_mode": 2}, "unsupported_parameter", "resize_mode"),
     ({"mask": "####", "inpainting_fill": 1}, "invalid_value", "mask"),
-    ({"mask": "a", "inpainting_fill": 0}, "unsupported_parameter", "inpainting_fill"),
+    ({"mask": "a", "inpainting_fill": 2}, "unsupported_parameter", "inpainting_fill"),
     ({"mask": "a", "inpaint_full_res": True}, "unsupported_parameter", "inpaint_full_res"),
     ({"mask": "a", "mask_blur": 1e9}, "invalid_value", "mask_blur"),
 ]

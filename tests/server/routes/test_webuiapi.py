@@ -148,7 +148,9 @@ def test_what_would_be_drawn_otherwise_is_refused_in_words_that_the_client_shows
             assert says in str(refused.value)
         mask = Image.new("L", (64, 48), 255)
         with pytest.raises(RuntimeError, match="inpainting_fill"):
-            api.img2img(images=[mask.convert("RGB")], mask_image=mask, prompt="a", steps=3, **SIZE)
+            api.img2img(
+                images=[mask.convert("RGB")], mask_image=mask, inpainting_fill=2, prompt="a", **SIZE
+            )
     assert worker.jobs == []
 
     with Running(editing(), api_key=(KEY,)) as url:

@@ -16,6 +16,8 @@ from carpool.request.parameters import check
 from carpool.schedule.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
 
+_OPEN_CLIP_WIDTH = 1024  # of Stable Diffusion 2's text encoder; that of 1 has 768
+
 log = logging.getLogger("carpool")
 
 
@@ -47,6 +49,7 @@ def describe(
         max_steps=settings.max_steps,
         frame_step=_frame_step(pipe),
         rounds_sizes=_rounds_sizes(cls),
+        has_fixed_text_layer=_has_fixed_text_layer(pipe),
     )
     _check_defaults(card, asked)
     return card
@@ -76,6 +79,13 @@ def _size_multiple(pipe: Pipeline) -> int:
         return int(factor * pipe.patch_size)
     # image processors count the denoiser's patches in
     return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
+
+
+def _has_fixed_text_layer(pipe: Pipeline) -> bool:
+    """Whether it has other text encoders than Stable Diffusion 1's: OpenCLIP's, or several."""
+    config = getattr(getattr(pipe, "text_encoder", None), "config", None)
+    is_open_clip = getattr(config, "hidden_size", None) == _OPEN_CLIP_WIDTH
+    return is_open_clip or getattr(pipe, "text_encoder_2", None) is not None
 
 
 @lru_cache(256)

@@ -89,6 +89,7 @@ class Form:
     mask: Sent | None = None
     name: str = "image"  # of the pictures, for messages
     nested: Nested = field(default_factory=dict)  # of other parameters, or in lists of lists
+    is_before_white: bool = False  # what is transparent becomes white; else it counts as opaque
 
     def digests(self) -> list[str]:
         """Digests of the pictures as they were sent. Blocks: not on the event loop."""

@@ -17,6 +17,7 @@ from carpool.errors import (
     UnsupportedImage,
     UnsupportedParameter,
 )
+from carpool.media.masks import on_white
 from carpool.media.reader import ImageIntake
 from carpool.media.uploads import Mode
 from carpool.request.card import Card, Task
@@ -83,8 +84,10 @@ async def edit_images(
         if not images:
             original = picture.size
             size = None if is_sized else _result_size(card, task, original, name)
-        then = None if size is None else partial(_resized, size=size)
-        images.append(await intake.decode(picture, name, mode=mode, fitted=fitted, then=then))
+        is_flattened = form.is_before_white and picture.has_alpha and mode == "RGB"
+        then = partial(_ready, size=size, is_flattened=is_flattened)
+        own: Mode = "RGBA" if is_flattened else mode
+        images.append(await intake.decode(picture, name, mode=own, fitted=fitted, then=then))
     arguments: dict[str, Any] = {}
     if size is not None and task.takes("width") and task.takes("height"):
         arguments |= {"width": size[0], "height": size[1]}
@@ -146,6 +149,11 @@ def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | No
 def _starts_from_pixels(task: Task) -> bool:
     """Return whether the result begins with the picture's own pixels, in the same size."""
     return task.takes("strength") or (task.makes == "videos" and task.takes("width"))
+
+
+def _ready(image: Any, size: Size | None, *, is_flattened: bool) -> Any:
+    image = image if size is None else _resized(image, size)
+    return on_white(image) if is_flattened else image
 
 
 def _resized(image: Any, size: Size) -> Any:

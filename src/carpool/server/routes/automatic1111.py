@@ -14,8 +14,9 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
-from carpool.media.masks import fitted
+from carpool.media.masks import filled, fitted
 from carpool.media.reader import ImageIntake, Sent
+from carpool.media.uploads import Mode
 from carpool.request.adapter_names import AdapterInfo, name_for_tag
 from carpool.request.card import Card
 from carpool.request.sizes import within
@@ -33,15 +34,19 @@ from carpool.server.bodies.automatic1111 import (
     SchedulerName,
     SDModel,
     Text2Image,
+    info,
+)
+from carpool.server.bodies.automatic1111_fields import (
+    Translation,
     check_fill,
     check_model,
-    info,
+    skipped_layers,
     translated,
 )
 from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
-from carpool.server.requests import image_work
+from carpool.server.requests import MakeMask, image_work
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import PATIENCE_S
 from carpool.server.state import AuthenticatedRequest, ServedModel
@@ -109,14 +114,15 @@ async def img2img(context: Context) -> Drawn:
     pictures = {name: sent[name] for name in ("init_images", "mask") if name in sent}
     told = without_pictures({name: sent[name] for name in sent.keys() - pictures})
     body = validated(Image2Image, told | pictures)
+    body.mask = body.mask or None  # "" is none
     model = await _model(context, body)
     task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
     size = None if task.takes("width") else _size(body, model.card)
-    values = translated(body, model.card, model.id, keeps_size=size is not None)
-    values |= check_fill(body, model.card)
+    made = translated(body, model.card, model.id, keeps_size=size is not None)
+    made.values |= check_fill(body, model.card)
     images = [as_url(one, "init_images") for one in body.init_images]
     mask = None if body.mask is None else _mask_of(body)
-    return await _drawn(context, model, body, values, told, images, size, mask)
+    return await _drawn(context, model, body, made, told, images, size, mask)
 
 
 async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel:
@@ -130,14 +136,14 @@ async def _drawn(
     context: AuthenticatedRequest,
     model: ServedModel,
     body: Text2Image,
-    values: dict[str, Any],
+    made: Translation,
     sent: dict[str, Any],
     images: list[Sent] | None = None,
     size: tuple[int, int] | None = None,
-    mask: Any = None,
+    mask: MakeMask | None = None,
 ) -> Drawn:
-    asked = validated(schema.ImageRequest, values)
-    form = Form(images=images or [], name="init_images")
+    asked = validated(schema.ImageRequest, made.values)
+    form = Form(images=images or [], name="init_images", is_before_white=True)
 
     async def draw() -> Any:
         work = await image_work(context, asked, form, model=model, size=size, mask=mask)
@@ -159,7 +165,7 @@ async def _drawn(
     if answer is None:  # interrupted: that program answers with what there is
         return Drawn(images=[], parameters=sent, info='{"all_seeds": [], "infotexts": []}')
     files = [one.b64_json or "" for one in answer.data] if body.send_images is not False else []
-    return Drawn(images=files, parameters=sent, info=info(body, values, answer))
+    return Drawn(images=files, parameters=sent, info=info(body, made.values, answer, made.warnings))
 
 
 def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
@@ -180,21 +186,37 @@ def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
     return body.width, body.height
 
 
-def _mask_of(body: Image2Image) -> Any:
+def _mask_of(body: Image2Image) -> MakeMask:
     """Return a function that reads the mask, for the picture that is drawn anew."""
-    sent, blur = as_url(body.mask, "mask"), body.mask_blur or 0
-    if not is_int(blur) or not 0 <= blur <= MOST_BLUR:
-        raise InvalidValue.of(
-            "mask_blur", body.mask_blur, f"must be a whole number of pixels up to {MOST_BLUR}"
-        )
-    is_inverted = bool(body.inpainting_mask_invert)
+    sent = as_url(body.mask, "mask")
+    is_filled = body.inpainting_fill == 0
+    radii = {"mask_blur_x": body.mask_blur_x, "mask_blur_y": body.mask_blur_y}
+    if body.mask_blur is not None:
+        radii = {"mask_blur": body.mask_blur}
+    blur = [_blur(name, radius) for name, radius in radii.items()]
+    fit = partial(
+        fitted,
+        blur=(blur[0], blur[-1]),
+        is_inverted=bool(body.inpainting_mask_invert),
+        is_rounded=body.mask_round is not False,
+    )
 
-    async def read(intake: ImageIntake, image: Any) -> Any:
+    async def read(intake: ImageIntake, image: Any) -> tuple[Any, Any]:
         parsed = await intake.open(sent, "mask")
-        then = partial(fitted, size=image.size, blur=blur, is_inverted=is_inverted)
-        return await intake.decode(parsed, "mask", mode="L", then=then)
+        then = partial(fit, size=image.size)
+        mode: Mode = "RGBA" if parsed.has_alpha else "L"
+        mask = await intake.decode(parsed, "mask", mode=mode, then=then)
+        return mask, await intake.run(partial(filled, image, mask)) if is_filled else image
 
     return read
+
+
+def _blur(name: str, radius: Any) -> int:
+    if radius is None:
+        return 0
+    if not is_int(radius) or not 0 <= radius <= MOST_BLUR:
+        raise InvalidValue.of(name, radius, f"must be a whole number of pixels up to {MOST_BLUR}")
+    return int(radius)
 
 
 @lists.get("/progress")
@@ -235,6 +257,8 @@ async def set_options(body: Options, context: Context) -> dict[str, Any]:
     check_model(body.sd_model_checkpoint, model.card, model.id)
     sent = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
     now = Options().model_dump()
+    if skipped_layers(sent.get("CLIP_stop_at_last_layers"), model.card) is None:
+        sent.pop("CLIP_stop_at_last_layers", None)  # it would change nothing
     for name, value in sent.items():
         if value is not None and (name not in now or value != now[name]):
             rule = "cannot be set here: leave it out, or send it with a request"

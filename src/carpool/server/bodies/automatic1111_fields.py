@@ -1,0 +1,227 @@
+"""The fields of AUTOMATIC1111's API as those of an `ImageRequest`.
+
+Clients send all fields of that API always. Those that are at rest, or that change no picture there
+either, are left out; those that would change it in a way that is not known here are refused by
+name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
+from carpool.request.card import Card
+from carpool.request.values import is_int, is_number
+from carpool.server.bodies.automatic1111 import SAMPLER, Image2Image, Text2Image
+from carpool.server.bodies.prompt_tags import refuse_tags, split_tags
+
+_RESTING: dict[str, tuple[Any, ...]] = {  # values with which a field does nothing
+    "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "styles": ([], [""]),
+    "subseed_strength": (0,), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0),
+    "script_name": ("", "None"), "refiner_checkpoint": ("", "None"), "infotext": ("",),
+    "initial_noise_multiplier": (1,), "token_merging_ratio": (0,), "extra_generation_params": ({},),
+    "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,), "s_noise": (1,),
+    "ddim_discretize": ("uniform",), "sampler_name": ("",), "sampler_index": ("", "Euler"),
+    "scheduler": ("",),
+}  # fmt: skip
+_UNREAD = """url auth subseed save_images send_images do_not_save_samples do_not_save_grid user
+override_settings_restore_afterwards include_init_images disable_extra_networks force_task_id
+refiner_switch_at s_min_uncond comments firstphase_width firstphase_height script_args
+seed_enable_extras token_merging_ratio_hr do_not_reload_embeddings image_cfg_scale"""
+UNREAD = frozenset(_UNREAD.split())
+"""Fields about files, answers and other fields: alone they change no picture."""
+_SAMPLERS = ("sampler_name", "sampler_index", "scheduler")
+_RESTING_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "sd_vae": ("", "Automatic", "None"), "samples_format": ("png",), "eta_noise_seed_delta": (0,),
+    "forge_additional_modules": ([],), "sdxl_clip_l_skip": (False,),
+    "initial_noise_multiplier": (1,), "img2img_background_color": ("#ffffff",),
+    "img2img_color_correction": (False,),
+}  # fmt: skip
+_CLIP_SKIP = "CLIP_stop_at_last_layers"
+_FORGE_GUIDANCE = 3.5  # what Forge's clients send as distilled_cfg_scale for any model
+_MOST_LAYERS = 12
+
+
+@dataclass(slots=True)
+class Translation:
+    """What a body means here."""
+
+    values: dict[str, Any]  # fields of an `ImageRequest`
+    warnings: list[str] = field(default_factory=list)  # what was asked and changes nothing
+
+
+def translated(
+    body: Text2Image, card: Card, model: str, *, keeps_size: bool = False
+) -> Translation:
+    """The fields of an `ImageRequest`.
+
+    Args:
+        model: the name that it is served under.
+        keeps_size: is the size seen to elsewhere, as that of a picture to start from?
+
+    Raises:
+        Rejected: a field would change the picture in a way that is not known here.
+    """
+    known = {one.name for task in card.tasks for one in task.parameters}
+    extra = body.model_extra or {}
+    prompt, lora = split_tags(body.prompt)
+    refuse_tags(body.negative_prompt or "", "negative_prompt")
+    made = Translation({"prompt": prompt, "n": _pictures(body)})
+    if lora and not extra.get("disable_extra_networks"):
+        made.values["lora"] = lora
+    given = {
+        "seed": None if body.seed in (-1, "") else body.seed,
+        "negative_prompt": body.negative_prompt or None,
+        "num_inference_steps": body.steps,
+        "width": None if keeps_size else body.width,
+        "height": None if keeps_size else body.height,
+        "strength": body.denoising_strength if isinstance(body, Image2Image) else None,
+    }
+    if "image_guidance_scale" in known:
+        given["image_guidance_scale"] = extra.get("image_cfg_scale")
+    made.values |= {name: value for name, value in given.items() if value is not None}
+    _add_guidance(made, body, known)
+    _add_eta(made, extra.get("eta"), known)
+    _add_settings(made, body.override_settings or {}, card, model)
+    _check_scripts(body.alwayson_scripts or {})
+    others = {"sampler_name": body.sampler_name, "scheduler": body.scheduler, **extra}
+    for name, value in others.items():
+        if value is None or name in UNREAD or name == "eta" or name.startswith("hr_"):
+            continue  # `hr_...` belong to enable_hr
+        if value in _RESTING.get(name, ()) or _is_own(name, value):
+            continue
+        if name == "sampler_index" and body.sampler_name:  # that one counts
+            continue
+        if name in known and name not in _RESTING:
+            made.values[name] = value
+            continue
+        rule = "is not supported, and would change the picture: leave it out"
+        if name in _SAMPLERS:
+            rule = f"is not known here: the model has a sampler of its own, {SAMPLER!r}"
+        raise UnsupportedParameter(f"{name[:60]}={show(value)} {rule}", param=name[:60])
+    return made
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Return whether a sampler is the model's own, in any case of letters."""
+    return name in _SAMPLERS and isinstance(value, str) and value.lower() == SAMPLER.lower()
+
+
+def _pictures(body: Text2Image) -> int:
+    counts = {"batch_size": body.batch_size, "n_iter": body.n_iter}
+    for name, count in counts.items():
+        if count is not None and not (is_int(count) and 1 <= count <= 1000):
+            raise InvalidValue.of(name, count, "must be a whole number above 0")
+    return int(body.batch_size or 1) * int(body.n_iter or 1)
+
+
+def _add_guidance(made: Translation, body: Text2Image, known: set[str]) -> None:
+    """Add `cfg_scale`, and Forge's `distilled_cfg_scale` where a model is distilled."""
+    distilled = body.distilled_cfg_scale or None
+    is_distilled = "true_cfg_scale" in known or "negative_prompt" not in known
+    cfg = "true_cfg_scale" if "true_cfg_scale" in known else "guidance_scale"
+    if body.cfg_scale is not None:
+        made.values[cfg] = body.cfg_scale
+    if distilled is None:
+        return
+    if is_distilled:
+        made.values["guidance_scale"] = distilled
+    elif distilled != _FORGE_GUIDANCE:
+        seen = f"distilled_cfg_scale={show(distilled)}"
+        made.warnings.append(f"{seen} changes nothing: this model's guidance is cfg_scale")
+
+
+def _add_eta(made: Translation, eta: Any, known: set[str]) -> None:
+    if eta is None or (is_number(eta) and eta == 0):
+        return
+    if "eta" in known:
+        made.values["eta"] = eta
+    elif is_number(eta):
+        made.warnings.append(f"eta={show(eta)} changes nothing: this model's sampler takes none")
+    else:
+        raise InvalidValue.of("eta", eta, "must be a number")
+
+
+def _add_settings(made: Translation, settings: Mapping[str, Any], card: Card, model: str) -> None:
+    """Add the settings of one request."""
+    check_model(settings.get("sd_model_checkpoint"), card, model)
+    for name, value in settings.items():
+        is_read = name in ("sd_model_checkpoint", _CLIP_SKIP)
+        if is_read or value is None or value in _RESTING_SETTINGS.get(name, ()):
+            continue
+        rule = "is not supported: leave it out"
+        raise UnsupportedParameter(f"override_settings.{name[:60]} {rule}", param=name[:60])
+    layers = settings.get(_CLIP_SKIP)
+    if (skipped := skipped_layers(layers, card)) is not None:
+        made.values["clip_skip"] = skipped
+    elif layers not in (None, 1, 2):
+        rule = "this model always takes the last layer but one of its text encoders"
+        made.warnings.append(f"{_CLIP_SKIP}={show(layers)} changes nothing: {rule}")
+
+
+def skipped_layers(layers: Any, card: Card) -> int | None:
+    """The pipeline's `clip_skip` for that program's setting; None where it changes nothing there.
+
+    Only Stable Diffusion 1's text encoder heeds it. Pipelines with two encoders (SDXL, SD 3) count
+    from the last layer but one, which that program always takes.
+
+    Raises:
+        InvalidValue: the model cannot do it.
+    """
+    if layers is None or (is_int(layers) and layers == 1):
+        return None
+    known = {one.name for task in card.tasks for one in task.parameters}
+    if "clip_skip" not in known:
+        raise InvalidValue.of(_CLIP_SKIP, layers, "must be 1 for this model")
+    if not is_int(layers) or not 1 <= layers <= _MOST_LAYERS:
+        raise InvalidValue.of(_CLIP_SKIP, layers, f"must be from 1 to {_MOST_LAYERS}")
+    return None if "prompt_2" in known or card.has_fixed_text_layer else int(layers) - 1
+
+
+def check_model(name: Any, card: Card, model: str) -> None:
+    """Refuse the name of another model than the served one."""
+    if name not in (None, "", model, card.id):
+        seen = f"sd_model_checkpoint={show(name)}"
+        raise ModelNotFound(f"{seen} is not served here, {model!r} is")
+
+
+def _check_scripts(scripts: Mapping[str, Any]) -> None:
+    """Refuse scripts that are switched on."""
+    for name, script in scripts.items():
+        arguments = script.get("args") if isinstance(script, dict) else script
+        if not all(map(_is_off, arguments if isinstance(arguments, list) else [arguments])):
+            rule = "is not known here: leave it out"
+            raise UnsupportedParameter(
+                f"alwayson_scripts.{name[:60]} {rule}", param="alwayson_scripts"
+            )
+
+
+def _is_off(argument: Any) -> bool:
+    """Return whether an argument of a script is empty, or a unit that is switched off."""
+    is_unit = isinstance(argument, dict) and argument.get("enabled") is False
+    return is_unit or argument is None or argument is False or argument == {}
+
+
+def check_fill(body: Image2Image, card: Card) -> dict[str, Any]:
+    """Check how a masked picture is to be filled; returns the pipeline's arguments.
+
+    Raises:
+        UnsupportedParameter: in a way that pipelines do not know.
+    """
+    if body.resize_mode not in (None, 0):
+        rule = "is not supported: 0, just resize, is"
+        raise UnsupportedParameter(f"resize_mode={show(body.resize_mode)} {rule}",
+                                   param="resize_mode")  # fmt: skip
+    if body.mask is None:
+        return {}
+    if body.inpainting_fill not in (None, 0, 1):
+        seen = f"inpainting_fill={show(body.inpainting_fill)}"
+        rule = "is not supported: 1, the picture itself, and 0, the colours around it, are"
+        raise UnsupportedParameter(f"{seen} {rule}", param="inpainting_fill")
+    if not body.inpaint_full_res:
+        return {}
+    if not card.task_for(["image", "mask_image"]).takes("padding_mask_crop"):
+        rule = "this model draws the whole picture: send false"
+        raise UnsupportedParameter(f"inpaint_full_res: {rule}", param="inpaint_full_res")
+    padding = body.inpaint_full_res_padding
+    return {"padding_mask_crop": 32 if padding is None else padding}

@@ -1,0 +1,81 @@
+"""Adapter tags in the prompts of AUTOMATIC1111's web interface: `<lora:NAME:0.8>`.
+
+A tag is split at its colons: a name, the scale for text encoders (1 if absent), the one for the
+denoiser (if absent, the same), and a rank; the last three also by name, as `te=`, `unet=` and
+`dyn=`. There, every `<word:...>` is cut out of the prompt, known or not. Here, too, none is drawn
+as words: what cannot be applied is refused by name.
+"""
+
+import math
+import re
+from typing import Any
+
+from carpool.errors import InvalidValue, UnsupportedParameter, show
+
+_TAG = re.compile(r"(?:(?<![ \t])[ \t]++)?<(\w+):([^>]{1,500})>")  # with the blanks before it
+_BROKEN = re.compile(r"<\s*(?:lora|lyco|hypernet)\b[^>]{0,40}>?", re.IGNORECASE)
+_KINDS = ("lora", "lyco")  # the same since its version 1.5
+_FORM = "write <lora:NAME:SCALE>"
+_SCALES = ("te", "unet")
+
+
+def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[dict[str, Any]]]:
+    """Split the adapters that a prompt names from its text.
+
+    Returns:
+        The text, and a request's `lora`.
+
+    Raises:
+        InvalidValue, UnsupportedParameter: a tag that cannot be applied.
+    """
+    tags = list(_TAG.finditer(prompt))
+    text = _TAG.sub("", prompt).strip() if tags else prompt
+    if broken := _BROKEN.search(text):
+        raise InvalidValue(
+            f"{param} has a tag that is none, {show(broken[0])}: {_FORM}", param=param
+        )
+    return text, [_adapter(tag[1], tag[2], param) for tag in tags]
+
+
+def refuse_tags(prompt: str, param: str) -> None:
+    """Refuse adapters in a prompt where tags are not read, and would be drawn as words."""
+    if tag := _TAG.search(prompt) or _BROKEN.search(prompt):
+        seen = show(tag[0].strip())
+        raise UnsupportedParameter(f"{param} has {seen}: adapters stand in prompt", param=param)
+
+
+def _adapter(kind: str, content: str, param: str) -> dict[str, Any]:
+    """An entry of a request's `lora`."""
+    tag = show(f"<{kind}:{content}>")
+    if kind not in _KINDS:
+        rule = _FORM if kind.lower() in _KINDS else f"no network of that kind is known, {_FORM}"
+        raise UnsupportedParameter(f"{param} has {tag}: {rule}", param=param)
+    name, *settings = content.split(":")
+    numbers, named = list[str](), dict[str, str]()
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if equals:
+            named[key.strip()] = value
+        else:
+            numbers.append(setting)
+    unknown = [f"{key}=" for key in named if key not in _SCALES] + numbers[2:]
+    if unknown:
+        rule = "is not known here: a tag has a name and a scale, or te= and unet="
+        raise UnsupportedParameter(f"{param} has {tag}: {show(unknown[0])} {rule}", param=param)
+    text_scale = _number(named.get("te", next(iter(numbers), "1")), tag, param)
+    scale = _number(named.get("unet", next(iter(numbers[1:]), str(text_scale))), tag, param)
+    if scale != text_scale:
+        rule = "scales of text encoders and denoiser must be equal"
+        seen = f"te={text_scale:g}, unet={scale:g}"
+        raise UnsupportedParameter(f"{param} has {tag}: {seen}: {rule}", param=param)
+    return {"id": name.strip(), "scale": scale}
+
+
+def _number(text: str, tag: str, param: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidValue(f"{param} has {tag}: {show(text)} is no number, {_FORM}", param=param)
+    return number

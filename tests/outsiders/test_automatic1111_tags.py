@@ -1,0 +1,172 @@
+"""Adapter tags in AUTOMATIC1111's prompts: applied as there or refused, never drawn as words."""
+
+import base64
+import contextlib
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from carpool.errors import Rejected
+from carpool.server.bodies.prompt_tags import split_tags
+from support.app import CARD, Grey, ask, refusal
+from support.engine_driver import driving, fresh
+from support.engine_worker import EngineWorker
+from support.forms import worker_of
+from support.lora_files import adapter
+from support.pictures import picture
+
+LONG = "a" * 64
+NAMES = ("outlined", "pixel-art_v1.2", LONG)
+TXT2IMG = "/sdapi/v1/txt2img"
+
+
+def post(worker: Grey, **body: Any) -> Any:
+    return ask(json.dumps(body), TXT2IMG, worker=worker)
+
+
+APPLIED: list[tuple[str, str, list[tuple[str, float]]]] = [
+    ("a cat <lora:outlined:0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:outlined>", "a cat", [("outlined", 1.0)]),
+    ("a cat <lora:outlined:1:1>", "a cat", [("outlined", 1.0)]),
+    ("a cat <lora:outlined:.8>", "a cat", [("outlined", 0.8)]),
+    ("a cat <lora:outlined:1.>", "a cat", [("outlined", 1.0)]),
+    ("a cat <lora:outlined:-0.7>", "a cat", [("outlined", -0.7)]),
+    ("a cat <lora:outlined:+0.7>", "a cat", [("outlined", 0.7)]),
+    ("a cat <lora:outlined:5e-1>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:outlined:0.123456789>", "a cat", [("outlined", 0.123456789)]),
+    ("a cat <lora:outlined: 0.5 >", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora: outlined :0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:outlined:te=0.5:unet=0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:outlined:te=0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:outlined:1:te=0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:outlined:0.5:unet=0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:outlined:1:0.5:te=0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lyco:outlined:0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lyco:outlined>", "a cat", [("outlined", 1.0)]),
+    ("a cat <lora:outlined:0>", "a cat", []),
+    (f"a cat <lora:{LONG}:0.5>", "a cat", [(LONG, 0.5)]),
+    ("<lora:outlined:0.5>a cat<lora:pixel-art_v1.2:2>", "a cat",
+     [("outlined", 0.5), ("pixel-art_v1.2", 2.0)]),
+    ("a cat, <lora:outlined:0.5> sitting", "a cat, sitting", [("outlined", 0.5)]),
+    ("a cat\n\n<lora:outlined:0.5>\ta  dog", "a cat\n\n\ta  dog", [("outlined", 0.5)]),
+    ("a <3 b < c > d: e <> f", "a <3 b < c > d: e <> f", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompt", "text", "lora"), APPLIED, ids=[one[0] for one in APPLIED])
+def test_a_tag_is_applied_as_there(prompt: str, text: str, lora: list[tuple[str, float]]) -> None:
+    worker = worker_of(replace(CARD, lora=NAMES))
+
+    answer = post(worker, prompt=prompt)
+
+    assert answer.status_code == 200, answer.text
+    [job] = worker.jobs
+    assert (job.arguments["prompt"], list(job.lora)) == (text, lora)
+
+
+REFUSED = [
+    "<lora:none>", "<lora:Outlined:1>", "<LORA:outlined:1>", "<Lora:outlined>", "<lora:outlined:>",
+    "<lora:outlined:x>", "<lora:outlined:nan>", "<lora:outlined:inf>", "<lora:outlined:1,5>",
+    "<lora:outlined:99>", "<lora:outlined:1:0.5>", "<lora:outlined:te=0.5:unet=1>",
+    "<lora:outlined:unet=0.5>", "<lora:outlined:1:1:4>", "<lora:outlined:dyn=4>",
+    "<lora:outlined:1:lbw=OUTALL>", "<lyco:outlined:1:lbw=XYZ:stop=5>", "<lora:outlined:1:step=9>",
+    "<lora:outlined:0.5:1:1:1:1>", "<hypernet:outlined:1>", "<hypernet:x>", "<ti:outlined>",
+    "<locon:outlined:1>", "<lora:outlined:0.5><lora:outlined:0.3>", "<lora:>", "<lora>", "<lora",
+    "<lora:outlined:0.5", "< lora:outlined:0.5>", "<lora:" + "x" * 600 + ":1>", "<LYCO outlined>",
+    "<hypernet>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", REFUSED)
+def test_a_tag_that_cannot_be_applied_is_refused_by_name(tag: str) -> None:
+    worker = worker_of(replace(CARD, lora=NAMES))
+
+    error = refusal(post(worker, prompt=f"a cat {tag} sitting"))
+
+    assert error["param"] in ("prompt", "lora")
+    assert "lora" in error["message"] or tag[:10] in error["message"]
+    assert worker.jobs == []
+
+
+@pytest.mark.parametrize("tag", ["<lora:outlined:1>", "<hypernet:x:1>", "<lora:outlined", "<lora>"])
+def test_a_tag_in_the_negative_prompt_is_refused(tag: str) -> None:
+    error = refusal(post(worker_of(CARD), prompt="a cat", negative_prompt=f"dogs {tag}"))
+
+    assert error["param"] == "negative_prompt"
+
+
+def test_switched_off_networks_leave_no_words_either() -> None:
+    worker = Grey()
+
+    post(worker, prompt="a cat <lora:outlined:1>", disable_extra_networks=True)
+
+    [job] = worker.jobs
+    assert (job.arguments["prompt"], job.lora) == ("a cat", ())
+
+
+@given(st.text("<>:= lorayct0123.-e\n", max_size=60))
+def test_whatever_is_written_no_tag_is_left_in_the_text(prompt: str) -> None:
+    try:
+        text, adapters = split_tags(prompt)
+    except Rejected:
+        return
+    assert split_tags(text) == (text, [])
+    assert all(entry.keys() == {"id", "scale"} for entry in adapters)
+
+
+@pytest.mark.parametrize("piece", [" ", "<", "<a:", "<lora:", "< ", "<lora:x:1 ", "\t<lora:x:1>"])
+def test_a_long_prompt_is_split_in_no_time(piece: str) -> None:
+    prompt = (piece * 32_000)[:32_000]
+    before_s = time.process_time()
+    with contextlib.suppress(Rejected):
+        split_tags(prompt)
+    assert time.process_time() - before_s < 0.5
+
+
+def drawn(worker: EngineWorker, prompt: str) -> torch.Tensor:
+    sent = {"seed": 3, "steps": 2, "width": 64, "height": 64, "negative_prompt": "dogs"}
+    answer = post(worker, prompt=prompt, **sent)
+    assert answer.status_code == 200, answer.text
+    return pixels(picture(base64.b64decode(answer.json()["images"][0])))
+
+
+def pixels(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(image).astype(np.int64))
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
+def test_a_tag_draws_what_the_adapter_at_its_scale_draws_in_plain_diffusers(
+    tmp_path: Path,
+) -> None:
+    files = [adapter(tmp_path, "sdxl", seed) for seed in (1, 2)]
+    pipe = fresh("sdxl")
+    pipe.set_progress_bar_config(disable=True)
+    for name, file in zip("ab", files, strict=True):
+        pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name)
+
+    def alone(*scales: float) -> torch.Tensor:
+        pipe.set_adapters(["a", "b"], list(scales))
+        image = pipe(
+            "a cat", negative_prompt="dogs", num_inference_steps=2, width=64, height=64,
+            generator=torch.Generator().manual_seed(3),
+        ).images[0]  # fmt: skip
+        return pixels(image)
+
+    with driving("sdxl", lora=tuple(f"{n}={f}" for n, f in zip("ab", files, strict=True))) as drive:
+        for tags, scales in (
+            ("<lora:a:te=0.5:unet=0.5>", (0.5, 0.0)),
+            ("<lyco:a> <lora:b:-.3>", (1.0, -0.3)),
+            ("", (0.0, 0.0)),
+        ):
+            image = drawn(EngineWorker(drive), f"a cat {tags}".strip())
+            assert (image - alone(*scales)).abs().max() <= 1
+    assert (alone(0.5, 0.0) - alone(0.0, 0.0)).abs().max() > 8
