@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from carpool.errors import Rejected
+from carpool.request.adapter_names import AdapterInfo
 from carpool.server.bodies.prompt_tags import split_tags
 from support.app import CARD, Grey, ask, refusal
 from support.engine_driver import driving, fresh
@@ -25,7 +26,12 @@ from support.lora_files import adapter
 from support.pictures import picture
 
 LONG = "a" * 64
-NAMES = ("outlined", "pixel-art_v1.2", LONG)
+ODD = (
+    AdapterInfo("Pixel_Art-0a1b2c", ("Pixel Art (XL) [v2]",)),
+    AdapterInfo("style_new-0a1b2c", ("style=new, 3.1",)),
+)
+NAMES = ("outlined", "pixel-art_v1.2", LONG, *(one.id for one in ODD))
+OFFERED = replace(CARD, lora=NAMES, adapters=ODD)
 TXT2IMG = "/sdapi/v1/txt2img"
 
 
@@ -53,6 +59,10 @@ APPLIED: list[tuple[str, str, list[tuple[str, float]]]] = [
     ("a cat <lyco:outlined:0.5>", "a cat", [("outlined", 0.5)]),
     ("a cat <lyco:outlined>", "a cat", [("outlined", 1.0)]),
     ("a cat <lora:outlined:0>", "a cat", []),
+    ("a cat <lora:Outlined:0.5>", "a cat", [("outlined", 0.5)]),
+    ("a cat <lora:Pixel Art (XL) [v2]:0.7>", "a cat", [("Pixel_Art-0a1b2c", 0.7)]),
+    ("a cat <lora:Pixel_Art-0a1b2c>", "a cat", [("Pixel_Art-0a1b2c", 1.0)]),
+    ("a cat <lora:style=new, 3.1:0.7>", "a cat", [("style_new-0a1b2c", 0.7)]),
     (f"a cat <lora:{LONG}:0.5>", "a cat", [(LONG, 0.5)]),
     ("<lora:outlined:0.5>a cat<lora:pixel-art_v1.2:2>", "a cat",
      [("outlined", 0.5), ("pixel-art_v1.2", 2.0)]),
@@ -64,7 +74,7 @@ APPLIED: list[tuple[str, str, list[tuple[str, float]]]] = [
 
 @pytest.mark.parametrize(("prompt", "text", "lora"), APPLIED, ids=[one[0] for one in APPLIED])
 def test_a_tag_is_applied_as_there(prompt: str, text: str, lora: list[tuple[str, float]]) -> None:
-    worker = worker_of(replace(CARD, lora=NAMES))
+    worker = worker_of(OFFERED)
 
     answer = post(worker, prompt=prompt)
 
@@ -74,7 +84,7 @@ def test_a_tag_is_applied_as_there(prompt: str, text: str, lora: list[tuple[str,
 
 
 REFUSED = [
-    "<lora:none>", "<lora:Outlined:1>", "<LORA:outlined:1>", "<Lora:outlined>", "<lora:outlined:>",
+    "<lora:none>", "<LORA:outlined:1>", "<Lora:outlined>", "<lora:outlined:>",
     "<lora:outlined:x>", "<lora:outlined:nan>", "<lora:outlined:inf>", "<lora:outlined:1,5>",
     "<lora:outlined:99>", "<lora:outlined:1:0.5>", "<lora:outlined:te=0.5:unet=1>",
     "<lora:outlined:unet=0.5>", "<lora:outlined:1:1:4>", "<lora:outlined:dyn=4>",
@@ -88,7 +98,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("tag", REFUSED)
 def test_a_tag_that_cannot_be_applied_is_refused_by_name(tag: str) -> None:
-    worker = worker_of(replace(CARD, lora=NAMES))
+    worker = worker_of(OFFERED)
 
     error = refusal(post(worker, prompt=f"a cat {tag} sitting"))
 
