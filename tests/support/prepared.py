@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
+from torch import Tensor, nn
 
 from support.matrix import CASES
 from support.tiny import ARGUMENTS
@@ -29,6 +30,17 @@ def alone(pipe: Any, arguments: Mapping[str, Any]) -> torch.Tensor:
     dice = torch.Generator().manual_seed(given.pop("seed"))
     pipe.set_progress_bar_config(disable=True)
     return drawn(pipe(**given, generator=dice))
+
+
+def own_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Weights as files have them: each once, buffers of integers left out."""
+    seen: set[int] = set()
+    own = {}
+    for name, weight in module.state_dict().items():
+        if weight.is_floating_point() and weight.data_ptr() not in seen:
+            seen.add(weight.data_ptr())
+            own[name] = weight.contiguous().clone()
+    return own
 
 
 def gguf_of(weights: Mapping[str, torch.Tensor], file: Path) -> Path:

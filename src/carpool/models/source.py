@@ -24,7 +24,7 @@ EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_D
 _INDEX = "model_index.json"
 INDEXES = (_INDEX, "modular_model_index.json")
 """Of pipelines: of a class of their own, or put together from blocks (`ModularPipeline`)."""
-SINGLE_FILES = (".safetensors", ".gguf")
+SINGLE_FILES = (".safetensors", ".sft", ".gguf")
 _PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 
 
@@ -42,7 +42,7 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
         return str(folder), extra
     text = str(model)
-    if folder.suffix in SINGLE_FILES and folder.is_file():
+    if is_weights(text) and folder.is_file():
         return str(folder), {"id": folder.stem, "lora": {}}
     if folder.suffix in _PICKLES and folder.is_file():
         raise LoadFailed(f"{text!r} may hold a pickle, which can run code: take a .safetensors")
@@ -57,7 +57,12 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
 
 def is_single_file(source: str) -> bool:
     """Is what `find` gave one file of weights?"""
-    return source.endswith(SINGLE_FILES) and Path(source).is_file()
+    return is_weights(source) and Path(source).is_file()
+
+
+def is_weights(name: str) -> bool:
+    """Is this the name of a file of weights, in any letter case?"""
+    return name.lower().endswith(SINGLE_FILES)
 
 
 def index_of(folder: Path) -> Path | None:

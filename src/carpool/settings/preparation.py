@@ -155,13 +155,18 @@ def kind_of(settings: Any, component: str) -> Quantization | None:
     return kinds.get(component) or (kinds.get(ALL) if is_denoiser(component) else None)
 
 
+def is_gguf(file: str) -> bool:
+    """Is this the name of a file of quantized weights in the format GGUF?"""
+    return file.lower().endswith(".gguf")
+
+
 def check_gguf(settings: Any, component: str, where: str) -> None:
     """Check that a component is not to be quantized that a GGUF file has quantized already.
 
     Raises:
         SettingRejected: it is.
     """
-    if where.endswith(".gguf") and kind_of(settings, component) is not None:
+    if is_gguf(where) and kind_of(settings, component) is not None:
         raise SettingRejected(
             f"{component}={where}: its weights are quantized in the file, and quantize has "
             f"{component}, too: leave one of them out",
@@ -207,7 +212,7 @@ def check_packages(settings: Any) -> None:
         SettingRejected: one is not; says what to install.
     """
     for component, where in replacements(settings.component).items():
-        if where.endswith(".gguf"):
+        if is_gguf(where):
             _check_package("gguf", f"component={component}={where}")
     for kind in quantizations(settings.quantize).values():
         if kind.package is not None:

@@ -17,6 +17,7 @@ from carpool.engine.model.quantize import quantize_read
 from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.settings.quantization import KINDS, Quantization
+from support import original_names
 from support.engine_driver import driving, gap, mean
 from support.prepared import alone, drawn, gguf_of, requests_of
 from support.tiny import checkpoint
@@ -114,21 +115,14 @@ def test_a_component_of_a_single_file_is_quantized_like_one_of_a_folder(
     assert gap(*pictures) <= 1e-5
 
 
-def test_a_whole_model_of_one_file_is_quantized_after_it_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "xl.safetensors"
-    save_file({"conditioner.embedders.0.weight": torch.zeros(1)}, file)
-
-    def read(_: str, config: str, **given: Any) -> Any:  # a tiny one has no such file
-        return StableDiffusionXLPipeline.from_pretrained(config, dtype=given["dtype"])
-
-    monkeypatch.setattr(StableDiffusionXLPipeline, "from_single_file", read)
+def test_a_whole_model_of_one_file_is_quantized_after_it_was_read(tmp_path: Path) -> None:
+    pipe = StableDiffusionXLPipeline.from_pretrained(checkpoint("sdxl"))
+    save_file(original_names.whole(pipe.components), tmp_path / "xl.safetensors")
     settings = EngineSettings(
         device="cpu", model_config=str(checkpoint("sdxl")), quantize="unet=int8,text_encoder=int8"
     )
 
-    loaded = load(file, settings)
+    loaded = load(tmp_path / "xl.safetensors", settings)
 
     assert "Int8Tensor" in weight_types(loaded.pipe.unet)
     assert "Int8Tensor" in weight_types(loaded.pipe.text_encoder)

@@ -1,31 +1,44 @@
-"""Read single files and other components: what people download and use in the place of a part."""
+"""Read components from elsewhere than the pipeline's own files: a file, a folder or the hub."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import diffusers
 import torch
 import transformers
-from diffusers import DiffusionPipeline, GGUFQuantizationConfig
-from diffusers.loaders.single_file_utils import fetch_diffusers_config
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from diffusers.loaders.single_file_utils import SingleFileComponentError
+from safetensors import SafetensorError
 from torch import nn
 
+from carpool.engine.model.checkpoint import read_checkpoint, shards_of
+from carpool.engine.model.from_checkpoint import (
+    BasePipeline,
+    component_of,
+    gguf_encoder,
+    refuse_report,
+)
 from carpool.errors import LoadFailed
 from carpool.models.source import (
-    SINGLE_FILES,
-    check_hub,
     class_in,
-    find,
     hub_errors,
     hub_has,
+    is_weights,
     reach_hub,
 )
+from carpool.settings.preparation import is_gguf
 
-_OF_WHOLE_MODELS = ("first_stage_model.", "vae.", "cond_stage_model.", "conditioner.", "text_enc")
-"""How names of weights begin in files that hold more than a denoiser."""
+AUTOENCODERS = (
+    "AutoencoderKL", "AutoencoderTiny", "AsymmetricAutoencoderKL", "ConsistencyDecoderVAE"
+)  # fmt: skip
+"""Classes of one another's latents: each may stand in the place of another."""
+
+LIBRARIES_RAISE = (
+    OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError, AttributeError,
+    SafetensorError, SingleFileComponentError,
+)  # fmt: skip
+"""What the libraries raise where files cannot be read."""
 
 
 def class_of(library: str, name: str) -> Any:
@@ -40,57 +53,70 @@ def class_of(library: str, name: str) -> Any:
 
 def modules_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Of a pipeline's index: library and class name of each component that is a module."""
-    found = {}
+    modules = {}
     for name, entry in index.items():
-        if (said := class_in(entry)) is not None:
-            cls = class_of(*said)
+        if (kind := class_in(entry)) is not None:
+            cls = class_of(*kind)
             if cls is not None and isinstance(cls, type) and issubclass(cls, nn.Module):
-                found[name] = said
-    return found
+                modules[name] = kind
+    return modules
 
 
 def read_component(
     name: str,
     where: str,
-    kind: tuple[str, str],
-    source: str,
+    cls: Any,
+    base: BasePipeline,
     *,
     dtype: torch.dtype,
     quantization: Any = None,
-    revision: str | None = None,
-) -> nn.Module:
+) -> tuple[nn.Module, dict[str, Any]]:
     """Read a component from somewhere else than the pipeline's own files.
 
     Args:
-        where: a .safetensors or .gguf file (local, or `org/name/path` on the hub), or the folder or
-            hub id of a component or of a pipeline that has one of this name.
-        kind: library and class of the component in the pipeline.
-        source: folder or hub id of the pipeline: it has the component's configuration.
+        where: a file of weights (local, or `org/name/path` on the hub), or the folder or hub id of
+            a component or of a pipeline that has one of this name.
+        cls: class of the component in the pipeline.
+        base: the pipeline; it has the component's configuration.
+
+    Returns:
+        The component; and marks of the file that say how the model was trained.
 
     Raises:
         LoadFailed: it is not there, does not fit, or is of another class.
     """
+    with reading(f"component {name}={where}"):
+        if not is_weights(where):
+            return _from_folder(name, where, cls, base, dtype, quantization), {}
+        files = [local_file(shard) for shard in shards_of(where)]
+        if is_gguf(where) and issubclass(cls, transformers.PreTrainedModel):
+            return gguf_encoder(files[0], cls, base, name, dtype), {}
+        checkpoint = read_checkpoint(files, dtype)
+        module = component_of(checkpoint, name, cls, base, dtype, quantization)
+        return module, checkpoint.marks
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Say in one line what cannot be read, and why.
+
+    Raises:
+        LoadFailed: a library raised.
+    """
     try:
-        if where.endswith(SINGLE_FILES):
-            file = _local(where)
-            if kind[0] == "transformers":
-                return _encoder(name, file, class_of(*kind), source, dtype, quantization)
-            return _single(name, file, class_of(*kind), source, dtype, revision)
-        return _from_folder(name, where, kind, dtype, quantization)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
+        yield
+    except LIBRARIES_RAISE as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise LoadFailed(f"component {name}={where} cannot be read: {lines[0]}") from error
-    except (AttributeError, IndexError, SafetensorError) as error:
-        raise LoadFailed(f"component {name}={where} cannot be read: {error}") from error
+        raise LoadFailed(f"{what} cannot be read: {lines[0]}") from error
 
 
-def _local(where: str) -> Path:
+def local_file(where: str) -> Path:
     """A file here; fetched, if it is named as `org/name/path` of the hub."""
     file = Path(where).expanduser()
     if file.is_file():
         return file
     if where.startswith((".", "/", "~")) or where.count("/") < 2:
-        raise FileNotFoundError("there is no such file")
+        raise FileNotFoundError(f"there is no such file: {where}")
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     org, name, path = where.split("/", 2)
@@ -101,53 +127,8 @@ def _local(where: str) -> Path:
         return Path(hf_hub_download(f"{org}/{name}", path))
 
 
-def _single(
-    name: str,
-    file: Path,
-    cls: Any,
-    source: str,
-    dtype: torch.dtype,
-    revision: str | None,
-) -> nn.Module:
-    given: dict[str, Any] = {"dtype": dtype}
-    if file.suffix == ".gguf":
-        given["quantization_config"] = GGUFQuantizationConfig(compute_dtype=dtype)
-    if not hasattr(cls, "from_single_file"):
-        rule = "cannot be read from a single file: give its folder"
-        raise ValueError(f"a {cls.__name__} {rule}")
-    if revision is not None and not Path(source).is_dir():
-        given["revision"] = revision
-    module: nn.Module = cls.from_single_file(str(file), config=source, subfolder=name, **given)
-    if left := [path for path, one in module.named_parameters() if one.is_meta]:
-        raise ValueError(f"the file lacks {left[0]} and {len(left) - 1} other weights")
-    return module
-
-
-def _encoder(
-    name: str, file: Path, cls: Any, source: str, dtype: torch.dtype, quantization: Any
-) -> nn.Module:
-    """A text encoder from one file, by the configuration that the pipeline has for it."""
-    if file.suffix == ".gguf":  # the weights become plain ones: transformers does not keep them
-        found: nn.Module = cls.from_pretrained(str(file.parent), gguf_file=file.name, dtype=dtype)
-        return found
-    config = cls.config_class.from_pretrained(source, subfolder=name)
-    given = {} if quantization is None else {"quantization_config": quantization}
-    module, told = cls.from_pretrained(
-        None,
-        config=config,
-        state_dict=load_file(file),
-        dtype=dtype,
-        output_loading_info=True,
-        **given,
-    )
-    if missing := sorted(told["missing_keys"]):
-        raise ValueError(f"the file lacks {missing[0]} and {len(missing) - 1} other weights")
-    result: nn.Module = module
-    return result
-
-
 def _from_folder(
-    name: str, where: str, kind: tuple[str, str], dtype: torch.dtype, quantization: Any
+    name: str, where: str, cls: Any, base: BasePipeline, dtype: torch.dtype, quantization: Any
 ) -> nn.Module:
     folder = Path(where).expanduser()
     is_local = folder.is_dir()
@@ -159,89 +140,50 @@ def _from_folder(
         inner = {"subfolder": name} if (folder / name / "config.json").is_file() else {}
     elif not hub_has(where, f"{name}/config.json"):
         inner = {}
-    cls = class_of(*kind)
-    if kind[0] == "diffusers":  # an AutoencoderTiny in the place of an AutoencoderKL
-        own = cls.load_config(place, **inner).get("_class_name")
-        cls = class_of("diffusers", str(own)) if own else cls
-        if cls is None:
-            raise ValueError(f"diffusers has no class {own!r}")
-    given = {} if quantization is None else {"quantization_config": quantization}
-    found: nn.Module = cls.from_pretrained(
-        place, dtype=dtype, use_safetensors=True, **inner, **given
+    if not issubclass(cls, transformers.PreTrainedModel):
+        cls = _class_in_folder(name, cls, place, inner, base)
+    options = {} if quantization is None else {"quantization_config": quantization}
+    module, report = cls.from_pretrained(
+        place, dtype=dtype, use_safetensors=True, output_loading_info=True, **inner, **options
     )
-    return found
+    refuse_report(report, module)
+    result: nn.Module = module
+    return result
 
 
-# A model that is one file
-
-
-def config_of(file: str) -> str:
-    """The hub id that has the configuration of a model of one file, as diffusers infers it.
-
-    Raises:
-        LoadFailed: the file cannot be read.
-    """
-    try:
-        return str(fetch_diffusers_config(weights_of(file))["pretrained_model_name_or_path"])
-    except (KeyError, IndexError, AttributeError) as error:
-        raise LoadFailed(
-            f"{file} is of no model that diffusers knows: give --model-config"
-        ) from error
-
-
-def weights_of(file: str) -> dict[str, torch.Tensor]:
-    """Names and shapes of the weights in a file, as tensors without memory.
+def _class_in_folder(
+    name: str, cls: Any, place: str, inner: Mapping[str, str], base: BasePipeline
+) -> Any:
+    """The class that a folder's configuration names, if it may stand in the place of another.
 
     Raises:
-        LoadFailed: the file cannot be read.
+        ValueError: it is unknown, or of another kind.
     """
+    own_name = cls.load_config(place, **inner).get("_class_name")
+    if own_name in (None, cls.__name__):  # which may be a part of one pipeline only
+        return cls
+    own = class_of("diffusers", str(own_name))
+    if own is None:
+        raise ValueError(f"diffusers has no class {own_name!r}")
+    allowed = (cls, *_annotated(base.pipeline, name))
+    is_twin = {own.__name__, cls.__name__} <= set(AUTOENCODERS)
+    if not is_twin and not any(issubclass(own, one) or issubclass(one, own) for one in allowed):
+        raise ValueError(f"it is a {own.__name__}, and {name} of this model is a {cls.__name__}")
+    return own
+
+
+def _annotated(pipeline: Any, name: str) -> list[type]:
+    """The modules that a pipeline's signature allows for a component."""
+    if pipeline is None:
+        return []
     try:
-        if file.endswith(".gguf"):
-            from gguf import GGUFReader
-
-            shapes = {one.name: one.shape.tolist()[::-1] for one in GGUFReader(file).tensors}
-        else:
-            with safe_open(file, framework="pt") as opened:
-                names = list(opened.keys())
-                shapes = {name: opened.get_slice(name).get_shape() for name in names}
-    except ImportError as error:
-        raise LoadFailed(f"{file}: needs gguf: pip install gguf") from error
-    except (OSError, ValueError, SafetensorError, IndexError) as error:
-        raise LoadFailed(f"{file} cannot be read: {error}") from error
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-
-def single_file(
-    file: str, config: str | None, revision: str | None
-) -> tuple[str, dict[str, Any], str | None]:
-    """How to read a model that is one file.
-
-    Args:
-        config: folder or hub id that has everything but the file's weights; None: inferred.
-
-    Returns:
-        The folder or hub id of the configuration; its index; and the component that the file
-        holds, or None where it holds the whole model.
-
-    Raises:
-        LoadFailed: the configuration is not to be had.
-    """
-    names = weights_of(file)
-    told = (
-        ""
-        if config
-        else f"the configuration of {file} was inferred; --model-config gives another: "
-    )
-    try:
-        source, extra = find(config or config_of(file))
-        if not extra:
-            check_hub(source, revision)
-        index = dict(DiffusionPipeline.load_config(source))
-    except (LoadFailed, OSError, ValueError) as error:
-        raise LoadFailed(f"{told}{error}") from error
-    if any(name.startswith(_OF_WHOLE_MODELS) for name in names):
-        return source, index, None
-    denoisers = [name for name in ("transformer", "unet") if index.get(name, [None])[0]]
-    if not denoisers:
-        raise LoadFailed(f"{source} has neither a transformer nor a UNet for {file}")
-    return source, index, denoisers[0]
+        hint = get_type_hints(pipeline.__init__).get(name)
+    except (NameError, TypeError):  # a name that only type checkers import
+        return []
+    options = get_args(hint) or (hint,)
+    bases = (nn.Module, diffusers.ModelMixin)
+    return [
+        one
+        for one in options
+        if isinstance(one, type) and issubclass(one, nn.Module) and one not in bases
+    ]

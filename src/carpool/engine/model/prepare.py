@@ -25,7 +25,8 @@ from carpool.engine.model.border import at_border
 from carpool.engine.model.compiling import compile_blocks
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
-from carpool.engine.model.files import class_of, modules_of, read_component, single_file
+from carpool.engine.model.files import class_of, modules_of, read_component
+from carpool.engine.model.from_checkpoint import BasePipeline
 from carpool.engine.model.modular import Pipeline, is_modular, read_modular
 from carpool.engine.model.quantize import (
     is_read_quantized,
@@ -34,9 +35,17 @@ from carpool.engine.model.quantize import (
     quantize_read,
     store_as_float8,
 )
+from carpool.engine.model.single_file import LEFT_OUT, read_whole, single_file
+from carpool.engine.model.training_marks import apply_marks
 from carpool.errors import LoadFailed, SettingRejected
-from carpool.models.source import SINGLE_FILES, is_single_file
-from carpool.settings.preparation import check_components, check_gguf, check_packages, replacements
+from carpool.models.source import is_single_file, is_weights
+from carpool.settings.preparation import (
+    check_components,
+    check_gguf,
+    check_packages,
+    is_denoiser,
+    replacements,
+)
 from carpool.settings.rules import by_component
 
 
@@ -59,59 +68,100 @@ def read(
         LoadFailed: a file is not there, or does not fit.
     """
     check_packages(settings)
-    whole, replaced = None, replacements(settings.component)
-    if is_single_file(source):
-        file = source
-        source, index, component = single_file(file, settings.model_config, settings.revision)
-        if component is None:
-            whole = file
-        else:
-            replaced = {component: file, **replaced}
-    elif settings.model_config is not None:
-        rule = "it is for a MODEL that is one file"
-        raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
-    else:
-        index = index_of(source, settings.revision)
+    source, index, whole, replaced = _places(source, settings)
     modules = modules_of(index)
     check_components(settings, modules)
-    begin(source, {name: class_of(*where) for name, where in modules.items()})
-    left_out = {name for name in modules if only is not None and name not in only}
+    classes = {name: class_of(*kind) for name, kind in modules.items()}
+    begin(source, classes)
     for name, where in replaced.items():
         check_gguf(settings, name, where)
-    kinds = {n: one for n, one in kinds_of(settings, modules).items() if n not in left_out}
+    left_out = {name for name in modules if only is not None and name not in only}
+    kinds = {n: kind for n, kind in kinds_of(settings, modules).items() if n not in left_out}
     quantized = {
         name: quantization_of(kind, modules[name][0], device.dtype_of(name), device.torch)
         for name, kind in kinds.items()
     }
     quantized = {name: config for name, config in quantized.items() if config is not None}
-    afterwards = {
-        name
-        for name in quantized
-        if whole is not None
-        or (modules[name][0] != "transformers" and replaced.get(name, "").endswith(SINGLE_FILES))
-        or not is_read_quantized(kinds[name], device.torch)
-    }
-    while_read = {name: one for name, one in quantized.items() if name not in afterwards}
-    given: dict[str, Any] = dict.fromkeys(left_out) | {
-        name: read_component(
+    while_read = {n: q for n, q in quantized.items() if is_read_quantized(kinds[n], device.torch)}
+    base = BasePipeline(source, settings.revision, pipeline_class(index))
+    parts: dict[str, nn.Module] = {}
+    marks: dict[str, Any] = {}
+    if whole is not None:
+        own = classes.keys() - replaced.keys() - left_out
+        parts, marks = read_whole(whole, classes, own, base, device.dtype_of, while_read)
+        left_out |= classes.keys() & {LEFT_OUT}
+    for name in replaced.keys() - left_out:
+        parts[name], of_file = read_component(
             name,
-            where,
-            modules[name],
-            source,
+            replaced[name],
+            classes[name],
+            base,
             dtype=device.dtype_of(name),
-            quantization=while_read.pop(name, None),
-            revision=settings.revision,
+            quantization=while_read.get(name),
         )
-        for name, where in replaced.items()
-        if name not in left_out
-    }
+        marks |= of_file if is_denoiser(name) else {}
+    given: dict[str, Any] = dict.fromkeys(left_out) | parts
+    of_folder = {name: config for name, config in while_read.items() if name not in parts}
     if is_modular(index):
-        pipe = read_modular(source, settings, device, set(modules), given, while_read)
+        pipe = read_modular(source, settings, device, set(modules), given, of_folder)
     else:
-        pipe = _pipeline(source, index, whole, {**given, **_common(settings, device, while_read)})
-    for name in afterwards:
-        quantize_read(getattr(pipe, name), kinds[name], device.dtype_of(name))
+        pipe = _pipeline(source, index, {**given, **_common(settings, device, of_folder)})
+    for name, module in given.items():
+        refuse_another(pipe, name, module)
+    apply_marks(pipe, marks)
+    for name in quantized.keys() - of_folder.keys():
+        is_from_file = name not in replaced or is_weights(replaced[name])
+        if name not in while_read or (is_from_file and modules[name][0] != "transformers"):
+            quantize_read(getattr(pipe, name), kinds[name], device.dtype_of(name))
     return pipe
+
+
+def _places(
+    source: str, settings: EngineSettings
+) -> tuple[str, dict[str, Any], str | None, dict[str, str]]:
+    """Where a pipeline is read from.
+
+    Returns:
+        Its folder or hub id, and its index; the file of several components, or None; and where
+        single components are, by name.
+    """
+    replaced = replacements(settings.component)
+    if is_single_file(source):
+        config, index, component = single_file(source, settings.model_config, settings.revision)
+        if component is None:
+            return config, index, source, replaced
+        return config, index, None, {component: source, **replaced}
+    if settings.model_config is not None:
+        rule = "it is for a MODEL that is one file"
+        raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
+    return source, index_of(source, settings.revision), None, replaced
+
+
+def pipeline_class(index: Mapping[str, Any]) -> Any:
+    """The class of a pipeline that diffusers has, by its index; None for others."""
+    name = str(index.get("_class_name"))
+    cls = class_of("diffusers", "WanPipeline" if name == "WanDMDPipeline" else name)
+    return cls if isinstance(cls, type) and issubclass(cls, DiffusionPipeline) else None
+
+
+def refuse_another(pipe: Pipeline, name: str, module: nn.Module | None) -> None:
+    """Refuse a pipeline that holds another module than the one that it was given.
+
+    A pipeline may build its own of it (AnimateDiff's UNet), with all of its weights.
+
+    Raises:
+        LoadFailed: names the component.
+    """
+    held = getattr(pipe, name, None)
+    if held is module:
+        return
+    if isinstance(held, nn.Module) and module is not None:
+        own, wanted = held.state_dict(), module.state_dict()
+        if all(key in own and torch.equal(own[key], one) for key, one in wanted.items()):
+            return
+    raise LoadFailed(
+        f"{type(pipe).__name__} does not take {name} from elsewhere: leave it out of component"
+    )
 
 
 def index_of(source: str, revision: str | None) -> dict[str, Any]:
@@ -141,28 +191,14 @@ def _common(
     return given
 
 
-def _pipeline(
-    source: str, index: Mapping[str, Any], whole: str | None, given: Mapping[str, Any]
-) -> DiffusionPipeline:
-    name = str(index.get("_class_name"))
-    if whole is not None:
-        if isinstance(given["dtype"], dict):
-            raise SettingRejected(
-                f"{whole} is a whole model in one file, which is read in one number type: save it "
-                "as a folder (save_pretrained) for more",
-                param="dtype",
-            )
-        cls = class_of("diffusers", name)
-        if not hasattr(cls, "from_single_file"):
-            raise LoadFailed(f"diffusers reads no {name} from one file: take its folder or hub id")
-        pipe: DiffusionPipeline = cls.from_single_file(whole, config=source, **given)
-        return pipe
+def _pipeline(source: str, index: Mapping[str, Any], given: Mapping[str, Any]) -> DiffusionPipeline:
+    """Read a pipeline by its own class: the base class drops optional components in silence."""
     given = {**given, "use_safetensors": True}
-    if name == "WanDMDPipeline":  # FastWan: not in diffusers
-        return class_of("diffusers", "WanPipeline").from_pretrained(
-            source, scheduler=DMDScheduler(), **given
-        )
-    return DiffusionPipeline.from_pretrained(source, **given)
+    if index.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers
+        given["scheduler"] = DMDScheduler()
+    cls = pipeline_class(index) or DiffusionPipeline
+    pipe: DiffusionPipeline = cls.from_pretrained(source, **given)
+    return pipe
 
 
 def apply(

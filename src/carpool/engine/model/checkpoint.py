@@ -1,0 +1,172 @@
+"""Weights of a file under plain names: shards joined, wrappers' names removed, scales applied.
+
+Tools wrap the names of weights (`_orig_mod.` of torch.compile, `module.` of data parallelism),
+store float8 weights with scales beside them, and add entries that are no weights but say how the
+model was trained. After `read_checkpoint` weights of modules are left, and nothing is dropped.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.models.model_loading_utils import load_gguf_checkpoint
+from safetensors import safe_open
+from torch import Tensor
+
+from carpool.settings.preparation import is_gguf
+
+SCALES = (".scale_weight", ".weight_scale")
+"""What follows a layer's name in the name of its scale: a weight is its float8 times this."""
+INPUT_SCALES = (".scale_input", ".input_scale")
+"""Scales of activations, for products of float8: with weights that are unscaled there are none."""
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+MARKS = (
+    "v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min",
+    "__index_timestep_zero__",
+)  # fmt: skip
+"""Entries that are no weights: how the model was trained, so how its answers are to be read."""
+
+HEADER = "modelspec.prediction_type"
+"""What a header may say of a denoiser's answers: epsilon, or v."""
+
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[^.]+)")
+_ADAPTER = re.compile(
+    r"\.lora_(A|B|up|down)\b|^lora_(unet|te)|\.(hada|lokr|oft)_\w+$|\.dora_scale$"
+)
+_UNREAD = (
+    "weights of {0} are quantized as {1}, which is not read from a single file: take the model in "
+    "bfloat16 or scaled float8, and let quantize do the rest"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a file of weights holds."""
+
+    file: Path
+    weights: dict[str, Tensor]
+    marks: dict[str, Any] = field(default_factory=dict)  # how the model was trained
+
+
+def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
+    """Read a checkpoint from its file, or from all of its shards.
+
+    Args:
+        dtype: of weights that are unscaled; others keep that of the file.
+
+    Raises:
+        ValueError: it is an adapter, or quantized in a way that is not read.
+    """
+    weights: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    for file in files:
+        if is_gguf(file.name):
+            weights |= load_gguf_checkpoint(str(file))
+            continue
+        with safe_open(file, framework="pt") as opened:
+            metadata |= opened.metadata() or {}
+            weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    refuse_adapter(weights)
+    weights = {plain: weights[name] for name, plain in plain_names(weights).items()}
+    marks = {mark: weights.pop(name) for name, mark in marks_in(weights).items()}
+    said = {HEADER: metadata[HEADER]} if HEADER in metadata else {}
+    return Checkpoint(files[0], _unscaled(weights, metadata, dtype), {**marks, **said})
+
+
+def shards_of(name: str) -> list[str]:
+    """The names of all shards of a file that is one of several; else its own name."""
+    if (match := _SHARD.fullmatch(name)) is None:
+        return [name]
+    stem, _, number, suffix = match.groups()
+    return [f"{stem}-{i:05}-of-{number}{suffix}" for i in range(1, int(number) + 1)]
+
+
+def refuse_adapter(names: Iterable[str]) -> None:
+    """Refuse the weights of an adapter where those of a model are expected.
+
+    Raises:
+        ValueError: says how adapters are used.
+    """
+    if (name := next(filter(_ADAPTER.search, names), None)) is not None:
+        raise ValueError(
+            f"it is an adapter (it has {name}), and no model: serve the model that it was made "
+            "for, with --lora NAME=FILE"
+        )
+
+
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Names without what training adds to them, by the names of a file."""
+    plain = {name: name.replace("_orig_mod.", "") for name in names}
+    while plain and all(name.startswith("module.") for name in plain.values()):
+        plain = {old: new.removeprefix("module.") for old, new in plain.items()}
+    return plain
+
+
+def marks_in(names: Iterable[str]) -> dict[str, str]:
+    """The marks among names, whatever prefix they have."""
+    return {
+        name: mark for name in names for mark in MARKS if name == mark or name.endswith(f".{mark}")
+    }
+
+
+def _unscaled(
+    weights: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Weights times their scales; without the entries that only say that there are scales."""
+    _check_formats(weights, metadata)
+    scales: dict[str, str] = {}
+    notes = {name for name in weights if name.rpartition(".")[2] in ("scaled_fp8", "comfy_quant")}
+    for name in weights:
+        for suffix in (*SCALES, *INPUT_SCALES):
+            weight = name.removesuffix(suffix) + ".weight"
+            if name.endswith(suffix) and weight in weights:
+                notes.add(name)
+                scales |= {weight: name} if suffix in SCALES else {}
+    plain = {name: weight for name, weight in weights.items() if name not in notes}
+    for name, scale in scales.items():
+        plain[name] = _times(name, plain[name], scale, weights[scale]).to(dtype)
+    return plain
+
+
+def _times(name: str, weight: Tensor, scale_name: str, scale: Tensor) -> Tensor:
+    """A weight times its scale: of the tensor, of each output channel, or of each block."""
+    if not (weight.is_floating_point() or weight.dtype == torch.int8) or not (
+        scale.is_floating_point() and scale.dtype.itemsize > 1
+    ):
+        raise ValueError(_UNREAD.format(name, f"{weight.dtype} by {scale.dtype}"))
+    wide, factor = weight.float(), scale.float()
+    if factor.numel() == 1:
+        return wide * factor.reshape(())
+    if factor.shape == weight.shape[:1]:
+        factor = factor.reshape(-1, *[1] * (weight.ndim - 1))
+    if factor.ndim != weight.ndim or any(
+        size % blocks for size, blocks in zip(weight.shape, factor.shape, strict=True)
+    ):
+        raise ValueError(
+            f"{scale_name} is {tuple(scale.shape)}, its weight {tuple(weight.shape)}: a scale is "
+            "one number, one for each output channel, or one for each block"
+        )
+    for axis, size in enumerate(weight.shape):
+        factor = factor.repeat_interleave(size // factor.shape[axis], dim=axis)
+    return wide * factor
+
+
+def _check_formats(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Refuse formats of quantized layers other than scaled float8, by name.
+
+    ComfyUI writes a layer's format beside it, or those of all layers into the header.
+    """
+    formats = {
+        name.rpartition(".")[0]: json.loads(bytes(entry.tolist()))
+        for name, entry in weights.items()
+        if name.endswith(".comfy_quant")
+    }
+    formats |= json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {})
+    for layer, entry in formats.items():
+        kind: Any = entry.get("format") if isinstance(entry, dict) else entry
+        if kind not in FLOAT8:
+            raise ValueError(_UNREAD.format(layer, kind))

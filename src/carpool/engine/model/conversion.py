@@ -1,0 +1,259 @@
+"""Bring the weights of a file under the names of a diffusers model; tell which do not fit.
+
+diffusers has a converter for each class. Converters take what they know and drop the rest, so each
+is run on tensors without memory that remember the names they were made of: a name in the file that
+ends nowhere in the model is left over.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import diffusers
+import torch
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
+from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+from diffusers.quantizers.gguf.utils import GGUFParameter
+from torch import Tensor, nn
+
+PARTS = (
+    *("model.diffusion_model.", "first_stage_model.", "vae.", "audio_vae.", "vocoder."),
+    *("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "control_model."),
+)
+"""Prefixes of the parts of a file that holds several; `model.diffusion_model.` is the denoiser."""
+PREFIXES = ("", "model.diffusion_model.", "vae.", "audio_vae.", "net.")
+"""Prefixes that some converters look for, tried in turn."""
+HARMLESS = re.compile(
+    r"(.*\.)?(position_ids|inv_freq)"  # computed from the configuration
+    r"|(.*\.)?num_batches_tracked"  # counted in training
+    r"|loss\..*"  # of an autoencoder's training: its discriminator
+    r"|model_ema\..*"  # running means of weights: diffusers reads the weights
+    r"|(.*\.)?logit_scale"  # compares texts with pictures, and encodes neither
+    r"|norm_final\.weight|pos_embed"  # unused in the original Lumina 2 and Z-Image; in Sana
+    r"|(.*\.)?per_channel_statistics\.(channel|mean-of-stds).*"  # of LTX's training
+    r"|(video|audio)_embeddings_connector\..*"  # of LTX-2: another component, `connectors`
+    r"|(alphas|betas|sqrt|posterior|log_one_minus)_?\w*|logvar|lvlb_weights|denoiser\.sigmas"
+    r"|scale_factor|global_step"  # of training; a scheduler computes its own
+    r"|spiece_model|tekken_model|tokenizer_json"  # tokenizers, which pipelines have
+)
+"""Names that change no picture, and why."""
+OTHER_HALVES = re.compile(
+    r"(^|\.)(decoder|lm_head|vision_model|visual|visual_projection|text_projection|vision_tower"
+    r"|multi_modal_projector)(?=\.)"
+)
+"""Modules beside an encoder in files of whole models: no encoder's answer needs them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How weights fit a model."""
+
+    weights: dict[str, Tensor]  # by the model's names
+    missing: list[str] = field(default_factory=list)  # names of the model
+    left_over: list[str] = field(default_factory=list)  # names of the file
+    other_shapes: list[str] = field(default_factory=list)
+
+    @property
+    def distance(self) -> tuple[int, int, int]:
+        """How many names do not fit, the worst kind first."""
+        return len(self.missing), len(self.other_shapes), len(self.left_over)
+
+    @property
+    def is_exact(self) -> bool:
+        """Is nothing missing, left over, or of another shape?"""
+        return not any(self.distance)
+
+
+class _Traced(Tensor):
+    """A tensor without memory that remembers the names of those that it was made of."""
+
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        names = frozenset[str]().union(*(part.names for part in _traced((args, kwargs))))
+        for part in _traced(result):
+            part.names = part.names | names
+        return result
+
+
+def _traced(value: Any) -> Iterator[_Traced]:
+    if isinstance(value, _Traced):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _traced(part)
+
+
+def _trace(name: str, weight: Tensor) -> _Traced:
+    empty = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+    traced: _Traced = empty.as_subclass(_Traced)
+    traced.names = frozenset({name})
+    return traced
+
+
+def empty_model(cls: Any, config: Mapping[str, Any]) -> nn.Module:
+    """A model of a diffusers class without memory for its weights."""
+    with init_empty_weights():
+        model: nn.Module = cls.from_config(dict(config))
+    return model
+
+
+def fit(weights: Mapping[str, Tensor], cls: Any, config: Mapping[str, Any]) -> Fit:
+    """Fit weights of a file to a diffusers class, by its converter where they need one.
+
+    Args:
+        weights: those of the component, or of a file that holds the component among others.
+        config: of the model.
+
+    Raises:
+        ValueError: they are of another model altogether.
+    """
+    expected = empty_model(cls, config).state_dict()
+    convert, views = converter_of(cls), [unwrapped(v, expected) for v in views_of(weights).values()]
+    fits: list[tuple[Fit, Mapping[str, Tensor] | None]] = [
+        (_checked(view, view, {name: frozenset({name}) for name in view}, expected), None)
+        for view in views
+        if len(expected.keys() & view.keys()) * 2 > len(expected)
+    ]
+    if convert is not None and not any(own.is_exact for own, _ in fits):
+        fits += [trial for view in views for trial in _trials(view, convert, config, expected)]
+    if not fits:
+        raise ValueError(f"its weights are not those of a {cls.__name__}: it has {some(weights)}")
+    best, source = min(fits, key=lambda trial: trial[0].distance)
+    if convert is None or source is None:
+        return best
+    converted = convert(config=dict(config), checkpoint=dict(source))
+    return replace(best, weights=_usable(converted, expected))
+
+
+def views_of(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The parts of a file by their prefixes, each without it; weights of no part under ""."""
+    views: dict[str, dict[str, Tensor]] = {}
+    for name, weight in weights.items():
+        part = part_of(name)
+        views.setdefault(part, {})[name.removeprefix(part)] = weight
+    return views
+
+
+def part_of(name: str) -> str:
+    """The prefix of the part of a file that a name belongs to; "" where it has none."""
+    for prefix in PARTS:
+        if name.startswith(prefix):
+            more = {"conditioner.embedders.": 1, "text_encoders.": 1}.get(prefix, 0)
+            depth = prefix.count(".") + more
+            return ".".join(name.split(".")[:depth]) + "."
+    return ""
+
+
+def unwrapped(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights without a prefix that all of their names share and the model's have not."""
+    names = {name: name for name in weights}
+    while len(heads := {new.partition(".")[:2] for new in names.values()}) == 1:
+        prefix = "".join(*heads)
+        if not prefix.endswith(".") or any(name.startswith(prefix) for name in expected):
+            break
+        names = {old: new.removeprefix(prefix) for old, new in names.items()}
+    return {new: weights[old] for old, new in names.items()}
+
+
+def converter_of(cls: Any) -> Callable[..., Mapping[str, Tensor]] | None:
+    """diffusers' converter of the names of original code; None where it has none for a class."""
+    entries = SINGLE_FILE_LOADABLE_CLASSES.items()
+    own = (entry for name, entry in entries if issubclass(cls, getattr(diffusers, name)))
+    return next((entry["checkpoint_mapping_fn"] for entry in own), None)
+
+
+def _trials(
+    weights: Mapping[str, Tensor],
+    convert: Callable[..., Mapping[str, Tensor]],
+    config: Mapping[str, Any],
+    expected: Mapping[str, Tensor],
+) -> Iterator[tuple[Fit, Mapping[str, Tensor]]]:
+    """How weights would fit, converted with each prefix; and what is to be converted for that."""
+    for prefix in PREFIXES:
+        traced = {f"{prefix}{name}": _trace(name, weight) for name, weight in weights.items()}
+        try:
+            made = convert(config=dict(config), checkpoint=traced)
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError):
+            continue  # the names are not those that it knows
+        origins = {name: one.names for name, one in made.items() if isinstance(one, _Traced)}
+        if origins.keys() & expected.keys():
+            real = {f"{prefix}{name}": weight for name, weight in weights.items()}
+            yield _checked(weights, made, origins, expected), real
+
+
+def _checked(
+    weights: Mapping[str, Tensor],
+    converted: Mapping[str, Tensor],
+    origins: Mapping[str, frozenset[str]],
+    expected: Mapping[str, Tensor],
+) -> Fit:
+    """Compare converted weights with those that a model has."""
+    usable = _usable(converted, expected)
+    used = frozenset[str]().union(*(origins.get(name, ()) for name in usable))
+    has_blocks = any(isinstance(one, GGUFParameter) for one in weights.values())
+    return Fit(
+        usable,
+        sorted(expected.keys() - usable.keys()),
+        left_over_of(weights.keys() - used),
+        [
+            f"{name} is {tuple(usable[name].shape)} and must be {tuple(one.shape)}"
+            for name, one in expected.items()
+            if name in usable and usable[name].shape != one.shape and not has_blocks
+        ],  # of GGUF's blocks diffusers checks the shapes
+    )
+
+
+def _usable(converted: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that a model takes; counters of training are made where a file lacks them."""
+    usable = {name: one for name in expected if (one := converted.get(name)) is not None}
+    counters = [name for name in expected if name.endswith("num_batches_tracked")]
+    return {name: torch.zeros((), dtype=torch.int64) for name in counters} | usable
+
+
+def is_harmless(name: str) -> bool:
+    """Does a weight change no picture, whether a model has a place for it or not?"""
+    return HARMLESS.fullmatch(name) is not None
+
+
+def left_over_of(names: Iterable[str], encoder: Collection[str] | None = None) -> list[str]:
+    """Names that a model has no place for, without those that it does not need.
+
+    Args:
+        encoder: names of its weights, where it is an encoder of transformers.
+    """
+    left_over = sorted(name for name in names if not is_harmless(name))
+    if encoder is None:
+        return left_over
+    own = {match[2] for name in encoder for match in OTHER_HALVES.finditer(name)}
+    halves = {name: OTHER_HALVES.search(name) for name in left_over}
+    return [name for name, match in halves.items() if match is None or match[2] in own]
+
+
+def refuse_misfit(
+    kind: str, missing: Sequence[str], left_over: Sequence[str], other_shapes: Sequence[str] = ()
+) -> None:
+    """Refuse weights that do not fit a model exactly.
+
+    Args:
+        kind: the model's class.
+
+    Raises:
+        ValueError: names what is missing, left over, or of another shape.
+    """
+    if other_shapes:
+        raise ValueError(f"it holds a {kind} of another size: {some(other_shapes)}")
+    if missing:
+        raise ValueError(f"it lacks {some(missing)}, which a {kind} needs")
+    if left_over:
+        rule = f"which this model's {kind} has no place for: is it of another model?"
+        raise ValueError(f"it has {some(left_over)}, {rule}")
+
+
+def some(names: Iterable[str]) -> str:
+    """One of several names, and how many others there are."""
+    first, *others = names
+    return f"{first} and {len(others)} more" if others else str(first)

@@ -1,0 +1,257 @@
+"""Build a component of the weights of a checkpoint: all of them, and none that it lacks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
+from diffusers import GGUFQuantizationConfig
+from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from carpool import jsonfile
+from carpool.engine.model.checkpoint import Checkpoint
+from carpool.engine.model.conversion import (
+    converter_of,
+    empty_model,
+    fit,
+    left_over_of,
+    refuse_misfit,
+    unwrapped,
+    views_of,
+)
+from carpool.settings.preparation import is_gguf
+
+TEXT_PARTS = (
+    ("cond_stage_model.", "conditioner.embedders.0.", "text_encoders.clip_l."),
+    ("conditioner.embedders.1.", "text_encoders.clip_g."),
+    ("text_encoders.t5xxl.",),
+)
+"""Prefixes of text encoders in files of whole models: of the first, the second, the third."""
+EMBEDDINGS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight")
+LIBRARY_NAMES = ("diffusion_pytorch_model", "model")
+"""How the libraries name weights in a folder, which has their configuration, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class BasePipeline:
+    """The pipeline that a component is for: its files, and its class."""
+
+    source: str  # folder or hub id
+    revision: str | None = None
+    pipeline: Any = None  # None: it is put together from blocks
+
+
+def component_of(
+    checkpoint: Checkpoint,
+    name: str,
+    cls: Any,
+    base: BasePipeline,
+    dtype: torch.dtype,
+    quantization: Any = None,
+) -> nn.Module:
+    """Build a component of its weights, by the configuration that lies beside them.
+
+    Where they are not in a folder of the libraries, the pipeline's configuration holds.
+
+    Raises:
+        ValueError: weights are missing or left over, or of another model.
+    """
+    if issubclass(cls, PreTrainedModel):
+        return _encoder(checkpoint, name, cls, base, dtype, quantization)
+    return _model(checkpoint, name, cls, base, dtype)
+
+
+def _configuration(
+    file: Path, name: str, cls: Any, base: BasePipeline
+) -> tuple[str, dict[str, str | None]]:
+    """The folder or hub id that has a component's configuration, and where it lies in there."""
+    beside = file.parent / "config.json"
+    if file.name.startswith(LIBRARY_NAMES) and beside.is_file():
+        config = jsonfile.loads(jsonfile.read(beside))
+        kind = getattr(getattr(cls, "config_class", None), "model_type", cls.__name__)
+        if kind in (config.get("_class_name"), config.get("model_type")):
+            return str(file.parent), {}
+    inner: dict[str, str | None] = {"subfolder": name}
+    return base.source, inner | ({"revision": base.revision} if base.revision else {})
+
+
+def _model(
+    checkpoint: Checkpoint,
+    name: str,
+    cls: Any,
+    base: BasePipeline,
+    dtype: torch.dtype,
+) -> nn.Module:
+    """A model of diffusers."""
+    place, inner = _configuration(checkpoint.file, name, cls, base)
+    config = cls.load_config(place, **inner)
+    is_quantized = is_gguf(checkpoint.file.name)
+    match = fit(checkpoint.weights, cls, config)
+    refuse_misfit(cls.__name__, match.missing, match.left_over, match.other_shapes)
+    _check_reference(checkpoint.marks, config, name)
+    if converter_of(cls) is None or not hasattr(cls, "from_single_file"):
+        if is_quantized:
+            raise ValueError(f"diffusers reads no {cls.__name__} from GGUF: take a .safetensors")
+        return _assembled(cls, config, match.weights, dtype)
+    options: dict[str, Any] = {"dtype": dtype}
+    if is_quantized:
+        options["quantization_config"] = GGUFQuantizationConfig(compute_dtype=dtype)
+    module: nn.Module = cls.from_single_file(
+        match.weights,
+        config=place,
+        subfolder=inner.get("subfolder"),
+        config_revision=inner.get("revision"),
+        **options,
+    )
+    return module
+
+
+def _assembled(
+    cls: Any, config: Mapping[str, Any], weights: Mapping[str, Tensor], dtype: torch.dtype
+) -> nn.Module:
+    """A model of a class that diffusers does not read from a single file."""
+    module = empty_model(cls, config)
+    kept = getattr(cls, "_keep_in_fp32_modules", None) or ()
+    cast = {
+        name: weight.to(torch.float32 if set(kept) & set(name.split(".")) else dtype)
+        if weight.is_floating_point()
+        else weight
+        for name, weight in weights.items()
+    }
+    module.load_state_dict(cast, assign=True)
+    return module.eval()
+
+
+def _check_reference(marks: Mapping[str, Tensor], config: Mapping[str, Any], name: str) -> None:
+    """Refuse weights that take a reference picture's time as zero, where the model does not.
+
+    Raises:
+        ValueError: names the mark.
+    """
+    mark = "__index_timestep_zero__"
+    if mark in marks and not config.get("zero_cond_t"):
+        raise ValueError(
+            f"it has the mark {mark}, and the configuration of this model's {name} has no "
+            "zero_cond_t: take the model that the weights were made for"
+        )
+
+
+def _encoder(
+    checkpoint: Checkpoint,
+    name: str,
+    cls: Any,
+    base: BasePipeline,
+    dtype: torch.dtype,
+    quantization: Any,
+) -> nn.Module:
+    """A model of transformers."""
+    place, inner = _configuration(checkpoint.file, name, cls, base)
+    config = cls.config_class.from_pretrained(place, **inner)
+    with init_empty_weights():
+        empty = cls(config)
+    views = views_of(checkpoint.weights)
+    part = ""
+    if views.keys() != {""}:
+        part = text_part(checkpoint.weights, name, cls, base) or ""
+    if part not in views:
+        raise ValueError(f"it holds no {cls.__name__} of this model's size")
+    weights = unwrapped(
+        {key: one for key, one in views[part].items() if not key.endswith("logit_scale")},
+        empty.state_dict(),
+    )
+    if any("resblocks." in key for key in weights):
+        weights = _from_open_clip(weights, part, config)
+    if part == "text_encoders.clip_l." and "text_projection.weight" in empty.state_dict():
+        # SD 3 takes its first encoder's answer as it is; diffusers says so by a matrix of ones
+        weights = {**weights, "text_projection.weight": torch.eye(config.hidden_size)}
+    options = {} if quantization is None else {"quantization_config": quantization}
+    module, report = cls.from_pretrained(
+        None,
+        config=config,
+        state_dict=weights,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that they are reported
+        **options,
+    )
+    refuse_report(report, module)
+    result: nn.Module = module
+    return result
+
+
+def text_part(weights: Mapping[str, Tensor], name: str, cls: Any, base: BasePipeline) -> str | None:
+    """The prefix of the part of a file that holds an encoder; None where it holds none.
+
+    Two of one size are told apart by their places.
+    """
+    inner = {"revision": base.revision} if base.revision else {}
+    config = cls.config_class.from_pretrained(base.source, subfolder=name, **inner)
+    with init_empty_weights():
+        size = cls(config).get_input_embeddings().weight.shape
+    parts = [part for part, view in views_of(weights).items() if part and _embeds(view, size)]
+    place = int(name[-1]) - 1 if name[-1].isdigit() else 0
+    own = {part: i == place for i, group in enumerate(TEXT_PARTS) for part in group}
+    return max(parts, key=lambda part: own.get(part, False), default=None)
+
+
+def _embeds(view: Mapping[str, Tensor], size: torch.Size) -> bool:
+    return any(key.endswith(EMBEDDINGS) and one.shape == size for key, one in view.items())
+
+
+def _from_open_clip(weights: Mapping[str, Tensor], part: str, config: Any) -> dict[str, Tensor]:
+    """Weights of a text encoder of OpenCLIP, by the names of transformers."""
+    prefix = f"{part or 'conditioner.embedders.1.'}model."  # SD 2 leaves out the last layer
+    prefixed = {f"{prefix}{key}": weight for key, weight in weights.items()}
+    converted: dict[str, Tensor] = convert_open_clip_checkpoint(
+        SimpleNamespace(config=config), prefixed, prefix=prefix
+    )
+    return converted
+
+
+def gguf_encoder(
+    file: Path, cls: Any, base: BasePipeline, name: str, dtype: torch.dtype
+) -> nn.Module:
+    """A text encoder from GGUF. The weights become plain ones: transformers does not keep blocks.
+
+    Raises:
+        ValueError: weights are missing or left over, or of a size that the pipeline has not.
+    """
+    module, report = cls.from_pretrained(
+        str(file.parent), gguf_file=file.name, dtype=dtype, output_loading_info=True
+    )
+    refuse_report(report, module)
+    place, inner = base.source, {"subfolder": name, "revision": base.revision or "main"}
+    config = cls.config_class.from_pretrained(place, **inner)
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        own, wanted = getattr(module.config, key, None), getattr(config, key, None)
+        if own != wanted:
+            rule = f"this model's {name} has {key} {wanted}"
+            raise ValueError(f"it holds an encoder with {key} {own}, and {rule}")
+    result: nn.Module = module
+    return result
+
+
+def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:
+    """Refuse what a library loaded with weights missing or left over.
+
+    Args:
+        report: `output_loading_info` of diffusers or transformers.
+
+    Raises:
+        ValueError: names what is missing, left over, or of another shape.
+    """
+    expected = module.state_dict().keys() if isinstance(module, PreTrainedModel) else None
+    refuse_misfit(
+        type(module).__name__,
+        sorted(report["missing_keys"]),
+        left_over_of(report["unexpected_keys"], expected),
+        [
+            f"{name} is {tuple(file)} and must be {tuple(model)}"
+            for name, file, model in sorted(report["mismatched_keys"])
+        ],
+    )

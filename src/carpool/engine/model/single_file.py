@@ -1,0 +1,209 @@
+"""A MODEL that is one file: which configuration it needs, and which components it holds."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.loaders.single_file_utils import fetch_diffusers_config
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from carpool.engine.model.checkpoint import (
+    Checkpoint,
+    marks_in,
+    plain_names,
+    read_checkpoint,
+    refuse_adapter,
+    shards_of,
+)
+from carpool.engine.model.conversion import is_harmless, part_of, some
+from carpool.engine.model.files import local_file, reading
+from carpool.engine.model.from_checkpoint import BasePipeline, component_of, text_part
+from carpool.errors import LoadFailed
+from carpool.models.source import check_hub, find, index_of
+from carpool.settings.preparation import is_denoiser, is_gguf
+
+logger = logging.getLogger(__name__)
+
+LEFT_OUT = "safety_checker"
+"""As diffusers has it, a model of one file has none."""
+_OF_PARTS = {
+    "vae": ("first_stage_model.", "vae."),
+    "audio_vae": ("audio_vae.",),
+    "vocoder": ("vocoder.",),
+    "controlnet": ("control_model.",),
+}
+
+
+def single_file(
+    file: str, config: str | None, revision: str | None
+) -> tuple[str, dict[str, Any], str | None]:
+    """How to read a model that is one file.
+
+    Args:
+        config: folder or hub id that has everything but the file's weights; None: that of the
+            pipeline in whose folder the file lies, else inferred.
+
+    Returns:
+        The folder or hub id of the configuration; its index; and the component that the file
+        holds, or None where it holds several.
+
+    Raises:
+        LoadFailed: it is no model, or the configuration is not to be had.
+    """
+    names = weights_of(file)
+    config = config or _folder_of(Path(file))
+    told = (
+        ""
+        if config
+        else f"the configuration of {file} was inferred; --model-config gives another: "
+    )
+    try:
+        source, extra = find(config or config_of(file, names))
+        if not extra:
+            check_hub(source, revision)
+        index = dict(DiffusionPipeline.load_config(source))
+    except (LoadFailed, OSError, ValueError) as error:
+        raise LoadFailed(f"{told}{error}") from error
+    if {part_of(name) for name in names if not is_harmless(name)} - {"model.diffusion_model.", ""}:
+        return source, index, None
+    denoisers = [name for name, entry in index.items() if is_denoiser(name) and _is_there(entry)]
+    if not denoisers:
+        raise LoadFailed(f"{source} has neither a transformer nor a UNet for {file}")
+    chosen = min(denoisers, key=lambda name: name not in ("transformer", "unet"))
+    if "transformer_2" in denoisers:
+        words = Path(file).stem.lower().replace("-", "_")
+        chosen = "transformer_2" if "low_noise" in words or "lownoise" in words else "transformer"
+        other = {"transformer": "transformer_2", "transformer_2": "transformer"}[chosen]
+        logger.warning("%s is taken as %s; %s is that of %s: --component %s=FILE gives another",
+                       file, chosen, other, source, other)  # fmt: skip
+    return source, index, chosen
+
+
+def _is_there(entry: Any) -> bool:
+    return isinstance(entry, (list, tuple)) and entry[0] is not None
+
+
+def _folder_of(file: Path) -> str | None:
+    """The pipeline in whose folder a file lies, as `transformer/model.safetensors`."""
+    folders = (file.parent, file.parent.parent)
+    return next((str(folder) for folder in folders if index_of(folder) is not None), None)
+
+
+def config_of(file: str, weights: Mapping[str, Tensor]) -> str:
+    """The hub id that has the configuration of a model of one file, as diffusers infers it.
+
+    Raises:
+        LoadFailed: the file is of no model that diffusers knows.
+    """
+    bare = {name.removeprefix("diffusion_model."): weight for name, weight in weights.items()}
+    try:
+        return str(fetch_diffusers_config(bare)["pretrained_model_name_or_path"])
+    except (KeyError, IndexError, AttributeError, UnboundLocalError) as error:
+        raise LoadFailed(
+            f"{file} is of no model that diffusers knows: give --model-config"
+        ) from error
+
+
+def weights_of(file: str) -> dict[str, Tensor]:
+    """Names and shapes of the weights of a file and its shards, as tensors without memory.
+
+    Raises:
+        LoadFailed: the file cannot be read, or is an adapter.
+    """
+    shapes: dict[str, Any] = {}
+    try:
+        for shard in shards_of(file):
+            shapes |= _shapes(str(local_file(shard)))
+        refuse_adapter(shapes)
+    except ImportError as error:
+        raise LoadFailed(f"{file}: needs gguf: pip install gguf") from error
+    except (OSError, ValueError, SafetensorError, LookupError) as error:
+        raise LoadFailed(f"{file} cannot be read: {error}") from error
+    names = plain_names(shapes)
+    marks = marks_in(names.values())
+    return {
+        plain: torch.empty(shapes[name], device="meta")
+        for name, plain in names.items()
+        if plain not in marks
+    }
+
+
+def _shapes(file: str) -> dict[str, Any]:
+    if is_gguf(file):
+        from gguf import GGUFReader
+
+        return {one.name: one.shape.tolist()[::-1] for one in GGUFReader(file).tensors}
+    with safe_open(file, framework="pt") as opened:
+        return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+
+
+def read_whole(
+    file: str,
+    classes: Mapping[str, Any],
+    chosen: Collection[str],
+    base: BasePipeline,
+    dtype_of: Callable[[str], torch.dtype],
+    quantized: Mapping[str, Any],
+) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+    """Read the components that a file holds; others are those of the configuration's pipeline.
+
+    Args:
+        classes: of all modules of the pipeline, by name.
+        chosen: names of those to read.
+        quantized: configurations of quantization for components of transformers, by name.
+
+    Returns:
+        Components by name; and marks of the file that say how the model was trained.
+
+    Raises:
+        LoadFailed: a part fits no component, or weights are missing.
+    """
+    modules = {}
+    with reading(file):
+        files = [local_file(shard) for shard in shards_of(file)]
+        dtypes = {dtype_of(name) for name in classes}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        checkpoint = read_checkpoint(files, dtype)
+        for name, weights in components_in(checkpoint, classes, base).items():
+            if name in chosen:
+                part = Checkpoint(checkpoint.file, weights, checkpoint.marks)
+                modules[name] = component_of(
+                    part, name, classes[name], base, dtype_of(name), quantized.get(name)
+                )
+    others = ", ".join(name for name in chosen if name not in modules)
+    if others:
+        logger.info("%s has no %s: taken from %s", file, others, base.source)
+    return modules, checkpoint.marks
+
+
+def components_in(
+    checkpoint: Checkpoint, classes: Mapping[str, Any], base: BasePipeline
+) -> dict[str, dict[str, Tensor]]:
+    """The weights of each component that a file has, by the file's own names.
+
+    Raises:
+        ValueError: a part of the file is of no component.
+    """
+    by_part: dict[str, dict[str, Tensor]] = {}
+    for name, weight in checkpoint.weights.items():
+        by_part.setdefault(part_of(name), {})[name] = weight
+    denoisers = [name for name in ("transformer", "unet") if name in classes]
+    prefixes = {**_OF_PARTS, **dict.fromkeys(denoisers, ("model.diffusion_model.",))}
+    parts = {
+        name: next(part for part in own if part in by_part)
+        for name, own in prefixes.items()
+        if name in classes and by_part.keys() & set(own)
+    }
+    encoders = {name: cls for name, cls in classes.items() if name.startswith("text_encoder")}
+    for name, cls in encoders.items():
+        if (part := text_part(checkpoint.weights, name, cls, base)) is not None:
+            parts[name] = part
+    loose = [n for n in checkpoint.weights if part_of(n) not in parts.values()]
+    if loose := [name for name in loose if not is_harmless(name)]:
+        rule = f"which none of this model's components takes: {', '.join(classes)}"
+        raise ValueError(f"it has {some(loose)}, {rule}")
+    return {name: by_part[part] for name, part in parts.items()}

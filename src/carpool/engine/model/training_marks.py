@@ -1,0 +1,83 @@
+"""Set a pipeline's scheduler as a file's marks say: how the model was trained to answer.
+
+A checkpoint of Stable Diffusion or SDXL may say that its answers are velocities (`v_pred`), and
+that its noise ends at zero signal (`ztsnr`): a scheduler that takes them otherwise draws wrong
+pictures.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers import DDIMScheduler
+from torch import Tensor
+
+from carpool.engine.model.checkpoint import HEADER
+from carpool.errors import LoadFailed
+
+logger = logging.getLogger(__name__)
+
+PREDICTIONS = {"v": "v_prediction", "v_prediction": "v_prediction", "epsilon": "epsilon"}
+"""Answers of a denoiser as headers name them, and as schedulers do."""
+
+
+def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
+    """Replace a pipeline's scheduler by one of the kind that the weights were trained with.
+
+    Args:
+        marks: of a checkpoint: tensors by the names of `MARKS`, and `HEADER` of its header.
+
+    Raises:
+        LoadFailed: names a mark that cannot be honoured.
+    """
+    changes: dict[str, Any] = {}
+    if (said := PREDICTIONS.get(str(marks.get(HEADER)))) is not None:
+        changes["prediction_type"] = said
+    if "v_pred" in marks:
+        changes["prediction_type"] = "v_prediction"
+    if "ztsnr" in marks:  # with any other spacing the first step is not the last of training
+        changes |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    _check_edm(pipe, marks)
+    config = pipe.scheduler.config if changes else {}
+    changes = {name: value for name, value in changes.items() if config.get(name) != value}
+    if not changes:
+        return
+    if "prediction_type" in changes and "prediction_type" not in config:
+        if set(marks) == {HEADER}:  # a flow: what the header says is of other schedulers
+            return
+        kind = type(pipe.scheduler).__name__
+        raise LoadFailed(
+            f"the file has the marks {', '.join(marks)}, and {kind} knows no prediction_type: "
+            "is it of another model?"
+        )
+    cls = type(pipe.scheduler)
+    if not changes.keys() <= config.keys():  # PNDM, say, whose noise cannot end at zero signal
+        cls = DDIMScheduler
+    pipe.register_modules(scheduler=cls.from_config(config, **changes))
+    told = ", ".join(f"{name}={value}" for name, value in changes.items())
+    logger.info("%s by the marks of the file: %s", cls.__name__, told)
+
+
+def _check_edm(pipe: Any, marks: Mapping[str, Tensor]) -> None:
+    """See that a pipeline has the numbers of a model that was trained in the manner of EDM.
+
+    Raises:
+        LoadFailed: names the mark.
+    """
+    scheduler, vae = pipe.scheduler.config if marks else {}, getattr(pipe, "vae", None)
+    own = {
+        "edm_mean": getattr(getattr(vae, "config", None), "latents_mean", None),
+        "edm_std": getattr(getattr(vae, "config", None), "latents_std", None),
+        "edm_vpred.sigma_max": scheduler.get("sigma_max"),
+        "edm_vpred.sigma_min": scheduler.get("sigma_min"),
+    }
+    for name in own.keys() & marks.keys():
+        wanted = marks[name].float().flatten()
+        number = own[name]
+        values = torch.tensor([] if number is None else number).float().flatten()
+        if wanted.shape != values.shape or not torch.allclose(values, wanted, rtol=1e-2):
+            raise LoadFailed(
+                f"the file has the mark {name}={[round(x, 4) for x in wanted.tolist()]}, and the "
+                f"configuration has {number}: give --model-config of a pipeline for this model"
+            )

@@ -1,0 +1,425 @@
+"""Files of weights as people have them: read whole and drawn as they mean, or refused by name."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from carpool.config import EngineSettings
+from carpool.engine.model.load import load
+from carpool.errors import LoadFailed, SettingRejected
+from support import original_names
+from support.engine_driver import gap
+from support.prepared import alone, gguf_of, own_weights, requests_of
+from support.tiny import checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+CLOSE = 1e-5
+
+Change = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def pipes() -> Callable[[str], Any]:
+    made: dict[str, Any] = {}
+
+    def pipe(family: str) -> Any:
+        if family not in made:
+            made[family] = DiffusionPipeline.from_pretrained(checkpoint(family))
+        return made[family]
+
+    return pipe
+
+
+def weights(family: str, component: str) -> dict[str, Tensor]:
+    return own_weights(getattr(DiffusionPipeline.from_pretrained(checkpoint(family)), component))
+
+
+def served(family: str, **settings: Any) -> Any:
+    """A family's pipeline with some components from elsewhere."""
+    component = tuple(f"{name}={where}" for name, where in settings.pop("parts", {}).items())
+    return load(
+        settings.pop("model", checkpoint(family)),
+        EngineSettings(device="cpu", component=component, **settings),
+    ).pipe
+
+
+def refused(family: str, component: str, where: Path) -> str:
+    with pytest.raises((LoadFailed, SettingRejected)) as failed:
+        served(family, parts={component: where})
+    message = str(failed.value)
+    assert "\n" not in message
+    return message
+
+
+def scaled(state: Mapping[str, Tensor], *, by: str = "tensor", names: str = "scale_weight") -> Any:
+    """Matrices as float8 with scales beside them, and the weights that they stand for."""
+    file, true = {}, {}
+    for name, weight in state.items():
+        if weight.ndim != 2 or not name.endswith(".weight") or "embed" in name:
+            file[name] = true[name] = weight
+            continue
+        most = weight.abs().amax(1, keepdim=True) if by == "channel" else weight.abs().amax()
+        scale = most / 448
+        file[name] = (weight / scale).to(torch.float8_e4m3fn)
+        file[name.removesuffix("weight") + names] = scale.float().contiguous()
+        true[name] = file[name].float() * scale
+    return file, true
+
+
+def assert_holds(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    held = module.state_dict()
+    for name, weight in state.items():
+        torch.testing.assert_close(held[name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+# Scaled float8
+
+
+@pytest.mark.parametrize("by", ["tensor", "channel"])
+@pytest.mark.parametrize("names", ["scale_weight", "weight_scale"])
+@pytest.mark.parametrize(
+    ("family", "component"), [("flux", "text_encoder_2"), ("wan21_t2v", "transformer")]
+)
+def test_scaled_float8_weights_are_multiplied_by_their_scales(
+    family: str, component: str, by: str, names: str, tmp_path: Path
+) -> None:
+    state, true = scaled(weights(family, component), by=by, names=names)
+    state["scaled_fp8"] = torch.tensor([], dtype=torch.float8_e4m3fn)
+    some = next(name for name in state if name.endswith(names))
+    state[some.replace(names, "scale_input" if "scale_w" in names else "input_scale")] = torch.ones(
+        ()
+    )
+    save_file(state, tmp_path / "fp8.safetensors")
+
+    module = getattr(served(family, parts={component: tmp_path / "fp8.safetensors"}), component)
+
+    assert_holds(module, true)
+
+
+def test_scaled_float8_weights_by_original_names_draw_the_picture_that_they_stand_for(
+    tmp_path: Path,
+) -> None:
+    pipe = DiffusionPipeline.from_pretrained(checkpoint("sdxl"))
+    state, true = scaled(original_names.unet(pipe.unet))
+    state["model.diffusion_model.scaled_fp8"] = torch.zeros(2, dtype=torch.float8_e4m3fn)
+    save_file(state, tmp_path / "fp8.safetensors")
+    save_file(true, tmp_path / "true.safetensors")
+    pipe.unet = type(pipe.unet).from_single_file(
+        str(tmp_path / "true.safetensors"), config=str(checkpoint("sdxl")), subfolder="unet"
+    )
+    request = requests_of("sdxl")[0]
+
+    own = served("sdxl", parts={"unet": tmp_path / "fp8.safetensors"})
+
+    with torch.no_grad():
+        assert gap(alone(own, request), alone(pipe, request)) <= CLOSE
+
+
+def test_a_scale_of_blocks_is_spread_over_them(tmp_path: Path) -> None:
+    state = weights("flux", "transformer")
+    name = "context_embedder.weight"
+    rows, columns = state[name].shape
+    scale = torch.rand(rows // 2, columns // 4) + 0.5
+    true = scale.repeat_interleave(2, 0).repeat_interleave(4, 1) * state[name]
+    save_file(
+        {**state, name.replace("weight", "weight_scale"): scale}, tmp_path / "block.safetensors"
+    )
+
+    module = served("flux", parts={"transformer": tmp_path / "block.safetensors"}).transformer
+
+    assert_holds(module, {name: true})
+
+
+def comfy(kind: str) -> Tensor:
+    return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
+
+
+def test_a_format_of_layers_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
+    state = weights("flux", "transformer")
+    save_file({**state, "x_embedder.comfy_quant": comfy("nvfp4")}, tmp_path / "a.safetensors")
+    layers = {"layers": {"x_embedder": {"format": "mxfp8"}}}
+    save_file(
+        state, tmp_path / "b.safetensors", metadata={"_quantization_metadata": json.dumps(layers)}
+    )
+    odd = torch.ones(3)
+    save_file({**state, "x_embedder.weight_scale": odd}, tmp_path / "c.safetensors")
+
+    assert "x_embedder are quantized as nvfp4" in refused(
+        "flux", "transformer", tmp_path / "a.safetensors"
+    )
+    assert "x_embedder are quantized as mxfp8" in refused(
+        "flux", "transformer", tmp_path / "b.safetensors"
+    )
+    assert "x_embedder.weight_scale is (3,)" in refused(
+        "flux", "transformer", tmp_path / "c.safetensors"
+    )
+
+
+def test_float8_layers_that_a_header_or_an_entry_names_are_read(tmp_path: Path) -> None:
+    state, true = scaled(weights("flux", "transformer"), names="weight_scale")
+    state["x_embedder.comfy_quant"] = comfy("float8_e4m3fn")
+    save_file(state, tmp_path / "a.safetensors")
+
+    pipe = served("flux", parts={"transformer": tmp_path / "a.safetensors"})
+
+    assert_holds(pipe.transformer, true)
+
+
+# Names left over, missing, or of another shape
+
+
+def last_layer(state: dict[str, Tensor], prefix: str, plus: int = 1) -> dict[str, Tensor]:
+    """Weights with one layer more."""
+    numbers = {int(n[len(prefix) :].split(".")[0]) for n in state if n.startswith(prefix)}
+    last, more = max(numbers), max(numbers) + plus
+    extra = {
+        n.replace(f"{prefix}{last}.", f"{prefix}{more}.", 1): w.clone()
+        for n, w in state.items()
+        if n.startswith(f"{prefix}{last}.")
+    }
+    return {**state, **extra}
+
+
+@pytest.mark.parametrize(
+    ("family", "component", "prefix", "named"),
+    [
+        ("flux", "transformer", "single_transformer_blocks.", "single_transformer_blocks.2."),
+        ("wan22_t2v_a14b", "transformer_2", "blocks.", "blocks.2."),
+        ("flux", "text_encoder_2", "encoder.block.", "encoder.block."),
+        ("sdxl", "text_encoder", "encoder.layers.", "encoder.layers."),
+    ],
+)
+def test_a_file_with_one_layer_more_is_refused_by_name(
+    family: str, component: str, prefix: str, named: str, tmp_path: Path
+) -> None:
+    save_file(last_layer(weights(family, component), prefix), tmp_path / "more.safetensors")
+
+    message = refused(family, component, tmp_path / "more.safetensors")
+
+    assert f"{component}={tmp_path}/more.safetensors cannot be read: it has {named}" in message
+    assert "has no place for" in message
+
+
+def test_a_layer_more_by_original_names_is_told_by_the_names_of_the_file(tmp_path: Path) -> None:
+    unet = DiffusionPipeline.from_pretrained(checkpoint("sdxl")).unet
+    state = original_names.unet(unet)
+    extra = {"model.diffusion_model.output_blocks.17.0.in_layers.0.weight": torch.zeros(4)}
+    save_file({**state, **extra}, tmp_path / "more.safetensors")
+    lacking = {n: w for n, w in state.items() if "middle_block.1" not in n}
+    save_file(lacking, tmp_path / "less.safetensors")
+
+    more = refused("sdxl", "unet", tmp_path / "more.safetensors")
+    less = refused("sdxl", "unet", tmp_path / "less.safetensors")
+
+    assert "it has output_blocks.17.0.in_layers.0.weight, which" in more
+    assert "it lacks mid_block.attentions.0" in less
+
+
+@pytest.mark.parametrize("component", ["transformer", "text_encoder_2", "vae"])
+def test_a_folder_with_a_weight_too_few_or_too_many_is_refused_by_name(
+    component: str, tmp_path: Path
+) -> None:
+    module = getattr(DiffusionPipeline.from_pretrained(checkpoint("flux")), component)
+    module.save_pretrained(tmp_path / "part")
+    [file] = (tmp_path / "part").glob("*.safetensors")
+    state = load_file(file)
+    some = next(name for name in state if state[name].ndim == 2 and "embed" not in name)
+
+    save_file({**state, "odd.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
+    more = refused("flux", component, tmp_path / "part")
+    del state[some]
+    save_file(state, file, metadata={"format": "pt"})
+    less = refused("flux", component, tmp_path / "part")
+
+    assert "it has odd.weight, which" in more
+    assert f"it lacks {some}" in less
+
+
+def test_an_encoder_that_lacks_weights_or_is_of_another_size_is_refused(tmp_path: Path) -> None:
+    state = weights("flux", "text_encoder_2")
+    name = "encoder.block.0.layer.0.SelfAttention.q.weight"
+    save_file({n: w for n, w in state.items() if n != name}, tmp_path / "less.safetensors")
+    wide = {**state, name: torch.zeros(3, 3)}
+    save_file(wide, tmp_path / "wide.safetensors")
+
+    assert f"it lacks {name}" in refused("flux", "text_encoder_2", tmp_path / "less.safetensors")
+    message = refused("flux", "text_encoder_2", tmp_path / "wide.safetensors")
+    assert "T5EncoderModel of another size" in message
+    assert f"{name} is (3, 3) and must be" in message
+
+
+@pytest.mark.parametrize(
+    ("family", "component", "change"),
+    [
+        ("flux", "text_encoder_2", lambda s: {**s, "decoder.final.weight": torch.zeros(1)}),
+        ("flux", "text_encoder_2", lambda s: {**s, "lm_head.weight": torch.zeros(1)}),
+        (
+            "sdxl",
+            "text_encoder",
+            lambda s: {
+                **{f"text_model.{n}": w for n, w in s.items()},
+                "text_model.embeddings.position_ids": torch.arange(7)[None],
+                "logit_scale": torch.ones(()),
+                "vision_model.x.weight": torch.zeros(1),
+                "text_projection.weight": torch.zeros(1, 1),
+            },
+        ),
+        ("zimage", "text_encoder", lambda s: {f"model.{n}": w for n, w in s.items()}),
+        ("wan21_t2v", "text_encoder", lambda s: {**s, "spiece_model": torch.zeros(3).byte()}),
+        ("sdxl", "unet", lambda s: {**s, "model_ema.decay": torch.zeros(())}),
+    ],
+)
+def test_names_that_change_no_picture_may_stay(
+    family: str, component: str, change: Change, tmp_path: Path
+) -> None:
+    state = {name: weight * 1.5 for name, weight in weights(family, component).items()}
+    save_file(dict(change(state)), tmp_path / "a.safetensors")
+
+    module = getattr(served(family, parts={component: tmp_path / "a.safetensors"}), component)
+
+    assert_holds(module, state)
+
+
+# Wrappers, endings, shards
+
+
+@pytest.mark.parametrize(
+    "prefix", ["_orig_mod.", "module.", "module._orig_mod.", "diffusion_model.",
+               "model.diffusion_model.", "transformer."],
+)  # fmt: skip
+@pytest.mark.parametrize("ending", ["safetensors", "sft", "SAFETENSORS"])
+def test_prefixes_of_wrappers_are_removed(prefix: str, ending: str, tmp_path: Path) -> None:
+    state = {name: weight * 1.5 for name, weight in weights("wan21_t2v", "transformer").items()}
+    file = tmp_path / f"wrapped.{ending}"
+    save_file({f"{prefix}{name}": weight for name, weight in state.items()}, file)
+
+    given = served("wan21_t2v", parts={"transformer": file})
+    model = served("wan21_t2v", model=file, model_config=str(checkpoint("wan21_t2v")))
+
+    assert_holds(given.transformer, state)
+    assert_holds(model.transformer, state)
+
+
+def test_blocks_that_were_compiled_one_by_one_are_read(tmp_path: Path) -> None:
+    state = {name: weight * 1.5 for name, weight in weights("flux", "transformer").items()}
+    wrapped = {
+        name.replace("transformer_blocks.0.", "transformer_blocks.0._orig_mod."): weight
+        for name, weight in state.items()
+    }
+    save_file(wrapped, tmp_path / "compiled.safetensors")
+
+    pipe = served("flux", parts={"transformer": tmp_path / "compiled.safetensors"})
+
+    assert_holds(pipe.transformer, state)
+
+
+def test_a_shard_stands_for_all_of_its_file_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    state = {name: weight * 1.5 for name, weight in weights("flux", "transformer").items()}
+    names = sorted(state)
+    files = [tmp_path / f"tuned-{i:05}-of-00003.safetensors" for i in (1, 2, 3)]
+    for i, file in enumerate(files):
+        save_file({name: state[name] for name in names[i::3]}, file)
+
+    given = served("flux", parts={"transformer": files[1]})
+    model = served("flux", model=files[0], model_config=str(checkpoint("flux")))
+    files[2].unlink()
+    message = refused("flux", "transformer", files[0])
+
+    assert_holds(given.transformer, state)
+    assert_holds(model.transformer, state)
+    assert f"there is no such file: {files[2]}" in message
+
+
+def test_a_folder_with_a_missing_shard_is_refused_in_one_line(tmp_path: Path) -> None:
+    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    for name in ("transformer", "text_encoder_2"):
+        getattr(pipe, name).save_pretrained(tmp_path / name, max_shard_size="20KB")
+        sorted((tmp_path / name).glob("*-of-*.safetensors"))[1].unlink()
+
+    for name in ("transformer", "text_encoder_2"):
+        message = refused("flux", name, tmp_path / name)
+        assert "-00002-of-" in message
+
+
+def test_the_configuration_beside_a_file_of_a_folder_holds(tmp_path: Path) -> None:
+    config = dict(DiffusionPipeline.from_pretrained(checkpoint("flux")).transformer.config)
+    from diffusers import FluxTransformer2DModel
+
+    smaller = FluxTransformer2DModel.from_config({**config, "num_single_layers": 1})
+    smaller.save_pretrained(tmp_path / "smaller")
+    [file] = (tmp_path / "smaller").glob("*.safetensors")
+
+    pipe = served("flux", parts={"transformer": file})
+
+    assert_holds(pipe.transformer, smaller.state_dict())
+
+
+# What is no such component
+
+
+def test_an_adapter_is_refused_as_a_model_and_as_a_component(tmp_path: Path) -> None:
+    for name in ("transformer.x.lora_A.weight", "lora_unet_mid.lora_down.weight", "x.lokr_w1"):
+        save_file({name: torch.zeros(4, 4)}, tmp_path / "style.safetensors")
+
+        given = refused("flux", "transformer", tmp_path / "style.safetensors")
+        with pytest.raises(LoadFailed) as failed:
+            served("flux", model=tmp_path / "style.safetensors")
+
+        for message in (given, str(failed.value)):
+            assert f"it is an adapter (it has {name})" in message
+            assert "--lora NAME=FILE" in message
+
+
+def test_a_component_of_another_class_is_refused_by_name(tmp_path: Path) -> None:
+    vae = checkpoint("wan21_t2v") / "vae"
+    clip = checkpoint("flux") / "text_encoder"
+    save_file(weights("sdxl", "unet"), tmp_path / "unet.safetensors")
+
+    assert "it is a AutoencoderKLWan, and vae of this model is a AutoencoderKL" in refused(
+        "flux", "vae", vae
+    )
+    assert "T5EncoderModel" in refused("flux", "text_encoder_2", clip)
+    message = refused("flux", "transformer", tmp_path / "unet.safetensors")
+    assert "its weights are not those of a FluxTransformer2DModel" in message
+
+
+def test_a_component_that_the_pipeline_has_not_is_told_with_the_nearest(tmp_path: Path) -> None:
+    for named, nearest in {
+        "unet": "",
+        "transformer2": "transformer",
+        "text_encodr": "text_encoder",
+    }.items():
+        message = refused("flux", named, tmp_path / "a.safetensors")
+        assert f"no component {named!r}" in message
+        assert nearest in message
+
+
+@pytest.mark.parametrize("cut", [4, 40, 2000, -8])
+def test_a_truncated_file_is_refused_in_one_line(cut: int, tmp_path: Path) -> None:
+    save_file(weights("flux", "transformer"), tmp_path / "whole.safetensors")
+    data = (tmp_path / "whole.safetensors").read_bytes()
+    (tmp_path / "torn.safetensors").write_bytes(data[:cut])
+    gguf_of(weights("flux", "transformer"), tmp_path / "whole.gguf")
+    (tmp_path / "torn.gguf").write_bytes((tmp_path / "whole.gguf").read_bytes()[:cut])
+
+    for name in ("torn.safetensors", "torn.gguf"):
+        assert "cannot be read" in refused("flux", "transformer", tmp_path / name)
+        with pytest.raises(LoadFailed, match="cannot be read"):
+            served("flux", model=tmp_path / name, model_config=str(checkpoint("flux")))
+
+
+def test_gguf_of_another_model_is_refused(tmp_path: Path) -> None:
+    gguf_of(weights("wan21_t2v", "transformer"), tmp_path / "wan.gguf")
+
+    message = refused("flux", "transformer", tmp_path / "wan.gguf")
+
+    assert "its weights are not those of a FluxTransformer2DModel" in message
+    gguf_of(last_layer(weights("flux", "transformer"), "transformer_blocks."), tmp_path / "m.gguf")
+    assert "has no place for" in refused("flux", "transformer", tmp_path / "m.gguf")

@@ -1,0 +1,127 @@
+"""Weights by the names of Stable Diffusion's original code, as most files that people trade have
+them: the inverse of diffusers' converters."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.prepared import own_weights
+
+_RESNET = {
+    "norm1": "in_layers.0", "conv1": "in_layers.2", "norm2": "out_layers.0",
+    "conv2": "out_layers.3", "time_emb_proj": "emb_layers.1", "conv_shortcut": "skip_connection",
+}  # fmt: skip
+_UNET = {
+    "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2",
+    "add_embedding.linear_1": "label_emb.0.0", "add_embedding.linear_2": "label_emb.0.2",
+    "conv_in": "input_blocks.0.0", "conv_norm_out": "out.0", "conv_out": "out.2",
+}  # fmt: skip
+_ATTENTION = {
+    "group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out",
+}  # fmt: skip
+_OPEN_CLIP = {
+    "layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj",
+    "self_attn.out_proj": "attn.out_proj",
+}  # fmt: skip
+
+
+def unet(model: Any) -> dict[str, Tensor]:
+    """A UNet's weights, with the prefix of a whole model's file."""
+    step = model.config.layers_per_block + 1
+    named = {}
+    for key, weight in own_weights(model).items():
+        head, _, tail = key.rpartition(".")
+        if head in _UNET:
+            name = f"{_UNET[head]}.{tail}"
+        else:
+            name = _block(key, step, has_attention=model.up_blocks)
+        named[f"model.diffusion_model.{name}"] = weight
+    return named
+
+
+def _block(key: str, step: int, has_attention: Any) -> str:
+    if match := re.fullmatch(r"mid_block\.(resnets|attentions)\.(\d)\.(.*)", key):
+        kind, i, rest = match.groups()
+        return f"middle_block.{1 if kind == 'attentions' else 2 * int(i)}.{_inner(kind, rest)}"
+    match = re.fullmatch(r"(down|up)_blocks\.(\d)\.(\w+)\.(\d)\.(.*)", key)
+    assert match is not None
+    side, block, kind, i, rest = match.groups()
+    where = "input" if side == "down" else "output"
+    if kind == "downsamplers":
+        return f"input_blocks.{step * (int(block) + 1)}.0.{rest.replace('conv', 'op')}"
+    if kind == "upsamplers":
+        has_both = hasattr(has_attention[int(block)], "attentions")
+        return f"output_blocks.{step * int(block) + step - 1}.{2 if has_both else 1}.{rest}"
+    place = step * int(block) + int(i) + (1 if side == "down" else 0)
+    return f"{where}_blocks.{place}.{0 if kind == 'resnets' else 1}.{_inner(kind, rest)}"
+
+
+def _inner(kind: str, rest: str) -> str:
+    head, _, tail = rest.rpartition(".")
+    return f"{_RESNET[head]}.{tail}" if kind == "resnets" else rest
+
+
+def vae(model: Any, prefix: str = "first_stage_model.") -> dict[str, Tensor]:
+    """An autoencoder's weights."""
+    blocks, named = len(model.config.block_out_channels), {}
+    for key, weight in own_weights(model).items():
+        name = key.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
+        name = re.sub(r"mid_block\.resnets\.(\d)", lambda m: f"mid.block_{int(m[1]) + 1}", name)
+        name = re.sub(r"down_blocks\.(\d)\.resnets", r"down.\1.block", name)
+        name = re.sub(r"down_blocks\.(\d)\.downsamplers\.0", r"down.\1.downsample", name)
+        name = re.sub(
+            r"up_blocks\.(\d)\.(resnets|upsamplers\.0)",
+            lambda m: f"up.{blocks - 1 - int(m[1])}.{'block' if m[2] == 'resnets' else 'upsample'}",
+            name,
+        )
+        if "mid_block.attentions" in name:
+            head, inner = name.split("mid_block.attentions.0.")
+            layer, _, tail = inner.rpartition(".")
+            name = f"{head}mid.attn_1.{_ATTENTION[layer]}.{tail}"
+            weight = weight[:, :, None, None] if weight.ndim == 2 else weight
+        named[prefix + name] = weight
+    return named
+
+
+def clip(model: Any, prefix: str) -> dict[str, Tensor]:
+    """A text encoder of CLIP, whose original names are those of transformers before 5."""
+    weights = own_weights(model)
+    return {f"{prefix}text_model.{k.removeprefix('text_model.')}": w for k, w in weights.items()}
+
+
+def open_clip(model: Any, prefix: str) -> dict[str, Tensor]:
+    """A text encoder of OpenCLIP, whose queries, keys and values are one matrix."""
+    own = {key.removeprefix("text_model."): w for key, w in own_weights(model).items()}
+    named = {
+        "token_embedding.weight": own.pop("embeddings.token_embedding.weight"),
+        "positional_embedding": own.pop("embeddings.position_embedding.weight"),
+        "ln_final.weight": own.pop("final_layer_norm.weight"),
+        "ln_final.bias": own.pop("final_layer_norm.bias"),
+        "text_projection": own.pop("text_projection.weight").T.contiguous(),
+        "logit_scale": torch.tensor(4.6),
+    }
+    for key, weight in own.items():
+        name = key.replace("encoder.layers.", "transformer.resblocks.")
+        if match := re.fullmatch(r"(.*)\.self_attn\.q_proj\.(weight|bias)", name):
+            parts = [own[key.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            named[f"{match[1]}.attn.in_proj_{match[2]}"] = torch.cat(parts)
+        elif "k_proj" not in name and "v_proj" not in name:
+            for old, new in _OPEN_CLIP.items():
+                name = name.replace(old, new)
+            named[name] = weight
+    return {prefix + name: weight for name, weight in named.items()}
+
+
+def whole(components: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A whole model of Stable Diffusion 1.5 or SDXL, as one file has it."""
+    weights = unet(components["unet"]) | vae(components["vae"])
+    if components.get("text_encoder_2") is None:
+        return weights | clip(components["text_encoder"], "cond_stage_model.transformer.")
+    return (
+        weights
+        | clip(components["text_encoder"], "conditioner.embedders.0.transformer.")
+        | open_clip(components["text_encoder_2"], "conditioner.embedders.1.model.")
+    )
