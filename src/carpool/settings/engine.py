@@ -163,9 +163,9 @@ class EngineSettings:
         "batch calls of model classes that Carpool does not know, once their first batches gave "
         "the same bits as single requests; false: requests run one at a time through them",
     )
-    lora: tuple[str, ...] = setting((), "NAME=PATH of an adapter (.safetensors); repeatable")
+    lora: tuple[str, ...] = setting((), "an adapter: NAME=PATH or NAME=PATH@MODULE; repeatable")
     lora_dir: str | None = setting(
-        None, "folder whose .safetensors files are adapters by their names; read again on SIGHUP"
+        None, "folder, with its sub-folders, of adapters (.safetensors); read again on SIGHUP"
     )
     lora_batching: LoraBatching = setting(
         "mixed", "mixed: requests with different adapters share forwards; grouped: they do not"

@@ -93,7 +93,11 @@ class ImageRequest(GenerationRequest):
     n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
     true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
-    lora: Any = ours("array", 'adapters of `GET /v1/models`: [{"id": NAME, "scale": 1.0}, ...]')
+    lora: Any = ours(
+        "array",
+        'adapters by id or by their file: [{"id": NAME, "scale": 1.0}, ...]; with two experts also '
+        "`target`",
+    )
     response_format: Literal["b64_json", "url"] | None = Field(
         None, description="url: a link that needs no API key, for an hour"
     )
