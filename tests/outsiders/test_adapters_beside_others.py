@@ -1,5 +1,7 @@
 """Adapters beside others, and on models that are not as they were trained for."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import carpool
-from carpool.errors import LoraRejected
-from support.engine_driver import CLOSE, driving, fresh, gap
+from carpool.errors import InvalidValue, LoraRejected
+from carpool.request.parameters import check
+from carpool.types import Request
+from support.engine_driver import CLOSE, Recorder, driving, fresh, gap
 from support.lora_files import dora, weights, write
 from support.lora_pictures import by_carpool, pictures
 from support.prepared import gguf_of
@@ -36,6 +40,8 @@ def test_a_folder_that_peft_wrote_has_the_scaling_of_its_config(tmp_path: Path) 
     get_peft_model(pipe.transformer, config).save_pretrained(str(tmp_path / "style"))
     pipe = fresh("flux")
     pipe.transformer = PeftModel.from_pretrained(pipe.transformer, tmp_path / "style").model
+    settings = tmp_path / "style" / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"of_a_later_version": 1}))
 
     with driving("flux", lora=(f"peft={tmp_path / 'style'}",)) as drive:
         picture, _ = by_carpool(drive, [{"id": "peft"}], "flux")
@@ -125,3 +131,31 @@ def test_adapters_go_beside_gguf_layers(
         [output] = engine.generate("a cat", seed=0, lora=[{"id": "x"}], **ARGUMENTS["flux"])
 
     assert gap(output.images, pictures(judge, "flux")) < CLOSE
+
+
+def test_each_module_may_have_a_scale_of_its_own(tmp_path: Path) -> None:
+    file = write(tmp_path / "x.safetensors", weights("sdxl", 3, std=0.1))
+    scales = {"unet": 1.0, "text_encoder": 0.0, "text_encoder_2": -0.5}
+    lora = [{"id": "x", "target": module, "scale": scale} for module, scale in scales.items()]
+
+    with driving("sdxl", lora=(f"x={file}",)) as drive:
+        picture, _ = by_carpool(drive, lora, "sdxl")
+        whole, _ = by_carpool(drive, [{"id": "x", "target": "all"}], "sdxl")
+
+    judge: Any = fresh("sdxl")
+    judge.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name="x")
+    judge.set_adapters(["x"], [dict(scales)])
+    assert gap(picture, pictures(judge, "sdxl")) < CLOSE
+    judge.set_adapters(["x"], [1.0])
+    assert gap(whole, pictures(judge, "sdxl")) < CLOSE
+    assert gap(picture, whole) > CLEAR
+
+
+def test_a_request_whose_adapter_a_worker_has_not_is_refused_there() -> None:
+    """As a job that outlived its adapter: it was drawn without, and nothing said so."""
+    with driving("flux") as drive:
+        card = replace(drive.engine.loaded.card, lora=("ghost",))
+        request = check(card, Request("a cat", lora=[{"id": "ghost"}], **ARGUMENTS["flux"]))
+
+        with pytest.raises(InvalidValue, match="'ghost': the worker has no adapter of this name"):
+            drive.engine.submit(request, Recorder())

@@ -23,7 +23,7 @@ class AdapterInfo:
     id: str
     names: tuple[str, ...] = ()  # other names: of its file, of its trainer
     target: str = ""  # the one of two experts that it changes; empty: both, or there are none
-    targets: tuple[str, ...] = ()  # the experts that it can change, of a model that has two
+    targets: tuple[str, ...] = ()  # modules that it can change alone: its own, and both experts
     warnings: tuple[str, ...] = ()
     problem: str = ""  # why no request can have it; empty: it is offered
 

@@ -86,11 +86,11 @@ def _adapter(name: Any, target: Any, known: Sequence[str], adapters: Sequence[Ad
         raise _wrong(f"adapter {_cut(name)}, which cannot be used: {adapter.problem}")
     if adapter.id not in known:
         raise _wrong(f"no adapter {_cut(name)} any more: its file is gone")
-    if target in (None, "all", adapter.target or None):
+    if target in (None, "all", adapter.target or None) or (target,) == adapter.targets:
         return adapter.id
     if target not in adapter.targets:
         one_of = ", ".join(("all", *adapter.targets))
-        rule = f"must be {one_of}" if adapter.targets else "this model has no two experts for it"
+        rule = f"must be one of {one_of}"
         raise _wrong(f"target {_cut(target)} of {name!r}: {rule}")
     return f"{adapter.id}@{target}"
 

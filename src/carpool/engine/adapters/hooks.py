@@ -184,16 +184,21 @@ class Adapters:
             log.warning("%s", warning)
 
     def _take_all(self, name: str, reading: Reading) -> Iterator[str]:
-        """Take an adapter, and its variants for each of two experts; gives those that it fits."""
+        """Take an adapter and its variants, for one module each; gives the modules.
+
+        Each of two experts can have the whole of it, any other module its own part.
+        """
         self._take(name, reading.parts)
-        for expert in self._reader.experts:
-            if reading.target:
-                parts = self._reader.for_expert(reading.parts, expert)
+        parts: AdapterParts | None
+        experts = self._reader.experts
+        for module in dict.fromkeys((*experts, *(component for component, _ in reading.parts))):
+            if reading.target and module in experts:
+                parts = self._reader.for_expert(reading.parts, module)
             else:
-                parts = {place: p for place, p in reading.parts.items() if place[0] == expert}
+                parts = {place: p for place, p in reading.parts.items() if place[0] == module}
             if parts:
-                self._take(f"{name}@{expert}", parts)
-                yield expert
+                self._take(f"{name}@{module}", parts)
+                yield module
 
     def _take(self, name: str, parts: AdapterParts) -> None:
         self._identities[name] = _identity(parts)

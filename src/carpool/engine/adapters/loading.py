@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,18 @@ class Load:
             else:
                 self.strays.add(layer_of(name))
         if isinstance(source, dict) and options.get("return_lora_metadata"):
-            rest[-1] = self._tensors.metadata
+            rest[-1] = self._metadata()
         return (kept, *rest) if isinstance(made, tuple) else kept
+
+    def _metadata(self) -> dict[str, Any] | None:
+        """PEFT's settings, those of other versions left out as PEFT itself does."""
+        from peft import LoraConfig
+
+        metadata = self._tensors.metadata
+        if metadata is None or self._tensors.config is None:
+            return None if metadata is None else dict(metadata)
+        known = {field.name for field in fields(LoraConfig)}
+        return {name: v for name, v in metadata.items() if name.partition(".")[2] in known}
 
     def layers(self) -> Iterator[tuple[tuple[str, str], Any]]:
         """The layers that PEFT put in, by component and path."""
