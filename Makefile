@@ -140,6 +140,9 @@ chaos-fleet: .venv/ready  ## the same with three workers of two models
 chaos-ray: .venv/ray  ## the same on two nodes of a Ray cluster: they are killed and frozen, too
 	$(PROOF) proof.chaos --workers 3 --ray --write
 
+long-jobs: .venv/ready  ## twenty jobs of a thousand steps while what runs them is killed (ten minutes)
+	$(PROOF) proof.long_jobs --write
+
 soak: .venv/ready  ## half an hour of use; nothing may grow
 	$(PROOF) proof.soak --write
 

@@ -30,6 +30,7 @@ import httpx2
 
 from proof import nodes as ray_nodes
 from proof.chaos_report import (
+    FULL_S,
     LOADING_S,
     OUT_OF_MEMORY,
     STOPPED_IN_LOAD,
@@ -63,7 +64,6 @@ HELD_S = 2.0  # how long a connection is held: less than a worker may be silent
 CUT_S = 6.0  # how long a node is stopped or a worker cut off: longer than it may be silent
 PLACING_S = 150.0  # until an answer counts as none: Ray notices, places, starts and imports anew
 LONE_S = 3.0  # until a new node comes in the place of one that was killed
-FULL_S = 4.0  # how long the disk is full
 CALM_S = (2.0, 10.0)  # between readiness and the next fault
 STAMPEDE = 40  # clients that vanish at once
 FAULT = f"forward:memory:{OUT_OF_MEMORY:g}"
@@ -91,9 +91,18 @@ class Chaos:
             "worker killed": self._kill_worker,
             "worker killed, the next as it loads": self._kill_two_workers,
             "front killed": self._kill_front,
+            f"front killed, the disk full for {FULL_S:g} s": self._kill_front_on_full_disk,
             "both killed": self._kill_both,
             "worker stopped": self._stop_worker,
-            **({f"connection held for {HELD_S:g} s": self._hold} if self.workers > 1 else {}),
+            **({} if self.nodes else {"fork server killed": self._kill_fork_server}),
+            **(
+                {
+                    f"connection held for {HELD_S:g} s": self._hold,
+                    "all workers killed at once": self._kill_all_workers,
+                }
+                if self.workers > 1
+                else {}
+            ),
             **(
                 {
                     f"node killed, another after {LONE_S:g} s": self._kill_node,
@@ -211,6 +220,24 @@ class Chaos:
         self.house.kill_front()
         await asyncio.sleep(RESTART_S)
         self.house.start()
+
+    async def _kill_front_on_full_disk(self) -> None:
+        """The next front finds no room, and has to wait for some."""
+        self.disk.fill()
+        await self._kill_front()
+        await asyncio.sleep(FULL_S)
+        self.disk.free()
+
+    async def _kill_fork_server(self) -> None:
+        """It takes all of its workers along."""
+        self._bury(self.house.fork_servers())
+
+    async def _kill_all_workers(self) -> None:
+        self._bury(self.house.workers())
+
+    def _bury(self, pids: list[int]) -> None:
+        self.buried.update(self.house.workers())
+        send(pids, signal.SIGKILL)
 
     async def _kill_both(self) -> None:
         self._signal(signal.SIGKILL)

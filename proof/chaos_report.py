@@ -14,6 +14,7 @@ READY_AGAIN_S = 5.0  # the promise: plus the time that loading takes
 LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
 LOST_S = 3.0  # the promise: until the front acts on a lost node; Ray notices after 15 s
 OUT_OF_MEMORY = 0.002  # of the forwards
+FULL_S = 4.0  # how long the disk is full
 STOPPED_IN_LOAD = "worker stopped while one loads"
 
 
@@ -135,6 +136,8 @@ def _allowed_s(what: str) -> float:
     """What the fault itself takes: until it is noticed, or struck for the second time."""
     if "node" in what or "cut off" in what:
         return LOST_S
+    if "disk full" in what:
+        return FULL_S
     if what == STOPPED_IN_LOAD:
         return LOADING_TIMEOUTS * WORKER_TIMEOUT_S
     return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0

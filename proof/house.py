@@ -83,6 +83,10 @@ class House:
         found = [pid for pid in self.processes() if _read(pid, "comm").strip() == name]
         return sorted(found, key=start_of)
 
+    def fork_servers(self) -> list[int]:
+        """Processes that workers are forked from."""
+        return [pid for pid in self.processes() if _read(pid, "comm").strip() == b"carpool-fork"]
+
     def processes(self) -> list[int]:
         """All that live, whoever their parent is."""
         wanted = f"{MARK}={self.mark}".encode()

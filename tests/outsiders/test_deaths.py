@@ -244,6 +244,17 @@ def test_a_job_that_advances_survives_any_number_of_kills_of_its_worker() -> Non
         assert gap(drawn, drawn_in_peace(server, **asked)) <= ALIKE
 
 
+@pytest.mark.timeout(300)
+def test_a_request_that_kills_one_worker_after_the_other_fails_soon() -> None:
+    with serving("--workers", "2", fault="forward:kill:seed=13") as server:
+        answer = server.draw(seed=13)
+
+        assert answer.status_code == 500
+        assert "several workers that died" in answer.json()["error"]["message"]
+        assert server.stderr.count("the worker died") <= 4
+        eventually(lambda: server.draw(seed=1).status_code == 200, PATIENCE_S, "others are drawn")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from carpool.worker.guilt import (
 
 
 def death(*, alone: bool = True, explained: bool = False) -> Death:
-    return Death(object(), 0.0, explained, 1 if alone else 4)
+    return Death(object(), 0.0, explained, frozenset("a" if alone else "abcd"))
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,20 @@ def test_deaths_of_several_workers_at_once_are_explained(
     log.add(first)
     log.add(second)
     assert (first.is_explained, second.is_explained) == (is_explained, is_explained)
+
+
+def test_deaths_of_workers_that_ran_one_request_do_not_explain_each_other() -> None:
+    """A poison moves to the next worker at once, and kills that as well."""
+    log = DeathLog()
+    first = Death("one", 10.0, requests=frozenset({"poison", "a"}))
+    second = Death("two", 10.1, requests=frozenset({"b", "poison"}))
+    third = Death("three", 10.2, requests=frozenset({"c"}))
+    log.add(first)
+    log.add(second)
+    assert not first.is_explained
+    assert not second.is_explained
+    log.add(third)
+    assert all(one.is_explained for one in (first, second, third))
 
 
 def test_one_worker_that_dies_twice_in_a_moment_explains_nothing() -> None:

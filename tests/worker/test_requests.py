@@ -7,7 +7,7 @@ import pytest
 
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.guilt import Death
+from carpool.worker.guilt import Death, DeathLog
 from carpool.worker.requests import WorkerRequests
 
 
@@ -17,7 +17,9 @@ def test_the_time_before_a_worker_came_and_that_of_one_that_died_count_towards_t
     async def story() -> None:
         now_s, loop = [100.0], asyncio.get_running_loop()
         loop.time = lambda: now_s[0]  # type: ignore[method-assign]
-        requests = WorkerRequests(sent.append, None, lambda: None, is_one_of_several=False)
+        requests = WorkerRequests(
+            sent.append, None, lambda: None, is_one_of_several=False, deaths=DeathLog()
+        )
         run: Any = requests.run(CheckedRequest("a", 1, {}), None, None, waited_s=2.0)
         task = asyncio.create_task(run)
         await asyncio.sleep(0)

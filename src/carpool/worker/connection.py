@@ -173,7 +173,8 @@ class WorkerConnection:
             await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
             self.kill()
-            await self._process.wait()
+            with contextlib.suppress(TimeoutError):  # a fork server that is stopped says nothing
+                await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         with contextlib.suppress(OSError):  # such as a folder that was removed
             mine = f"{self._process.pid}-*"  # other workers use the folder, too
             for path in self._spool.glob(mine) if self._spool else ():

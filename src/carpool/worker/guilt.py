@@ -24,15 +24,18 @@ class Death:
     worker: object  # its identity, over restarts
     at_s: float
     is_explained: bool = False  # by a cause outside of the worker, or by a request found guilty
-    requests: int = 0  # that it ran
+    requests: frozenset[str] = frozenset()  # the ids of those that it ran
 
     @property
     def was_alone(self) -> bool:
-        return self.requests == 1
+        return len(self.requests) == 1
 
 
 class DeathLog:
-    """The recent deaths of all workers of a server: those of several at once are explained."""
+    """The recent deaths of all workers of a server: those of several at once are explained.
+
+    Deaths that have a request in common are not: it may have killed one worker after the other.
+    """
 
     def __init__(self) -> None:
         self._recent: list[Death] = []
@@ -40,7 +43,11 @@ class DeathLog:
     def add(self, death: Death) -> None:
         """Add the newest death."""
         self._recent = [one for one in self._recent if death.at_s - one.at_s <= AT_ONCE_S]
-        others = [one for one in self._recent if one.worker is not death.worker]
+        others = [
+            one
+            for one in self._recent
+            if one.worker is not death.worker and one.requests.isdisjoint(death.requests)
+        ]
         for one in [*others, death] if others else []:
             one.is_explained = True
         self._recent.append(death)

@@ -99,7 +99,7 @@ class InFlight(Generic[T]):
         """
         sent = [request for request in self if request.is_sent]
         ran = [request for request in sent if request.has_started] or sent
-        death.requests = len(ran)
+        death.requests = frozenset(request.id for request in ran)
         for request in ran:
             request.evidence.died(death)
         for request in sent:

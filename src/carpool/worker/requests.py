@@ -13,7 +13,7 @@ from carpool.errors import CarpoolError, PipelineFailed, by_name
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.guilt import CrashEvidence, Death
+from carpool.worker.guilt import CrashEvidence, Death, DeathLog
 from carpool.worker.in_flight import InFlight, InFlightRequest
 from carpool.worker.journals import Journals
 
@@ -58,6 +58,7 @@ class WorkerRequests:
         journals: of requests, so that they go on where they were; None: they start over.
         changed: is called when the worker may take requests again.
         is_one_of_several: what a worker had when it died is `Moved` to others.
+        deaths: of all workers of the server.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class WorkerRequests:
         changed: Callable[[], None],
         *,
         is_one_of_several: bool,
+        deaths: DeathLog,
     ) -> None:
+        self._deaths = deaths
         self._send, self._journals, self._changed = send, journals, changed
         self._is_one_of_several = is_one_of_several
         self._in_flight = InFlight[_Pending]()
@@ -147,7 +150,9 @@ class WorkerRequests:
     def worker_died(self, death: Death) -> None:
         """Have the requests of the worker go on in the next one, or start over."""
         self._is_ready = False
-        for request in self._in_flight.worker_died(death):
+        ran = self._in_flight.worker_died(death)
+        self._deaths.add(death)
+        for request in ran:
             if self._journals is not None and request.evidence.is_last_chance:
                 self._journals.clear(request.id)  # it may be what the worker died of
             request.evidence.position = self._reach(request.id)

@@ -41,6 +41,10 @@ class Process(Protocol):
     async def wait(self) -> int: ...
 
 
+FORK_S = (
+    100.0  # for a fork server, which may have to import first; one that is stopped never answers
+)
+
 Start = Callable[[socket.socket], Awaitable[Process]]
 """Starts a worker that serves the other end of a socket."""
 
@@ -74,7 +78,8 @@ class ForkingStarter:
         """
         if self._may_fork:
             try:
-                return await self._fork(connection)
+                async with asyncio.timeout(FORK_S):
+                    return await self._fork(connection)
             except (OSError, EOFError) as error:
                 log.debug("the fork server gives no worker: %s", reason(error))
                 self._may_fork = self._has_forked or bool(self._path)

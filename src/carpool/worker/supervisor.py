@@ -80,7 +80,6 @@ class Supervisor:
         start: Start = spawn,
         deaths: DeathLog | None = None,
     ) -> None:
-        self._deaths = deaths or DeathLog()
         self._connector = connector or LocalConnector(spool, start)
         self._listener, self._timeout_s = listener, timeout_s
         folder = b"" if spool is None or connector is not None else os.fsencode(spool)
@@ -91,7 +90,11 @@ class Supervisor:
         self._is_draining = False
         several = listener is not None
         self._requests = WorkerRequests(
-            self._send, journals, self._tell_changed, is_one_of_several=several
+            self._send,
+            journals,
+            self._tell_changed,
+            is_one_of_several=several,
+            deaths=deaths or DeathLog(),
         )
         self._queries = Queries(self._send)
         self._late_adapters = LateAdapters(self._queries, self._send)
@@ -311,9 +314,8 @@ class Supervisor:
             self._late_adapters.worker_died()
             await connection.close()  # from now on it is known how it ended
             death.is_explained = connection.is_explained
-            self._deaths.add(death)
+            self._requests.worker_died(death)
             if self._first_ready.is_set():
-                self._requests.worker_died(death)
                 self._tell_changed()
             self._is_lost = connection.is_lost
             self._end = f"{connection.end}; requests that it had: {_listed(had)}"
