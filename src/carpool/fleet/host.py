@@ -18,13 +18,13 @@ from typing import Any
 
 from carpool.fleet import handshake
 from carpool.fleet.packets import Malformed, PacketStream
+from carpool.fleet.unproven import UnprovenConnections
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, WorkerConnection
 
 log = logging.getLogger("carpool")
 
 HANDSHAKE_S = 5.0
-MOST_UNKNOWN = 16  # connections that have not proven yet who they are
 FRONT_SILENT_S = 3.0
 RESET_S = 60.0  # until requests of a front that is gone have ended; else the process is killed
 
@@ -52,7 +52,7 @@ class WorkerHost:
         self._open_child = open_child
         self._spool = Path(tempfile.mkdtemp(prefix="carpool-worker-"))
         self._server: asyncio.Server | None = None
-        self._unknown = 0
+        self._unproven = UnprovenConnections()
         self._stream: PacketStream | None = None  # of the front
         self._is_attached = False  # it has said what to load
         self._child: Connection | None = None
@@ -64,7 +64,10 @@ class WorkerHost:
 
     async def listen(self, host: str) -> int:
         """Begin to listen; returns the port."""
-        self._server = await asyncio.start_server(self._accept, host, 0, ssl=self._tls)
+        limit_s = HANDSHAKE_S if self._tls else None
+        self._server = await asyncio.start_server(
+            self._accept, host, 0, ssl=self._tls, ssl_handshake_timeout=limit_s
+        )
         self._left()
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -86,19 +89,14 @@ class WorkerHost:
     # Fronts
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._unknown >= MOST_UNKNOWN:
-            writer.close()
-            return
-        self._unknown += 1
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                await handshake.welcome(reader, writer, self._secret)
+                with self._unproven.hold(writer):
+                    await handshake.welcome(reader, writer, self._secret)
         except (handshake.Refused, asyncio.IncompleteReadError, OSError) as error:  # or in no time
             log.warning("a connection was refused: %s", error or "it proved nothing in time")
             writer.close()
             return
-        finally:
-            self._unknown -= 1
         stream = PacketStream(reader, writer, silent_s=FRONT_SILENT_S)
         if self._stream is not None:
             why = "it serves another front of the same fleet name, which is alive"

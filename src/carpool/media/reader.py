@@ -17,7 +17,8 @@ from PIL import Image
 from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.media import fetch_url, uploads
 from carpool.media.container import Container
-from carpool.media.executors import FairExecutor, FairSemaphore
+from carpool.media.executors import FairExecutor
+from carpool.media.thread_loop import on_this_loop, run_apart
 from carpool.media.uploads import DATA_URL, MOST_BYTES, Mode
 from carpool.request.images import Size
 
@@ -58,7 +59,8 @@ class PictureReader:
             budget=uploads.MOST_DECODED_BYTES,
         )
         self.lookups = FairExecutor("carpool-dns", LOOKUPS, per_tenant=LOOKUPS // 4)
-        self.fetches = FairSemaphore(FETCHES, per_tenant=FETCHES // 4)
+        # a thread each: what a server answers may take long to parse
+        self.fetches = FairExecutor("carpool-fetch", FETCHES, per_tenant=FETCHES // 4)
         self.allow_remote = allow_remote
         if allow_remote:
             fetch_url.authorities()  # not while requests wait
@@ -145,14 +147,18 @@ class ImageIntake:
                 f"the picture itself, as {DATA_URL}",
                 param=name,
             )
-        async with self.reader.fetches.hold(self.tenant):
-            return await fetch_url.fetch(
-                sent,
-                max_bytes=max_bytes,
-                name=name,
-                resolve=self._resolve,
-                took=partial(self.held.replace, 0),
-            )
+        fetch = partial(
+            fetch_url.fetch,
+            sent,
+            max_bytes=max_bytes,
+            name=name,
+            resolve=on_this_loop(self._resolve),
+            took=on_this_loop(self._took),
+        )
+        return await run_apart(self.reader.fetches, self.tenant, fetch)
+
+    async def _took(self, size: int) -> None:
+        self.held.replace(0, size)
 
     async def _resolve(self, host: str, port: int) -> Sequence[str]:
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)

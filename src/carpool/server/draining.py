@@ -2,9 +2,7 @@
 
 import asyncio
 import gc
-import itertools
 import logging
-import os
 import signal
 import socket
 from pathlib import Path
@@ -18,14 +16,11 @@ from carpool.jobs.runner import Runner
 from carpool.server.access.keys import Keyring
 from carpool.server.app import create_app
 from carpool.server.transport.http_protocol import StrictHTTPProtocol
-from carpool.server.transport.unix_socket import WAITING, UnixSocket
+from carpool.server.transport.listening import ACCEPTED, listen_on
+from carpool.server.transport.unix_socket import UnixSocket
 from carpool.telemetry.tracing import Tracing
 
 log = logging.getLogger("carpool")
-
-# Connections accepted in one turn of the event loop. Where descriptors run out, Python 3.11 logs an
-# error for each: with uvicorn's number a thousand a second.
-_ACCEPTED = 1
 
 
 class DrainingServer(uvicorn.Server):
@@ -49,7 +44,7 @@ class DrainingServer(uvicorn.Server):
                 port=settings.port,
                 uds=settings.uds,
                 forwarded_allow_ips="*" if settings.uds else None,  # a proxy connects
-                backlog=_ACCEPTED,
+                backlog=ACCEPTED,
                 access_log=False,  # `RequestLogging` logs more
                 # uvicorn's own greeting and farewell are no news beside ours
                 log_level="warning" if settings.log_level == "info" else settings.log_level,
@@ -70,16 +65,15 @@ class DrainingServer(uvicorn.Server):
         try:
             if self.config.uds is not None:
                 self.unix = await asyncio.to_thread(UnixSocket, Path(self.config.uds))
-                sockets = [self.unix.socket]
+                listening = [self.unix.socket]
                 log.info("listening on %s", self.config.uds)
-            await super().startup(sockets)
-            for listening in itertools.chain.from_iterable(one.sockets for one in self.servers):
-                with socket.socket(fileno=os.dup(listening.fileno())) as same:
-                    same.listen(WAITING)  # uvicorn's only setting for both is `_ACCEPTED`
-        except (SystemExit, OverflowError, OSError) as error:
-            if not isinstance(error, SystemExit):  # by which uvicorn says: the port is taken
-                where = self.config.uds or f"{self.config.host}:{self.config.port}"
-                log.error("cannot listen on %s: %s", where, error)
+            else:
+                config = self.config
+                listening = await asyncio.to_thread(listen_on, config.host, config.port)
+            await super().startup([*listening])
+        except (OverflowError, OSError) as error:
+            where = self.config.uds or f"{self.config.host}:{self.config.port}"
+            log.error("cannot listen on %s: %s", where, error)
             self.should_exit = True
             return
         if self.unix is None:

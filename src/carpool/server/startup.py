@@ -17,6 +17,7 @@ from carpool.errors import LoadFailed
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.serving import Serving
 from carpool.server.draining import DrainingServer, url_host
+from carpool.server.transport.listening import listen_on
 from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
@@ -35,27 +36,19 @@ def check_address(settings: ServeSettings) -> None:
         return
     host, port = settings.host, settings.port
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
+        for listening in listen_on(host, port):
+            listening.close()
+    except (socket.gaierror, UnicodeError) as error:
         raise LoadFailed(f"host={host!r} is no address: {error}") from error
-    for family, kind, protocol_, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol_) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as asyncio does
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
-                probe.listen(1)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                told = f"port {port} is taken; use --port for another one (address already in use)"
-                raise LoadFailed(told) from error
-            if error.errno == errno.EACCES:
-                told = f"port {port} needs privileges; use --port for one above 1023"
-                raise LoadFailed(told) from error
-            if error.errno == errno.EADDRNOTAVAIL and len(found) == 1:
-                told = f"host={host!r} is no address of this machine; 0.0.0.0 is all of them"
-                raise LoadFailed(told) from error
+    except OSError as error:
+        told = {
+            errno.EADDRINUSE: f"port {port} is taken; use --port for another one (address already "
+            "in use)",
+            errno.EACCES: f"port {port} needs privileges; use --port for one above 1023",
+            errno.EADDRNOTAVAIL: f"host={host!r} is no address of this machine; 0.0.0.0 is all of "
+            "them",
+        }.get(error.errno or 0, f"host={host!r}, port={port}: {error}")
+        raise LoadFailed(told) from error
 
 
 def set_limits() -> None:

@@ -9,7 +9,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-WAITING = 2048  # connections that the kernel keeps until they are accepted, as uvicorn has it
+from carpool.server.transport.listening import ListeningSocket
+
 _MODE = 0o666  # the folder's permissions decide who may connect
 
 
@@ -23,14 +24,14 @@ class UnixSocket:
             OSError: a server listens there, another kind of file exists, or it cannot be made.
         """
         self.path = path
-        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket = ListeningSocket(socket.AF_UNIX)
         try:
             with _locked(path.parent):
                 mode = _remove_stale(path)
                 self.socket.bind(str(path))
                 self._seen = path.lstat()
                 path.chmod(mode)
-                self.socket.listen(WAITING)  # before others probe it
+                self.socket.listen()  # before others probe it
         except OSError:
             self.socket.close()
             raise
