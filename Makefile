@@ -60,7 +60,8 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/matrix/test_matrix.py tests/matrix/test_outsiders.py tests/matrix/test_traps_*.py tests/lab/test_load_http.py tests/benchmarks/test_benchmark_gpu.py \
 	  tests/benchmarks/test_benchmark_live.py \
-	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py tests/test_site.py
+	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py tests/test_site.py \
+	  tests/outsiders/test_given_components.py
 
 test-pages: .venv/ready  ## every command of the README and the pages, as it stands (some minutes)
 	$(KEEP_COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist load \

@@ -1,6 +1,7 @@
 """Files of weights as people have them: read whole and drawn as they mean, or refused by name."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,27 @@ def test_a_folder_with_a_weight_too_few_or_too_many_is_refused_by_name(
 
     assert "it has odd.weight, which" in more
     assert f"it lacks {some}" in less
+
+
+@pytest.mark.parametrize("component", ["transformer", "text_encoder_2", "vae"])
+def test_a_model_whose_folder_has_a_weight_too_few_or_too_many_is_refused_by_name(
+    component: str, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint("flux"), tmp_path / "model")
+    [file] = (tmp_path / "model" / component).glob("*.safetensors")
+    state = load_file(file)
+    some = next(name for name in state if state[name].ndim == 2 and "embed" not in name)
+
+    save_file({**state, "odd.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
+    with pytest.raises(LoadFailed, match=rf"{component} of .*: it has odd\.weight, which"):
+        served("flux", model=tmp_path / "model")
+    del state[some]
+    save_file(state, file, metadata={"format": "pt"})
+    with pytest.raises(LoadFailed, match=rf"{component} of .*: it lacks {some}"):
+        served("flux", model=tmp_path / "model")
+
+    given = served("flux", model=tmp_path / "model", parts={component: checkpoint("flux")})
+    assert_holds(getattr(given, component), weights("flux", component))
 
 
 def test_an_encoder_that_lacks_weights_or_is_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -96,6 +96,45 @@ def read_component(
         return module, checkpoint.marks
 
 
+def read_own(
+    name: str, cls: Any, source: str, variant: str | None, dtype: torch.dtype, quantization: Any
+) -> nn.Module | None:
+    """Read a component of a pipeline's own folder; None where it is not there, or on the hub.
+
+    Pipelines of diffusers draw with random numbers where weights are missing.
+
+    Args:
+        variant: of its weights, if there are such files.
+
+    Raises:
+        LoadFailed: there are no weights, or some are missing or left over.
+    """
+    folder = Path(source) / name
+    if not (folder / "config.json").is_file():
+        return None
+    if not any(folder.glob("*.safetensors")):
+        raise LoadFailed(
+            f"{source} has no weights of {name} as .safetensors: say --component {name}=FILE"
+        )
+    has_variant = variant is not None and any(folder.glob(f"*.{variant}*.safetensors"))
+    options = {"variant": variant} if has_variant else {}
+    options |= {} if quantization is None else {"quantization_config": quantization}
+    module, report = cls.from_pretrained(
+        source,
+        subfolder=name,
+        dtype=dtype,
+        use_safetensors=True,
+        output_loading_info=True,
+        **options,
+    )
+    try:
+        refuse_report(report, module)
+    except ValueError as error:
+        raise LoadFailed(f"{name} of {source} cannot be read: {error}") from error
+    own: nn.Module = module
+    return own
+
+
 @contextmanager
 def reading(what: str) -> Iterator[None]:
     """Say in one line what cannot be read, and why.

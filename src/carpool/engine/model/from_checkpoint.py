@@ -157,7 +157,7 @@ def _encoder(
     views = views_of(checkpoint.weights)
     part = ""
     if views.keys() != {""}:
-        part = text_part(checkpoint.weights, name, cls, base) or ""
+        part = next(iter(text_parts(checkpoint.weights, name, cls, base)), "")
     if part not in views:
         raise ValueError(f"it holds no {cls.__name__} of this model's size")
     weights = unwrapped(
@@ -184,19 +184,23 @@ def _encoder(
     return result
 
 
-def text_part(weights: Mapping[str, Tensor], name: str, cls: Any, base: BasePipeline) -> str | None:
-    """The prefix of the part of a file that holds an encoder; None where it holds none.
+def text_parts(weights: Mapping[str, Tensor], name: str, cls: Any, base: BasePipeline) -> list[str]:
+    """Prefixes of the parts of a file that may hold an encoder, by its size.
 
-    Two of one size are told apart by their places.
+    Those in the encoder's own place come first: two encoders may be of one size.
     """
     inner = {"revision": base.revision} if base.revision else {}
     config = cls.config_class.from_pretrained(base.source, subfolder=name, **inner)
     with init_empty_weights():
         size = cls(config).get_input_embeddings().weight.shape
     parts = [part for part, view in views_of(weights).items() if part and _embeds(view, size)]
+    return sorted(parts, key=lambda part: not is_place_of(part, name))
+
+
+def is_place_of(part: str, name: str) -> bool:
+    """Whether a part of a file usually holds an encoder of this name."""
     place = int(name[-1]) - 1 if name[-1].isdigit() else 0
-    own = {part: i == place for i, group in enumerate(TEXT_PARTS) for part in group}
-    return max(parts, key=lambda part: own.get(part, False), default=None)
+    return part in TEXT_PARTS[min(place, len(TEXT_PARTS) - 1)]
 
 
 def _embeds(view: Mapping[str, Tensor], size: torch.Size) -> bool:

@@ -25,7 +25,7 @@ from carpool.engine.model.border import at_border
 from carpool.engine.model.compiling import compile_blocks
 from carpool.engine.model.device import Device
 from carpool.engine.model.dmd import DMDScheduler
-from carpool.engine.model.files import class_of, modules_of, read_component
+from carpool.engine.model.files import class_of, modules_of, read_component, read_own
 from carpool.engine.model.from_checkpoint import BasePipeline
 from carpool.engine.model.modular import Pipeline, is_modular, read_modular
 from carpool.engine.model.quantize import (
@@ -87,8 +87,8 @@ def read(
     parts: dict[str, nn.Module] = {}
     marks: dict[str, Any] = {}
     if whole is not None:
-        own = classes.keys() - replaced.keys() - left_out
-        parts, marks = read_whole(whole, classes, own, base, device.dtype_of, while_read)
+        names = classes.keys() - replaced.keys() - left_out
+        parts, marks = read_whole(whole, classes, names, base, device.dtype_of, while_read)
         left_out |= classes.keys() & {LEFT_OUT}
     for name in replaced.keys() - left_out:
         parts[name], of_file = read_component(
@@ -100,12 +100,15 @@ def read(
             quantization=while_read.get(name),
         )
         marks |= of_file if is_denoiser(name) else {}
-    given: dict[str, Any] = dict.fromkeys(left_out) | parts
     of_folder = {name: config for name, config in while_read.items() if name not in parts}
+    given: dict[str, Any] = dict.fromkeys(left_out) | parts
     if is_modular(index):
         pipe = read_modular(source, settings, device, set(modules), given, of_folder)
     else:
-        pipe = _pipeline(source, index, {**given, **_common(settings, device, of_folder)})
+        rest = {name: cls for name, cls in classes.items() if name not in given}
+        own = _own_parts(source, rest, settings, device, of_folder)
+        of_hub = {name: config for name, config in of_folder.items() if name not in own}
+        pipe = _pipeline(source, index, {**given, **own, **_common(settings, device, of_hub)})
     for name, module in given.items():
         refuse_another(pipe, name, module)
     apply_marks(pipe, marks)
@@ -135,6 +138,23 @@ def _places(
         rule = "it is for a MODEL that is one file"
         raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
     return source, index_of(source, settings.revision), None, replaced
+
+
+def _own_parts(
+    source: str,
+    classes: Mapping[str, Any],
+    settings: EngineSettings,
+    device: Device,
+    quantized: Mapping[str, Any],
+) -> dict[str, nn.Module]:
+    """The modules that a pipeline's own folder holds; none where it is on the hub."""
+    parts = {}
+    for name, cls in classes.items():
+        dtype, kind = device.dtype_of(name), quantized.get(name)
+        own = read_own(name, cls, source, settings.variant, dtype, kind)
+        if own is not None:
+            parts[name] = own
+    return parts
 
 
 def pipeline_class(index: Mapping[str, Any]) -> Any:

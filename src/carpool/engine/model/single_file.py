@@ -21,7 +21,7 @@ from carpool.engine.model.checkpoint import (
 )
 from carpool.engine.model.conversion import is_harmless, part_of, some
 from carpool.engine.model.files import local_file, reading
-from carpool.engine.model.from_checkpoint import BasePipeline, component_of, text_part
+from carpool.engine.model.from_checkpoint import BasePipeline, component_of, is_place_of, text_parts
 from carpool.errors import LoadFailed
 from carpool.models.source import check_hub, find, index_of
 from carpool.settings.preparation import is_denoiser, is_gguf
@@ -198,12 +198,21 @@ def components_in(
         for name, own in prefixes.items()
         if name in classes and by_part.keys() & set(own)
     }
-    encoders = {name: cls for name, cls in classes.items() if name.startswith("text_encoder")}
-    for name, cls in encoders.items():
-        if (part := text_part(checkpoint.weights, name, cls, base)) is not None:
+    able = [
+        (name, part)
+        for name, cls in classes.items()
+        if name.startswith("text_encoder")
+        for part in text_parts(checkpoint.weights, name, cls, base)
+    ]
+    for name, part in sorted(able, key=lambda pair: not is_place_of(pair[1], pair[0])):
+        if name not in parts and part not in parts.values():
             parts[name] = part
     loose = [n for n in checkpoint.weights if part_of(n) not in parts.values()]
     if loose := [name for name in loose if not is_harmless(name)]:
         rule = f"which none of this model's components takes: {', '.join(classes)}"
         raise ValueError(f"it has {some(loose)}, {rule}")
+    if not parts.keys() & set(denoisers):
+        names = ", ".join(parts) or some(checkpoint.weights)
+        rule = f"{' or '.join(denoisers) or 'denoiser'}: say --component NAME=FILE beside a MODEL"
+        raise ValueError(f"it holds {names} and no {rule}")
     return {name: by_part[part] for name, part in parts.items()}
