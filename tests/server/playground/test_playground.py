@@ -202,6 +202,41 @@ def test_the_gallery_survives_a_reload_and_gives_settings_back(page: Tab, tmp_pa
     assert page.page.input_value("#f-prompt") == "a yellow triangle on a blue background"
 
 
+def test_a_picture_of_another_tool_gives_its_settings_and_what_is_not_read_is_said(
+    page: Tab,
+) -> None:
+    seed = 2**63 - 1
+    said = "a red star on a black background <lora:outlined:0.5>\nNegative prompt: \n"
+    said += f'Steps: 5, Sampler: Euler a, Seed: {seed}, ADetailer prompt: "x, Steps: 3, Seed: 9"'
+    text = PngInfo()
+    text.add_text("parameters", said, zip=True)
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "PNG", pnginfo=text)
+
+    _drop(page, content.getvalue())
+
+    page.until(f"document.querySelector('#f-seed').value === '{seed}'")
+    assert _form(page) == {"seed": str(seed), "num_inference_steps": "5"}
+    assert page.page.input_value("#f-prompt") == "a red star on a black background"
+    assert page.page.is_checked('input[name="lora"][value="outlined"]')
+    assert "Sampler, ADetailer prompt" in page.page.inner_text("#notice")
+
+    page.page.click("#form button[type=submit]:not([disabled])")
+    card = page.card("a red star on a black background")
+    card.get_by_text(f"seed {seed}").wait_for()
+    page.page.locator("#results .card", has_text="red star").first.get_by_text(
+        "Use settings"
+    ).click()
+    assert page.page.input_value("#f-seed") == str(seed)
+
+    graph = PngInfo()
+    graph.add_text("prompt", '{"3": {"class_type": "KSampler", "inputs": {}}}')
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "PNG", pnginfo=graph)
+    _drop(page, content.getvalue())
+    page.page.get_by_text("ComfyUI made this picture").wait_for()
+
+
 def _form(page: Tab) -> dict[str, str]:
     return {name: page.page.input_value(f"#f-{name}") for name in ("seed", "num_inference_steps")}
 

@@ -1,5 +1,7 @@
 // The public HTTP API of this server, and the API key, which lives as long as this tab.
 
+import { parse, stringify } from "./json.js";
+
 const ROOT = new URL("../", import.meta.url); // where the server is, behind a proxy's path too
 const STORED = "carpool-key";
 
@@ -49,12 +51,13 @@ export async function call(path, options = {}) {
   }
 }
 
-export const get = async (path) => (await call(path)).json();
+const json = async (answer) => parse(await answer.text());
+export const get = async (path) => json(await call(path));
 export const blob = async (path) => (await call(path)).blob();
-export const post = async (path, body) => (await call(path, {
-  method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
-})).json();
-export const del = async (path) => (await call(path, { method: "DELETE" })).json();
+export const post = async (path, body) => json(await call(path, {
+  method: "POST", headers: { "content-type": "application/json" }, body: stringify(body),
+}));
+export const del = async (path) => json(await call(path, { method: "DELETE" }));
 
 /** Paths that an answer has begin at the host's root, with the proxy's path in it. */
 export const local = (url) => {

@@ -5,7 +5,7 @@ import { Card, showDetail } from "./cards.js";
 import { byId, el, seconds } from "./dom.js";
 import { Form } from "./form.js";
 import { Jobs, isOpen } from "./jobs.js";
-import { settingsOf } from "./metadata.js";
+import { readPicture } from "./metadata.js";
 import { Numbers } from "./numbers.js";
 import { Workers } from "./workers.js";
 
@@ -213,15 +213,15 @@ byId("refresh").addEventListener("click", trying(() => jobs.list()));
 async function receive(files) {
   const pictures = files.filter((file) => file.type.startsWith("image/"));
   if (!pictures.length || !form.entry) return;
-  const settings = await settingsOf(pictures[0]);
+  const { settings, note } = await readPicture(pictures[0]);
   show("draw");
   if (settings) {
-    const same = jobs.all.find((job) => job.seeds.includes(settings.seed) && job.settings.prompt);
+    const same = jobs.all.find((job) => job.seeds.map(String).includes(String(settings.seed)) && job.settings.prompt);
     form.restore({ ...(settings.prompt === undefined && same ? { prompt: same.settings.prompt } : {}), ...settings });
-    notice("");
+    notice(note);
     byId("f-prompt")?.focus();
-  } else if (form.pictures) await form.pictures.add(pictures);
-  else notice("This picture has no settings of Carpool's, and this model takes no pictures.");
+  } else if (form.pictures) { await form.pictures.add(pictures); notice(note); }
+  else notice([note || "This picture has no settings that are read here,", "and this model takes no pictures."].join(" "));
 }
 const hasFiles = (event) => [...(event.dataTransfer?.types || [])].includes("Files");
 document.addEventListener("dragover", (event) => { if (hasFiles(event)) { event.preventDefault(); byId("drop").hidden = false; } });

@@ -222,7 +222,7 @@ export class Form {
       }
     }
     return (prompts.length ? prompts : [""]).flatMap((prompt) => seeds.map((seed) => ({
-      path, body: { ...body, prompt, ...(seed === undefined ? {} : { seed: Number(seed) }) },
+      path, body: { ...body, prompt, ...(seed === undefined ? {} : { seed: BigInt(seed) }) },
     })));
   }
 

@@ -1,69 +1,157 @@
-// The settings that a file of Carpool's carries: JSON in a PNG, or the text that the AUTOMATIC1111
-// web interface writes, in a PNG, JPEG or WebP.
+// The settings that a picture carries: Carpool's own, the text that AUTOMATIC1111's web interface
+// writes, or JSON of other tools. What is there and cannot be read is said.
 
-export async function settingsOf(file) {
-  const bytes = new Uint8Array(await file.arrayBuffer());
-  const texts = bytes[0] === 0x89 && bytes[1] === 0x50 ? await pngTexts(bytes) : {};
-  if (texts.carpool) {
-    try {
-      const found = JSON.parse(texts.carpool);
-      if (found && typeof found === "object" && Object.keys(found).length) return found;
-    } catch { /* not ours after all */ }
+import { textsOf } from "./containers.js";
+import { parse, whole } from "./json.js";
+
+const FIELDS = {
+  Steps: "num_inference_steps", "CFG scale": "guidance_scale", Seed: "seed", "Distilled CFG Scale": "distilled",
+};
+const STARTS = ["Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size", "Model"]; // of a line of fields
+const QUIET = /^(Model|Model hash|Version|Size|VAE hash|Lora hashes|TI hashes|Hashes|Civitai .*|Created Date|User)$/;
+const ALIASES = { // names of other tools' JSON
+  prompt: ["prompt", "positive_prompt", "positivePrompt", "Prompt", "full_prompt"],
+  negative_prompt: ["negative_prompt", "negativePrompt", "negativeprompt", "uc", "Negative prompt"],
+  num_inference_steps: ["num_inference_steps", "steps", "Steps"],
+  guidance_scale: ["guidance_scale", "cfg_scale", "cfgscale", "cfgScale", "scale", "guidance"],
+  seed: ["seed", "Seed"], width: ["width"], height: ["height"],
+};
+const TAG = /[ \t]*<(\w+):([^>]{1,500})>/g;
+const MOST_NAMES = 6; // in a note
+const MOST_FIELDS = 200, MOST_LETTERS = 1 << 18; // of a text that is searched for fields
+
+/** The settings that a file carries; null for none. */
+export const settingsOf = async (file) => (await readPicture(file)).settings;
+
+/** {settings, note}: the settings that a file carries, or null; and what of it is not read. */
+export async function readPicture(file) {
+  const texts = await textsOf(file);
+  const own = object(texts.carpool);
+  if (own && Object.keys(own).length) return { settings: own, note: "" };
+  if (isGraph(texts.prompt) || isGraph(texts.workflow) || /^(prompt|workflow):/i.test(texts.Make || texts.Model || "")) {
+    return { settings: null, note: "ComfyUI made this picture: its settings are a graph of nodes, which is not read here." };
   }
-  const text = texts.parameters || exifText(bytes);
-  return text ? fromText(text) : null;
+  for (const text of [texts.parameters, texts.invokeai_metadata, texts.Comment, texts.UserComment, texts["sd-metadata"], texts.ImageDescription]) {
+    if (!text) continue;
+    const json = object(text);
+    const read = json ? fromJSON(json) : fromText(text);
+    if (read.settings) return read;
+  }
+  return { settings: null, note: "" };
 }
 
-async function pngTexts(bytes) {
-  const view = new DataView(bytes.buffer);
-  const latin = new TextDecoder("latin1"), utf8 = new TextDecoder();
-  const found = {};
-  for (let at = 8; at + 12 <= bytes.length;) {
-    const size = view.getUint32(at), kind = latin.decode(bytes.subarray(at + 4, at + 8));
-    const data = bytes.subarray(at + 8, at + 8 + size);
-    const end = data.indexOf(0);
-    const name = latin.decode(data.subarray(0, end));
-    if (kind === "tEXt") found[name] = latin.decode(data.subarray(end + 1));
-    if (kind === "iTXt") {
-      const isPacked = data[end + 1] === 1;
-      const language = data.indexOf(0, end + 3), translated = data.indexOf(0, language + 1);
-      const text = data.subarray(translated + 1);
-      found[name] = utf8.decode(isPacked ? await inflated(text) : text);
+function object(text) {
+  if (!text?.trimStart().startsWith("{")) return null;
+  try {
+    const value = parse(text);
+    return value && typeof value === "object" ? value : null;
+  } catch { return null; }
+}
+
+const isGraph = (text) => {
+  const value = object(text);
+  return Boolean(value && (Array.isArray(value.nodes) || Object.values(value).some((node) => node?.class_type)));
+};
+
+function fromJSON(json) {
+  const inner = [json.sui_image_params, json.image, json].find((one) => one && typeof one === "object" && !Array.isArray(one));
+  const settings = {};
+  for (const [name, aliases] of Object.entries(ALIASES)) {
+    const value = aliases.map((alias) => inner[alias]).find((one) => one !== undefined && one !== null);
+    if (name.endsWith("prompt") ? typeof value === "string" : isNumber(value)) settings[name] = value;
+  }
+  if (!Object.keys(settings).length) return { settings: null, note: "" };
+  return finished(settings, []);
+}
+
+const isNumber = (value) => (typeof value === "number" && Number.isFinite(value)) || /^\d{16,}$/.test(value);
+
+/** The fields of a line, `name: value, ...`: values may be JSON, with commas and colons of their own. */
+function fieldsOf(line) {
+  const fields = [];
+  const name = /\s*([\w][\w \-/()]*?):\s*/y;
+  for (let at = 0; at < line.length && fields.length < MOST_FIELDS;) {
+    name.lastIndex = at;
+    const match = name.exec(line);
+    if (!match) {
+      const comma = line.indexOf(",", at);
+      if (comma < 0) break;
+      at = comma + 1;
+      continue;
     }
-    if (kind === "IEND") break;
-    at += 12 + size;
+    const start = name.lastIndex, end = valueEnd(line, start);
+    fields.push([match[1], line.slice(start, end).trim()]);
+    const comma = line.indexOf(",", end);
+    if (comma < 0) break;
+    at = comma + 1;
   }
-  return found;
+  return fields;
 }
 
-async function inflated(bytes) {
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
+/** Where a value ends: at its comma, or with its last quote or bracket. */
+function valueEnd(line, start) {
+  let depth = 0, isText = false;
+  for (let at = start; at < line.length; at += 1) {
+    const letter = line[at];
+    if (isText) {
+      if (letter === "\\") at += 1;
+      else if (letter === '"') { isText = false; if (!depth && line[start] === '"') return at + 1; }
+    } else if (letter === '"' && (depth || at === start)) isText = true;
+    else if ("[{".includes(letter) && (depth || at === start)) depth += 1;
+    else if ("]}".includes(letter) && depth) { depth -= 1; if (!depth) return at + 1; }
+    else if (letter === "," && !depth) return at;
+  }
+  if (!depth && !isText) return line.length;
+  const comma = line.indexOf(",", start); // quotes or brackets that do not end are letters
+  return comma < 0 ? line.length : comma;
 }
 
-/** EXIF's UserComment in Unicode, wherever it lies in the first megabyte. */
-function exifText(bytes) {
-  const mark = [0x55, 0x4e, 0x49, 0x43, 0x4f, 0x44, 0x45, 0]; // "UNICODE\0"
-  const last = Math.min(bytes.length, 1 << 20) - mark.length;
-  for (let at = bytes.indexOf(mark[0]); at >= 0 && at < last; at = bytes.indexOf(mark[0], at + 1)) {
-    if (!mark.every((byte, i) => bytes[at + i] === byte)) continue;
-    const text = new TextDecoder("utf-16be").decode(bytes.subarray(at + 8, at + 8 + 60000));
-    return text.split("\0")[0].replace(/[\uD800-\uDFFF\uFFFD].*$/s, "");
-  }
-  return "";
+function settingOf([name, value]) {
+  const size = name === "Size" && value.match(/^(\d+)x(\d+)$/);
+  if (size) return { width: Number(size[1]), height: Number(size[2]) };
+  if (name === "Seed") return /^\d+$/.test(value) ? { seed: whole(value) } : null;
+  const known = FIELDS[name];
+  return known && value !== "" && Number.isFinite(Number(value)) ? { [known]: Number(value) } : null;
 }
 
 function fromText(text) {
-  const lines = text.split("\n");
-  const found = {};
-  for (const [, name, value] of lines.pop().matchAll(/([A-Za-z ]+): ([^,]+)/g)) {
-    const known = { Steps: "num_inference_steps", "CFG scale": "guidance_scale", Seed: "seed" }[name.trim()];
-    if (known && Number.isFinite(Number(value))) found[known] = Number(value);
-    const size = name.trim() === "Size" && value.match(/^(\d+)x(\d+)/);
-    if (size) [found.width, found.height] = [Number(size[1]), Number(size[2])];
+  const lines = text.slice(0, MOST_LETTERS).trim().split(/\r?\n/);
+  let last = lines.length, fields = [];
+  for (let at = lines.length - 1; at >= 0; at -= 1) { // templates of wildcards may follow it
+    const found = fieldsOf(lines[at]);
+    if (found.length && STARTS.includes(found[0][0]) && found.some(settingOf)) { last = at; fields = found; break; }
   }
-  const negative = lines.findIndex((line) => line.startsWith("Negative prompt: "));
-  if (negative >= 0) found.negative_prompt = lines.splice(negative).join("\n").slice(17);
-  if (lines.join("").trim()) found.prompt = lines.join("\n");
-  return Object.keys(found).length ? found : null;
+  const settings = {};
+  for (const field of fields) Object.assign(settings, { ...settingOf(field), ...settings }); // the first one counts
+  const { distilled } = settings;
+  delete settings.distilled;
+  if (distilled !== undefined) {
+    if (settings.guidance_scale !== undefined) settings.true_cfg_scale = settings.guidance_scale;
+    settings.guidance_scale = distilled;
+  }
+  const said = lines.slice(0, last);
+  const negative = said.findIndex((line) => line.startsWith("Negative prompt:"));
+  if (negative >= 0) settings.negative_prompt = said.splice(negative).join("\n").slice(16).trim();
+  if (said.join("").trim()) settings.prompt = said.join("\n").trim();
+  if (!Object.keys(settings).length) return { settings: null, note: "" };
+  return finished(settings, fields.filter((field) => !settingOf(field) && !QUIET.test(field[0])).map(([name]) => name));
+}
+
+/** Adapters that a prompt names are settings; other tags are not read, and none is left as words. */
+function finished(settings, unread) {
+  const lora = [];
+  for (const name of ["prompt", "negative_prompt"]) {
+    settings[name] = settings[name]?.replace(TAG, (tag, kind, content) => {
+      const [id, scale = "1", ...more] = content.split(":").map((part) => part.trim());
+      const isPlain = name === "prompt" && ["lora", "lyco"].includes(kind) && scale !== "" && Number.isFinite(Number(scale));
+      if (isPlain && more.every((one) => Number(one) === Number(scale))) lora.push({ id, scale: Number(scale) });
+      else unread.push(tag.trim());
+      return "";
+    }).trim();
+    if (settings[name] === undefined) delete settings[name];
+  }
+  if (lora.length) settings.lora = lora;
+  const more = unread.length - MOST_NAMES;
+  const names = [...unread.slice(0, MOST_NAMES), ...(more > 0 ? [`${more} more`] : [])];
+  return { settings, note: names.length ? `Not read from this picture: ${names.join(", ")}.` : "" };
 }
