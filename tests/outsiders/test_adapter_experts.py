@@ -51,6 +51,7 @@ def by_diffusers(adapters: Sequence[tuple[dict[str, Tensor], float, bool]]) -> T
     return drawn(vars(pipe("a cat", **MORE, generator=dice)))
 
 
+STANDARD = "pytorch_lora_weights.safetensors"
 HIGH, LOW = "style_high_noise.safetensors", "style_low_noise.safetensors"
 
 
@@ -60,8 +61,10 @@ HIGH, LOW = "style_high_noise.safetensors", "style_low_noise.safetensors"
         (HIGH, LOW, (f"h={HIGH}", f"l={LOW}")),
         ("a.safetensors", "b.safetensors", ("h=a.safetensors", "l=b.safetensors@transformer_2")),
         (LOW, HIGH, (f"h={LOW}@transformer", f"l={HIGH}@transformer_2")),
+        ("a.safetensors", "b.safetensors", ("h=a.safetensors", "low=b.safetensors")),
+        (f"high/{STANDARD}", f"low/{STANDARD}", ("h=high", "l=low")),
     ],
-    ids=["by the files' names", "as it is said", "against the files' names"],
+    ids=["the files' names", "as it is said", "against the files' names", "own name", "folders"],
 )
 def test_a_pair_goes_to_both_experts(
     high: str, low: str, lora: tuple[str, ...], tmp_path: Path
@@ -72,12 +75,13 @@ def test_a_pair_goes_to_both_experts(
 
     with driving(FAMILY, lora=entries) as drive:
         targets = {one.id: one.target for one in drive.engine.loaded.card.adapters}
-        pair = [{"id": "h", "scale": 0.8}, {"id": "l", "scale": -0.5}]
+        first, second_id = targets
+        pair = [{"id": first, "scale": 0.8}, {"id": second_id, "scale": -0.5}]
         requests = [drive.submit("a cat", lora=lora, **MORE) for lora in (pair, pair[1:], None)]
         drive.finish()
         both, second, none = (drawn(request.outcome.fields) for request in requests)
 
-    assert targets == {"h": "transformer", "l": "transformer_2"}
+    assert list(targets.values()) == ["transformer", "transformer_2"]
     assert gap(both, by_diffusers([(state(1), 0.8, False), (state(2), -0.5, True)])) < CLOSE
     assert gap(second, by_diffusers([(state(2), -0.5, True)])) < CLOSE
     assert gap(none, by_diffusers([])) < CLOSE

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ class Shelf:
         self.path, self.added, self.broken = path, list[str](), set[str]()
         self.folder = Folder(str(path), self.add)
 
-    def add(self, name: str, path: Path, names: Iterable[str]) -> None:
+    def add(self, name: str, path: Path, names: Sequence[str]) -> None:
         if name in self.broken:
             raise LoraRejected(f"adapter {name!r}: no")
         self.added.append(name)

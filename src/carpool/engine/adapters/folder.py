@@ -5,7 +5,7 @@ have them go on. A name always means the same weights until the engine ends: a f
 is reported, and not read again. What cannot be read is that file's failure, and no other's.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from carpool.error_text import reason
@@ -31,7 +31,7 @@ class Folder:
         refused: files that are no adapters for this model, by the id that they would have.
     """
 
-    def __init__(self, path: str | None, add: Callable[[str, Path, Iterable[str]], None]) -> None:
+    def __init__(self, path: str | None, add: Callable[[str, Path, Sequence[str]], None]) -> None:
         """A folder that was not read yet.
 
         Args:

@@ -156,7 +156,7 @@ class Adapters:
         note = self.notes.get(info.id)
         return info if note is None else replace(info, warnings=(*info.warnings, note))
 
-    def add(self, name: str, path: str | Path, names: Iterable[str] = ()) -> None:
+    def add(self, name: str, path: str | Path, names: Sequence[str] = ()) -> None:
         """Read an adapter and make it known to the requests that come after.
 
         Args:
@@ -170,7 +170,7 @@ class Adapters:
         with self._lock:
             check_name(name, list(self._infos))
             try:
-                reading = self._reader.read(path)
+                reading = self._reader.read(path, (*names, name))
             except LoraRejected as error:
                 raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
             targets = tuple(self._take_all(name, reading))

@@ -6,7 +6,7 @@ small layers, and checked against the real ones. Layers that fit nowhere are lef
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from carpool.engine.streams import beside
 from carpool.error_text import reason
 from carpool.errors import CarpoolError, LoraRejected
 from carpool.request.adapter_names import expert_of, split_target
-from carpool.request.lora import adapter_file
+from carpool.request.lora import STANDARD, adapter_file
 
 LOADING = threading.Lock()
 """PEFT and diffusers patch `nn.Module` while they load without initializing: never two at once."""
@@ -56,30 +56,32 @@ class AdapterReader:
         experts = tuple(n for n in _EXPERTS if n in names and getattr(pipe, n, None) is not None)
         self.experts = experts if len(experts) > 1 else ()
 
-    def read(self, place: str | Path) -> Reading:
+    def read(self, place: str | Path, names: Sequence[str] = ()) -> Reading:
         """Read the adapter in a file or folder.
 
         Args:
             place: its path; with two experts, `@transformer_2` behind it names one.
+            names: what it is called: they may say which of two experts it is for.
 
         Raises:
             LoraRejected: it is no adapter for this pipeline, or not one that can be trusted.
         """
         path, target = split_target(str(place))
         try:
-            return self._read(Path(path).expanduser(), target)
+            return self._read(Path(path).expanduser(), target, names)
         except CarpoolError:
             raise
         except Exception as error:  # of a strange file: it is the file's failure, whatever it is
             what = f"{type(error).__name__}: {_cut(error)}"
             raise LoraRejected(f"{Path(path).name}: {what}") from error
 
-    def _read(self, path: Path, target: str) -> Reading:
+    def _read(self, path: Path, target: str, names: Sequence[str]) -> Reading:
         file = adapter_file(path)
         pipe = type(self._pipe).__name__
         if not hasattr(self._pipe, "load_lora_weights"):
             raise LoraRejected(f"{pipe} takes no LoRA")
         tensors = read_tensors(file)
+        trainer_name = tensors.header.get("ss_output_name", "")
         with LOADING:
             self._prepare()
             if target and target not in (self.experts or self._modules or ()):
@@ -91,7 +93,8 @@ class AdapterReader:
                 readings = list(loads.values())
                 target = target or (next(iter(loads)) if len(loads) == 1 else "")
             else:
-                target = self._expert(target, file)
+                own = file.parent.name if file.stem in STANDARD else file.with_suffix("").name
+                target = self._expert(target, (own, *names, trainer_name))
                 readings = [self._load(file, tensors, target)]
         parts = {place: part for reading in readings for place, part in reading.parts.items()}
         strays = {layer for reading in readings for layer in reading.strays}
@@ -108,8 +111,7 @@ class AdapterReader:
             warnings.append(
                 f"{some} find no place in this {pipe}, and are left out: {shown(strays)}"
             )
-        name = tensors.header.get("ss_output_name", "")
-        return Reading(parts, target, tuple(dict.fromkeys(warnings)), name)
+        return Reading(parts, target, tuple(dict.fromkeys(warnings)), trainer_name)
 
     def _prepare(self) -> None:
         if self._modules is None:
@@ -124,11 +126,13 @@ class AdapterReader:
                 for name, module in self._modules.items()
             }
 
-    def _expert(self, target: str, file: Path) -> str:
-        """The expert that an adapter is for: as said, as its file is named, or the first."""
+    def _expert(self, target: str, names: Sequence[str]) -> str:
+        """The expert that an adapter is for: as said, as a name says, or the first."""
         if not self.experts or target:
             return target
-        return self.experts[expert_of(file.with_suffix("").name) or 0]
+        parts = (part for name in names for part in reversed(name.split("/")))
+        told = (expert for part in parts if (expert := expert_of(part)) is not None)
+        return self.experts[next(told, 0)]
 
     def _of_experts(
         self, file: Path, tensors: AdapterTensors, second: AdapterTensors, target: str
