@@ -157,6 +157,17 @@ def test_a_sampler_of_its_own_name_leaves_the_other_field_unread() -> None:
     taken(Grey(), prompt="a", sampler_name="Automatic", sampler_index="Euler a")
 
 
+def test_weights_of_words_are_warned_of() -> None:
+    for text, is_weighted in (
+        ("a (red cat:1.3)", True), ("(a:.8)", True), ("((a b:1.2)), c", True), ("(a: 2 )", True),
+        ("a (red cat)", False), ("a ratio (16:9 b)", False), ("at 12:30", False), ("(a:b)", False),
+    ):  # fmt: skip
+        for name in ("prompt", "negative_prompt"):
+            arguments, warnings = taken(Grey(), **{"prompt": "a", name: text})
+            assert arguments[name] == text
+            assert [one.partition(" ")[0] for one in warnings] == [name] * is_weighted
+
+
 # Guidance and eta
 
 

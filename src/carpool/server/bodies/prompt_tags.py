@@ -17,6 +17,7 @@ _BROKEN = re.compile(r"<\s*(?:lora|lyco|hypernet)\b[^>]{0,40}>?", re.IGNORECASE)
 _KINDS = ("lora", "lyco")  # the same since its version 1.5
 _FORM = "write <lora:NAME:SCALE>"
 _SCALES = ("te", "unet")
+_WEIGHT = re.compile(r"\([^()]{1,200}:\s*[0-9]*\.?[0-9]+\s*\)")
 
 
 def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[dict[str, Any]]]:
@@ -42,6 +43,13 @@ def refuse_tags(prompt: str, param: str) -> None:
     if tag := _TAG.search(prompt) or _BROKEN.search(prompt):
         seen = show(tag[0].strip())
         raise UnsupportedParameter(f"{param} has {seen}: adapters stand in prompt", param=param)
+
+
+def weights_warning(prompt: str, param: str) -> list[str]:
+    """A warning of a prompt whose words have weights, as `(a cat:1.3)`; empty without any."""
+    match = _WEIGHT.search(prompt)
+    rule = "weights are not applied, and are drawn as words"
+    return [f"{param} has {show(match[0])}: {rule}"] if match else []
 
 
 def _adapter(kind: str, content: str, param: str) -> dict[str, Any]:
