@@ -115,12 +115,15 @@ def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run
     assert (ended.status, ended.out) == (0, "out.png\n")
     png = Path("out.png").read_bytes()
     assert gap(picture(png), drawn_by_diffusers("a red circle", 5, guidance_scale=2.5)) <= 1
-    assert read_settings(png) == {
+    settings = read_settings(png)
+    assert settings.pop("engine")["scheduler"] == "FlowMatchEulerDiscreteScheduler"
+    assert settings == {
         **DRAW,
         "model": MODEL,
         "prompt": "a red circle",
         "seed": 5,
         "guidance_scale": 2.5,
+        "true_cfg_scale": 1.0,
         "width": SIZE[0],
         "height": SIZE[1],
     }

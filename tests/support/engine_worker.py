@@ -29,6 +29,8 @@ class EngineWorker(Grey):
         done = protocol.Done(
             request.request_id, request.seed, [], Timings(), protocol.TokenUsage(1, 1)
         )
+        done.warnings = list(recorder.outcome.warnings)
+        done.settings = dict(recorder.outcome.settings)
         if "frames" in fields:
             video = np.stack([np.asarray(frame.convert("RGB")) for frame in fields["frames"][0]])
             length, height, width, _ = video.shape

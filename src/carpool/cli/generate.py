@@ -194,7 +194,7 @@ def _prompt_of_each(options: _Options) -> list[str]:
 def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> None:
     """Write and print what was made; then raise the first error."""
     from carpool.media import encode_image, encode_video
-    from carpool.media.metadata import permitted
+    from carpool.media.metadata import permitted, without_prompts
 
     taken: set[Path] = set()
     for i, (one, prompt) in enumerate(zip(outputs, _prompt_of_each(options), strict=True)):
@@ -204,6 +204,7 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
         taken.add(path)
         made = one.frames[0] if one.frames is not None else one.images
         told = {"model": options.model, "prompt": prompt, "seed": one.seed, **options.parameters}
+        told |= without_prompts(one.settings)
         told |= {"width": made[0].width, "height": made[0].height}
         said = permitted(told, metadata=options.metadata, metadata_prompt=options.metadata_prompt)
         if one.frames is not None:

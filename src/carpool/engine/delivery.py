@@ -1,15 +1,16 @@
 """Deliver outcomes: convert outputs on the host and tell the listeners, off the main loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from carpool.engine.model.device import Device, DeviceLost
+from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.view import finish
 from carpool.engine.request import Outcome, RequestState
 from carpool.errors import PipelineFailed, WorkerLost, reason
-from carpool.types import Event
+from carpool.types import CheckedRequest, Event
 
 RunOffLoop = Callable[[Callable[[], None]], object]
 """Runs work on another thread, in the order given: `executor.submit`, or a test's own."""
@@ -40,6 +41,7 @@ def deliver(
     error: Exception | None,
     now_s: float,
     device: Device,
+    settings: SettingsUsed,
     off_loop: RunOffLoop,
 ) -> None:
     """Give a finished request's outcome to its listener.
@@ -54,10 +56,12 @@ def deliver(
 
     def convert_and_tell() -> None:
         fields: dict[str, Any] = {}
+        used: dict[str, Any] = {}
         failure = error
         try:
             if failure is None:
                 fields = finish(output, partial(device.to_host, mark=mark))
+                used = settings.of(request, fields)
         except Exception as defect:
             try:
                 device.check(defect)
@@ -68,11 +72,26 @@ def deliver(
                 failure.__cause__ = defect
                 timeline.fail(failure)
         skipped = timeline.skipped_steps
-        listener.done(Outcome(request, fields, failure, timings, tuple(state.warnings), skipped))
+        warnings = (*state.warnings, *_other_size(request, used, state.warnings))
+        listener.done(Outcome(request, fields, failure, timings, warnings, skipped, used))
         step, steps = timeline.step, timeline.steps
         listener.event(Event("finished", request.request_id, now_s, step, steps, failure))
 
     off_loop(convert_and_tell)
+
+
+def _other_size(
+    request: CheckedRequest, used: Mapping[str, Any], warnings: Sequence[str]
+) -> list[str]:
+    """The warning for an output of another size than was asked for, unless there is one."""
+    sides = [request.arguments.get(name) for name in ("width", "height")]
+    drawn = [used.get(name) for name in ("width", "height")]
+    if None in sides or None in drawn or sides == drawn:
+        return []
+    is_pasted = request.arguments.get("padding_mask_crop") is not None  # into its picture
+    if is_pasted or any("size" in said or "width" in said for said in warnings):
+        return []
+    return ["size {}x{} was drawn as {}x{}".format(*sides, *drawn)]
 
 
 def named(error: Exception) -> str:

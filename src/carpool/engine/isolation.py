@@ -9,7 +9,7 @@ the request's own state. Which requests are like that is observed, not listed.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,6 +110,8 @@ class RequestContext:
         self.overlay, self.random, self.pins = overlay, random, pins
         self._functions = functions
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
+        self.names: Collection[str] = ()  # of the arguments that its request has given
+        self.note_texts: Callable[[Any], None] = _nothing  # called with what it tokenizes
         self._modes = self._outside = _PLAIN
         self._no_inference: torch.inference_mode | None = None
         self._is_free = False
@@ -221,3 +223,7 @@ class Modes:
 
 _DEVICES = _kinds_of_devices()
 _PLAIN = Modes()
+
+
+def _nothing(_: Any) -> None:
+    pass

@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterator
 import torch
 
 from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, reason
+from carpool.request.rules import TOKENS
 
 _SLIPS = LookupError, TypeError, AssertionError, ArithmeticError, AttributeError, RuntimeError
 """Exceptions by which code that checks nothing fails for an argument that it cannot take."""
 
 _CHECKED = """prompt negative_prompt width height num_inference_steps guidance_scale
 true_cfg_scale strength num_frames output_type"""
-CHECKED = frozenset(_CHECKED.split())
+CHECKED = frozenset([*_CHECKED.split(), *TOKENS])
 """Arguments that have rules of their own here: a pipeline that fails for them is broken."""
 
 

@@ -128,8 +128,10 @@ def _scale_of(pipe: Any) -> int:
 
 def _ratio_of(module: nn.Module) -> int | None:
     """Pixels along a side of one latent of an autoencoder, as far as it says."""
-    ratio = getattr(module, "spatial_compression_ratio", None)
+    config = getattr(module, "config", {})
+    name = "spatial_compression_ratio"
+    ratio = config[name] if name in config else getattr(module, name, None)
     if isinstance(ratio, (int, float)) and ratio >= 1:
         return math.floor(ratio)
-    blocks = getattr(getattr(module, "config", None), "block_out_channels", None)
+    blocks = config.get("block_out_channels")
     return 2 ** (len(blocks) - 1) if isinstance(blocks, (list, tuple)) and blocks else None

@@ -7,7 +7,7 @@ queue and changed by the engine's thread only. While it runs, its fiber is eithe
 """
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Literal, Protocol
@@ -18,6 +18,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
 from carpool.engine.journal import Journal
 from carpool.engine.model.preview import SchedulerHook
+from carpool.engine.observe.no_effect import EffectObserver
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.step_cache import StepCache
@@ -38,6 +39,7 @@ class Outcome:
     timings: Timings
     warnings: tuple[str, ...] = ()  # that the caller should see, such as of a truncated prompt
     skipped_steps: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that decided it, as they were used
 
 
 class Listener(Protocol):
@@ -67,6 +69,7 @@ class RequestState:
     preview_hook: SchedulerHook | None = None
     step_cache: StepCache | None = None  # where it may skip steps
     pixel_limit: PixelLimit | None = None  # set once it runs
+    effects: EffectObserver | None = None  # set once it runs
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
     warnings: list[str] = field(default_factory=list)

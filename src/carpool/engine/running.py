@@ -4,8 +4,9 @@ Whatever a pipeline raises ends its own request only. For the engine's thread.
 """
 
 import logging
+import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -23,8 +24,10 @@ from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.view import call, view
 from carpool.engine.observe.loop_progress import LoopProgress
+from carpool.engine.observe.no_effect import EffectObserver
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.pipeline_errors import causes, to_api_error
@@ -81,6 +84,7 @@ class RunningRequests:
         # of what journals are about
         self._adapters = installation.adapters
         self._identity = Identity(loaded, self._adapters.identity)
+        self._settings = SettingsUsed(loaded, settings)
         self._step_cache = settings.step_cache  # of requests that do not say it
         self._states: dict[int, RequestState] = {}  # by number
         self._checked_s = -inf  # when weights were looked at
@@ -136,6 +140,8 @@ class RunningRequests:
         is_watched = runs_foreign_code(mine, request.arguments)
         context = self._isolation.context(request.seed, is_watched=is_watched)
         context.request_id, context.warnings = request.request_id, state.warnings
+        state.effects = effects = EffectObserver(self._loaded.card, task, request.arguments)
+        context.names, context.note_texts = effects.given.keys(), effects.tokenizes
         if (told := rounded_size(self._loaded.card, task, request.arguments)) is not None:
             state.warnings.append(told)
         state.warnings += self._adapters.warnings(request.lora)
@@ -217,6 +223,8 @@ class RunningRequests:
         elif isinstance(came, Returned):
             if state.timeline.reached(state.steps):
                 self._tell_step(state, now_s)
+            if state.effects is not None:
+                _follow(state, partial(_warn, state, state.effects))
             self._end(state, came.value, None)
         else:
             assert isinstance(came, Raised)
@@ -246,6 +254,8 @@ class RunningRequests:
                 state.pixel_limit.check(parked)
         except Exception as error:  # above the limit; or a shape that cannot be measured
             return Failure(error)
+        if parked.target.phase == "denoise" and state.effects is not None:
+            _follow(state, partial(state.effects.denoises, state.view, parked))
         self._calls += 1
         parked, key, rows = self._describer.describe(parked, state.request, state.descriptions)
         if state.park(parked, key, rows, self._calls, now_s):
@@ -311,4 +321,24 @@ class RunningRequests:
         self._timelines.end(state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()
-        deliver(state, output, error, now_s, self._loaded.device, self._off_loop.finish)
+        deliver(
+            state, output, error, now_s, self._loaded.device, self._settings, self._off_loop.finish
+        )
+
+
+def _follow(state: RequestState, work: Callable[[], None]) -> None:
+    """Follow what becomes of a request's arguments; its output does not depend on that."""
+    try:
+        work()
+    except Exception:  # such as of a property of a pipeline of one's own
+        log.exception("request %s: its arguments cannot be followed", state.request_id)
+        state.effects = None
+
+
+def _warn(state: RequestState, effects: EffectObserver) -> None:
+    """Add the arguments that had no effect to the warnings of a request that has ended."""
+    for name, reason in effects.reasons(state.view):
+        if any(name in re.findall(r"\w+", warning) for warning in state.warnings):
+            continue  # diffusers has said it
+        state.warnings.append(f"{name} had no effect: {reason}")
+        log.warning("request %s: %s", state.request_id, state.warnings[-1])

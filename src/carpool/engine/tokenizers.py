@@ -10,13 +10,13 @@ A fast tokenizer fails when two threads use it at once, so the other thread uses
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from carpool.engine.fiber import in_fiber, park
+from carpool.engine.fiber import current_context, in_fiber, park
 
 LONG_TEXT = 1000  # characters; of the slowest kind of text they take 4 ms
 _METHODS = ("__call__", "encode", "tokenize", "apply_chat_template")
@@ -67,7 +67,11 @@ def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
 
         @functools.wraps(plain)  # pipelines read signatures
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not in_fiber() or characters((args, kwargs)) <= LONG_TEXT:
+            if not in_fiber():
+                return plain(self, *args, **kwargs)
+            if (note := getattr(current_context(), "note_texts", None)) is not None:
+                note((args, kwargs))
+            if characters((args, kwargs)) <= LONG_TEXT:
                 return plain(self, *args, **kwargs)
             # pipelines set attributes such as `padding_side`
             said = {name: value for name, value in vars(self).items() if isinstance(value, _PLAIN)}
@@ -87,10 +91,16 @@ def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
 
 def characters(value: Any) -> int:
     """The number of characters in a text, or in all texts of nested lists and dicts."""
+    return sum(map(len, texts_in(value)))
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts in nested lists and dicts."""
     if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(characters, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(characters, value))
-    return 0
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from texts_in(entry)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from texts_in(entry)

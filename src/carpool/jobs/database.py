@@ -49,6 +49,7 @@ CREATE TABLE jobs (
   warnings TEXT,  -- JSON: texts for the client
   timings TEXT,  -- JSON: where the time of a completed one went
   skipped_steps TEXT,  -- JSON: of each output
+  settings TEXT,  -- JSON: those that decided the first output of a completed one
   idempotency_key TEXT,
   digest TEXT,
   UNIQUE (owner, idempotency_key)
@@ -65,7 +66,7 @@ INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
 _LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
-_LATER_COLUMNS |= {"timings": "TEXT", "skipped_steps": "TEXT"}
+_LATER_COLUMNS |= {"timings": "TEXT", "skipped_steps": "TEXT", "settings": "TEXT"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Record:
     warnings: tuple[str, ...]  # for the client, such as that its prompt was truncated
     timings: dict[str, float] | None = field(default=None, hash=False)  # of its longest request
     skipped_steps: tuple[int, ...] = ()  # by `step_cache`, of each output; () where none was
+    settings: dict[str, Any] | None = field(default=None, hash=False)  # of the first output
 
     @property
     def is_open(self) -> bool:
@@ -97,7 +99,7 @@ class Record:
 
 
 _FIELDS = tuple(one.name for one in fields(Record))
-_JSON = ("asked", "work", "error", "files", "timings")
+_JSON = ("asked", "work", "error", "files", "timings", "settings")
 
 
 def record_of(row: sqlite3.Row) -> Record:

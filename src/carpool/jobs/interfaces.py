@@ -1,6 +1,6 @@
 """Interfaces of the job runner: engine client, file writer, listener."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,8 @@ class JobOutput(Protocol):
     def timings(self) -> Timings: ...
     @property
     def skipped_steps(self) -> int: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
 
 
 OnJobPreview = Callable[[Any], None]

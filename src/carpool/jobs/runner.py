@@ -298,7 +298,7 @@ class Runner:
         complete = partial(
             self.store.complete, record.id, write, keep=record.work.get("keep", ()),
             warnings=list(dict.fromkeys(text for one in done for text in one.warnings)),
-            skipped_steps=skipped if any(skipped) else (),
+            skipped_steps=skipped if any(skipped) else (), settings=done[0].settings,
             timings=asdict(max((one.timings for one in done), key=lambda spent: spent.total_s)),
         )  # fmt: skip
         loop = asyncio.get_running_loop()

@@ -274,7 +274,7 @@ class JobStore:
     def complete(
         self, job_id: str, write: Callable[[Path], object], *, keep: Sequence[str] = (),
         warnings: Sequence[str] = (), timings: Mapping[str, float] | None = None,
-        skipped_steps: Sequence[int] = (),
+        skipped_steps: Sequence[int] = (), settings: Mapping[str, Any] | None = None,
     ) -> bool:  # fmt: skip
         """End a job in progress with the files that `write` puts into an empty folder.
 
@@ -283,6 +283,7 @@ class JobStore:
             warnings: for the client.
             timings: where its time went, seconds.
             skipped_steps: of each output, by `step_cache`.
+            settings: that decided the first output, as they were used.
 
         Returns:
             Whether it was this call that ended it; if not, the files are gone.
@@ -309,6 +310,7 @@ class JobStore:
                 warnings=warnings,
                 timings=timings,
                 skipped_steps=list(skipped_steps),
+                settings=settings,
             )
         finally:
             if is_ours:
@@ -320,7 +322,14 @@ class JobStore:
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End an open job without files; returns whether this call ended it."""
         if is_ours := self._end(
-            job_id, state, progress, error=error.body, warnings=(), timings=None, skipped_steps=None
+            job_id,
+            state,
+            progress,
+            error=error.body,
+            warnings=(),
+            timings=None,
+            skipped_steps=None,
+            settings=None,
         ):
             self._files.drop(job_id, self._files.inputs)
         return is_ours
@@ -337,7 +346,7 @@ class JobStore:
         """End a job; only one in progress can be completed."""
         query = """UPDATE jobs SET state = :state, progress = max(progress, :progress),
             files = :files, bytes = :bytes, error = :error, warnings = :warnings,
-            timings = :timings, skipped_steps = :skipped_steps,
+            timings = :timings, skipped_steps = :skipped_steps, settings = :settings,
             ended_s = :now, ended_up_s = :up WHERE id = :id
             AND (state = 'in_progress' OR (state = 'queued' AND :state != 'completed'))
             RETURNING id"""

@@ -32,19 +32,25 @@ XMP = (
 
 
 def file_metadata(
-    model: str, request: CheckedRequest | None, settings: ServeSettings, **more: Any
+    model: str,
+    request: CheckedRequest | None,
+    settings: ServeSettings,
+    used: Mapping[str, Any] | None = None,
+    **more: Any,
 ) -> dict[str, Any] | None:
     """The metadata of a file with one output of a model; {} without a request, None for none.
 
     Args:
         settings: say what of it files may carry.
+        used: the settings as the engine used them, once it is made.
         more: of this output alone, such as its size.
     """
     told: dict[str, Any] = {}
     if request is not None:
         own = {"lora": request.lora, "step_cache": request.step_cache}
         told = {"model": model, "seed": request.seed, **request.arguments}
-        told |= {name: value for name, value in own.items() if value} | more
+        told |= {name: value for name, value in own.items() if value}
+        told |= {**(used or {}), **more}
     return permitted(told, metadata=settings.metadata, metadata_prompt=settings.metadata_prompt)
 
 
@@ -60,6 +66,11 @@ def permitted(
         return None
     said = {name: value for name, value in settings.items() if name not in PICTURES}
     return said if metadata_prompt else without_prompts(said)
+
+
+def with_used(told: dict[str, Any] | None, used: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The metadata of a job's file, once it is made; it may name prompts where `told` does."""
+    return None if told is None else {**told, **without_prompts(used)}
 
 
 def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,12 +112,16 @@ def as_json(metadata: Mapping[str, Any]) -> str:
 def as_text(metadata: Mapping[str, Any]) -> str:
     """Settings as the AUTOMATIC1111 web interface writes them: prompts first, then a line."""
     has_size = {"width", "height"} <= metadata.keys()
+    true_cfg, guidance = metadata.get("true_cfg_scale"), metadata.get("guidance_scale")
     named = {
         "Steps": metadata.get("num_inference_steps"),
-        "CFG scale": metadata.get("true_cfg_scale") or metadata.get("guidance_scale"),
+        "Sampler": metadata.get("engine", {}).get("scheduler"),
+        "CFG scale": guidance if true_cfg is None else true_cfg,
+        "Distilled CFG Scale": None if true_cfg is None else guidance,
         "Seed": metadata.get("seed"),
         "Size": "{width}x{height}".format_map(metadata) if has_size else None,
         "Model": metadata.get("model"),
+        "Denoising strength": metadata.get("strength"),
     }
     lines = [str(metadata["prompt"])] if "prompt" in metadata else []
     if metadata.get("negative_prompt"):

@@ -42,6 +42,7 @@ class Output:
     others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
     warnings: tuple[str, ...] = ()  # such as that the prompt was truncated
     skipped_steps: int = 0  # of `step_cache`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that decided it, as they were used
 
 
 class OwnerProcess:
@@ -223,5 +224,6 @@ class _Listener:
                 others=fields,
                 warnings=outcome.warnings,
                 skipped_steps=outcome.skipped_steps,
+                settings=outcome.settings,
             )
         )

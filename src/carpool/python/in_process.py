@@ -17,7 +17,7 @@ from carpool.jobs.database import Record
 from carpool.jobs.interfaces import OnJobPreview
 from carpool.jobs.work import work_of
 from carpool.media import outputs
-from carpool.media.metadata import file_metadata
+from carpool.media.metadata import file_metadata, with_used
 from carpool.media.outputs import FPS, Audio, Format, check_fps, write_mp4
 from carpool.python.handle import Handle, Output
 from carpool.request.card import Card
@@ -130,7 +130,8 @@ class InProcess:
 def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None:
     """The files of a job of pictures."""
     form = record.work["output"]
-    outputs.write_pictures([one.images[0] for one in done], form["told"], folder, form["format"])
+    told = [with_used(said, one.settings) for said, one in zip(form["told"], done, strict=True)]
+    outputs.write_pictures([one.images[0] for one in done], told, folder, form["format"])
 
 
 def write_videos(
@@ -148,4 +149,5 @@ def write_videos(
             else:
                 rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
                 audio = heard[0].float().contiguous().numpy(), rate
-        write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=said)
+        told = with_used(said, {**output.settings, "fps": form["fps"]})
+        write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=told)

@@ -133,7 +133,7 @@ class WorkerEngine:
         """Run one request, and pass its events to the listener."""
         fields: dict[str, Any] = {}
         error: Exception | None = None
-        timings, warnings, has_started = Timings(), tuple[str, ...](), False
+        done, has_started = None, False
 
         def told(kind: Any, step: int = 0, steps: int = 0, **more: Any) -> None:
             nonlocal has_started
@@ -155,7 +155,6 @@ class WorkerEngine:
         try:
             done = await self._pool.submit(request, progressed, previewed)
             fields = await asyncio.to_thread(_fields, done)
-            timings, warnings = done.timings, tuple(done.warnings)
         except asyncio.CancelledError:
             error = Cancelled("the request was cancelled")
         except CarpoolError as failure:
@@ -166,7 +165,7 @@ class WorkerEngine:
             error = PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
         finally:
             del self._requests[request.request_id]
-            listener.done(Outcome(request, fields, error, timings, warnings))
+            listener.done(_outcome(request, fields, error, done))
             told("finished", error=error)
 
     def together(self) -> AbstractContextManager[object]:
@@ -231,6 +230,18 @@ class WorkerEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _outcome(
+    request: CheckedRequest,
+    fields: dict[str, Any],
+    error: Exception | None,
+    done: protocol.Done | None,
+) -> Outcome:
+    if done is None:
+        return Outcome(request, fields, error, Timings())
+    told = tuple(done.warnings), done.skipped_steps, done.settings
+    return Outcome(request, fields, error, done.timings, *told)
 
 
 def _fields(done: protocol.Done) -> dict[str, Any]:

@@ -61,9 +61,11 @@ class ServedModel:
             hint = nearest(seen, [self.id])
             raise ModelNotFound(f"model {seen!r} is not served here, {self.id!r} is{hint}")
 
-    def file_metadata(self, made: CheckedRequest | None, **more: Any) -> dict[str, Any] | None:
+    def file_metadata(
+        self, made: CheckedRequest | None, used: Mapping[str, Any] | None = None, **more: Any
+    ) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
-        return file_metadata(self.id, made, self.settings, **more)
+        return file_metadata(self.id, made, self.settings, used, **more)
 
 
 class AppState:

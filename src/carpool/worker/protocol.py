@@ -242,6 +242,7 @@ class Done(msgspec.Struct, tag="done"):
     clip: RawVideo | None = None  # in place of pictures
     warnings: list[str] = []  # for the client
     skipped_steps: int = 0
+    settings: dict[str, Any] = {}  # that decided it, as they were used
 
 
 class RequestFailed(msgspec.Struct, tag="request_failed"):

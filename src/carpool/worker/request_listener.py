@@ -74,6 +74,7 @@ class RequestListener:
         return protocol.Done(
             request_id, seed, pictures, outcome.timings, used, video,
             warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
+            settings=dict(outcome.settings),
         )  # fmt: skip
 
 

@@ -1,29 +1,43 @@
-"""Find out whose prompt diffusers has truncated: it warns in the log only, without a name.
+"""Find out whose argument diffusers has truncated, changed or ignored: it warns in the log only.
 
-The warning is written while the request's own fiber runs. It is kept for the request's answer, and
-its log line gets the request's id.
+The warning is written while the request's own fiber runs, without its name. Where it is of a
+truncated prompt, or names an argument that the request has given, it is kept for the request's
+answer, and its log line gets the request's id.
 """
 
 import logging
+import re
 from typing import Any
 
 from carpool.engine.fiber import current_context
 
 MOST_TEXT = 500  # characters of a warning that an answer repeats
 _MARK = "was truncated because"
+_EVERYDAY = frozenset({"prompt", "image", "video", "latents", "strength", "seed", "output_type"})
+"""Names of arguments that are words of other warnings, too."""
 
 
 class TruncationWarnings(logging.Handler):
     """Sees every record of diffusers before the handlers that write it."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING:
+            return
         said, context = record.getMessage(), current_context()
         warnings: list[str] | None = getattr(context, "warnings", None)
-        if _MARK not in said or warnings is None:
+        if warnings is None or not (_MARK in said or _named(said, context)):
             return
         if (text := said[:MOST_TEXT]) not in warnings:
             warnings.append(text)
         record.msg, record.args = f"request {context.request_id}: {said}", ()
+
+
+def _named(said: str, context: Any) -> bool:
+    """Return whether a warning names an argument that a request has given."""
+    names = set(re.findall(r"\w+", said)) - _EVERYDAY
+    if any(warning.startswith("size ") for warning in context.warnings):
+        names -= {"width", "height"}  # that is said already
+    return not names.isdisjoint(context.names)
 
 
 def install() -> None:

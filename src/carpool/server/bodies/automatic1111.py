@@ -146,6 +146,7 @@ def info(
     """The `info` of an answer: the settings of its pictures, as JSON."""
     width, _, height = drawn.size.partition("x")
     seeds = [one.seed for one in drawn.data]
+    used = {**values, **(drawn.settings or {})}
     prompt, negative = body.prompt, body.negative_prompt or ""
     told: dict[str, Any] = {
         "prompt": prompt,
@@ -157,23 +158,19 @@ def info(
         "width": int(width),
         "height": int(height),
         "sampler_name": SAMPLER,
-        "cfg_scale": body.cfg_scale,
-        "steps": values.get("num_inference_steps"),
+        "cfg_scale": used.get("true_cfg_scale", used.get("guidance_scale")),
+        "steps": used.get("num_inference_steps"),
         "batch_size": len(seeds),
-        "denoising_strength": values.get("strength"),
+        "denoising_strength": used.get("strength"),
         "sd_model_name": drawn.model,
-        "infotexts": [_infotext(prompt, negative, values, drawn, seed) for seed in seeds],
+        "infotexts": [as_text({**used, **_drawn(prompt, negative, drawn, seed)}) for seed in seeds],
         "warnings": list(dict.fromkeys([*warnings, *(drawn.warnings or [])])),
     }
     return json.dumps(told)
 
 
-def _infotext(
-    prompt: str, negative: str, values: Mapping[str, Any], drawn: schema.ImagesResponse, seed: int
-) -> str:
-    """The settings of a picture as that program writes them."""
+def _drawn(prompt: str, negative: str, drawn: schema.ImagesResponse, seed: int) -> dict[str, Any]:
+    """What a picture shows beside its settings."""
     width, _, height = drawn.size.partition("x")
     told = {"prompt": prompt, "negative_prompt": negative, "seed": seed, "model": drawn.model}
-    told |= {"num_inference_steps": values.get("num_inference_steps")}
-    told |= {"guidance_scale": values.get("true_cfg_scale", values.get("guidance_scale"))}
-    return as_text({**told, "width": width, "height": height})
+    return {**told, "width": width, "height": height}

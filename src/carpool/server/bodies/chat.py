@@ -119,6 +119,7 @@ class ChatCompletion(BaseModel):
     usage: ChatUsage
     metrics: schema.StageMetrics | None = None
     warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
+    settings: dict[str, Any] | None = Field(None, description=schema.SETTINGS)
 
 
 @dataclass(slots=True)

@@ -53,6 +53,10 @@ Prompts = Annotated[  # a text, or a list of such
     PlainSerializer(lambda prompts: prompts),
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}),
 ]
+SETTINGS = (
+    "that decided the first output, as they were used: the model's parameters with their defaults, "
+    "and what no request chooses in `engine`; without prompts and seed"
+)
 Name = Annotated[str | None, Field(max_length=256)]  # of one of the client's own users
 
 
@@ -209,6 +213,7 @@ class ImagesResponse(BaseModel):
     timings: Timings = Field(description="of the image that took longest; seconds")
     usage: UsageBody
     warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
+    settings: dict[str, Any] | None = Field(None, description=SETTINGS)
     metrics: StageMetrics | None = Field(
         default=None, description="where return_stage_metrics asks for it"
     )

@@ -45,6 +45,7 @@ class Video(_Record):
     fps: float
     num_frames: int
     seed: int
+    settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
     inference_time_s: float | None = Field(None, description="of its last run, once it has ended")
     stage_durations: dict[str, float] | None = Field(
         None, description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
@@ -70,8 +71,9 @@ class JobStatus(_Record):
     seeds: list[int]
     files: list[JobFile]
     settings: dict[str, Any] = Field(
-        description="what it was asked for, in the model's parameters, with those it has by "
-        "default; without pictures"
+        description="what it was asked for, in the model's parameters; once it is completed, as "
+        "they were used, with all defaults, and with what no request chooses in `engine`; without "
+        "pictures"
     )
     task: str = Field(description="of the model's `tasks`")
 

@@ -15,8 +15,9 @@ export class Card {
     this.prompt = el("p.prompt");
     this.line = el("p.muted");
     this.shared = el("p.shared");
+    this.warned = el("p.warned", { role: "note" });
     this.actions = el("div.row");
-    this.node = el("article.card", { "data-job": job.id }, this.shots, this.progress, el("div.text", {}, this.prompt, this.line, this.shared, this.actions));
+    this.node = el("article.card", { "data-job": job.id }, this.shots, this.progress, el("div.text", {}, this.prompt, this.line, this.warned, this.shared, this.actions));
     this.update();
   }
 
@@ -31,6 +32,7 @@ export class Card {
     this.progress.hidden = !isOpen(job);
     this.progress.value = job.steps ? 100 * job.step / job.steps : job.progress;
     this.line.textContent = this.#line();
+    this.warned.textContent = (job.warnings || []).join(" · ");
     const state = `${job.status} ${job.files.length}`;
     if (state !== this.shown) { this.shown = state; this.#actions(); this.#files(); }
     if (isOpen(job)) this.#previews();
@@ -131,6 +133,7 @@ export async function showDetail(dialog, job, jobs, act) {
     .filter(([name, value]) => value !== null && !["seed", "prompt", "n"].includes(name))
     .map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, typeof value === "object" ? JSON.stringify(value) : String(value))));
   const timings = el("div");
+  if (job.warnings) side.append(el("p.warned", { role: "note" }, job.warnings.join(" · ")));
   side.append(timings, el("table", {}, el("tbody", {}, rows)));
   try {
     const report = await jobs.report(job.id);

@@ -53,6 +53,7 @@ def completion(
         usage=usage_of(drawn.usage),
         metrics=metrics,
         warnings=list(dict.fromkeys([*warnings, *(drawn.warnings or [])])) or None,
+        settings=drawn.settings,
     )
 
 
@@ -81,6 +82,7 @@ class ChunkWriter:
     created: int = field(default_factory=lambda: int(time.time()))
     _usages: list[protocol.TokenUsage] = field(default_factory=list)
     _timings: list[Timings] = field(default_factory=list)
+    _warnings: dict[str, None] = field(default_factory=dict)  # in the order they came
 
     def __call__(
         self,
@@ -93,13 +95,15 @@ class ChunkWriter:
         assert isinstance(shown, protocol.Done)  # no previews are asked for
         self._usages.append(shown.usage)
         self._timings.append(shown.timings)
-        file = generation.file(number, shown.pictures[0])
+        self._warnings |= dict.fromkeys(shown.warnings)
+        file = generation.file(number, shown.pictures[0], shown.settings)
         part = _part(encoded(file), generation.format, shown.seed, shown.skipped_steps)
         events = [self._chunk(generation, _placed([part], self.has_parts), modality="image")]
         if len(self._usages) == len(generation.requests):
             slowest = max(self._timings, key=lambda timings: timings.total_s)
             metrics = {"metrics": {"stage_durations": stage_durations(slowest)}}
-            more = metrics if self.has_metrics else {}
+            more: dict[str, Any] = metrics if self.has_metrics else {}
+            more = more | ({"warnings": [*self._warnings]} if self._warnings else {})
             events.append(self._chunk(generation, {}, finish_reason="stop", **more))
             if self.has_usage:
                 usage = usage_of(generation.usage(self._usages)).model_dump()

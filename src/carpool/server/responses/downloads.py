@@ -1,8 +1,10 @@
 """Responses with files: whole, ranges, or 304 if the client has them (RFC 9110)."""
 
 import asyncio
+import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +22,8 @@ PARTS: dict[int | str, dict[str, Any]] = {
     416: {"model": schema.Error, "description": "`Range` lies behind the end"},
 }
 """For the OpenAPI document: how else such routes answer."""
+
+MOST_WARNINGS = 4096  # bytes of them in a header
 
 _ONE = r"(?:[0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})"
 _RANGES = re.compile(rf"bytes=[ \t]*{_ONE}(?:[ \t]*,[ \t]*{_ONE})*[ \t]*", re.IGNORECASE)
@@ -71,3 +75,11 @@ def satisfiable(ranges: str, size: int) -> str | None:
         headers = {"content-range": f"bytes */{size}"}
         raise HTTPException(416, f"{seen}: the file has {size} bytes", headers)
     return "bytes=" + ",".join(within)
+
+
+def warnings_header(warnings: Sequence[str] | None) -> dict[str, str]:
+    """The warnings of an answer that is a file, as a header: a JSON list in ASCII, if any fit."""
+    fitting = list(warnings or [])
+    while len(text := json.dumps(fitting)) > MOST_WARNINGS:
+        fitting.pop()
+    return {"x-warnings": text} if fitting else {}

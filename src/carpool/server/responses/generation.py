@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from carpool import media
 from carpool.fleet.serving import Serving
+from carpool.media.metadata import without_prompts
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
 from carpool.server.bodies import schema
@@ -51,15 +52,20 @@ class ImageGeneration:
     def user(self) -> str | None:
         return self.body.safety_identifier or self.body.user
 
-    def file(self, number: int, picture: protocol.Picture, *, is_final: bool = True) -> bytes:
-        """A picture as a file. Blocks: not on the event loop."""
+    def file(self, number: int, picture: protocol.Picture, used: Mapping[str, Any] | None) -> bytes:
+        """A picture as a file. Blocks: not on the event loop.
+
+        Args:
+            used: the settings that decided it; None: it is a preview.
+        """
         compression = self.body.output_compression
         return media.encode_image(
             picture,
             self.format,
             100 if compression is None else compression,
             self.model.file_metadata(
-                self.requests[number] if is_final else None,
+                None if used is None else self.requests[number],
+                used,
                 width=picture.width,
                 height=picture.height,
             ),
@@ -126,7 +132,8 @@ async def generate(
     pictures = [one.pictures[0] for one in done]
 
     def answered(number: int) -> schema.Image:
-        file, one = generation.file(number, pictures[number]), done[number]
+        one = done[number]
+        file = generation.file(number, pictures[number], one.settings)
         image = schema.Image(seed=one.seed, skipped_steps=one.skipped_steps or None)
         if generation.body.response_format == "url":
             return image.model_copy(update={"url": link(file)})
@@ -143,4 +150,5 @@ async def generate(
         timings=max((one.timings for one in done), key=lambda timings: timings.total_s),
         usage=generation.usage([one.usage for one in done]),
         warnings=list(dict.fromkeys(text for one in done for text in one.warnings)) or None,
+        settings=without_prompts(done[0].settings) or None,
     )

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError
 from carpool.fleet.serving import Serving
+from carpool.media.metadata import without_prompts
 from carpool.server.bodies import schema
 from carpool.server.responses.generation import ImageGeneration, RunInThread, gather
 from carpool.telemetry import logs
@@ -187,12 +188,15 @@ def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -
             event["skipped_steps"] = shown.skipped_steps
         if shown.warnings:
             event["warnings"] = shown.warnings
+        if settings := without_prompts(shown.settings):
+            event["settings"] = settings
         if generation.user is not None:
             event["safety_identifier"] = generation.user
     else:
         picture, kind = shown.picture, f"{generation.kind}.partial_image"
         event = {"partial_image_index": index, "step": shown.step, "steps": shown.steps}
-    content = generation.file(number, picture, is_final=isinstance(shown, protocol.Done))
+    used = shown.settings if isinstance(shown, protocol.Done) else None
+    content = generation.file(number, picture, used)
     event |= {
         "type": kind,
         "b64_json": base64.b64encode(content).decode(),

@@ -20,6 +20,7 @@ from carpool.server.bodies.json_bodies import received
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import image_work
+from carpool.server.responses.downloads import warnings_header
 from carpool.server.responses.respond import respond
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
@@ -61,7 +62,10 @@ router = router_of(WorkRoute)
     openapi_extra={"requestBody": {"required": True, "content": _CONTENT}},
 )
 async def infer(context: Context) -> Response:
-    """Draw, and answer with the picture's file; the header `x-seed` has its seed."""
+    """Draw, and answer with the picture's file.
+
+    The header `x-seed` has its seed, and `x-warnings` the warnings, as a JSON list.
+    """
     request = context.request
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     images = list[Sent]()
@@ -90,7 +94,7 @@ async def infer(context: Context) -> Response:
     assert isinstance(answer, schema.ImagesResponse)  # `stream` is refused
     [picture] = answer.data
     content = base64.b64decode(picture.b64_json or "")
-    headers = {"x-seed": str(picture.seed)}
+    headers = {"x-seed": str(picture.seed)} | warnings_header(answer.warnings)
     return Response(content, media_type=f"image/{answer.output_format}", headers=headers)
 
 

@@ -15,6 +15,7 @@ from carpool.errors import FileNotReady, UnsupportedParameter, without_paths
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
+from carpool.media.metadata import with_used, without_prompts
 from carpool.media.outputs import write_pictures
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
@@ -99,7 +100,8 @@ def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
     """The files of a job of pictures."""
     form = record.work["output"]
     pictures = [one.pictures[0] for one in done]
-    write_pictures(pictures, form["told"], folder, form["format"], form["compression"])
+    told = [with_used(said, one.settings) for said, one in zip(form["told"], done, strict=True)]
+    write_pictures(pictures, told, folder, form["format"], form["compression"])
 
 
 async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
@@ -150,7 +152,8 @@ async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
 def settings_of(record: Record) -> dict[str, Any]:
     """Settings that make a job's outputs again, input pictures aside."""
     first, output = _first(record), record.work.get("output", {})
-    settings = dict(first.get("arguments", {}))
+    used = without_prompts(record.settings or {})
+    settings = {**first.get("arguments", {}), **used}
     parts = [one for one in record.work.get("jobs") or [] if isinstance(one, dict)]
     texts = [one.get("arguments", {}).get("prompt") for one in parts]
     prompts = list(dict.fromkeys(text for text in texts if isinstance(text, str)))

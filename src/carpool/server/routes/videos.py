@@ -25,6 +25,7 @@ from carpool.errors import (
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
+from carpool.media.metadata import with_used
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.bodies import forms, peers
 from carpool.server.bodies.input_images import REFERENCE
@@ -32,9 +33,9 @@ from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import read_form, video_work
-from carpool.server.responses.downloads import PARTS, Download
+from carpool.server.responses.downloads import PARTS, Download, warnings_header
 from carpool.server.responses.stage_metrics import peak_memory_mb
-from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, submit
+from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, settings_of, submit
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.types import Timings
 from carpool.worker.protocol import Done
@@ -60,7 +61,8 @@ def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
     audio = None
     if clip.rate:
         audio = np.frombuffer(clip.sound, np.float32).reshape(clip.channels, -1), clip.rate
-    write_mp4(pixels, output["fps"], audio, path, metadata=output["told"])
+    told = with_used(output["told"], {**done[0].settings, "fps": output["fps"]})
+    write_mp4(pixels, output["fps"], audio, path, metadata=told)
     (folder / FILES["thumbnail"]).write_bytes(thumbnail(path))
     (folder / FILES["spritesheet"]).write_bytes(spritesheet(path))
 
@@ -87,6 +89,7 @@ async def _video(state: AppState, record: Record) -> Video:
         fps=fps,
         num_frames=length,
         seed=body.get("seed", 0),
+        settings=settings_of(record),
         **fields,
     )
 
@@ -155,8 +158,8 @@ async def _create(context: AuthenticatedRequest) -> Video:
 async def create_video_at_once(context: Context) -> Download:
     """Make a video, and answer with the MP4 file once it is there; a disconnect cancels it.
 
-    The headers `x-video-id`, `x-model`, `x-inference-time-s`, `x-stage-durations` and
-    `x-peak-memory-mb` tell of it.
+    The headers `x-video-id`, `x-model`, `x-inference-time-s`, `x-stage-durations`,
+    `x-peak-memory-mb` and `x-warnings`, a JSON list, tell of it.
     """
     state, owner = context.state, context.client.owner
     video = await _create(context)
@@ -175,6 +178,7 @@ async def create_video_at_once(context: Context) -> Download:
     answer.headers["x-video-id"], answer.headers["x-model"] = video.id, quote(video.model)
     answer.headers["x-inference-time-s"] = f"{video.inference_time_s or 0:.3f}"
     answer.headers["x-stage-durations"] = json.dumps(video.stage_durations or {})
+    answer.headers.update(warnings_header(video.warnings))
     answer.headers["x-peak-memory-mb"] = f"{video.peak_memory_mb or 0:.3f}"
     return answer
 

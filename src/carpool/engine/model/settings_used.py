@@ -1,0 +1,107 @@
+"""The settings that decided an output, as they were used: the request's own, and all defaults.
+
+A file, a job and an answer say them, so that the same settings give the same picture after the
+defaults of a server, a model or a library have changed. The part `engine` holds what no request may
+choose: the scheduler, number types, versions.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import diffusers
+
+import carpool
+from carpool.config import EngineSettings
+from carpool.engine.model.load import LoadedPipeline
+from carpool.request.card import HIDDEN, Task
+from carpool.request.images import NAMES as PICTURES
+from carpool.request.images import size_of
+from carpool.request.values import is_json
+from carpool.types import CheckedRequest, phase_of
+
+_UNSAID = {*HIDDEN, *PICTURES, "output_type"}
+
+
+class SettingsUsed:
+    """Says the settings of requests of one engine."""
+
+    def __init__(self, loaded: LoadedPipeline, settings: EngineSettings) -> None:
+        self._card, self._step_cache = loaded.card, settings.step_cache
+        self._engine = _engine(loaded, settings)
+
+    def of(self, request: CheckedRequest, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a request.
+
+        Args:
+            fields: of its output, whose size is known unless it is latents.
+        """
+        task = self._card.task(request.task)
+        arguments = {name: _plain(value) for name, value in request.arguments.items()}
+        used = {
+            name: value
+            for name, value in (_defaults(task, arguments) | arguments).items()
+            if name not in _UNSAID and value not in (None, "")
+        }
+        if request.arguments.get("output_type", request.output_type) != "latent":
+            used |= _size(fields)
+        if request.lora:
+            used["lora"] = [{"id": name, "scale": scale} for name, scale in request.lora]
+        threshold = self._step_cache if request.step_cache is None else request.step_cache
+        return used | ({"step_cache": threshold} if threshold else {}) | {"engine": self._engine}
+
+
+def _defaults(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The pipeline's own values of what a request leaves out."""
+    own = {one.name: one.default for one in task.parameters}
+    if not any(name in arguments for name in PICTURES):
+        own.pop("strength", None)  # it says how much of a picture is drawn anew
+    if arguments.get("sigmas") is not None or arguments.get("timesteps") is not None:
+        own.pop("num_inference_steps", None)
+    return own
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON can hold, or None."""
+    return value if is_json(value) else None
+
+
+def _size(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Width and height of the first picture or frame of an output."""
+    first = fields.get("frames", fields.get("images"))
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    size = size_of(first)
+    return {} if size is None else {"width": size[0], "height": size[1]}
+
+
+def _engine(loaded: LoadedPipeline, settings: EngineSettings) -> dict[str, Any]:
+    """What decides an output beside its request."""
+    scheduler = getattr(loaded.pipe, "scheduler", None)
+    denoisers = (module for name, module in loaded.modules.items()
+                 if phase_of(name, "forward") == "denoise")  # fmt: skip
+    dtype = getattr(next(denoisers, None), "dtype", None)
+    facts = {
+        "scheduler": None if scheduler is None else type(scheduler).__name__,
+        "scheduler_config": _changed(scheduler),
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "numerics": settings.numerics,
+        "quantize": settings.quantize or None,
+        "revision": settings.revision,
+        "pipeline": type(loaded.pipe).__name__,
+        "versions": {"carpool": carpool.__version__, "diffusers": diffusers.__version__},
+    }
+    return {name: value for name, value in facts.items() if value is not None and is_json(value)}
+
+
+def _changed(scheduler: Any) -> dict[str, Any] | None:
+    """The entries of a scheduler's configuration that are not the defaults of its class."""
+    config = getattr(scheduler, "config", None)
+    if not isinstance(config, Mapping):
+        return None
+    own = inspect.signature(type(scheduler).__init__).parameters
+    return {
+        name: value
+        for name, value in config.items()
+        if name in own and value is not None and is_json(value) and value != own[name].default
+    }

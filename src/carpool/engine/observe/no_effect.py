@@ -1,0 +1,149 @@
+"""Arguments that had no effect on a request's output, found by its own run.
+
+What a pipeline does with an argument is not known, but some of what it must do is: a text has to be
+tokenized, a variable has to be read, the scheduler's `step` has to take what is handed on to it.
+The pipeline says itself whether it guides. Where none of this is known nothing is said: a warning
+that is wrong is worse than none.
+"""
+
+import dis
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from carpool.engine.foreign_code import is_of_a_library
+from carpool.engine.intercept import Call
+from carpool.engine.tokenizers import texts_in
+from carpool.request.card import Card, Task
+from carpool.request.images import NAMES as PICTURES
+
+MOST_TEXTS = 64  # tokenized texts that are kept of a request; with more, all count as read
+_NEGATIVE = re.compile(r"negative_prompt(_\d+)?")
+_SOURCES = (*PICTURES, "video", "latents", "image_latents", "conditions", "reference_image")
+"""Arguments that `strength` may be about."""
+
+
+class EffectObserver:
+    """Follows one request, and says which of its arguments had no effect.
+
+    Args:
+        arguments: of the pipeline's `__call__`; those that are the model's own defaults are left
+            out of account.
+    """
+
+    def __init__(self, card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
+        own = {one.name: one.default for one in task.parameters}
+        self._task, self._values = task, {**own, **arguments}
+        self.given = {
+            name: value
+            for name, value in arguments.items()
+            if value is not None and not _is(value, own.get(name), card.defaults.get(name), "")
+        }
+        self.texts: list[str] = []  # that were tokenized for it
+        self._is_guided: bool | None = None  # None: the pipeline does not say
+        self._is_embedded: bool | None = None  # guidance as an input of the denoiser
+        self._takes_eta = True
+        self._has_begun = False
+
+    def tokenizes(self, value: Any) -> None:
+        """Note the texts that are tokenized, in nested lists and dicts."""
+        if len(self.texts) < MOST_TEXTS:
+            self.texts += texts_in(value)
+
+    def denoises(self, pipe: Any, call: Call) -> None:
+        """Look at the pipeline as it calls its denoiser for the first time."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        said = getattr(pipe, "do_classifier_free_guidance", None)
+        self._is_guided = said if isinstance(said, bool) else None
+        config = getattr(call.target.module, "config", {})
+        if "guidance_embeds" in config or config.get("time_cond_proj_dim") is not None:
+            self._is_embedded = bool(config.get("guidance_embeds", True))
+        scheduler = getattr(pipe, "scheduler", None)
+        if hasattr(pipe, "prepare_extra_step_kwargs") and scheduler is not None:
+            self._takes_eta = "eta" in inspect.signature(scheduler.step).parameters
+
+    def reasons(self, pipe: Any) -> Iterator[tuple[str, str]]:
+        """Yield each argument that had no effect, and why."""
+        unread = unread_parameters(type(pipe).__mro__[1]) if self.given else frozenset()
+        for name, value in self.given.items():
+            if name in unread:
+                yield name, "the pipeline does not read it"
+            elif _NEGATIVE.fullmatch(name):
+                if isinstance(value, str) and not self._reads_negative(value):
+                    yield name, f"guidance is off for this request{self._switch()}"
+            elif name == "guidance_scale" and not self._takes_guidance(value):
+                yield name, "this model is distilled and takes no guidance"
+            elif name == "true_cfg_scale" and self._lacks_negative(pipe, value):
+                yield name, "it needs a negative_prompt"
+            elif name == "eta" and not self._takes_eta:
+                yield name, f"{type(pipe.scheduler).__name__} takes none"
+            elif name == "strength" and not any(source in self.given for source in _SOURCES):
+                yield name, "it is for a picture that is drawn anew, and there is none"
+
+    def _reads_negative(self, text: str) -> bool:
+        if self._is_guided is False:
+            return False
+        words = re.findall(r"\w+", text.casefold())
+        if not (words and self.texts) or len(self.texts) >= MOST_TEXTS:
+            return True  # as far as is known
+        seen = [other.casefold() for other in self.texts]
+        return any(2 * sum(word in other for word in words) >= len(words) for other in seen)
+
+    def _switch(self) -> str:
+        for name in ("true_cfg_scale", "guidance_scale"):
+            if self._task.takes(name):
+                value = self._values.get(name)
+                is_off = isinstance(value, (int, float)) and value <= 1
+                return f": {name} above 1 switches it on" if is_off else ""
+        return ""
+
+    def _takes_guidance(self, scale: Any) -> bool:
+        if self._is_embedded or not isinstance(scale, (int, float)) or scale <= 1:
+            return True
+        if self._is_guided is not None:
+            return self._is_guided
+        is_embedded_only = self._task.takes("true_cfg_scale") or not any(
+            _NEGATIVE.fullmatch(one.name) for one in self._task.parameters
+        )
+        return not (self._is_embedded is False and is_embedded_only)
+
+    def _lacks_negative(self, pipe: Any, scale: Any) -> bool:
+        code = getattr(inspect.unwrap(type(pipe).__call__), "__code__", None)
+        names = ("negative_prompt", "negative_prompt_embeds")
+        is_known = code is not None and "do_true_cfg" in code.co_varnames
+        is_on = isinstance(scale, (int, float)) and scale > 1
+        return is_known and is_on and all(self._values.get(name) is None for name in names)
+
+
+@lru_cache(256)
+def unread_parameters(cls: type) -> frozenset[str]:
+    """The parameters of a pipeline's `__call__` that its code never reads."""
+    call = inspect.unwrap(cls.__call__)
+    code = getattr(call, "__code__", None)
+    if code is None or not is_of_a_library(cls):  # which may read all of its variables at once
+        return frozenset()
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return frozenset(names).difference(_read(code))
+
+
+def _read(code: CodeType) -> Iterator[Any]:
+    for instruction in dis.get_instructions(code):
+        if "LOAD" in instruction.opname:
+            names = instruction.argval
+            yield from names if isinstance(names, tuple) else [names]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _read(constant)
+
+
+def _is(value: Any, *others: Any) -> bool:
+    """Return whether a plain value is one of some others."""
+    plain = (bool, int, float, str)
+    return isinstance(value, plain) and any(
+        isinstance(other, plain) and value == other for other in others
+    )

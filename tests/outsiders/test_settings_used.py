@@ -1,0 +1,147 @@
+"""A file, a job and an answer say what made them: the same settings give the same picture again."""
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from support.engine_driver import Drive, driving, fresh
+from support.engine_worker import EngineWorker
+from support.pictures import png, read_settings
+from support.tiny import ARGUMENTS
+from support.video_app import play, url_of
+
+ENGINE = {"scheduler", "scheduler_config", "dtype", "numerics", "pipeline", "versions"}
+JOB = {"background_job": True}
+OTHERS = {"num_inference_steps": 3, "guidance_scale": 1.5, "width": 32, "height": 32}
+"""Defaults of a later server."""
+
+
+def talk(drive: Drive, *bodies: dict[str, Any], path: str = "/v1/images/generations") -> list[Any]:
+    answers = list[Any]()
+
+    async def scene(opened: Any) -> None:
+        for body in bodies:
+            answer = await opened.http.post(path, json=body)
+            assert answer.status_code in (200, 202), answer.text
+            answers.append(answer.json())
+            if answer.status_code == 202:
+                job = await opened.ended(answers[-1]["id"])
+                answers[-1] = {"job": job, "files": await opened.files(job)}
+
+    play(scene, EngineWorker(drive))
+    return answers
+
+
+def file_of(answer: dict[str, Any]) -> bytes:
+    return base64.b64decode(answer["data"][0]["b64_json"])
+
+
+def pixels(content: bytes) -> Any:
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+def sendable(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the playground sends of settings: the model's own parameters, and adapters."""
+    own = {n: v for n, v in settings.items() if n not in ("engine", "model")}
+    return {"prompt": "a red circle", **own}
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux", "sd15"])
+def test_settings_of_a_file_give_its_picture_after_the_defaults_have_changed(family: str) -> None:
+    defaults = {"num_inference_steps": 2, "width": 64, "height": 64}
+    with driving(fresh(family), default_sampling_params=json.dumps(defaults)) as drive:
+        [first] = talk(drive, {"prompt": "a red circle", "seed": 7})
+    settings = read_settings(file_of(first))
+    with driving(fresh(family), default_sampling_params=json.dumps(OTHERS)) as drive:
+        again, plain = talk(drive, sendable(settings), {"prompt": "a red circle", "seed": 7})
+
+    assert (pixels(file_of(again)) == pixels(file_of(first))).all()
+    assert pixels(file_of(plain)).shape != pixels(file_of(first)).shape
+    assert settings["num_inference_steps"] == 2
+    assert settings["guidance_scale"] == {"sdxl": 5.0, "flux": 3.5, "sd15": 7.5}[family]
+    assert settings["engine"].keys() >= ENGINE
+
+
+def test_a_picture_of_sdxl_says_steps_guidance_sampler_and_size_in_every_form() -> None:
+    body = {"prompt": "a red circle", "seed": 7, "size": "64x64", "num_inference_steps": 2}
+    sizes = {"width": 64, "height": 64, "steps": 2}
+    with driving(fresh("sdxl")) as drive:
+        answer, streamed = talk(drive, body, {**body, "background_job": True})
+        [jpeg] = talk(drive, {**body, "output_format": "jpeg"})
+        [webui] = talk(drive, {"prompt": "a", "seed": 7, **sizes}, path="/sdapi/v1/txt2img")
+
+    line = "Steps: 2, Sampler: EulerDiscreteScheduler, CFG scale: 5.0, Seed: 7, Size: 64x64"
+    with Image.open(io.BytesIO(file_of(answer))) as image:
+        assert line in image.text["parameters"]  # type: ignore[attr-defined]
+    with Image.open(io.BytesIO(file_of(jpeg))) as image:
+        comment = image.getexif().get_ifd(0x8769)[0x9286]
+        assert line in comment[8:].decode("utf-16-be")
+    info = json.loads(webui["info"])
+    assert (info["steps"], info["cfg_scale"], info["width"]) == (2, 5.0, 64)
+    assert line in info["infotexts"][0]
+    settings = answer["settings"]
+    assert (settings["num_inference_steps"], settings["guidance_scale"]) == (2, 5.0)
+    assert (settings["width"], settings["height"]) == (64, 64)
+    assert not any("prompt" in name for name in settings)
+    job = streamed["job"]["settings"]
+    assert {**settings, "seed": 7, "n": 1, "prompt": "a red circle"} == job
+    assert read_settings(streamed["files"][0]) == read_settings(file_of(answer))
+
+
+def test_a_strength_is_said_where_it_acts() -> None:
+    body = {"prompt": "a", "seed": 1, "num_inference_steps": 2}
+    with driving(fresh("flux")) as drive:
+        words = {**body, "size": "64x64", "max_sequence_length": 48}
+        [drawn] = talk(drive, words)
+        edit = {**body, "max_sequence_length": 48, "images": [{"image_url": url_of(png(64, 64))}]}
+        [changed] = talk(drive, edit, path="/v1/images/edits")
+
+    assert "strength" not in drawn["settings"]
+    assert changed["settings"]["strength"] == 0.6
+    with Image.open(io.BytesIO(file_of(changed))) as image:
+        assert "Denoising strength: 0.6" in image.text["parameters"]  # type: ignore[attr-defined]
+
+
+def test_in_python_an_output_says_its_settings_whatever_its_type_is() -> None:
+    words = {**ARGUMENTS["sdxl"], "num_inference_steps": 2}
+    with driving(fresh("sdxl"), numerics="exact", step_cache=0.1) as drive:
+        heard = [drive.submit("a", **words | {"output_type": kind}) for kind in ("pt", "np", "pil")]
+        latent = drive.submit("a", **words | {"output_type": "latent"})
+        drive.finish()
+
+    told = [dict(recorder.outcome.settings) for recorder in heard]
+    assert told[0] == told[1] == told[2] == latent.outcome.settings
+    assert told[0]["step_cache"] == 0.1
+    assert told[0]["engine"]["numerics"] == "exact"
+    assert told[0]["engine"]["dtype"] == "float32"
+    assert json.loads(json.dumps(told[0])) == told[0]
+
+
+def test_a_server_without_metadata_writes_none_into_files() -> None:
+    async def scene(opened: Any) -> None:
+        body = {"prompt": "secret", "num_inference_steps": 1, "size": "64x64", "seed": 1}
+        answer = (await opened.http.post("/v1/images/generations", json=body)).json()
+        assert read_settings(file_of(answer)) == {}
+        job = (
+            await opened.http.post("/v1/images/generations", json={**body, "background_job": True})
+        ).json()
+        [content] = await opened.files(await opened.ended(job["id"]))
+        assert read_settings(content) == {}
+
+    async def without_prompt(opened: Any) -> None:
+        body = {"prompt": "secret", "num_inference_steps": 1, "size": "64x64", "seed": 1}
+        job = (
+            await opened.http.post("/v1/images/generations", json={**body, "background_job": True})
+        ).json()
+        [content] = await opened.files(await opened.ended(job["id"]))
+        assert b"secret" not in content
+        assert read_settings(content)["guidance_scale"] == 5.0
+
+    with driving(fresh("sdxl")) as drive:
+        play(scene, EngineWorker(drive), metadata=False)
+        play(without_prompt, EngineWorker(drive), metadata_prompt=False)
