@@ -123,6 +123,26 @@ def test_scaled_float8_weights_by_original_names_draw_the_picture_that_they_stan
         assert gap(alone(own, request), alone(pipe, request)) <= CLOSE
 
 
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "diffusion_model."])
+def test_wan_by_its_original_names_is_read_with_its_scales_and_a_layer_more_is_named(
+    prefix: str, tmp_path: Path
+) -> None:
+    own = DiffusionPipeline.from_pretrained(checkpoint("wan21_t2v")).transformer
+    state, true = scaled(original_names.wan(own))
+    own.load_state_dict(dict(zip(own_weights(own), true.values(), strict=True)))
+    state["scaled_fp8"] = torch.tensor([], dtype=torch.float8_e4m3fn)
+    more = last_layer(state, "blocks.")
+    for name, entries in {"wan": state, "more": more}.items():
+        wrapped = {f"{prefix}{key}": weight for key, weight in entries.items()}
+        save_file(wrapped, tmp_path / f"{name}.safetensors")
+
+    pipe = served("wan21_t2v", parts={"transformer": tmp_path / "wan.safetensors"})
+
+    assert_holds(pipe.transformer, own.state_dict())
+    message = refused("wan21_t2v", "transformer", tmp_path / "more.safetensors")
+    assert "it has blocks.2.cross_attn.k.bias and" in message
+
+
 def test_a_scale_of_blocks_is_spread_over_them(tmp_path: Path) -> None:
     state = weights("flux", "transformer")
     name = "context_embedder.weight"
@@ -397,6 +417,51 @@ def test_an_adapter_is_refused_as_a_model_and_as_a_component(tmp_path: Path) -> 
         for message in (given, str(failed.value)):
             assert f"it is an adapter (it has {name})" in message
             assert "--lora NAME=FILE" in message
+
+
+def test_files_without_weights_or_quantized_by_other_libraries_are_refused(tmp_path: Path) -> None:
+    state = weights("flux", "transformer")
+    files: dict[str, tuple[dict[str, Tensor], str]] = {
+        "empty": ({}, "it holds no weights"),
+        "marks": ({"v_pred": torch.zeros(1)}, "it holds no weights"),
+        "nf4": (
+            {**state, "x_embedder.weight.quant_state.bitsandbytes__nf4": torch.zeros(2)},
+            "x_embedder are quantized as quant_state.bitsandbytes__nf4",
+        ),
+        "svdq": ({**state, "x.qweight": torch.zeros(2)}, "weights of x are quantized as qweight"),
+        "two": (
+            {
+                **state,
+                "x_embedder.scale_weight": torch.ones(1),
+                "x_embedder.weight_scale": torch.ones(1),
+            },
+            "has two scales",
+        ),
+        "alone": ({**state, "x.weight_scale": torch.ones(1)}, "it has x.weight_scale, which"),
+    }
+    for name, (entries, told) in files.items():
+        save_file(entries, tmp_path / f"{name}.safetensors")
+        assert told in refused("flux", "transformer", tmp_path / f"{name}.safetensors"), name
+
+
+def test_a_pickle_and_a_pipeline_without_the_component_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "vae.pt").write_bytes(b"pickle")
+
+    assert "may hold a pickle" in refused("flux", "vae", tmp_path / "vae.pt")
+    message = refused("wan22_t2v_a14b", "transformer_2", checkpoint("wan21_t2v"))
+    assert "it is a pipeline that has no transformer_2, but text_encoder, transformer" in message
+
+
+def test_a_folder_of_another_width_is_refused(tmp_path: Path) -> None:
+    vae = DiffusionPipeline.from_pretrained(checkpoint("flux")).vae
+    channels = vae.config.latent_channels
+    type(vae).from_config({**vae.config, "latent_channels": 2 * channels}).save_pretrained(
+        tmp_path / "vae"
+    )
+
+    message = refused("flux", "vae", tmp_path / "vae")
+
+    assert f"its latent_channels is {2 * channels}, and {channels} in this model's vae" in message
 
 
 def test_a_component_of_another_class_is_refused_by_name(tmp_path: Path) -> None:

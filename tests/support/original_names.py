@@ -1,5 +1,5 @@
-"""Weights by the names of Stable Diffusion's original code, as most files that people trade have
-them: the inverse of diffusers' converters."""
+"""Weights by the names of original code, as most files that people trade have them: the inverse of
+diffusers' converters, for Stable Diffusion and Wan."""
 
 import re
 from collections.abc import Mapping
@@ -18,6 +18,16 @@ _UNET = {
     "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2",
     "add_embedding.linear_1": "label_emb.0.0", "add_embedding.linear_2": "label_emb.0.2",
     "conv_in": "input_blocks.0.0", "conv_norm_out": "out.0", "conv_out": "out.2",
+}  # fmt: skip
+_WAN = {
+    "condition_embedder.time_embedder.linear_1": "time_embedding.0",
+    "condition_embedder.time_embedder.linear_2": "time_embedding.2",
+    "condition_embedder.text_embedder.linear_1": "text_embedding.0",
+    "condition_embedder.text_embedder.linear_2": "text_embedding.2",
+    "condition_embedder.time_proj": "time_projection.1",
+    "attn1": "self_attn", "attn2": "cross_attn", "ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2",
+    ".to_out.0.": ".o.", ".to_q.": ".q.", ".to_k.": ".k.", ".to_v.": ".v.",
+    "proj_out": "head.head",
 }  # fmt: skip
 _ATTENTION = {
     "group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out",
@@ -62,6 +72,20 @@ def _block(key: str, step: int, has_attention: Any) -> str:
 def _inner(kind: str, rest: str) -> str:
     head, _, tail = rest.rpartition(".")
     return f"{_RESNET[head]}.{tail}" if kind == "resnets" else rest
+
+
+def wan(model: Any) -> dict[str, Tensor]:
+    """The denoiser of Wan 2.1."""
+    named = {}
+    for key, weight in own_weights(model).items():
+        name = key
+        for old, new in _WAN.items():
+            name = name.replace(old, new)
+        name = name.replace(
+            "scale_shift_table", "modulation" if "blocks" in name else "head.modulation"
+        )
+        named[re.sub(r"norm[23]", lambda m: {"norm2": "norm3"}.get(m[0], "norm2"), name)] = weight
+    return named
 
 
 def vae(model: Any, prefix: str = "first_stage_model.") -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ _INDEX = "model_index.json"
 INDEXES = (_INDEX, "modular_model_index.json")
 """Of pipelines: of a class of their own, or put together from blocks (`ModularPipeline`)."""
 SINGLE_FILES = (".safetensors", ".sft", ".gguf")
-_PICKLES = (".ckpt", ".pt", ".pth", ".bin")
+PICKLES = (".ckpt", ".pt", ".pth", ".bin")
 
 
 def find(model: str | Path) -> tuple[str, dict[str, Any]]:
@@ -44,7 +44,7 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
     text = str(model)
     if is_weights(text) and folder.is_file():
         return str(folder), {"id": folder.stem, "lora": {}}
-    if folder.suffix in _PICKLES and folder.is_file():
+    if folder.suffix in PICKLES and folder.is_file():
         raise LoadFailed(f"{text!r} may hold a pickle, which can run code: take a .safetensors")
     if folder.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise LoadFailed(

@@ -5,7 +5,6 @@ store float8 weights with scales beside them, and add entries that are no weight
 model was trained. After `read_checkpoint` weights of modules are left, and nothing is dropped.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from diffusers.models.model_loading_utils import load_gguf_checkpoint
 from safetensors import safe_open
 from torch import Tensor
 
+from carpool import jsonfile
 from carpool.settings.preparation import is_gguf
 
 SCALES = (".scale_weight", ".weight_scale")
@@ -37,6 +37,8 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[^.]+)")
 _ADAPTER = re.compile(
     r"\.lora_(A|B|up|down)\b|^lora_(unet|te)|\.(hada|lokr|oft)_\w+$|\.dora_scale$"
 )
+_OF_LIBRARIES = re.compile(r"(.+?)\.(?:weight\.)?(quant_state\.bitsandbytes__\w+|qweight)$")
+"""Layers that bitsandbytes, GPTQ or SVDQuant have quantized."""
 _UNREAD = (
     "weights of {0} are quantized as {1}, which is not read from a single file: take the model in "
     "bfloat16 or scaled float8, and let quantize do the rest"
@@ -73,6 +75,8 @@ def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
     refuse_adapter(weights)
     weights = {plain: weights[name] for name, plain in plain_names(weights).items()}
     marks = {mark: weights.pop(name) for name, mark in marks_in(weights).items()}
+    if not weights:
+        raise ValueError("it holds no weights")
     said = {HEADER: metadata[HEADER]} if HEADER in metadata else {}
     return Checkpoint(files[0], _unscaled(weights, metadata, dtype), {**marks, **said})
 
@@ -125,7 +129,8 @@ def _unscaled(
             weight = name.removesuffix(suffix) + ".weight"
             if name.endswith(suffix) and weight in weights:
                 notes.add(name)
-                scales |= {weight: name} if suffix in SCALES else {}
+                if suffix in SCALES and scales.setdefault(weight, name) != name:
+                    raise ValueError(f"{weight} has two scales: {scales[weight]} and {name}")
     plain = {name: weight for name, weight in weights.items() if name not in notes}
     for name, scale in scales.items():
         plain[name] = _times(name, plain[name], scale, weights[scale]).to(dtype)
@@ -160,13 +165,30 @@ def _check_formats(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
     ComfyUI writes a layer's format beside it, or those of all layers into the header.
     """
-    formats = {
-        name.rpartition(".")[0]: json.loads(bytes(entry.tolist()))
+    formats: dict[str, Any] = {
+        name.rpartition(".")[0]: _json(name, bytes(entry.flatten().to(torch.uint8).tolist()))
         for name, entry in weights.items()
         if name.endswith(".comfy_quant")
     }
-    formats |= json.loads(metadata.get("_quantization_metadata", "{}")).get("layers", {})
+    note = "_quantization_metadata"
+    formats |= _json(note, metadata.get(note, "{}").encode()).get("layers") or {}
+    formats |= {match[1]: match[2] for name in weights if (match := _OF_LIBRARIES.match(name))}
     for layer, entry in formats.items():
         kind: Any = entry.get("format") if isinstance(entry, dict) else entry
         if kind not in FLOAT8:
             raise ValueError(_UNREAD.format(layer, kind))
+
+
+def _json(name: str, data: bytes) -> dict[str, Any]:
+    """What an entry about formats says.
+
+    Raises:
+        ValueError: names an entry that cannot be read.
+    """
+    try:
+        entry = jsonfile.loads(data.decode())
+    except ValueError as error:
+        raise ValueError(f"its {name} cannot be read: {error}") from error
+    if not isinstance(entry, dict):
+        raise ValueError(f"its {name} must be an object: {entry!r:.60}")
+    return entry

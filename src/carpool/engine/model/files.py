@@ -18,12 +18,16 @@ from carpool.engine.model.from_checkpoint import (
     component_of,
     gguf_encoder,
     refuse_report,
+    refuse_size,
 )
 from carpool.errors import LoadFailed
 from carpool.models.source import (
+    PICKLES,
     class_in,
+    components_of,
     hub_errors,
     hub_has,
+    index_of,
     is_weights,
     reach_hub,
 )
@@ -172,6 +176,11 @@ def _from_folder(
     folder = Path(where).expanduser()
     is_local = folder.is_dir()
     place = str(folder) if is_local else where
+    if folder.suffix in PICKLES and folder.is_file():
+        raise ValueError("it may hold a pickle, which can run code: take a .safetensors")
+    if is_local and index_of(folder) is not None and not (folder / name).is_dir():
+        has = ", ".join(components_of(str(folder)))
+        raise ValueError(f"it is a pipeline that has no {name}, but {has}: name a folder in it")
     if not is_local and (where.startswith((".", "/", "~")) or where.count("/") != 1):
         raise FileNotFoundError("there is no such folder, and it is no hub id like 'org/name'")
     inner = {"subfolder": name}
@@ -186,6 +195,7 @@ def _from_folder(
         place, dtype=dtype, use_safetensors=True, output_loading_info=True, **inner, **options
     )
     refuse_report(report, module)
+    refuse_size(module, name, cls, base)
     result: nn.Module = module
     return result
 

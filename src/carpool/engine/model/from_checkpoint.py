@@ -33,6 +33,8 @@ TEXT_PARTS = (
 )
 """Prefixes of text encoders in files of whole models: of the first, the second, the third."""
 EMBEDDINGS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight")
+WIDTHS = ("latent_channels", "hidden_size", "projection_dim")
+"""Entries of configurations in which what a component gives must fit the others."""
 LIBRARY_NAMES = ("diffusion_pytorch_model", "model")
 """How the libraries name weights in a folder, which has their configuration, too."""
 
@@ -229,15 +231,30 @@ def gguf_encoder(
         str(file.parent), gguf_file=file.name, dtype=dtype, output_loading_info=True
     )
     refuse_report(report, module)
-    place, inner = base.source, {"subfolder": name, "revision": base.revision or "main"}
-    config = cls.config_class.from_pretrained(place, **inner)
-    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
-        own, wanted = getattr(module.config, key, None), getattr(config, key, None)
-        if own != wanted:
-            rule = f"this model's {name} has {key} {wanted}"
-            raise ValueError(f"it holds an encoder with {key} {own}, and {rule}")
+    refuse_size(module, name, cls, base, "num_hidden_layers")
     result: nn.Module = module
     return result
+
+
+def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *more: str) -> None:
+    """Refuse a component with a configuration of its own that a pipeline cannot use.
+
+    Args:
+        more: entries of the configuration that must be the pipeline's, besides widths.
+
+    Raises:
+        ValueError: names an entry that differs.
+    """
+    if not (Path(base.source) / name / "config.json").is_file():
+        return  # of blocks, or on the hub
+    if isinstance(module, PreTrainedModel):
+        config = cls.config_class.from_pretrained(base.source, subfolder=name)
+    else:
+        config = SimpleNamespace(**cls.load_config(base.source, subfolder=name))
+    for entry in (*WIDTHS, *more):
+        own, rule = getattr(module.config, entry, None), getattr(config, entry, None)
+        if own != rule and None not in (own, rule):
+            raise ValueError(f"its {entry} is {own}, and {rule} in this model's {name}")
 
 
 def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:

@@ -118,6 +118,8 @@ def weights_of(file: str) -> dict[str, Tensor]:
     try:
         for shard in shards_of(file):
             shapes |= _shapes(str(local_file(shard)))
+        if not shapes:
+            raise ValueError("it holds no weights")
         refuse_adapter(shapes)
     except ImportError as error:
         raise LoadFailed(f"{file}: needs gguf: pip install gguf") from error
