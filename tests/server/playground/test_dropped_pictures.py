@@ -209,7 +209,7 @@ def with_exif(image: Image.Image, kind: str, block: bytes) -> bytes:
 
 
 def test_a_text_that_unpacks_without_end_is_left_unread(tmp_path: Path) -> None:
-    bomb = zlib.compress(b"a" * (600 << 20), 1)
+    bomb = zlib.compress(bytes(200 << 20), 1)
     good = (b"tEXt", f"parameters\0{LINE}".encode())
 
     paths = [tmp_path / f"{number}.png" for number in range(3)]
@@ -221,7 +221,7 @@ def test_a_text_that_unpacks_without_end_is_left_unread(tmp_path: Path) -> None:
     first, second, third = (one["settings"] for one in answer["told"])
     assert first is None
     assert second == third == READ
-    assert answer["peak"] < 300 << 20
+    assert answer["peak"] < 180 << 20
 
 
 def test_damaged_files_have_no_settings(tmp_path: Path) -> None:
