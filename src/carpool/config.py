@@ -139,9 +139,12 @@ class ServeSettings(EngineSettings, ScaleSettings):
         return bool(self.api_key) or self.api_key_file is not None
 
     def engine(self) -> EngineSettings:
-        """The part that the worker needs."""
+        """The part that the worker needs. API keys have equal shares, unless weights are set."""
         names = [field.name for field in dataclasses.fields(EngineSettings)]
-        return EngineSettings(**{name: getattr(self, name) for name in names})
+        values = {name: getattr(self, name) for name in names}
+        if self.has_keys and not self.fair_share:
+            values["fair_share"] = ("*=1",)
+        return EngineSettings(**values)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **flags: Any) -> Self:

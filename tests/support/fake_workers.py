@@ -143,7 +143,7 @@ class FakeWorker:
         if self._state != "ready":
             raise WorkerLost("the worker has died and is being restarted", retry_after_s=2)
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         pass
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:

@@ -206,12 +206,12 @@ class Fleet:
         if self.state != "ready" and self._first.pool is not None:
             self._first.pool.check_open()
 
-    def check_room(self) -> None:
-        """Raise if no model has room for a request."""
+    def check_room(self, tenant: str = "") -> None:
+        """Raise if no model has room for a request, of a tenant's."""
         errors = []
         for pool in self._pools():
             try:
-                pool.check_room()
+                pool.check_room(tenant)
                 return
             except CarpoolError as error:
                 errors.append(error)

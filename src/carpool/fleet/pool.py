@@ -222,13 +222,16 @@ class Pool:
         if self.state != "ready":
             self._members.check_open(self._tasks.first_ready.is_set(), RETRY_S)
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         """Refuse a request for which there is no room, before its body is read.
 
+        Args:
+            tenant: as of `Supervisor.check_room`.
+
         Raises:
-            Overloaded: as many requests are in flight as may run and wait.
+            Overloaded: as many requests are in flight as may run and wait, or of the tenant.
         """
-        (self.handles[0] if self._is_alone else self._queue).check_room()
+        (self.handles[0] if self._is_alone else self._queue).check_room(tenant)
 
     async def submit(
         self,
@@ -246,10 +249,10 @@ class Pool:
         Raises:
             As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
         """
+        self.check_open()
+        self.check_room(request.tenant)
         if self._is_alone:
             return await self.handles[0].submit(request, on_progress, on_preview, waited_s=waited_s)
-        self.check_open()
-        self.check_room()
         return await self._dispatcher.submit(request, on_progress, on_preview, waited_s)
 
     # For all workers

@@ -96,15 +96,21 @@ class PoolQueue:
         """A worker without requests is gone."""
         self.router.remove_worker(worker)
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         """Refuse a request for which there is no room, before its body is read.
 
+        Args:
+            tenant: as of `Supervisor.check_room`.
+
         Raises:
-            Overloaded: as many requests are in flight as may run and wait.
+            Overloaded: as many requests are in flight as may run and wait, or of the tenant.
         """
+        own = None
+        if tenant and self._settings.fair_share:
+            own = sum(one.request.tenant == tenant for one in self.requests.values())
         running = self._settings.max_running * len(self.router.workers)
         again_s = min(max(self.router.held_for_s() / 10, 1.0), 120.0)
-        check_room(len(self), running, self._settings.max_queue, again_s)
+        check_room(len(self), running, self._settings.max_queue, again_s, own=own)
 
     def admit(self, request: CheckedRequest, waited_s: float = 0.0) -> PoolRequest:
         """Take a request, or refuse it as the engine would whose queue holds what is held here.

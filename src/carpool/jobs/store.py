@@ -43,6 +43,12 @@ from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
 
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
+_KEPT = 7  # jobs of one API key that may wait for each place that is free: see `schedule.overload`
+_IN_TURN = """SELECT number, row_number() OVER (PARTITION BY owner ORDER BY number) + (
+    SELECT count(*) FROM jobs AS others INDEXED BY by_state
+    WHERE others.owner = jobs.owner AND others.state = 'in_progress'
+) AS turn FROM jobs WHERE state = 'queued'"""
+"""Queued jobs, each with its turn among those of its owner; what is in progress counts before."""
 
 
 class JobStore:
@@ -201,6 +207,13 @@ class JobStore:
                 f"{waiting} jobs wait already, the most is {self._max_waiting} (--max-queue)",
                 retry_after_s=_FULL_AGAIN_S,
             )
+        own, free = self.count_open(owner)["queued"] if owner else 0, self._max_waiting - waiting
+        if own >= _KEPT * free:
+            raise Overloaded(
+                f"{own} jobs of this API key wait already, and {free} places are free: those are "
+                "kept for other keys (--max-queue)",
+                retry_after_s=_FULL_AGAIN_S,
+            )
         return None
 
     def get(self, job_id: str, owner: str = "") -> Record:
@@ -241,8 +254,10 @@ class JobStore:
         return dict.fromkeys(OPEN, 0) | {row["state"]: row["jobs"] for row in rows}
 
     def ahead_of(self, record: Record) -> int:
-        """The number of queued jobs that were accepted before this one."""
-        query = "SELECT count(*) FROM jobs WHERE state = 'queued' AND number < ?"
+        """The number of queued jobs whose turn is before this one's."""
+        query = f"""WITH turns AS ({_IN_TURN}) SELECT count(*) FROM turns
+            JOIN turns AS own ON own.number = ?
+            WHERE (turns.turn, turns.number) < (own.turn, own.number)"""
         return int(self._db.read(query, [record.number])[0][0])
 
     def remove(self, job_id: str, owner: str = "") -> None:
@@ -252,9 +267,9 @@ class JobStore:
     # For the runner
 
     def take(self, most: int) -> list[Record]:
-        """Put the oldest queued jobs in progress."""
-        query = """UPDATE jobs SET state = 'in_progress', started_s = coalesce(started_s, ?)
-            WHERE number IN (SELECT number FROM jobs WHERE state = 'queued' ORDER BY number LIMIT ?)
+        """Put the queued jobs in progress whose turn it is: owners take turns."""
+        query = f"""UPDATE jobs SET state = 'in_progress', started_s = coalesce(started_s, ?)
+            WHERE number IN (SELECT number FROM ({_IN_TURN}) ORDER BY turn, number LIMIT ?)
             RETURNING *"""
         rows = self._db.write(query, [self.clock(), most])
         return sorted(map(record_of, rows), key=lambda record: record.number)

@@ -18,6 +18,9 @@ from carpool.errors import Overloaded, TooLate
 
 ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
 LEAVE = (0.4, 0.7, 0.9)  # and end
+KEPT = 7
+"""One tenant alone takes seven eighths of all places, two take 7/15 each. With 3, one alone takes
+three quarters; with 15 a newcomer finds a sixteenth."""
 BOUNDS_S = (0.1, 120.0)  # of hints when to come again; SDKs ignore longer ones
 
 
@@ -79,13 +82,28 @@ def check_stage(
         )
 
 
-def check_room(in_flight: int, running: int, queued: int, again_s: float) -> None:
+def check_room(
+    in_flight: int, running: int, queued: int, again_s: float, *, own: int | None = None
+) -> None:
     """Refuse a new request where `running` may run, `queued` may wait, and as many do.
+
+    Args:
+        own: of those in flight, how many are its tenant's, where tenants share the places: a tenant
+            may have `KEPT` times as many as are free, so that there are some for the next one.
 
     Raises:
         Overloaded: to come again after `again_s`.
+
+    Source: dynamic queue thresholds, Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998.
     """
-    if in_flight >= running + queued:
+    free = running + queued - in_flight
+    if own and free > 0 and own >= max(running, KEPT * free):
+        raise Overloaded(
+            f"{own} requests of this API key wait or run, and {free} places are free: those are "
+            "kept for other keys (--max-running, --max-queue)",
+            retry_after_s=again_s,
+        )
+    if free <= 0:
         raise Overloaded(
             f"the queue is full: {in_flight} requests wait or run, the most is "
             f"{running} + {queued} (--max-running, --max-queue)",

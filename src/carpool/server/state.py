@@ -279,7 +279,7 @@ class AuthenticatedRequest:
 
     async def check_room(self) -> None:
         """Refuse a request if the backend is full, or its client has too many requests and jobs."""
-        self.state.backend.check_room()
+        self.state.backend.check_room(self.client.key)
         slot: Permit = self.request.state.slot
         if self.state.has_jobs and slot.most is not None:
             open_jobs = await self.state.runner.count_open(self.client.owner)

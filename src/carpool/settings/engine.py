@@ -123,8 +123,9 @@ class EngineSettings:
     )
     fair_share: tuple[str, ...] = setting(
         (),
-        "continuous: TENANT=WEIGHT, '*' for all others; repeatable; none: no shares. A tenant is "
-        "an API key's name, or without keys what requests say as `user`",
+        "continuous: TENANT=WEIGHT, '*' for all others; repeatable; default: equal shares of API "
+        "keys, and none without keys. A tenant is an API key's name, or without keys what requests "
+        "say as `user`",
     )
     admit_late: bool = setting(
         False, "accept requests whose deadline_s cannot be met, with a warning in the log"

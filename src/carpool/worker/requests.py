@@ -79,6 +79,10 @@ class WorkerRequests:
     def __len__(self) -> int:
         return len(self._in_flight)
 
+    def count(self, tenant: str) -> int:
+        """The number of a tenant's requests."""
+        return sum(one.submit.request.tenant == tenant for one in self._in_flight)
+
     @property
     def answers(self) -> list[asyncio.Future[protocol.Done]]:
         return [request.answer for request in self._in_flight]

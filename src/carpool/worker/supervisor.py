@@ -194,15 +194,19 @@ class Supervisor:
             again_s = self._until_ready_s()
             raise WorkerLost("the worker has died and is being restarted", retry_after_s=again_s)
 
-    def check_room(self) -> None:
+    def check_room(self, tenant: str = "") -> None:
         """Refuse a request that the worker would refuse, without asking the worker.
 
+        Args:
+            tenant: whose request it is, where tenants share the places; empty: nobody's.
+
         Raises:
-            Overloaded: as many requests are in flight as may run and wait.
+            Overloaded: as many requests are in flight as may run and wait, or of the tenant.
         """
         settings = self._load.settings
         running, queued = settings.max_running, settings.max_queue
-        check_room(len(self._requests), running, queued, self._slot_s or 1.0)
+        own = self._requests.count(tenant) if tenant and settings.fair_share else None
+        check_room(len(self._requests), running, queued, self._slot_s or 1.0, own=own)
 
     def _until_ready_s(self) -> float:
         """Predict the seconds until the next worker is ready, from what the last one took."""
