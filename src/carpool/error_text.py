@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+MOST_TEXT = 10_000  # characters of a foreign message: a traceback fits, a printed tensor is cut
+_CAUSE: Any = vars(BaseException)["__cause__"]
 _PATH = re.compile(
     r"""(['"`])(?:[a-z]+:/*)?~?/[\w.~@+-][^'"`\n]*\1"""  # in quotes, spaces and all
     r"""|(?:\b[a-z]+:)?/{3,}[^\s'"`<>|,;()\[\]{}]+(?<![:.!?])"""  # file:///etc
@@ -18,20 +20,48 @@ def without_paths(text: str) -> str:
     return _PATH.sub(lambda found: f"{found[1] or ''}<path>{found[1] or ''}", text)
 
 
+def text_of(error: BaseException) -> str:
+    """The message of an exception, as UTF-8 can hold it, whatever its class does when asked."""
+    try:
+        text = str(error)
+    except BaseException as defect:  # even one that ends programs: it is only a message
+        text = f"its message cannot be read: {type(defect).__name__}"
+    if len(text) > MOST_TEXT:
+        text = f"{text[:MOST_TEXT]}... ({len(text)} characters)"
+    return _encodable(text)
+
+
 def reason(error: BaseException) -> str:
     """The message of a foreign exception as clients may read it: without paths."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror  # the names of files are apart from it
-    return without_paths(str(error))
+    is_of_the_system = issubclass(type(error), OSError)  # not `isinstance`: a class may lie
+    if is_of_the_system and type(error.strerror) is str and error.strerror:  # type: ignore[attr-defined]
+        return _encodable(error.strerror)  # type: ignore[attr-defined]  # names of files are apart
+    return without_paths(text_of(error))
+
+
+def named(error: BaseException) -> str:
+    """The class and the message of a foreign exception, as clients may read them."""
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def in_full(error: BaseException) -> str:
     """The messages of an exception and its causes, for the log."""
-    said, cause = [str(error)], error.__cause__
-    while cause is not None:
-        said.append(f"{type(cause).__name__}: {cause}")
-        cause = cause.__cause__
+    said, cause, seen = [text_of(error)], _cause_of(error), {id(error)}
+    while cause is not None and id(cause) not in seen:  # `raise error from error` is a circle
+        seen.add(id(cause))
+        said.append(f"{type(cause).__name__}: {text_of(cause)}")
+        cause = _cause_of(cause)
     return "; caused by ".join(said)
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    cause: BaseException | None = _CAUSE.__get__(error)  # of a class that may have its own
+    return cause
+
+
+def _encodable(text: str) -> str:
+    """A plain string that UTF-8 can hold: without half characters, and of no class of its own."""
+    return text.encode(errors="replace").decode()
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 from carpool.error_text import in_full as in_full
+from carpool.error_text import named as named
 from carpool.error_text import nearest as nearest
 from carpool.error_text import reason as reason
 from carpool.error_text import show as show
+from carpool.error_text import text_of as text_of
 from carpool.error_text import without_paths as without_paths
 
 

@@ -23,6 +23,7 @@ REASONS = {
     "untried": "wider has not been tried yet",
     "group": "others would slow down those who began together",
     "split": "a wider one failed and was cut in two",
+    "failed": "the choice of calls failed: see the log",
 }
 
 

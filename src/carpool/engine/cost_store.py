@@ -7,15 +7,18 @@ machine was then; an old one, or one of other versions, counts for less.
 import hashlib
 import json
 import logging
+import math
 import os
-import threading
+import re
 import time
 from pathlib import Path
 
 from carpool import jsonfile
 from carpool.config import EngineSettings
+from carpool.engine import kept_file
 from carpool.engine.model.fingerprint import fingerprint
 from carpool.engine.model.load import LoadedPipeline, versions
+from carpool.errors import named
 from carpool.schedule.cost import Costs
 from carpool.schedule.learned_curve import PRIOR
 from carpool.types import Clock
@@ -27,6 +30,7 @@ OTHER_VERSIONS = 0.3  # of torch, diffusers...: what a table is worth then
 HALF_LIFE_DAYS = 30.0
 UNKNOWN_AGE = 0.5
 LEAST = 0.2
+_BEGIN = b'{\n "identity": '  # of every table that is written here
 
 
 class StoredCosts:
@@ -56,28 +60,35 @@ class StoredCosts:
         return cache / "carpool" / f"costs-{digest[:16]}.json"
 
     def _read(self) -> Costs:
+        content: bytes | None = None
         try:
-            text = jsonfile.read(self.path)
-            self._is_ours |= not text  # nothing can be lost
-            data = jsonfile.loads(text)
+            content = kept_file.read(self.path)
+            data = jsonfile.loads(content)
             identity, costs = data["identity"], data["costs"]
             self._is_ours = True
             same = [name for name in MUST_BE_SAME if identity.get(name) == self._identity[name]]
+            weight = PRIOR * self._trust(identity, data.get("learned_unix_s"))
+            learned = Costs.from_json(costs, weight=weight)
             if len(same) == len(MUST_BE_SAME):
-                weight = PRIOR * self._trust(identity, data.get("learned_unix_s"))
-                return Costs.from_json(costs, weight=weight)
+                return learned
             log.info("%s was measured with something else: it begins anew", self.path)
         except FileNotFoundError:
             self._is_ours = True
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = "begins anew" if self._is_ours else "stays as it is; what is learned is not kept"
-            log.warning("%s is no table of costs, and %s: %s", self.path, what, error)
+        except Exception as error:  # whatever a damaged file makes of it
+            self._is_ours |= content is not None and _was_a_table(content)
+            if self._is_ours:
+                kept_file.set_aside(self.path, error)
+            else:
+                log.warning(
+                    "%s is no table of costs, and stays as it is; what is learned is not kept: %s",
+                    self.path, named(error),
+                )  # fmt: skip
         return Costs()
 
     def _trust(self, identity: object, learned_unix_s: object) -> float:
         """How much a table is worth, in parts of a fresh one of the same versions."""
         known = OTHER_VERSIONS if identity != self._identity else 1.0
-        if not isinstance(learned_unix_s, (int, float)):
+        if not isinstance(learned_unix_s, (int, float)) or not math.isfinite(learned_unix_s):
             return known * UNKNOWN_AGE
         days = max(0.0, self._wall_clock() - learned_unix_s) / 86400
         return known * max(LEAST, float(0.5 ** (days / HALF_LIFE_DAYS)))
@@ -92,11 +103,10 @@ class StoredCosts:
             "speed_factor": self.costs.factor,
             "costs": self.costs.to_json(),
         }
-        # two engines of one process may have the same file
-        fresh = self.path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(data, indent=1) + "\n")
-            os.replace(fresh, self.path)
-        except OSError as error:
-            log.warning("what was learned is not kept: %s", error)
+        kept_file.write(self.path, data)
+
+
+def _was_a_table(content: bytes) -> bool:
+    """Whether what cannot be read as a table begins as one, or holds nothing."""
+    is_empty = not content.strip(b"\0 \r\n\t")  # zeros are left by machines that lost their power
+    return is_empty or _BEGIN.startswith(content) or bool(re.match(rb'\s*{\s*"identity"', content))

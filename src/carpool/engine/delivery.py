@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from carpool.engine.model.device import Device, DeviceLost
+from carpool.engine.containment import EngineLost, Stages
+from carpool.engine.model.device import Device
 from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.view import finish
 from carpool.engine.request import Outcome, RequestState
-from carpool.errors import PipelineFailed, WorkerLost, reason
-from carpool.types import CheckedRequest, Event
+from carpool.errors import CarpoolError, PipelineFailed, WorkerLost, named
+from carpool.types import CheckedRequest, Event, Timings
 
 RunOffLoop = Callable[[Callable[[], None]], object]
 """Runs work on another thread, in the order given: `executor.submit`, or a test's own."""
@@ -43,8 +44,9 @@ def deliver(
     device: Device,
     settings: SettingsUsed,
     off_loop: RunOffLoop,
+    stages: Stages,
 ) -> None:
-    """Give a finished request's outcome to its listener.
+    """Give a finished request's outcome to its listener, whatever fails.
 
     Args:
         output: of the pipeline, on the device; not read if there is an error.
@@ -52,7 +54,8 @@ def deliver(
         off_loop: where it happens.
     """
     request, listener, timeline = state.request, state.listener, state.timeline
-    timings, mark = timeline.timings(), device.mark()
+    timings = stages.contain("timeline", Timings(), timeline.timings, states=[state])
+    mark = stages.contain("tell", None, device.mark)
 
     def convert_and_tell() -> None:
         fields: dict[str, Any] = {}
@@ -60,24 +63,24 @@ def deliver(
         failure = error
         try:
             if failure is None:
+                stages.reach("convert", [state])
                 fields = finish(output, partial(device.to_host, mark=mark))
-                used = settings.of(request, fields)
-        except Exception as defect:
-            try:
-                device.check(defect)
-            except DeviceLost as lost:
-                failure = WorkerLost(f"{lost}: the output is lost with it")
-            else:
-                failure = PipelineFailed(f"the output cannot be converted: {named(defect)}")
-                failure.__cause__ = defect
-                timeline.fail(failure)
-        skipped = timeline.skipped_steps
-        warnings = (*state.warnings, *_other_size(request, used, state.warnings))
-        listener.done(Outcome(request, fields, failure, timings, warnings, skipped, used))
-        step, steps = timeline.step, timeline.steps
-        listener.event(Event("finished", request.request_id, now_s, step, steps, failure))
+                used = stages.contain("count", used, settings.of, request, fields)
+        except BaseException as defect:
+            failure = _conversion_failed(defect, device)
+            timeline.fail(failure)
+        step, steps, skipped = timeline.step, timeline.steps, timeline.skipped_steps
+        other_size = stages.contain("count", None, _other_size, request, used, state.warnings)
+        warnings = (*state.warnings, *(other_size or ()))
+        outcome = Outcome(request, fields, failure, timings, warnings, skipped, used)
+        stages.contain("tell", None, listener.done, outcome, states=[state])
+        finished = Event("finished", request.request_id, now_s, step, steps, failure)
+        stages.contain("tell", None, listener.event, finished, states=[state])
 
-    off_loop(convert_and_tell)
+    try:
+        off_loop(convert_and_tell)
+    except RuntimeError:  # the thread has ended
+        convert_and_tell()
 
 
 def _other_size(
@@ -94,6 +97,12 @@ def _other_size(
     return ["size {}x{} was drawn as {}x{}".format(*sides, *drawn)]
 
 
-def named(error: Exception) -> str:
-    """An error's class and message."""
-    return f"{type(error).__name__}: {reason(error)}"
+def _conversion_failed(defect: BaseException, device: Device) -> CarpoolError:
+    try:
+        if isinstance(defect, Exception):
+            device.check(defect)
+    except EngineLost as lost:
+        return WorkerLost(f"{lost}: the output is lost with it")
+    failure = PipelineFailed(f"the output cannot be converted: {named(defect)}")
+    failure.__cause__ = defect
+    return failure

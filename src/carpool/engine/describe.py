@@ -82,6 +82,7 @@ class Describer:
             if call.target.spec is None and target.method != "generate":
                 self._log_once(target)
             key, rows = self._fuser.describe(call)
+            hash(key)  # of values that may be of any class: it is said now if that cannot be done
             if is_lasting and (tests := _tests(target, call)) is not None:
                 names = tuple(call.kwargs)
                 known[id(target)] = Description(len(call.args), names, tests, key, rows)
@@ -90,6 +91,12 @@ class Describer:
         if self._probation.runs_alone(call, key):
             key = self._fuser.alone(call)
         return call, (key, request.lora) if self._is_grouped else key, rows
+
+    def alone(self, call: Call, request: CheckedRequest) -> tuple[Call, Hashable, int]:
+        """What `describe` gives, for a call that it raises for: that runs alone."""
+        if request.lora:
+            call = replace(call, lora=request.lora)
+        return call, self._fuser.alone(call), 1
 
     def _log_once(self, target: Target) -> None:
         name = type(target.module).__name__

@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from carpool.engine.containment import UNCONTAINED
 from carpool.engine.intercept import Call
-from carpool.errors import OutOfMemory
+from carpool.errors import OutOfMemory, text_of
 
 
 class Ready(Protocol):
@@ -33,7 +34,7 @@ class Ready(Protocol):
 class Failure:
     """An exception in the place of a call's answer."""
 
-    error: Exception
+    error: BaseException
 
 
 REFUSALS = 2  # of one key, after which it is not chance
@@ -106,8 +107,10 @@ def execute(
             widths.fitted(ready[0].key, rows)
         return answers
     except torch.OutOfMemoryError as error:
-        failure, is_memory = str(error), True
-    except Exception as error:
+        failure, is_memory = text_of(error), True
+    except UNCONTAINED:
+        raise
+    except BaseException as error:
         if len(ready) == 1:
             return [Failure(error)]
         is_memory = False
@@ -120,7 +123,7 @@ def execute(
             try:
                 tiled = in_tiles(ready[0])
             except torch.OutOfMemoryError as error:
-                tiled, failure = None, str(error)
+                tiled, failure = None, text_of(error)
             return tiled or [Failure(_does_not_fit(ready[0], failure))]
         widths.too_wide(ready[0].key, rows)
     half = len(ready) // 2

@@ -1,27 +1,39 @@
 """Fault injection, for tests: switched on by the environment variable `CARPOOL_FAULT`.
 
-A fault is `POINT:WHAT:WHEN`; several are separated by commas. The only point, `forward`, is where
-the main loop runs a forward, so that `execute` sees an injected fault as it would see a real one.
-`noise` changes the last bits of the output of a forward of several calls, as most devices do: a
-test that passes under `forward:noise:1` does not depend on its processor.
+A fault is `POINT:WHAT:WHEN`; several are separated by commas. The points are the stages of a turn:
+`forward` is where the main loop runs one, so that `execute` sees an injected fault as it would see
+a real one, and each of the others is a boundary of `containment.py`, except `turn`, which is
+outside of all of them. `noise` changes the last bits of the output of a forward of several calls,
+as most devices do: a test that passes under `forward:noise:1` does not depend on its processor.
 """
 
+import asyncio
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, get_args
 
 import torch
 from torch import Tensor
 
 from carpool.config import FAULT_VARIABLE
+from carpool.engine.containment import RequestStage, TurnStage
 from carpool.engine.execute import RunCalls
 from carpool.engine.request import RequestState
 from carpool.errors import InvalidValue
 
-POINTS = ("forward",)
+POINTS = ("forward", "turn", *get_args(RequestStage), *get_args(TurnStage))
+
+
+class Unprintable(Exception):
+    """Its message cannot be read."""
+
+    def __str__(self) -> str:
+        raise self
+
+    __repr__ = __str__
 
 
 def _exhaust() -> None:
@@ -37,7 +49,29 @@ def _hang() -> None:
         time.sleep(3600)
 
 
-_STRIKES: dict[str, Callable[[], None]] = {"memory": _exhaust, "kill": _kill, "hang": _hang}
+def _raise(error: Callable[[], BaseException]) -> Callable[[], None]:
+    def strike() -> None:
+        raise error()
+
+    return strike
+
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "error": lambda: RuntimeError("a fault on purpose"),
+    "value": lambda: ValueError("half a character on purpose: \ud800"),
+    "stop": StopIteration,
+    "exit": lambda: SystemExit(3),
+    "interrupt": KeyboardInterrupt,
+    "generator": GeneratorExit,
+    "cancelled": asyncio.CancelledError,
+    "unprintable": Unprintable,
+}
+_STRIKES: dict[str, Callable[[], None]] = {
+    "memory": _exhaust,
+    "kill": _kill,
+    "hang": _hang,
+    **{name: _raise(error) for name, error in ERRORS.items()},
+}
 WHATS = (*_STRIKES, "noise")
 # Sixteen last bits: on AMD Zen 5 fused forwards were seen further from lone ones. It moves some of
 # a picture's 12,288 8-bit values by one; a last bit alone would move one in every other picture.
@@ -75,16 +109,21 @@ class Faults:
         """
 
         def faulty(states: Sequence[RequestState]) -> list[Any]:
-            due = self.due("forward", {state.request.seed for state in states})
-            for what in due:
-                if what in _STRIKES:
-                    _STRIKES[what]()
+            due = self.strike("forward", states)
             answers = run(states)
             if "noise" in due and len(states) > 1 and not is_exact:
                 return [self._noisy(answer) for answer in answers]
             return answers
 
         return faulty
+
+    def strike(self, point: str, states: Iterable[RequestState] = ()) -> list[str]:
+        """Pass a point with these requests; returns the due faults that are no strikes."""
+        due = self.due(point, {state.request.seed for state in states})
+        for what in due:
+            if what in _STRIKES:
+                _STRIKES[what]()
+        return due
 
     def due(self, point: str, seeds: set[int]) -> list[str]:
         """The faults that are due at this passing of a point."""

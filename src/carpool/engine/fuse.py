@@ -59,6 +59,8 @@ class Fuser:
             return _Alone(call), 1
         try:
             rows = len(arguments[target.spec.rows])
+            if not rows:
+                return _Alone(call), 1
             parts = [
                 (name, self._part(target.spec.rules.get(name), value, rows, arguments))
                 for name, value in sorted(arguments.items(), key=name_of)
@@ -105,7 +107,8 @@ class Fuser:
         everyone = [call.arguments() for call in calls]
         if len(calls) > 1:
             make_masks(spec, everyone)
-        device = everyone[0][spec.rows][0].device
+        leading = everyone[0][spec.rows]  # perhaps of no rows
+        device = (leading if isinstance(leading, Tensor) else leading[0]).device
         rules, joined = spec.rules, dict(spec.adds)
         for name in everyone[0]:
             values = [one[name] for one in everyone if name in one]
@@ -182,8 +185,8 @@ class Fuser:
             return self._digests.of(value)
         if isinstance(rule, Pad) and (rule.makes_mask or arguments.get(rule.mask) is not None):
             is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
-            if not (rule.cut and is_tuple) and not self.is_exact:
-                shape[rule.axis] = -1
+            if shape[rule.axis] and not (rule.cut and is_tuple) and not self.is_exact:
+                shape[rule.axis] = -1  # a length of 0 stays: all of its padding would be hidden
         return value.dtype, value.device, tuple(shape[1:])
 
     def content(self, value: Any) -> Hashable:

@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 from carpool.engine import pinned_copies, provenance, random_state
+from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
 from carpool.engine.overlay.functions import FunctionModes, WeightsWatch
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
-from carpool.errors import PipelineFailed
+from carpool.errors import PipelineFailed, named
 
 log = logging.getLogger("carpool")
 
@@ -118,6 +119,31 @@ class RequestContext:
         self._copies = copies  # from the host to an accelerator
 
     def enter(self) -> None:
+        """Show the request its own state.
+
+        Raises:
+            EngineLost: it cannot be done as a whole: others might see a part of that state.
+        """
+        try:
+            self._enter()
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def leave(self) -> None:
+        """Show everybody the shared state again.
+
+        Raises:
+            EngineLost: as `enter` does.
+        """
+        try:
+            self._leave()
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> EngineLost:
+        return EngineLost(f"request {self.request_id} cannot be kept apart: {named(error)}")
+
+    def _enter(self) -> None:
         self._outside = Modes.now()
         is_changed = self._modes is not self._outside
         if self._no_inference is not None:
@@ -132,7 +158,7 @@ class RequestContext:
         self.overlay.apply()
         self._functions.enter()
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         self._functions.leave()
         if self._copies:
             provenance.ignore()

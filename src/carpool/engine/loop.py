@@ -6,6 +6,7 @@ called from any thread.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,12 +18,13 @@ import torch
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.registry import AdapterRegistry
+from carpool.engine.containment import UNCONTAINED, EngineLost, Stages
 from carpool.engine.cost_store import StoredCosts
-from carpool.engine.delivery import OffLoop, RunOffLoop, named
+from carpool.engine.delivery import OffLoop, RunOffLoop
 from carpool.engine.execute import RunCalls
+from carpool.engine.faults import Faults
 from carpool.engine.installation import Installation
 from carpool.engine.journal import Journal
-from carpool.engine.model.device import DeviceLost
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
@@ -35,13 +37,15 @@ from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
-from carpool.errors import Cancelled, CarpoolError, PipelineFailed, WorkerLost
+from carpool.errors import Cancelled, CarpoolError, WorkerLost, named
 from carpool.request.adapter_names import AdapterInfo
 from carpool.schedule.policy import Policy
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
+
+MOST_FAILED_TURNS = 3  # one after the other, after which the next one is not going to be better
 
 
 class EngineCore:
@@ -73,7 +77,9 @@ class EngineCore:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
         self.heartbeat, self._stats = LoopProgress(clock), Stats(clock)
-        self._timelines = TimelineStore()
+        faults = Faults.from_environment(os.environ)
+        self.stages = stages = Stages(faults)
+        self._timelines, self._failed_turns = TimelineStore(), 0
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
         is_exact = settings.numerics == "exact"
         self._installation = Installation(loaded, self.heartbeat, is_exact=is_exact)
@@ -81,7 +87,7 @@ class EngineCore:
         watch, streamer = Stopwatch(loaded.device), loaded.streamer
         sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
         self.scheduler = Scheduler(
-            loaded, settings, self._queue, clock, table, policy, watch, sweeps
+            loaded, settings, self._queue, clock, table, policy, watch, sweeps, stages
         )
         self._observers: list[ForwardObserver] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
@@ -95,12 +101,13 @@ class EngineCore:
         kept = table.path.with_suffix(".fusing.json") if table else None
         self.runner = ModelRunner(
             loaded, settings, adapters, self._installation.interception, self.scheduler,
-            self.heartbeat, sweeps, clock, self._observers, around, verdicts=kept,
+            self.heartbeat, sweeps, clock, self._observers, around, stages, faults, verdicts=kept,
         )  # fmt: skip
         self._off_loop = OffLoop(off_loop)
         self.running = RunningRequests(
             loaded, settings, clock, self._queue, self._installation, self.runner.describer,
             self.scheduler.admission, self._off_loop, self.heartbeat, self._stats, self._timelines,
+            stages,
         )  # fmt: skip
 
     # From any thread
@@ -124,7 +131,7 @@ class EngineCore:
             TooLate, Overloaded, Draining: see `AdmissionControl.check`, `RequestQueue.put`.
         """
         self._installation.adapters.check(request.lora)
-        self.scheduler.admission.check(request, self.running.states, waited_s)
+        self.scheduler.check(request, self.running.states, waited_s)
         self._queue.put(
             request,
             listener,
@@ -201,19 +208,39 @@ class EngineCore:
             self.enter()
             entered()
             while not self._queue.is_closed:
-                if not self.step():
-                    self.heartbeat.idle()
-                    self.scheduler.wait()
-        except Exception as error:  # a defect of ours: no request may wait for ever because of it
-            log.exception("the engine's loop failed")
+                self._turn()
+        except (Exception, EngineLost) as error:
+            log.exception("the engine ends")
             self._queue.close()
-            self.running.end_all(PipelineFailed(f"the engine failed: {named(error)}"))
-        except DeviceLost as lost:
-            self._queue.close()
-            self.running.end_all(WorkerLost(f"{lost}: load the model again, in a new process"))
+            if not self.loaded.device.is_lost:
+                self.loaded.device.at_loss()  # a worker ends here, and what it ran goes on
+            why = str(error) if isinstance(error, EngineLost) else f"the engine: {named(error)}"
+            self.running.end_all(WorkerLost(f"{why}: load the model again, in a new process"))
         finally:
             entered()
             self.leave()
+
+    def _turn(self) -> None:
+        """Make a turn, and sleep if there was nothing to do.
+
+        If one fails beside its stages, the next one finds the calls parked that it had not run.
+
+        Raises:
+            EngineLost: several have failed, one after the other.
+        """
+        try:
+            if not self.step():
+                self.heartbeat.idle()
+                self.scheduler.wait()
+            self._failed_turns = 0
+        except UNCONTAINED:
+            raise
+        except BaseException as error:
+            self._failed_turns += 1
+            log.exception("a turn of the engine failed")
+            self.loaded.device.at_loss()
+            if self._failed_turns >= MOST_FAILED_TURNS:
+                raise EngineLost(f"the engine failed: {named(error)}") from error
 
     def enter(self) -> None:
         """Make the calling thread the engine's own."""
@@ -227,11 +254,12 @@ class EngineCore:
         self.running.end_all(Cancelled("the engine was closed"))
         self._installation.remove()
         self.scheduler.close()
-        self.runner.probation.keep()
+        self.stages.contain("learn", None, self.runner.probation.keep)
         self._off_loop.close()
 
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
+        self.stages.reach("turn")
         began_s, forward_s = self._clock(), 0.0
         self.running.fiber_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
@@ -248,9 +276,11 @@ class EngineCore:
             self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
         turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s
-        self._stats.turn(turn_s, forward_s, fiber_s)
-        self.after_turn()
+        contain = self.stages.contain
+        contain("count", None, self._stats.turn, turn_s, forward_s, fiber_s)
+        contain("journal", None, self.after_turn)
         if selected:
-            loop_s = turn_s - forward_s - fiber_s
-            self.scheduler.turned(len(selected), loop_s, fiber_s, self.running.longest_s)
+            loop_s, longest_s = turn_s - forward_s - fiber_s, self.running.longest_s
+            turned = self.scheduler.turned
+            contain("learn", None, turned, len(selected), loop_s, fiber_s, longest_s)
         return bool(selected) or has_resumed or self._queue.has_news

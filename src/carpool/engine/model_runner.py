@@ -6,15 +6,15 @@ forward raises becomes the failure of the calls that cause it (`execute.py`). Wh
 decided here.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.containment import UNCONTAINED, Stages
 from carpool.engine.describe import Describer
-from carpool.engine.execute import RunCalls, execute
+from carpool.engine.execute import Failure, RunCalls, execute
 from carpool.engine.faults import Faults
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Interception
@@ -60,13 +60,15 @@ class ModelRunner:
         clock: Clock,
         observers: Sequence[ForwardObserver],
         around: Callable[[RunCalls], RunCalls],
+        stages: Stages,
+        faults: Faults | None,
         *,
         verdicts: Path | None,
     ) -> None:
         self._loaded, self._device = loaded, loaded.device
         self._clock, self._heartbeat = clock, heartbeat
         self._adapters, self._interception = adapters, interception
-        self._scheduler, self._sweeps = scheduler, sweeps
+        self._scheduler, self._sweeps, self._stages = scheduler, sweeps, stages
         self.fuser = Fuser(is_exact=settings.numerics == "exact")
         self.probation = Probation(
             self.fuser,
@@ -78,12 +80,26 @@ class ModelRunner:
         self.describer = Describer(self.fuser, self.probation, is_grouped_by_lora=is_grouped)
         self._observers = observers
         run: RunCalls = self._run
-        if faults := Faults.from_environment(os.environ):
+        if faults is not None:
             run = faults.around(run, is_exact=self.fuser.is_exact)
         self._run_forward = self.probation.around(around(run), self._run_to_compare)
 
     def execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
-        """Run each selection as one forward; their calls' answers, or `Failure`s, in order."""
+        """Run each selection as one forward; their calls' answers, or `Failure`s, in order.
+
+        Where something beside the forwards fails, each call is run by itself.
+        """
+        states = [state for selection in selections for state in selection]
+        try:
+            return self._execute(selections)
+        except UNCONTAINED:
+            raise
+        except BaseException as error:
+            if len(states) == 1:
+                return [Failure(error)]
+        return [answer for state in states for answer in self.execute([[state]])]
+
+    def _execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
         run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
         if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
             [selected] = selections
@@ -107,7 +123,7 @@ class ModelRunner:
         calls, rows = [state.call for state in states], [state.rows for state in states]
         self._interception.check()
         self._scheduler.learning.watch.start()
-        expected_s = self._scheduler.expected_s(rows)
+        expected_s = self._expected_s(rows)
         self._heartbeat.beat(expected_s)
         began_s = self._clock()
         try:
@@ -124,8 +140,11 @@ class ModelRunner:
         why = self._scheduler.why_not_wider(len(states))
         forward = forward_of(states, began_s, began_s + spent_s, why)
         for observe in self._observers:
-            observe(forward)
+            self._stages.contain("observe", None, observe, forward, states=states)
         return answers
+
+    def _expected_s(self, rows: Sequence[int]) -> float | None:
+        return self._stages.contain("predict", None, self._scheduler.expected_s, rows)
 
     def _launch(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         answers = self.fuser.run(calls, rows)
@@ -151,6 +170,6 @@ class ModelRunner:
 
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:
         """Run calls as one forward that answers no request: evidence of how they fuse."""
-        self._heartbeat.beat(self._scheduler.expected_s(rows))
+        self._heartbeat.beat(self._expected_s(rows))
         with self._adapters.applied(calls, rows):
             return self.fuser.fused(calls, rows, mode)

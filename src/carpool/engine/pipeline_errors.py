@@ -1,11 +1,11 @@
 """Map pipeline exceptions to API errors; clear tracebacks that hold tensors."""
 
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, reason
+from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, named, reason
 from carpool.request.rules import TOKENS
 
 _SLIPS = LookupError, TypeError, AssertionError, ArithmeticError, AttributeError, RuntimeError
@@ -28,6 +28,13 @@ def to_api_error(
         arguments: names of those that the request has given.
     """
     doubtful = sorted(set(arguments) - CHECKED)
+    try:
+        return _mapped(error, is_early=is_early, doubtful=doubtful)
+    except BaseException:  # of an exception whose class answers in its own way
+        return PipelineFailed(f"the pipeline failed: {type(error).__name__}")
+
+
+def _mapped(error: BaseException, *, is_early: bool, doubtful: Sequence[str]) -> Exception:
     param = doubtful[0] if len(doubtful) == 1 else None
     _clear_frames(error)
     if isinstance(error, CarpoolError):
@@ -38,10 +45,10 @@ def to_api_error(
     elif is_early and isinstance(error, ValueError):
         mapped = InvalidValue(f"the pipeline refuses the request: {reason(error)}", param=param)
     elif is_early and doubtful and isinstance(error, _SLIPS):
-        seen = f"{', '.join(doubtful)}: {type(error).__name__}: {reason(error)}"
+        seen = f"{', '.join(doubtful)}: {named(error)}"
         mapped = InvalidValue(f"the pipeline cannot take {seen}", param=param)
     else:
-        mapped = PipelineFailed(f"the pipeline failed: {type(error).__name__}: {reason(error)}")
+        mapped = PipelineFailed(f"the pipeline failed: {named(error)}")
     mapped.__cause__ = error
     return mapped
 

@@ -145,6 +145,25 @@ class Predictor:
             state.counted_step = state.step
 
 
+def unpredicted_request(state: RequestState) -> QueuedRequest:
+    """A queued request, as a policy sees it, with nothing predicted."""
+    request = state.request
+    return QueuedRequest(
+        state.number, state.submitted_s, 0.0, 0.0, state.deadline_at_s, request.priority,
+        request.tenant, request.user, wave=state.number,
+    )  # fmt: skip
+
+
+def unpredicted_call(state: RequestState) -> ParkedCall:
+    """A parked call, as a policy sees it, with nothing predicted: it runs alone."""
+    request, phase = state.request, state.call.target.phase
+    return ParkedCall(
+        state.order, state.number, ("unpredicted", state.order), state.rows, state.rows, phase,
+        arrived_s=state.submitted_s, deadline_s=state.deadline_at_s, priority=request.priority,
+        tenant=request.tenant, user=request.user,
+    )  # fmt: skip
+
+
 def _size(request: CheckedRequest) -> RequestSize:
     width, height, frames = (request.arguments.get(name) for name in SIZES)
     return width, height, frames

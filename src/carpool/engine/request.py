@@ -117,7 +117,7 @@ class RequestState:
         self.fiber = Fiber(body, context)
         self.timeline.start(now_s)
 
-    def resume(self, answer: Any = None, error: Exception | None = None) -> Any:
+    def resume(self, answer: Any = None, error: BaseException | None = None) -> Any:
         """Run the pipeline's code until its next call or its end.
 
         Args:
@@ -136,24 +136,27 @@ class RequestState:
             return fiber.start()
         return fiber.resume(answer) if error is None else fiber.fail(error)
 
-    def park(self, call: Call, key: Hashable, rows: int, order: int, now_s: float) -> bool:
+    def park(
+        self, call: Call, key: Hashable, rows: int, order: int, steps_done: int, now_s: float
+    ) -> bool:
         """Wait for a forward of this call. Returns whether it completed a denoising step."""
         self.call, self.key, self.rows, self.order, self.is_parked = call, key, rows, order, True
         phase, timeline = call.target.phase, self.timeline
-        if self.preview_hook is not None and phase == "denoise":
-            self.preview_hook.note_layout(call.arguments())
         if phase != timeline.phase:
             timeline.enter(phase, now_s)
-        return timeline.reached(timeline.steps if phase == "decode" else self._steps_done(phase))
+        return timeline.reached(timeline.steps if phase == "decode" else steps_done)
 
-    def _steps_done(self, phase: Phase) -> int:
-        """Steps done, by the request's own scheduler; by denoiser calls where it does not count."""
+    def steps_done(self, phase: Phase) -> int:
+        """Steps done, by the request's own scheduler; by denoiser calls where it does not count.
+
+        To be asked once for each call.
+        """
         if phase != "denoise":
             return self.step
+        calls, self.denoiser_calls = self.denoiser_calls, self.denoiser_calls + 1
         scheduler: Any = getattr(self.view, "scheduler", None)
         timesteps = getattr(scheduler, "timesteps", None)
         steps = self.timeline.steps = len(timesteps) if timesteps is not None else 0
-        calls, self.denoiser_calls = self.denoiser_calls, self.denoiser_calls + 1
         try:
             return int(scheduler.step_index or 0)  # None before its first step
         except AttributeError:

@@ -1,19 +1,22 @@
 """Running requests: start them, resume their fibers, park their calls, end them.
 
-Whatever a pipeline raises ends its own request only. For the engine's thread.
+Whatever is raised by a pipeline, or by what is done for one request, ends that request only. For
+the engine's thread.
 """
 
 import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
+from carpool.engine.containment import UNCONTAINED, EngineLost, RequestStage, Stages
 from carpool.engine.delivery import OffLoop, deliver
 from carpool.engine.describe import Describer
 from carpool.engine.execute import Failure
@@ -21,7 +24,7 @@ from carpool.engine.fiber import Raised, Returned
 from carpool.engine.foreign_code import runs_foreign_code
 from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
-from carpool.engine.journal import Identity, Mismatch
+from carpool.engine.journal import Identity, Journal, Mismatch
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.settings_used import SettingsUsed
@@ -72,14 +75,16 @@ class RunningRequests:
         heartbeat: LoopProgress,
         stats: Stats,
         timelines: TimelineStore,
+        stages: Stages,
     ) -> None:
         self._loaded, self._clock, self._queue = loaded, clock, queue
         self._isolation = installation.isolation
         self._describer, self._off_loop = describer, off_loop
         self._heartbeat, self._stats, self._timelines = heartbeat, stats, timelines
+        self._stages = stages
         self._previews = PreviewSender(
             loaded.pipe, loaded.device, clock, off_loop.finish,
-            is_overloaded=lambda: admission.stage > 0,
+            is_overloaded=lambda: admission.stage > 0, stages=stages,
         )  # fmt: skip
         # of what journals are about
         self._adapters = installation.adapters
@@ -120,21 +125,40 @@ class RunningRequests:
 
     def start(self, state: RequestState) -> None:
         """Start the pipeline of a request that was queued."""
-        now_s, request = self._clock(), state.request
+        now_s = self._clock()
         self._states[state.number] = state
-        self._stats.start(now_s - state.submitted_s)
-        state.listener.event(Event("started", request.request_id, now_s))
-        self._begin(state, now_s)
+        self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
+        self._tell(state, Event("started", state.request_id, now_s))
+        self._do("start", self._begin, state, now_s)
+
+    def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
+        """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
+        for state, answer in answered:
+            if state.status == "running":
+                self._do("resume", self._resume, state, answer)
+
+    def _do(
+        self, stage: RequestStage, work: Callable[..., None], state: RequestState, *args: Any
+    ) -> None:
+        """Do something for one request; it ends with an exception of that, and no other does."""
+        try:
+            self._stages.reach(stage, [state])
+            work(state, *args)
+        except UNCONTAINED:
+            raise
+        except BaseException as error:
+            self._fail(state, error)
 
     def _begin(self, state: RequestState, now_s: float) -> None:
         """Run a request's pipeline from its beginning."""
         request = state.request
         if state.journal is not None:
-            state.journal.begin(self._identity, request)
+            self._ask(state, "journal", state.journal.begin, self._identity, request)
         mine = view(self._loaded, request.task)
         task = self._loaded.card.task(request.task)
         state.pixel_limit = PixelLimit(mine, self._loaded.card, task)
-        state.preview_hook = self._previews.hook(mine, request, state.listener.event)
+        hook, tell = self._previews.hook, partial(self._tell, state)
+        state.preview_hook = self._stages.contain("preview", None, hook, mine, request, tell)
         threshold = self._step_cache if request.step_cache is None else request.step_cache
         state.step_cache = StepCache(threshold) if threshold else None
         is_watched = runs_foreign_code(mine, request.arguments)
@@ -147,12 +171,6 @@ class RunningRequests:
         state.warnings += self._adapters.warnings(request.lora)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
         self._resume(state)
-
-    def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
-        """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
-        for state, answer in answered:
-            if state.status == "running":
-                self._resume(state, answer)
 
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
@@ -179,17 +197,18 @@ class RunningRequests:
         return bool(results)
 
     def end_all(self, error: CarpoolError) -> None:
-        """End all requests, running or queued."""
+        """End all requests, running or queued, also in an engine that is lost."""
         for state in [*self._queue.take_all(), *self.states]:
-            self._end(state, None, error)
+            with suppress(EngineLost):
+                self._end(state, None, error)
 
     def _resume(self, state: RequestState, answer: Any = None) -> None:
         """Run a request's pipeline until it waits for a forward, or ends."""
         if state.is_parked and not isinstance(answer, Failure):
             if state.journal is not None:
-                state.journal.ran(state.call, answer)
+                self._ask(state, "journal", state.journal.ran, state.call, answer)
             if state.step_cache is not None:
-                state.step_cache.ran(state.call, answer)
+                self._ask(state, "cache", state.step_cache.ran, state.call, answer)
         journal = state.journal
         was_replaying = journal is not None and journal.is_replaying
         while (answer := self._advance(state, answer)) is not None:
@@ -228,9 +247,9 @@ class RunningRequests:
             self._end(state, came.value, None)
         else:
             assert isinstance(came, Raised)
-            if isinstance(came.error, Exception):
-                self._loaded.device.check(came.error)
-            self._end(state, None, self._error_of(state, came.error, failed_forward))
+            mapped, contain = self._error_of, self._stages.contain
+            error = contain("count", None, mapped, state, came.error, failed_forward)
+            self._fail(state, came.error, error)
         return None
 
     def _error_of(
@@ -252,36 +271,69 @@ class RunningRequests:
         try:
             if state.pixel_limit is not None:
                 state.pixel_limit.check(parked)
-        except Exception as error:  # above the limit; or a shape that cannot be measured
+        except BaseException as error:  # above the limit; or a shape that cannot be measured
             return Failure(error)
         if parked.target.phase == "denoise" and state.effects is not None:
             _follow(state, partial(state.effects.denoises, state.view, parked))
         self._calls += 1
-        parked, key, rows = self._describer.describe(parked, state.request, state.descriptions)
-        if state.park(parked, key, rows, self._calls, now_s):
+        contain, describer, request = self._stages.contain, self._describer, state.request
+        phase, known = parked.target.phase, state.descriptions
+        described = contain(
+            "describe", None, describer.describe, parked, request, known, states=[state]
+        )
+        parked, key, rows = described or describer.alone(parked, request)
+        steps_done = contain("steps", state.step, state.steps_done, phase, states=[state])
+        if (hook := state.preview_hook) is not None and phase == "denoise":
+            contain("preview", None, hook.note_layout, parked.arguments(), states=[state])
+        if state.park(parked, key, rows, self._calls, steps_done, now_s):
             self._tell_step(state, now_s)
+        if (answer := self._own_answer(state, parked, now_s)) is not None:
+            return answer
+        if state.is_parked and state.call is parked:  # else the request has started over
+            module = parked.target.component, parked.target.method
+            contain("timeline", None, self._timelines.parked, state.timeline, module, key, now_s)
+        return None
+
+    def _own_answer(self, state: RequestState, parked: Call, now_s: float) -> Any | None:
+        """The answer that the request's step cache or journal has for a call; None: it has none."""
+        journal, timeline = state.journal, state.timeline
         if (cache := state.step_cache) is not None:
-            answer = cache.answer(parked, state.step, state.steps)
-            if cache.skipped_steps > state.timeline.skipped_steps:
-                state.timeline.skipped_steps = cache.skipped_steps
+            answer = self._ask(state, "cache", cache.answer, parked, state.step, state.steps)
+            if cache.skipped_steps > timeline.skipped_steps:
+                timeline.skipped_steps = cache.skipped_steps
                 self._stats.skip()
             if answer is not None:
-                if state.journal is not None:
-                    state.journal.skip()
+                if journal is not None:
+                    self._ask(state, "journal", journal.skip)
                 return answer
-        if state.journal is not None:
-            try:
-                answer = state.journal.answer(parked)
-            except Mismatch as mismatch:
-                self._start_over(state, mismatch, now_s)
-                return None
-            if answer is not None:
-                state.timeline.replayed_calls += 1
-                if cache is not None:
-                    cache.ran(parked, answer)
-                return answer
-        module = parked.target.component, parked.target.method
-        self._timelines.parked(state.timeline, module, key, now_s)
+        if journal is None:
+            return None
+        answer = self._ask(state, "journal", _recorded, journal, parked)
+        if isinstance(answer, Mismatch):
+            self._start_over(state, answer, now_s)
+            return None
+        if answer is not None:
+            timeline.replayed_calls += 1
+            if cache is not None:
+                self._ask(state, "cache", cache.ran, parked, answer)
+        return answer
+
+    def _ask(
+        self,
+        state: RequestState,
+        aid: Literal["journal", "cache"],
+        work: Callable[..., Any],
+        *args: Any,
+    ) -> Any | None:
+        """Ask a request's journal or step cache; the request goes on without one that fails."""
+        answer = self._stages.contain(aid, _FAILED, work, *args, states=[state])
+        if answer is not _FAILED:
+            return answer
+        if aid == "journal":
+            state.journal = None
+        else:
+            state.step_cache = None
+            state.warnings.append("step_cache failed and was switched off: all other steps ran")
         return None
 
     def _start_over(self, state: RequestState, mismatch: Mismatch, now_s: float) -> None:
@@ -292,38 +344,62 @@ class RunningRequests:
         assert state.journal is not None
         state.journal.drop()
         state.rewind()
-        state.listener.event(Event("step", state.request_id, now_s))
+        self._tell(state, Event("step", state.request_id, now_s))
         self._begin(state, now_s)
 
     def _run_on_host(self, state: RequestState, work: HostCall) -> None:
         try:
             result = work.run()
-        except Exception as error:
+        except BaseException as error:  # raised where the request called it
             result = Failure(error)
         self._queue.put_host_result(state, result)
 
     def _tell_step(self, state: RequestState, now_s: float) -> None:
         if state.journal is not None and state.journal.is_replaying:
             return  # it was told before
-        self._stats.step(now_s)
-        event = Event("step", state.request_id, now_s, state.step, state.steps)
-        state.listener.event(event)
+        self._stages.contain("count", None, self._stats.step, now_s)
+        self._tell(state, Event("step", state.request_id, now_s, state.step, state.steps))
+
+    def _tell(self, state: RequestState, event: Event) -> None:
+        self._stages.contain("tell", None, state.listener.event, event, states=[state])
+
+    def _fail(
+        self, state: RequestState, error: BaseException, mapped: Exception | None = None
+    ) -> None:
+        """End a request with an exception, unless it has ended.
+
+        Args:
+            mapped: what its client gets for that.
+        """
+        if state.status != "finished":
+            self._stages.contain("count", None, self._loaded.device.check, error)
+            self._end(state, None, mapped or to_api_error(error, is_early=False))
 
     def _end(self, state: RequestState, output: Any, error: Exception | None) -> None:
-        """Finish a request, keep nothing of it, and deliver its outcome."""
-        now_s = self._clock()
+        """Finish a request, keep nothing of it, and deliver its outcome, whatever fails."""
+        now_s, contain = self._clock(), self._stages.contain
         self._states.pop(state.number, None)
         self._queue.note_completion()
-        state.finish()
+        state.status = "finished"
+        try:
+            contain("unwind", None, state.finish, states=[state])
+        finally:
+            self._deliver(state, output, error, now_s)
+
+    def _deliver(
+        self, state: RequestState, output: Any, error: Exception | None, now_s: float
+    ) -> None:
+        contain = self._stages.contain
         if not self._states or now_s - self._checked_s >= CHECK_WEIGHTS_EVERY_S:
             self._checked_s = now_s
-            self._isolation.check_weights(state.request_id)
-        self._timelines.end(state.timeline, error, now_s)
+            contain("weights", None, self._isolation.check_weights, state.request_id)
+        contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()
         deliver(
-            state, output, error, now_s, self._loaded.device, self._settings, self._off_loop.finish
-        )
+            state, output, error, now_s, self._loaded.device, self._settings, self._off_loop.finish,
+            self._stages,
+        )  # fmt: skip
 
 
 def _follow(state: RequestState, work: Callable[[], None]) -> None:
@@ -342,3 +418,14 @@ def _warn(state: RequestState, effects: EffectObserver) -> None:
             continue  # diffusers has said it
         state.warnings.append(f"{name} had no effect: {reason}")
         log.warning("request %s: %s", state.request_id, state.warnings[-1])
+
+
+_FAILED = object()
+
+
+def _recorded(journal: Journal, call: Call) -> Any:
+    """The answer that a journal has for a call, or how the journal does not match it."""
+    try:
+        return journal.answer(call)
+    except Mismatch as mismatch:
+        return mismatch

@@ -13,6 +13,7 @@ from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
+from carpool.engine.containment import Stages
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
@@ -22,18 +23,18 @@ from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.width_reason import width_reason
-from carpool.engine.prediction import Predictor
+from carpool.engine.prediction import Predictor, unpredicted_call, unpredicted_request
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
-from carpool.errors import SettingRejected
+from carpool.errors import CarpoolError, SettingRejected
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
-from carpool.schedule.views import NO_KIND, Choice, ParkedCall, QueuedRequest
+from carpool.schedule.views import NO_KIND, Admission, Choice, ParkedCall, QueuedRequest
 from carpool.telemetry.activity import Snapshot
-from carpool.types import Clock, RequestSize
+from carpool.types import CheckedRequest, Clock, RequestSize
 
 log = logging.getLogger("carpool")
 
@@ -59,8 +60,9 @@ class Scheduler:
         policy: Policy | None,
         watch: Stopwatch,
         sweeps: Sweeps | None,
+        stages: Stages,
     ) -> None:
-        self._sweeps, self._streamer = sweeps, loaded.streamer
+        self._sweeps, self._streamer, self._stages = sweeps, loaded.streamer, stages
         self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
@@ -89,6 +91,26 @@ class Scheduler:
         self._width_reasons: Counter[tuple[str, str]] = Counter()
         self._whys: dict[int, str] = {}  # of the last choices, by their requests
 
+    def check(
+        self, request: CheckedRequest, running: Sequence[RequestState], waited_s: float
+    ) -> None:
+        """Refuse a request that would be too late or wait too long, as far as that is predicted.
+
+        From any thread; see `AdmissionControl.check`.
+        """
+        refusal = self._stages.contain("predict", None, self._refusal, request, running, waited_s)
+        if refusal is not None:
+            raise refusal
+
+    def _refusal(
+        self, request: CheckedRequest, running: Sequence[RequestState], waited_s: float
+    ) -> CarpoolError | None:
+        try:
+            self.admission.check(request, running, waited_s)
+        except CarpoolError as refusal:
+            return refusal
+        return None
+
     def admit(self, running: int) -> list[RequestState]:
         """Take the requests that start now out of the queue.
 
@@ -97,13 +119,15 @@ class Scheduler:
         """
         if self._queue.version != self._version:
             self._version, queued = self._queue.snapshot()
-            self._waiting = [
-                state.queued or self._predictor.queued_request(state) for state in queued
-            ]
+            self._waiting = [state.queued or self._queued_request(state) for state in queued]
             self._waiting_s = sum(one.left_s for one in self._waiting)
         elif running and not self._waiting:
             return []
-        admission = self._policy.admit(self._waiting, running, self._clock())
+        contain, policy = self._stages.contain, self._policy
+        admission = contain("admit", None, policy.admit, self._waiting, running, self._clock())
+        if admission is None:  # those that wait longest
+            free = max(0, self._settings.max_running - running)
+            admission = Admission(tuple([one.request for one in self._waiting[:free]]))
         self.wake_s = admission.wake_s
         return self._queue.take(set(admission.requests)) if admission.requests else []
 
@@ -114,16 +138,31 @@ class Scheduler:
         sweep over them.
         """
         self._whys.clear()
+        contain = self._stages.contain
         parked = [self._parked_call(state) for state in states]
-        self.admission.update(len(self._waiting), self._waiting_s, [call.left_s for call in parked])
+        lefts_s = [call.left_s for call in parked]
+        contain("count", None, self.admission.update, len(self._waiting), self._waiting_s, lefts_s)
+        chosen: list[tuple[Choice, list[RequestState]]] = []
+        chosen = contain("choose", chosen, self._choices, parked, states, states=states)
+        if parked and not chosen:  # the call that waits longest, alone
+            choice = Choice((min(parked, key=_order),), "failed")
+            chosen = [(choice, _selected(choice, states))]
+        for choice, _ in chosen:
+            contain("count", None, self._count, choice, parked)
+        if chosen:
+            self._kind = chosen[0][0].calls[0].kind
+        return [selected for _, selected in chosen]
+
+    def _choices(
+        self, parked: Sequence[ParkedCall], states: Sequence[RequestState]
+    ) -> list[tuple[Choice, list[RequestState]]]:
+        """The policy's choices of forwards, with their requests; empty ones are left out."""
         if self._sweeps is not None:
             choices = self._choose_sweep(self._sweeps, parked, states)
         else:
             choices = [self._policy.choose(parked, self._work_ahead_s, self._clock())]
-        selections = [self._taken(one, parked, states) for one in choices if one.calls]
-        if selections:
-            self._kind = choices[0].calls[0].kind
-        return selections
+        chosen = [(choice, _selected(choice, states)) for choice in choices]
+        return [(choice, selected) for choice, selected in chosen if selected]
 
     @property
     def _work_ahead_s(self) -> float:
@@ -153,21 +192,28 @@ class Scheduler:
             self.learning.sweep(calls, self._sweep_s)
         return choices
 
-    def _taken(
-        self, choice: Choice, parked: Sequence[ParkedCall], states: Sequence[RequestState]
-    ) -> list[RequestState]:
-        self._kind = choice.calls[0].kind
+    def _count(self, choice: Choice, parked: Sequence[ParkedCall]) -> None:
+        """Note why a forward is not wider."""
         why = self._whys[len(choice.calls)] = width_reason(choice, parked)
-        self._width_reasons[self._kind.name, why] += 1
-        if len(states) == 1:
-            return list(states)
-        numbers = {call.request for call in choice.calls}
-        selected = [state for state in states if state.number in numbers]
-        # the same adapters side by side; else a stable order, so that stacks are used again
-        selected.sort(key=lambda state: (state.request.lora, state.number))
-        return selected
+        self._width_reasons[choice.calls[0].kind.name, why] += 1
+
+    def _queued_request(self, state: RequestState) -> QueuedRequest:
+        """The policy's view of a queued request; one that nothing is predicted of if that fails."""
+        view = self._stages.contain(
+            "queued", None, self._predictor.queued_request, state, states=[state]
+        )
+        if view is None:
+            view = state.queued = unpredicted_request(state)
+        return view
 
     def _parked_call(self, state: RequestState) -> ParkedCall:
+        """The policy's view of a call; one that nothing is predicted of if that fails."""
+        view = self._stages.contain("parked", None, self._view, state, states=[state])
+        if view is None:
+            view = state.parked = unpredicted_call(state)
+        return view
+
+    def _view(self, state: RequestState) -> ParkedCall:
         """The policy's view of a call: made once, and again if its memory limit has changed."""
         known = state.parked
         if known is not None and known.key is state.key and not self.widths.are_limited:
@@ -216,8 +262,8 @@ class Scheduler:
 
     def wait(self) -> None:
         """Sleep until the queue changes or a waiting batch is due."""
-        self.learning.learn()
-        self.keep(at_most_every_s=KEEP_EVERY_S)
+        self._stages.contain("learn", None, self.learning.learn)
+        self._stages.contain("learn", None, self.keep, KEEP_EVERY_S)
         self._queue.wait(self._version, self.wake_s)
 
     def reload(self) -> list[str]:
@@ -246,9 +292,8 @@ class Scheduler:
 
     def close(self) -> None:
         """Log the last batches, and write the learned costs."""
-        self.learning.learn()
-        self.log_last_batches()
-        self.keep()
+        for work in (self.learning.learn, self.log_last_batches, self.keep):
+            self._stages.contain("learn", None, work)
 
     def snapshot(self, running: Sequence[RequestState]) -> Snapshot:
         """These requests and the queued ones, for those who watch. From any thread."""
@@ -271,6 +316,21 @@ class Scheduler:
             "trials": self.costs.trials.to_json(),
             "batches": self._dispatches.summary(),
         }
+
+
+def _order(call: ParkedCall) -> int:
+    return call.order
+
+
+def _selected(choice: Choice, states: Sequence[RequestState]) -> list[RequestState]:
+    """The requests whose calls were chosen for a forward, in their order in it."""
+    if len(states) == 1 and choice.calls:
+        return list(states)
+    numbers = {call.request for call in choice.calls}
+    selected = [state for state in states if state.number in numbers]
+    # the same adapters side by side; else a stable order, so that stacks are used again
+    selected.sort(key=lambda state: (state.request.lora, state.number))
+    return selected
 
 
 def _ignore(line: str) -> None:

@@ -25,7 +25,7 @@ from carpool.errors import (
     StoreFailed,
     WorkerLost,
     in_full,
-    reason,
+    named,
 )
 from carpool.jobs.database import End, JobState, Record
 from carpool.jobs.interfaces import (
@@ -285,7 +285,7 @@ class Runner:
             await self._end(record, "failed", error)
         except Exception as error:
             log.exception("job %s failed unexpectedly", record.id)
-            told = f"the job failed: {type(error).__name__}: {reason(error)}"
+            told = f"the job failed: {named(error)}"
             await self._end(record, "failed", PipelineFailed(told))
         finally:
             self._percents.pop(record.id, None)

@@ -10,7 +10,9 @@ now (`speed.py`), and how much may be spent on trying widths (`trials.py`).
 import math
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, ValidationError, convert
 
 from carpool.schedule.known_curve import Curve as Curve
 from carpool.schedule.learned_curve import LearnedCurve
@@ -24,7 +26,12 @@ SETTLED = 0.1  # of the difference
 RECENT = 0.999  # of the weight of the forwards before, at each: in `stretch`
 LONGEST = 16.0  # times what is usual: more of a forward is not counted there
 
+LEAST_S, MOST_S = 1e-9, 1e6  # of a forward: a nanosecond and twelve days are no measurement
+MOST_KINDS = 4096  # that are written and read: to read so many takes a second
+MOST_WIDTHS = 1024  # of one kind: a curve of n takes n * n numbers
+
 AnyCurve = Curve | LearnedCurve
+_Seconds = Annotated[float, Meta(ge=LEAST_S, le=MOST_S)]
 
 
 class Costs:
@@ -46,9 +53,10 @@ class Costs:
         self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
-        """Take notice of a forward."""
-        with self._lock:
-            self._learn(kind, rows, seconds)
+        """Take notice of a forward; not of one that no curve can have: of no rows, or no time."""
+        if rows >= 1 and LEAST_S <= seconds <= MOST_S:
+            with self._lock:
+                self._learn(kind, rows, seconds)
 
     def _learn(self, kind: CallKind, rows: int, seconds: float) -> None:
         self._guesses.clear()
@@ -89,6 +97,8 @@ class Costs:
             loop_s: what the engine's loop took.
             own_s: what the pipelines' own code took, for all calls.
         """
+        if not (calls and math.isfinite(loop_s) and math.isfinite(own_s)):
+            return
         turns = self._turns.setdefault(kind, TurnOverhead())
         turns.learn(loop_s / self._speed.factor, own_s / calls / self._speed.factor)
 
@@ -118,9 +128,11 @@ class Costs:
         near = self._nearest(kind)
         if near is None:
             return LearnedCurve()
-        ratio = kind.size / near.size if near.size else 1.0
+        ratio = max(1, kind.size) / max(1, near.size)  # of no numbers: it takes some time, too
         curve = self._curves[near]
-        return type(curve)({n: s * ratio for n, s in curve.measured.items()})
+        return type(curve)(
+            {n: min(MOST_S, max(LEAST_S, s * ratio)) for n, s in curve.measured.items()}
+        )
 
     def seconds(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of a forward just now, if nothing shares its streamed weights."""
@@ -185,8 +197,8 @@ class Costs:
                 "sd": {rows: c.sd(rows) for rows in c.measured},
                 "turn": self._turns[k].to_json() if k in self._turns else None,
             }
-            for k, c in list(self._curves.items())
-            if c.measured
+            for k, c in list(self._curves.items())[-MOST_KINDS:]
+            if c.measured and all(LEAST_S <= seconds <= MOST_S for seconds in c.measured.values())
         ]
 
     @classmethod
@@ -195,16 +207,30 @@ class Costs:
 
         Args:
             weight: runs that an entry stands for, as a prior; None: the table is known to be true.
+
+        Raises:
+            ValueError: something else is in it than seconds by rows.
         """
+        try:
+            entries = convert(data, _Entries, str_keys=True)
+        except ValidationError as error:
+            raise ValueError(str(error)) from None
 
         def curve(seconds: Mapping[int, float]) -> AnyCurve:
             return Curve(seconds) if weight is None else LearnedCurve(seconds, weight)
 
         return cls(
-            {
-                CallKind(one["name"], one["size"], one.get("detail", "")): curve(
-                    {int(rows): float(seconds) for rows, seconds in one["seconds"].items()}
-                )
-                for one in data
-            }
+            {CallKind(one.name, one.size, one.detail): curve(one.seconds) for one in entries}
         )
+
+
+class _Entry(Struct):
+    """What was learned of one kind."""
+
+    name: str
+    size: Annotated[int, Meta(ge=0)]
+    seconds: Annotated[dict[Annotated[int, Meta(ge=1)], _Seconds], Meta(max_length=MOST_WIDTHS)]
+    detail: str = ""
+
+
+_Entries = Annotated[list[_Entry], Meta(max_length=MOST_KINDS)]

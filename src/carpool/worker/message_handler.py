@@ -9,8 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, named
 from carpool.telemetry import tracing
+from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.activity_sender import ActivitySender
@@ -100,10 +101,13 @@ class MessageHandler:
         self.engine.after_turn = journals.after_turn
         self._meter = Meter(loaded)
         self._convert = partial(raw_output, pipe=loaded.pipe, spool=message.spool)
-        self._viewers = ActivitySender(activity, self.engine.requests, send)
+        nothing, requests = Snapshot(0.0, (), (), 0), self.engine.requests
+        snapshot = partial(self.engine.stages.contain, "count", nothing, requests)
+        self._viewers = ActivitySender(activity, snapshot, send)
         self._requests = OpenRequests()
         self._adding: queue.SimpleQueue[Callable[[], list[str]]] = queue.SimpleQueue()
-        load_s, memory = time.monotonic() - began_s, self.engine.statistics()["memory"]
+        load_s, self._statistics = time.monotonic() - began_s, self.engine.statistics()
+        memory = self._statistics["memory"]
         self._ready = protocol.WorkerReady(
             loaded.card, versions(), load_s, memory["device"], memory["weights_bytes"],
             model_digest=_digest(loaded),
@@ -117,8 +121,10 @@ class MessageHandler:
         """
 
         def run() -> None:
-            self.engine.run()
-            at_end()
+            try:
+                self.engine.run()
+            finally:
+                at_end()
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
         self._say_ready()
@@ -149,17 +155,27 @@ class MessageHandler:
             case protocol.Reload():
                 threading.Thread(target=self._reload, args=[engine.reload], daemon=True).start()
             case protocol.Estimate(request):
-                self._send(protocol.Estimated(*engine.scheduler.admission.estimate(request)))
+                estimate, contain = engine.scheduler.admission.estimate, engine.stages.contain
+                known = contain("predict", (None, 0.0, 1.0), estimate, request)
+                self._send(protocol.Estimated(*known))
             case protocol.GetStatistics():
-                self._send(protocol.Statistics(engine.statistics()))
+                contain = engine.stages.contain
+                self._statistics = contain("count", self._statistics, engine.statistics)
+                self._send(protocol.Statistics(self._statistics))
             case protocol.GetTimelines(request_ids):
-                known = [engine.timeline(request_id) for request_id in request_ids]
+                contain = engine.stages.contain
+                known = [contain("timeline", None, engine.timeline, name) for name in request_ids]
                 self._send(protocol.Timelines([one for one in known if one is not None]))
 
     def heartbeat(self) -> protocol.Heartbeat:
         """The engine's progress, and the report for the router of the front."""
+        stalled_s, expected_s = self.engine.heartbeat.read()
+        contain, plain = self.engine.stages.contain, protocol.Heartbeat(stalled_s, expected_s)
+        beat: protocol.Heartbeat = contain("count", plain, self._reported, stalled_s, expected_s)
+        return beat
+
+    def _reported(self, stalled_s: float, expected_s: float | None) -> protocol.Heartbeat:
         engine, scheduler = self.engine, self.engine.scheduler
-        stalled_s, expected_s = engine.heartbeat.read()
         costs = [
             protocol.StepCost(width, height, frames, seconds)
             for (width, height, frames), seconds in scheduler.step_costs.items()
@@ -193,13 +209,14 @@ class MessageHandler:
             if self._spans.is_on:
                 begin = self._co_riders.start
                 listener.at_start = partial(begin, request.request_id, message.trace)
-                listener.at_end = partial(self._trace, message.trace, request)
+                trace = partial(self._trace, message.trace, request)
+                listener.at_end = partial(self.engine.stages.contain, "count", None, trace)
             sender = self._journals if message.is_journalled else None
             journal = Journal(message.journal) if message.journal else None
             if sender is not None:
                 journal = Journal(message.journal, sender.add, sender.add_unkept)
             self.engine.submit(request, listener, message.waited_s, journal)
-        except Exception as error:  # such as a tokenizer's: the other requests go on
+        except BaseException as error:  # such as a tokenizer's: the other requests go on
             self._end(failed(request.request_id, error))
 
     def _end(self, message: LastMessage) -> None:
@@ -224,7 +241,7 @@ class MessageHandler:
             problems = read()  # may read gigabytes
         except Exception as error:  # a defect, or an unforeseen file: requests go on
             log.exception("the reload failed")
-            problems = [f"{type(error).__name__}: {error}"]
+            problems = [named(error)]
         self._send(protocol.Reloaded(self.engine.loaded.card, problems, is_addition))
 
 

@@ -23,6 +23,7 @@ from carpool.telemetry import logs, standard_streams, tracing
 from carpool.worker import protocol, startup
 from carpool.worker.journal_sender import AnswerBatch, JournalSender
 from carpool.worker.message_handler import MessageHandler
+from carpool.worker.request_listener import failed
 from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
@@ -109,13 +110,22 @@ class WorkerProcess:
 
     def _write(self) -> None:
         while True:
+            body = _encoded(self._outbox.get())
             try:
-                message = self._outbox.get()
-                if isinstance(message, AnswerBatch):
-                    message = message.packed()
-                self._connection.sendall(protocol.encode(message))
+                self._connection.sendall(body)
             except OSError:
                 return  # the front is gone; the reading thread sees the end of file
+
+
+def _encoded(message: protocol.ToFront | AnswerBatch) -> bytes:
+    """A message as bytes; of an output that no message can hold, that its request failed."""
+    try:
+        return protocol.encode(message.packed() if isinstance(message, AnswerBatch) else message)
+    except Exception as error:
+        log.exception("a message to the front cannot be encoded")
+        if isinstance(message, protocol.Done):
+            return protocol.encode(failed(message.request_id, error))
+        return b""
 
 
 def _end_with_front(connection: socket.socket, worker: WorkerProcess) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from carpool.errors import CarpoolError, PipelineFailed, Released, in_full, reason
+from carpool.errors import CarpoolError, PipelineFailed, Released, in_full, named, reason, text_of
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
 from carpool.worker.raw_output import RawOutput
@@ -69,7 +69,7 @@ class RequestListener:
         try:
             pictures, video = self._convert(outcome.fields)
             used = protocol.TokenUsage(*usage.result())
-        except Exception as error:
+        except BaseException as error:  # of the classes that the output is made of
             return failed(request_id, error)
         return protocol.Done(
             request_id, seed, pictures, outcome.timings, used, video,
@@ -78,15 +78,15 @@ class RequestListener:
         )  # fmt: skip
 
 
-def failed(request_id: str, error: Exception) -> protocol.RequestFailed:
+def failed(request_id: str, error: BaseException) -> protocol.RequestFailed:
     """The message about a request that failed; logs what it leaves out."""
     known = error
     if not isinstance(known, CarpoolError):
-        known = PipelineFailed(f"{type(error).__name__}: {reason(error)}")
+        known = PipelineFailed(named(error))
         known.__cause__ = error
     cause = known.__cause__  # it is not sent to the front
-    if cause is not None and (known.status >= 500 or reason(cause) != str(cause)):
+    if cause is not None and (known.status >= 500 or reason(cause) != text_of(cause)):
         log.error("request %s failed: %s", request_id, in_full(known))
     return protocol.RequestFailed(
-        request_id, type(known).__name__, known.message, known.param, known.retry_after_s
+        request_id, type(known).__name__, text_of(known), known.param, known.retry_after_s
     )

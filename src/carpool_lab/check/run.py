@@ -151,7 +151,7 @@ def _run(
     answers: list[OutputFields] = []
     for request, listener in pairs:
         assert listener.outcome is not None, "a request without an end"
-        error = listener.outcome.error
+        error = listener.error
         if isinstance(error, CarpoolError):
             text = f"a request ({described(request)}) failed {how}: {error.message}"
             raise type(error)(text, param=error.param) from error

@@ -44,6 +44,18 @@ class OutcomeListener:
     def done(self, outcome: Outcome) -> None:
         self.outcome, self.has_begun = outcome, True
 
+    @property
+    def error(self) -> Exception | None:
+        """What the request failed with.
+
+        Raises:
+            KeyboardInterrupt: that, of the user who ends the command, while the request ran.
+        """
+        error = None if self.outcome is None else self.outcome.error
+        if error is not None and isinstance(error.__cause__, KeyboardInterrupt):
+            raise error.__cause__
+        return error
+
 
 class Lockstep:
     """Admits all requests at once and fuses equal calls, oldest first; records the forwards."""

@@ -162,8 +162,8 @@ def _run(engine: EngineCore, request: CheckedRequest, width: int) -> None:
     while engine.step():
         pass
     for listener in listeners:
-        if listener.outcome is not None and listener.outcome.error is not None:
-            raise listener.outcome.error
+        if listener.error is not None:
+            raise listener.error
 
 
 def _speed_factor(before: Mapping[CallKind, AnyCurve], now: Costs) -> float:

@@ -28,7 +28,7 @@ from carpool.engine.model.device import Device
 from carpool.engine.model.load import log_as_others
 from carpool.engine.model.prepare import apply, read
 from carpool.engine.numerics import Exact
-from carpool.errors import CarpoolError, reason
+from carpool.errors import CarpoolError, named
 from carpool.telemetry import standard_streams
 
 _SET_PDEATHSIG = 1  # Linux: prctl(2)
@@ -60,7 +60,7 @@ class Follower:
             self.send(messages.Failed(str(error)))
             return
         except Exception as error:  # whatever files and libraries raise
-            self.send(messages.Failed(f"{type(error).__name__}: {reason(error)}"))
+            self.send(messages.Failed(named(error)))
             return
         device.enter(sum(w.numel() for one in modules.values() for w in one.parameters()))
         torch.set_grad_enabled(False)
@@ -147,8 +147,8 @@ class Forwards:
         try:
             with mode:
                 self._modules[message.component](*args, **kwargs)
-        except Exception as error:  # the leader's raises, too, or ends the group
-            return f"{type(error).__name__}: {reason(error)}"
+        except BaseException as error:  # the leader's raises, too, or ends the group
+            return named(error)
         finally:
             self._adapters.swap(before)
             self._unpacker.forget(message.forget)

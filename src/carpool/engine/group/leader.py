@@ -30,7 +30,7 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.numerics import Exact
-from carpool.errors import LoadFailed, PipelineFailed
+from carpool.errors import LoadFailed, PipelineFailed, named
 
 log = logging.getLogger("carpool")
 
@@ -171,7 +171,7 @@ class Followers:
             number = self._send(component, args, kwargs)
             try:
                 answer = original(*args, **kwargs)
-            except Exception as error:
+            except BaseException as error:
                 self._compare(number, error)
                 raise
             finally:
@@ -211,8 +211,8 @@ class Followers:
                 )  # fmt: skip
                 self._say_adapters(message)
                 self._broadcast(message, [one for _, one in new])
-            except Exception as error:  # nobody knows what the followers have of it
-                self._lose(f"a forward could not be sent: {type(error).__name__}: {error}")
+            except BaseException as error:  # nobody knows what the followers have of it
+                self._lose(f"a forward could not be sent: {named(error)}")
                 raise
         self._send_s += time.thread_time() - began_s
         return self._number
@@ -247,7 +247,7 @@ class Followers:
             dist.broadcast(buffer, src=0)
             self._bytes += buffer.numel()
 
-    def _compare(self, number: int, error: Exception) -> None:
+    def _compare(self, number: int, error: BaseException) -> None:
         """See that the followers failed in a forward, as this rank has; else end the group."""
         with self._news:
             self._failed = number
@@ -256,7 +256,7 @@ class Followers:
             )
             have_failed = [one for one in self._errors.values() if one is not None]
         if len(have_failed) < self.ranks - 1:
-            self._lose(f"rank 0 failed alone in a forward: {type(error).__name__}: {error}")
+            self._lose(f"rank 0 failed alone in a forward: {named(error)}")
 
     # Messages
 

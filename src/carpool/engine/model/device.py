@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from carpool.config import EngineSettings
+from carpool.engine.containment import EngineLost
 from carpool.engine.streams import stream_of, why_no_events
 from carpool.errors import SettingRejected
 from carpool.settings.engine import DEVICES
@@ -27,11 +28,8 @@ log = logging.getLogger("carpool")
 SMALL_MODEL_PARAMETERS = 500_000_000
 
 
-class DeviceLost(BaseException):
-    """The device has failed for good: nothing runs on it in this process any more.
-
-    No `except Exception` holds it up on its way out of the engine's loop.
-    """
+class DeviceLost(EngineLost):
+    """The device has failed for good: nothing runs on it in this process any more."""
 
 
 class Device:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from carpool.engine.containment import Stages
 from carpool.engine.model.device import Device
 from carpool.engine.model.latent_colours import colours
 from carpool.types import CheckedRequest, Clock, Event
@@ -42,10 +43,13 @@ class SchedulerHook:
     Args:
         wanted: estimates to take, at most.
         show: called with each, on the engine's thread.
+        stages: of the engine: a step goes on without an estimate that fails.
     """
 
-    def __init__(self, wanted: int, show: Callable[[DenoisedEstimate], None]) -> None:
-        self._wanted, self._show = wanted, show
+    def __init__(
+        self, wanted: int, show: Callable[[DenoisedEstimate], None], stages: Stages
+    ) -> None:
+        self._wanted, self._show, self._stages = wanted, show, stages
         self._done = 0
         self._layout: Any = None
 
@@ -57,7 +61,9 @@ class SchedulerHook:
         def step(*args: Any, **kwargs: Any) -> Any:
             scheduler = owner()
             result = plain(scheduler, *args, **kwargs)
-            self._stepped(scheduler, plain, args, kwargs, result)
+            self._stages.contain(
+                "preview", None, self._stepped, scheduler, plain, args, kwargs, result
+            )
             return result
 
         scheduler.step = step
@@ -214,9 +220,10 @@ class PreviewSender:
         clock: Clock,
         off_loop: Callable[[Callable[[], None]], object],
         is_overloaded: Callable[[], bool],
+        stages: Stages,
     ) -> None:
         self._previews, self._device, self._clock = PreviewDecoder(pipe), device, clock
-        self._off_loop, self._is_overloaded = off_loop, is_overloaded
+        self._off_loop, self._is_overloaded, self._stages = off_loop, is_overloaded, stages
 
     def hook(
         self, view: Any, request: CheckedRequest, send: Callable[[Event], None]
@@ -224,9 +231,8 @@ class PreviewSender:
         """Hook the scheduler of a request that wants previews, where its model can have them."""
         if not (request.previews and hasattr(view, "scheduler") and self._previews.fit()):
             return None
-        hook = SchedulerHook(
-            request.previews, functools.partial(self._show, request.request_id, send)
-        )
+        show = functools.partial(self._show, request.request_id, send)
+        hook = SchedulerHook(request.previews, show, self._stages)
         hook.install(view.scheduler)
         return hook
 
@@ -237,15 +243,12 @@ class PreviewSender:
             return
         now_s, mark = self._clock(), self._device.mark()
 
-        def draw() -> None:
-            try:
-                to_host = functools.partial(self._device.to_host, mark=mark)
-                picture = self._previews.picture(estimate, to_host)
-            except Exception:  # the request itself is not affected
-                log.exception("request %s: no preview", request_id)
-                return
+        def draw_and_send() -> None:
+            to_host = functools.partial(self._device.to_host, mark=mark)
+            draw = self._previews.picture
+            picture = self._stages.contain("preview", None, draw, estimate, to_host)
             if picture is not None:
                 done, steps = estimate.step, estimate.steps
                 send(Event("preview", request_id, now_s, done, steps, picture=picture))
 
-        self._off_loop(draw)
+        self._off_loop(draw_and_send)

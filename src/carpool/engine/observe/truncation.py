@@ -23,6 +23,12 @@ class TruncationWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.WARNING:
             return
+        try:
+            self._keep(record)
+        except Exception:  # of its arguments: a pipeline goes on where only its log line fails
+            self.handleError(record)
+
+    def _keep(self, record: logging.LogRecord) -> None:
         said, context = record.getMessage(), current_context()
         warnings: list[str] | None = getattr(context, "warnings", None)
         if warnings is None or not (_MARK in said or _named(said, context)):

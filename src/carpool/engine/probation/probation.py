@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
+from carpool.engine.containment import UNCONTAINED
 from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
@@ -42,6 +43,7 @@ from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.serialization import copied
 from carpool.engine.specs.infer import TIMES, covers, infer
 from carpool.engine.specs.rules import SCALAR
+from carpool.errors import named
 
 log = logging.getLogger("carpool")
 
@@ -226,9 +228,9 @@ class Probation:
         for one, call in zip(ready, calls, strict=True):
             try:
                 answer = run([one])[0]
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, *UNCONTAINED):
                 raise
-            except Exception as error:
+            except BaseException as error:
                 answers.append(Failure(error))
                 continue
             if storages(answer) & owned:
@@ -253,9 +255,11 @@ class Probation:
         else:
             try:
                 self._compare(kind, evidence, calls, rows, fused, answers)
-            except Exception as error:  # a defect of ours: the answers are as right as before
+            except UNCONTAINED:
+                raise
+            except BaseException as error:  # a defect of ours: the answers are as right as before
                 log.exception("%s could not be compared", kind.text)
-                evidence.alone = f"could not be compared: {type(error).__name__}: {error}"
+                evidence.alone = f"could not be compared: {named(error)}"
         if evidence.alone is not None or evidence.agreed == NEEDED:
             self.keep()
         return answers
@@ -278,9 +282,11 @@ class Probation:
             together = fused(calls, rows, mode)
         except torch.OutOfMemoryError:
             return  # no evidence of anything
-        except Exception as error:
+        except UNCONTAINED:
+            raise
+        except BaseException as error:
             before.restore_random()
-            what = f"fails together, not alone: {type(error).__name__}: {str(error)[:200]}"
+            what = f"fails together, not alone: {named(error)[:200]}"
             self._give_up(kind, evidence, calls[0], what, varying=varying)
             return
         changed = ModuleSnapshot.of(target.module).differs(before)

@@ -7,9 +7,6 @@ module's classes, its config and the versions of the libraries, and anything els
 import hashlib
 import inspect
 import json
-import logging
-import os
-import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +16,9 @@ import torch
 from torch import nn
 
 from carpool import jsonfile
+from carpool.engine import kept_file
 from carpool.engine.foreign_code import foreign_parts
-
-log = logging.getLogger("carpool")
+from carpool.errors import show
 
 MAX_ENTRIES = 10_000
 
@@ -98,33 +95,31 @@ class Verdicts:
         if fresh == self._known:
             return
         kept = dict(list(fresh.items())[-MAX_ENTRIES:])
-        # two engines of one process may have the same file
-        draft = self.path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"fusing": kept}, indent=1) + "\n")
-            os.replace(draft, self.path)
-        except OSError as error:
-            log.warning("what was proven is not kept: %s", error)
+        kept_file.write(self.path, {"fusing": kept})
         self._known = kept
 
     def _read(self) -> dict[str, Any]:
         if self.path is None:
             return {}
         try:
-            known = jsonfile.loads(jsonfile.read(self.path))["fusing"]
-            return {str(n): v for n, v in known.items() if _is_evidence(v)}
+            known = jsonfile.loads(kept_file.read(self.path))["fusing"]
+            for name, value in known.items():
+                if not _is_evidence(value):
+                    raise ValueError(f"{show(name)} has no evidence")
+            return dict(known)
         except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s holds no verdicts, and begins anew: %s", self.path, error)
-            return {}
+            pass
+        except Exception as error:  # whatever a damaged file makes of it
+            kept_file.set_aside(self.path, error)
+        return {}
 
 
 def _is_evidence(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    if isinstance(value.get("alone"), str):
-        return True
+    if "alone" in value:
+        return isinstance(value["alone"], str)
     lists = [value.get(name) for name in ("sizes", "widths", "varied", "shared")]
-    return isinstance(value.get("agreed"), int) and all(isinstance(one, list) for one in lists)
+    if not all(isinstance(one, list) and all(isinstance(n, str) for n in one) for one in lists):
+        return False
+    return type(value.get("agreed")) is int and value["agreed"] >= 0

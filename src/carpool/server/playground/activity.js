@@ -5,7 +5,7 @@ const KEPT_S = 70;
 const REASONS = {
   nobody: "no other call was waiting", cap: "as wide as is allowed", knee: "wider would not be faster",
   untried: "wider has not been tried yet", group: "others would slow down those who began together",
-  split: "a wider one failed and was cut in two",
+  split: "a wider one failed and was cut in two", failed: "the choice of calls failed: see the log",
 };
 export const reason = (why) => REASONS[why]
   || (why.startsWith("differs:") ? `the others differ in ${why.slice(8)}` : why || "–");
