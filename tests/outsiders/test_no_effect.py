@@ -2,17 +2,21 @@
 
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiffusionPipeline, EulerDiscreteScheduler
 
-from carpool.engine.observe.no_effect import unread_parameters
-from support.engine_driver import driving, fresh, gap
+from carpool.engine.observe.no_effect import EffectObserver, unread_parameters
+from carpool.request.card import Parameter
+from support.app import CARD
+from support.engine_driver import driving, fresh, gap, plain
 from support.engine_worker import EngineWorker
 from support.matrix import CASES
 from support.matrix.case import Case
+from support.pictures import png
 from support.tiny import ARGUMENTS
 from support.video_app import play
 
@@ -90,7 +94,7 @@ def test_guidance_of_a_distilled_model_has_no_effect() -> None:
     pipe.transformer.time_text_embed = _without_guidance(pipe)
 
     [warning] = warnings_of(pipe, {"guidance_scale": 7.0}, "flux")
-    assert warning == "guidance_scale had no effect: this model is distilled and takes no guidance"
+    assert warning == "guidance_scale had no effect: the pipeline does not use it with this model"
 
 
 def _without_guidance(pipe: Any) -> Any:
@@ -195,3 +199,19 @@ def test_warnings_reach_every_door_and_the_log(caplog: pytest.LogCaptureFixture)
     for door, said in told.items():
         assert "negative_prompt had no effect" in str(said), door
     assert "negative_prompt had no effect" in caplog.text
+
+
+@pytest.mark.parametrize(("words", "is_warned"), [({}, True), ({"image": png(8, 8)}, False)])
+def test_a_strength_without_a_picture_has_no_effect(words: dict[str, Any], is_warned: bool) -> None:
+    task = replace(CARD.tasks[0], parameters=(*CARD.parameters, Parameter("image", "other")))
+    observer = EffectObserver(CARD, task, {"prompt": "a", "strength": 0.5, **words})
+
+    assert ("strength" in dict(observer.reasons(plain("flux")))) is is_warned
+
+
+def test_a_servers_own_defaults_and_the_models_are_not_warned_about() -> None:
+    card = replace(CARD, defaults={"strength": 0.5, "negative_prompt": "blurry"})
+    own = {one.name: one.default for one in CARD.parameters if one.default is not None}
+    observer = EffectObserver(card, CARD.tasks[0], {"prompt": "a", **own, **card.defaults})
+
+    assert observer.given.keys() == {"prompt"}

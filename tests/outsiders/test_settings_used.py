@@ -145,3 +145,16 @@ def test_a_server_without_metadata_writes_none_into_files() -> None:
     with driving(fresh("sdxl")) as drive:
         play(scene, EngineWorker(drive), metadata=False)
         play(without_prompt, EngineWorker(drive), metadata_prompt=False)
+
+
+def test_steps_are_those_of_a_list_and_a_none_that_decides_is_said() -> None:
+    with driving(fresh("flux")) as drive:
+        listed = drive.submit("a", **ARGUMENTS["flux"] | {"sigmas": [1.0, 0.7, 0.4]})
+        drive.finish()
+    with driving(fresh("sana")) as drive:
+        bare = drive.submit("a", **ARGUMENTS["sana"] | {"complex_human_instruction": None})
+        drive.finish()
+
+    assert listed.outcome.settings["num_inference_steps"] == 3
+    assert listed.step == 3
+    assert bare.outcome.settings["complex_human_instruction"] is None

@@ -37,12 +37,13 @@ class SettingsUsed:
             fields: of its output, whose size is known unless it is latents.
         """
         task = self._card.task(request.task)
-        arguments = {name: _plain(value) for name, value in request.arguments.items()}
-        used = {
-            name: value
-            for name, value in (_defaults(task, arguments) | arguments).items()
-            if name not in _UNSAID and value not in (None, "")
-        }
+        arguments = request.arguments
+        plain = {name: value for name, value in arguments.items() if is_json(value)}
+        used = _defaults(task, arguments) | plain
+        used = {name: value for name, value in used.items() if name not in _UNSAID}
+        for name in ("sigmas", "timesteps"):  # one entry a step
+            if isinstance(entries := plain.get(name), (list, tuple)):
+                used["num_inference_steps"] = len(entries)
         if request.arguments.get("output_type", request.output_type) != "latent":
             used |= _size(fields)
         if request.lora:
@@ -53,17 +54,10 @@ class SettingsUsed:
 
 def _defaults(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The pipeline's own values of what a request leaves out."""
-    own = {one.name: one.default for one in task.parameters}
+    own = {one.name: one.default for one in task.parameters if one.default not in (None, "")}
     if not any(name in arguments for name in PICTURES):
         own.pop("strength", None)  # it says how much of a picture is drawn anew
-    if arguments.get("sigmas") is not None or arguments.get("timesteps") is not None:
-        own.pop("num_inference_steps", None)
     return own
-
-
-def _plain(value: Any) -> Any:
-    """A value that JSON can hold, or None."""
-    return value if is_json(value) else None
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, int]:

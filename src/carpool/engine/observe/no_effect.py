@@ -77,7 +77,7 @@ class EffectObserver:
                 if isinstance(value, str) and not self._reads_negative(value):
                     yield name, f"guidance is off for this request{self._switch()}"
             elif name == "guidance_scale" and not self._takes_guidance(value):
-                yield name, "this model is distilled and takes no guidance"
+                yield name, "the pipeline does not use it with this model"
             elif name == "true_cfg_scale" and self._lacks_negative(pipe, value):
                 yield name, "it needs a negative_prompt"
             elif name == "eta" and not self._takes_eta:
