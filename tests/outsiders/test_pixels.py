@@ -171,6 +171,10 @@ def test_kontext_over_http_draws_the_size_that_was_asked(words: dict[str, Any]) 
         answer = await opened.http.post("/v1/images/edits", json=edit)
         assert answer.status_code == 200, answer.text
         sizes.append(answer.json()["size"])
+        large = {**body, **{n: "256x128" if n == "size" else 4 * v for n, v in words.items()}}
+        refused = await opened.http.post("/v1/images/generations", json=large)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "size")
+        assert "nearest size of this shape is 180x88" in refused.json()["error"]["message"]
         edit["_auto_resize"] = True
         refused = await opened.http.post("/v1/images/edits", json=edit)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "size")

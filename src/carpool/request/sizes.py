@@ -68,7 +68,7 @@ def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = Non
             f"above 0; the nearest size is {_by(legal)}",
             param="size",
         )
-    if area is not None:
+    if area is not None and area != math.prod(sides):
         _check_area(card, area, sides)
     elif len(sides) == 2 and math.prod(sides) > card.max_pixels:
         longest = card.max_pixels // multiple // multiple * multiple
