@@ -1,11 +1,13 @@
 """Attack a server as one of its tenants, and see what the other one feels.
 
-usage: make hostile     (or: python -m proof.hostile [--only NAME ...] [--write])
+usage: make hostile     (or: python -m proof.hostile [--only NAME ...] [--setup SERVER ...]
+                          [--write])
 
 Two tenants have a key each. One attacks (`attacks.py`, each attack in a process of its own), the
-other draws one-step pictures all the time, and somebody asks `/livez`. Then the same server runs
-without keys: all attacks again, and pages of other origins try their luck. The attacker's own work
-is done by the same two cores, so what the neighbour feels is more than the server's doing.
+other draws one-step pictures all the time, and somebody asks `/livez`. So it goes with one worker,
+with two, and with two models; then without keys, where pages of other origins try their luck, too.
+The attacker's own work is done by the same two cores, so what the neighbour feels is more than the
+server's doing.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from pathlib import Path
 import httpx2
 
 from proof.attacks import ATTACKS, BROWSER, GENERATIONS
-from proof.house import House, open_house
+from proof.house import House, adapters, fleet_of, open_house
 from proof.page import machine, table, write_section
 from proof.soak import look
 
@@ -34,6 +36,8 @@ PROMISED = 2.0  # times the quiet latency: the median of the neighbour's under a
 PROMISED_MIB = 300.0  # of the front's memory, above quiet
 FLAGS = ("--max-in-flight-per-key", "8", "--state-dir", "none", "--max-upload-bytes", "67108864")
 KEYS = ("--api-key", "hostile=attacker-key", "--api-key", "neighbour=neighbour-key")
+SETUPS = ("one worker", "two workers", "two models", "no keys")
+"""The servers; the second and the third have a folder of adapters, too."""
 
 
 @dataclass(slots=True)
@@ -59,7 +63,12 @@ class Attacked:
     wrong: list[str]
     felt: Felt
     quiet: Felt  # of the same server
-    has_keys: bool = True  # else attacker and neighbour are one tenant, who shares as it likes
+    setup: str = "one worker"
+
+    @property
+    def has_keys(self) -> bool:
+        """Else attacker and neighbour are one tenant, who shares as it likes."""
+        return self.setup != "no keys"
 
     @property
     def times(self) -> float:
@@ -76,7 +85,7 @@ def problems(attacks: Sequence[Attacked]) -> list[str]:
     """Promises that do not hold."""
     found = []
     for one in attacks:
-        found += [f"{one.name}: {what}" for what in one.wrong]
+        found += [f"{one.name}, {one.setup}: {what}" for what in one.wrong]
         for (status, told), times in one.felt.failures.items():
             if one.has_keys or status != 429:
                 found.append(f"{one.name}: the neighbour was told {times} times {told}")
@@ -131,7 +140,7 @@ class Neighbour:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _attack(name: str, neighbour: Neighbour, key: str, quiet: Felt) -> Attacked:
+async def _attack(name: str, neighbour: Neighbour, key: str, quiet: Felt, setup: str) -> Attacked:
     command = [sys.executable, "-m", "proof.attacks", name, neighbour.house.url, "--key", key]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
@@ -143,33 +152,49 @@ async def _attack(name: str, neighbour: Neighbour, key: str, quiet: Felt) -> Att
     told = json.loads(await process.stdout.readline() or b'{"answers": {}, "wrong": ["it broke"]}')
     await process.wait()
     await asyncio.sleep(CALM_S)  # what was sent is still worked on
-    return Attacked(name, told["answers"], told["wrong"], felt, quiet, has_keys=bool(key))
+    return Attacked(name, told["answers"], told["wrong"], felt, quiet, setup)
 
 
-async def measure(names: Sequence[str]) -> list[Attacked]:
+def house_of(setup: str, folder: Path) -> House:
+    """The server of a set-up."""
+    keys = () if setup == "no keys" else KEYS
+    if setup == "two workers":
+        return House(folder, (*FLAGS, *keys, "--workers", "2", *adapters(folder)))
+    if setup == "two models":
+        return House(folder, (*fleet_of(folder, 2), *FLAGS, *keys, *adapters(folder)), "")
+    return House(folder, (*FLAGS, *keys))
+
+
+async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[Attacked]:
     """Run attacks, one after another."""
     attacks: list[Attacked] = []
     keyless = {
         name: ATTACKS[name] for name in ATTACKS if name != "requests_without_a_key"
     } | BROWSER
-    servers = [(KEYS, "attacker-key", "neighbour-key", ATTACKS), ((), "", "", keyless)]
-    for keys, key, other, kinds in servers:
+    for setup in setups:
+        has_keys = setup != "no keys"
+        key, other = ("attacker-key", "neighbour-key") if has_keys else ("", "")
+        kinds = ATTACKS if has_keys else keyless
         chosen = [name for name in kinds if name in names]
         if not chosen:
             continue
         with tempfile.TemporaryDirectory(prefix="carpool-proof-") as folder:
-            house = House(Path(folder), (*FLAGS, *keys))
+            house = house_of(setup, Path(folder))
             async with (
                 httpx2.AsyncClient(trust_env=False) as http,
                 open_house(house, http),
             ):
+                if setup in ("two workers", "two models"):
+                    await house.all_ready(http, 2)
                 headers = {"authorization": f"Bearer {other}"} if other else {}
                 neighbour = Neighbour(house, http, headers)
                 async with neighbour.living():
                     await asyncio.sleep(CALM_S)  # it learns what forwards take
                     neighbour.felt = quiet = Felt()
                     await asyncio.sleep(QUIET_S)
-                    attacks += [await _attack(name, neighbour, key, quiet) for name in chosen]
+                    attacks += [
+                        await _attack(name, neighbour, key, quiet, setup) for name in chosen
+                    ]
     return attacks
 
 
@@ -179,7 +204,7 @@ def page(attacks: Sequence[Attacked]) -> str:
              "`/livez`, longest (ms)", "the front grows (MiB)"]  # fmt: skip
     rows: list[list[object]] = [
         [
-            one.name.replace("_", " ") + ("" if one.has_keys else ", no keys"),
+            one.name.replace("_", " ") + ("" if one.setup == SETUPS[0] else f", {one.setup}"),
             sum(one.answers.values()),
             f"{1000 * one.felt.picture_s:.0f}",
             f"{1000 * one.quiet.picture_s:.0f}",
@@ -192,7 +217,7 @@ def page(attacks: Sequence[Attacked]) -> str:
     ]
     return f"""Made by `python -m proof.hostile`.
 Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`,
-with two keys, and without.
+with two keys: one worker, two workers, two models; and without keys.
 
 The other tenant's one-step picture must take at most {PROMISED:g} times as long as when it is quiet
 (medians; without keys there is one tenant), the front grow by at most {PROMISED_MIB:.0f} MiB, and
@@ -209,14 +234,15 @@ def main() -> int:
     parser.add_argument(
         "--write", action="store_true", help="into docs/reliability.md, if all holds"
     )
+    parser.add_argument("--setup", nargs="*", default=[*SETUPS], choices=SETUPS)
     options = parser.parse_args()
-    done = asyncio.run(measure(options.only))
+    done = asyncio.run(measure(options.only, options.setup))
     print(text := page(done))
     for one in done:
         print(one.name, json.dumps(one.answers), file=sys.stderr)
     for problem in (wrong := problems(done)):
         print(problem, file=sys.stderr)
-    if options.write and not wrong:
+    if options.write and not wrong and set(options.setup) == {*SETUPS}:
         write_section("hostile", text)
     return 1 if wrong else 0
 

@@ -6,6 +6,7 @@ Always the same port, state folder and flags. What it logs is in one file, all l
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import httpx2
 
+import carpool.models
 from carpool.config import FAULT_VARIABLE
 from carpool.worker.startup import PROCESS_NAME
 
@@ -186,6 +188,15 @@ def fleet_of(folder: Path, workers: int) -> tuple[str, ...]:
     several = [f"  - {{model: shapes, name: {name}, workers: {count}}}\n" for name, count in counts]
     (file := folder / "fleet.yaml").write_text("models:\n" + "".join(several))
     return "--config", str(file)
+
+
+def adapters(folder: Path) -> tuple[str, ...]:
+    """Flags of a server with a folder of adapters, of which one is good and one is torn."""
+    (place := folder / "adapters").mkdir()
+    own = Path(str(carpool.models.__file__)).parent / "shapes_lora" / "outlined.safetensors"
+    shutil.copy(own, place / "ink.safetensors")
+    (place / "torn.safetensors").write_bytes(own.read_bytes()[:1000])
+    return "--lora-dir", str(place)
 
 
 def start_of(pid: int) -> float:
