@@ -133,7 +133,10 @@ class WorkerHost:
     async def _load(self, message: protocol.LoadModel, stream: PacketStream) -> None:
         """Answer from what is loaded, or load."""
         message.spool = os.fsencode(self._spool)
+        # whether it is a restart says nothing of what is loaded
+        is_restart, message.is_restart = message.is_restart, False
         wanted = protocol.encode(message)
+        message.is_restart = is_restart
         if self._child is None or self._loaded != wanted:
             await self._end_child()
             try:
