@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from carpool.errors import Rejected
-from support.engine_driver import CLOSE, Drive, Recorder, driving, gap
+from carpool.errors import PipelineFailed, Rejected
+from support.engine_driver import CLOSE, Drive, Recorder, driving, fresh, gap, solo
 from support.odd_pipeline import WIDTH, Odd, drawn_alone, odd_pipeline
+from support.tiny import ARGUMENTS
 
 
 class Answering:
@@ -200,3 +201,19 @@ def test_an_odd_call_gives_what_it_gives_alone_and_the_others_their_pictures(nam
         check(one, seed, ODD[name])
     seconds = [s for entry in costs for s in entry["seconds"].values()]
     assert all(0 < one < 3600 for one in seconds)
+
+
+@pytest.mark.parametrize("prompts", [{"prompt": "a cat"}, {"prompt": "", "negative_prompt": ""}])
+def test_a_prompt_of_no_tokens_at_all_fails_alone(prompts: dict[str, str]) -> None:
+    """With guidance CogView 4 encodes its negative prompt: by default a text of no tokens."""
+    healthy = {"prompt": "a cat", "negative_prompt": "blue"}
+    with driving(fresh("cogview4"), mode="continuous", clock=time.monotonic) as drive:  # type: ignore[arg-type]
+        heard = [drive.submit(**ARGUMENTS["cogview4"], **healthy, seed=n) for n in range(2)]
+        odd = drive.submit(**ARGUMENTS["cogview4"], **prompts, seed=7)
+        drive.finish()
+        heard.append(drive.submit(**ARGUMENTS["cogview4"], **healthy, seed=2))
+        drive.finish()
+
+    assert isinstance(odd.error, PipelineFailed)
+    for seed, one in enumerate(heard):
+        assert gap(one.image, solo("cogview4", "a cat", negative_prompt="blue", seed=seed)) < CLOSE

@@ -31,6 +31,7 @@ MOST_KINDS = 4096  # that are written and read: to read so many takes a second
 MOST_WIDTHS = 1024  # of one kind: a curve of n takes n * n numbers
 
 AnyCurve = Curve | LearnedCurve
+_Rows = Annotated[int, Meta(ge=1, le=1 << 30)]
 _Seconds = Annotated[float, Meta(ge=LEAST_S, le=MOST_S)]
 
 
@@ -97,7 +98,7 @@ class Costs:
             loop_s: what the engine's loop took.
             own_s: what the pipelines' own code took, for all calls.
         """
-        if not (calls and math.isfinite(loop_s) and math.isfinite(own_s)):
+        if not (calls >= 1 and 0 <= loop_s <= MOST_S and 0 <= own_s <= MOST_S):
             return
         turns = self._turns.setdefault(kind, TurnOverhead())
         turns.learn(loop_s / self._speed.factor, own_s / calls / self._speed.factor)
@@ -228,8 +229,8 @@ class _Entry(Struct):
     """What was learned of one kind."""
 
     name: str
-    size: Annotated[int, Meta(ge=0)]
-    seconds: Annotated[dict[Annotated[int, Meta(ge=1)], _Seconds], Meta(max_length=MOST_WIDTHS)]
+    size: Annotated[int, Meta(ge=0, le=1 << 62)]
+    seconds: Annotated[dict[_Rows, _Seconds], Meta(max_length=MOST_WIDTHS)]
     detail: str = ""
 
 
