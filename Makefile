@@ -41,6 +41,16 @@ build/bitsandbytes: | .venv/ready
 test-bitsandbytes: .venv/ready build/bitsandbytes  ## weights of bitsandbytes, by its kernels for CPUs
 	$(ONE_THREAD) PYTHONPATH=build/bitsandbytes $(BIN)/python -m pytest -m bitsandbytes tests/engine/model/test_quantize.py
 
+# What a version of Python may break: its compiler, fibers, event loops, sockets, clean-up, imports.
+PYTHONS ?= 3.12 3.13
+OF_PYTHON := $(patsubst %,tests/%, outsiders/test_pythons.py test_public_api.py telemetry media/test_fetch_url.py \
+	$(patsubst %,engine/test_%.py, tokenizers fiber fiber_closing isolation isolation_pipelines failures lifecycle) \
+	engine/adapters/test_hooks.py engine/group/test_group.py matrix/test_matrix.py jobs/test_runner.py worker \
+	server/test_serving_signals.py server/test_openai_sdk.py server/test_events.py server/transport)
+
+test-pythons:  ## some tests on 3.12 and 3.13, where they are here; ONLY=tests for all, PYTHONS="3.14" for another
+	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(PYTHONS)" $(BY_FILE) $(or $(ONLY),$(OF_PYTHON))
+
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
 	$(KEEP_COMPILED) $(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(BY_FILE) -m "not ray and not bitsandbytes"
 

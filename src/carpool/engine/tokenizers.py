@@ -74,10 +74,10 @@ def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
             if characters((args, kwargs)) <= LONG_TEXT:
                 return plain(self, *args, **kwargs)
             # pipelines set attributes such as `padding_side`
-            said = {name: value for name, value in vars(self).items() if isinstance(value, _PLAIN)}
+            plain_attributes = {k: v for k, v in vars(self).items() if isinstance(v, _PLAIN)}
 
             def run() -> Any:
-                vars(twin).update(said)
+                vars(twin).update(plain_attributes)
                 return getattr(twin, name)(*args, **kwargs)
 
             return park(HostCall(run))

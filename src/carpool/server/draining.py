@@ -91,6 +91,8 @@ class DrainingServer(uvicorn.Server):
             self._draining = asyncio.create_task(self._drain())
         else:  # the second signal: at once
             self.should_exit = self.force_exit = True
+            while self.servers:  # from Python 3.12 on, uvicorn would wait for their connections
+                self.servers.pop().close()
 
     async def _drain(self) -> None:
         await self._backend.drain(self._drain_timeout_s)

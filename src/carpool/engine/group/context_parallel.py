@@ -36,7 +36,7 @@ PROVEN = (
 """Classes of which tests hold that a group draws what one process draws."""
 
 PATIENCE = timedelta(minutes=5)  # for the others to join, and with any collective operation
-BACK_ENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
+BACK_ENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
 def check_classes(classes: Mapping[str, type], ranks: int) -> list[str]:
