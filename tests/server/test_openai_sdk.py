@@ -61,10 +61,13 @@ def test_a_picture_is_a_png_that_says_how_it_was_made(client: openai.OpenAI) -> 
     image = picture(png)
     assert (image.format, image.size, image.mode) == ("PNG", SIZE, "RGB")
     sides = {"width": SIZE[0], "height": SIZE[1]}
-    assert read_settings(png) == {**DRAW, **wish, **sides, "model": MODEL_ID}
+    settings = read_settings(png)
+    assert settings.pop("engine")["pipeline"] == "FluxPipeline"
+    assert settings == {**DRAW, **wish, **sides, "model": MODEL_ID}
     assert image.info["parameters"] == (
         "a red circle\nNegative prompt: blue\n"
-        f"Steps: 4, CFG scale: 2.0, Seed: 7, Size: {SIZE_TEXT}, Model: {MODEL_ID}"
+        "Steps: 4, Sampler: FlowMatchEulerDiscreteScheduler, CFG scale: 2.0, "
+        f"Distilled CFG Scale: 2.5, Seed: 7, Size: {SIZE_TEXT}, Model: {MODEL_ID}"
     )
 
 

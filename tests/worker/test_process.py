@@ -188,18 +188,21 @@ def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch
     assert "no pictures" in failed.message
 
 
-def test_a_worker_whose_engine_ended_hangs_up(
+def test_a_worker_whose_engine_fails_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: EngineCore) -> bool:
         raise RuntimeError("a defect")
 
+    ends: list[int] = []
+    monkeypatch.setattr(os, "_exit", ends.append)  # of the tests' own process here
     monkeypatch.setattr(EngineCore, "step", fail)
     with working() as front:
         received = [front.receive() for _ in range(2)]
 
-    assert received[-1] is None  # its front starts a new one
-    assert "the engine's loop failed" in caplog.text
+    assert ends[0] == 1  # its front starts a new one
+    assert received[-1] is None  # it hangs up, too
+    assert "a turn of the engine failed" in caplog.text
 
 
 def test_steps_are_told_of_a_request_that_is_followed() -> None:
