@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("carpool")
 
 TurnStage = Literal[
-    "admit", "cache", "choose", "count", "describe", "journal", "learn", "observe", "parked",
-    "predict", "preview", "queued", "steps", "tell", "timeline", "unwind", "weights",
+    "admit", "cache", "choose", "count", "describe", "effects", "journal", "learn", "observe",
+    "parked", "predict", "preview", "queued", "steps", "tell", "timeline", "unwind", "weights",
 ]  # fmt: skip
 """The stages that have a substitute: all requests go on."""
 RequestStage = Literal["start", "resume", "convert"]

@@ -5,14 +5,11 @@ the engine's thread.
 """
 
 import logging
-import re
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
@@ -24,7 +21,7 @@ from carpool.engine.fiber import Raised, Returned
 from carpool.engine.foreign_code import runs_foreign_code
 from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
-from carpool.engine.journal import Identity, Journal, Mismatch
+from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.settings_used import SettingsUsed
@@ -33,6 +30,7 @@ from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.no_effect import EffectObserver
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
+from carpool.engine.own_answers import OwnAnswers
 from carpool.engine.pipeline_errors import causes, to_api_error
 from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.queue import RequestQueue
@@ -45,18 +43,7 @@ from carpool.types import Clock, Event
 
 log = logging.getLogger("carpool")
 
-MOST_REPLAYS = 64  # that are known until somebody asks
 CHECK_WEIGHTS_EVERY_S = 1.0  # while requests run: each check looks at every weight
-
-
-@dataclass(frozen=True, slots=True)
-class JournalReplay:
-    """A request was brought to where it was by its journal."""
-
-    request_id: str
-    steps: int  # that were not made again
-    took_s: float  # from its start
-    ended_s: float  # engine clock
 
 
 class RunningRequests:
@@ -86,9 +73,9 @@ class RunningRequests:
             loaded.pipe, loaded.device, clock, off_loop.finish,
             is_overloaded=lambda: admission.stage > 0, stages=stages,
         )  # fmt: skip
-        # of what journals are about
         self._adapters = installation.adapters
-        self._identity = Identity(loaded, self._adapters.identity)
+        identity = Identity(loaded, self._adapters.identity)
+        self.answers = OwnAnswers(identity, stages, stats, clock)
         self._settings = SettingsUsed(loaded, settings)
         self._step_cache = settings.step_cache  # of requests that do not say it
         self._states: dict[int, RequestState] = {}  # by number
@@ -96,7 +83,6 @@ class RunningRequests:
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
         self.longest_s = 0.0  # of those, in one go
-        self.replays: deque[JournalReplay] = deque(maxlen=MOST_REPLAYS)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -110,13 +96,6 @@ class RunningRequests:
         """Denoising steps that requests have left, as far as their number is known. From any
         thread."""
         return {one.request_id: float(one.steps - one.step) for one in self.states if one.steps}
-
-    def take_replays(self) -> list[tuple[JournalReplay, float]]:
-        """Requests that were replayed from journals since the last time, and how long ago. From
-        any thread."""
-        now_s = self._clock()
-        taken = [self.replays.popleft() for _ in range(len(self.replays))]
-        return [(one, now_s - one.ended_s) for one in taken]
 
     @property
     def parked(self) -> list[RequestState]:
@@ -152,8 +131,7 @@ class RunningRequests:
     def _begin(self, state: RequestState, now_s: float) -> None:
         """Run a request's pipeline from its beginning."""
         request = state.request
-        if state.journal is not None:
-            self._ask(state, "journal", state.journal.begin, self._identity, request)
+        self.answers.begin(state)
         mine = view(self._loaded, request.task)
         task = self._loaded.card.task(request.task)
         state.pixel_limit = PixelLimit(mine, self._loaded.card, task)
@@ -205,17 +183,13 @@ class RunningRequests:
     def _resume(self, state: RequestState, answer: Any = None) -> None:
         """Run a request's pipeline until it waits for a forward, or ends."""
         if state.is_parked and not isinstance(answer, Failure):
-            if state.journal is not None:
-                self._ask(state, "journal", state.journal.ran, state.call, answer)
-            if state.step_cache is not None:
-                self._ask(state, "cache", state.step_cache.ran, state.call, answer)
+            self.answers.ran(state, answer)
         journal = state.journal
         was_replaying = journal is not None and journal.is_replaying
         while (answer := self._advance(state, answer)) is not None:
             pass  # a call that needs no forward: the step is skipped, or was made before
         if was_replaying and journal is not None and journal.replayed and not journal.is_replaying:
-            now_s, began_s = self._clock(), state.timeline.started_s
-            self.replays.append(JournalReplay(state.request_id, state.step, now_s - began_s, now_s))
+            self.answers.note_replay(state)
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
         """Run a request's pipeline until its next call or its end, and act on that.
@@ -242,8 +216,9 @@ class RunningRequests:
         elif isinstance(came, Returned):
             if state.timeline.reached(state.steps):
                 self._tell_step(state, now_s)
-            if state.effects is not None:
-                _follow(state, partial(_warn, state, state.effects))
+            if (effects := state.effects) is not None:
+                warn, about = effects.warn, (state.view, state.warnings, state.request_id)
+                self._stages.contain("effects", None, warn, *about)
             self._end(state, came.value, None)
         else:
             assert isinstance(came, Raised)
@@ -273,10 +248,10 @@ class RunningRequests:
                 state.pixel_limit.check(parked)
         except BaseException as error:  # above the limit; or a shape that cannot be measured
             return Failure(error)
-        if parked.target.phase == "denoise" and state.effects is not None:
-            _follow(state, partial(state.effects.denoises, state.view, parked))
         self._calls += 1
         contain, describer, request = self._stages.contain, self._describer, state.request
+        if parked.target.phase == "denoise" and (effects := state.effects) is not None:
+            contain("effects", None, effects.denoises, state.view, parked)
         phase, known = parked.target.phase, state.descriptions
         described = contain(
             "describe", None, describer.describe, parked, request, known, states=[state]
@@ -287,54 +262,14 @@ class RunningRequests:
             contain("preview", None, hook.note_layout, parked.arguments(), states=[state])
         if state.park(parked, key, rows, self._calls, steps_done, now_s):
             self._tell_step(state, now_s)
-        if (answer := self._own_answer(state, parked, now_s)) is not None:
-            return answer
-        if state.is_parked and state.call is parked:  # else the request has started over
-            module = parked.target.component, parked.target.method
-            contain("timeline", None, self._timelines.parked, state.timeline, module, key, now_s)
-        return None
-
-    def _own_answer(self, state: RequestState, parked: Call, now_s: float) -> Any | None:
-        """The answer that the request's step cache or journal has for a call; None: it has none."""
-        journal, timeline = state.journal, state.timeline
-        if (cache := state.step_cache) is not None:
-            answer = self._ask(state, "cache", cache.answer, parked, state.step, state.steps)
-            if cache.skipped_steps > timeline.skipped_steps:
-                timeline.skipped_steps = cache.skipped_steps
-                self._stats.skip()
-            if answer is not None:
-                if journal is not None:
-                    self._ask(state, "journal", journal.skip)
-                return answer
-        if journal is None:
-            return None
-        answer = self._ask(state, "journal", _recorded, journal, parked)
+        answer = self.answers.answer(state, parked)
         if isinstance(answer, Mismatch):
             self._start_over(state, answer, now_s)
             return None
-        if answer is not None:
-            timeline.replayed_calls += 1
-            if cache is not None:
-                self._ask(state, "cache", cache.ran, parked, answer)
+        if answer is None:
+            module = parked.target.component, parked.target.method
+            contain("timeline", None, self._timelines.parked, state.timeline, module, key, now_s)
         return answer
-
-    def _ask(
-        self,
-        state: RequestState,
-        aid: Literal["journal", "cache"],
-        work: Callable[..., Any],
-        *args: Any,
-    ) -> Any | None:
-        """Ask a request's journal or step cache; the request goes on without one that fails."""
-        answer = self._stages.contain(aid, _FAILED, work, *args, states=[state])
-        if answer is not _FAILED:
-            return answer
-        if aid == "journal":
-            state.journal = None
-        else:
-            state.step_cache = None
-            state.warnings.append("step_cache failed and was switched off: all other steps ran")
-        return None
 
     def _start_over(self, state: RequestState, mismatch: Mismatch, now_s: float) -> None:
         """Run a request from its beginning whose journal is not its own."""
@@ -400,32 +335,3 @@ class RunningRequests:
             state, output, error, now_s, self._loaded.device, self._settings, self._off_loop.finish,
             self._stages,
         )  # fmt: skip
-
-
-def _follow(state: RequestState, work: Callable[[], None]) -> None:
-    """Follow what becomes of a request's arguments; its output does not depend on that."""
-    try:
-        work()
-    except Exception:  # such as of a property of a pipeline of one's own
-        log.exception("request %s: its arguments cannot be followed", state.request_id)
-        state.effects = None
-
-
-def _warn(state: RequestState, effects: EffectObserver) -> None:
-    """Add the arguments that had no effect to the warnings of a request that has ended."""
-    for name, reason in effects.reasons(state.view):
-        if any(name in re.findall(r"\w+", warning) for warning in state.warnings):
-            continue  # diffusers has said it
-        state.warnings.append(f"{name} had no effect: {reason}")
-        log.warning("request %s: %s", state.request_id, state.warnings[-1])
-
-
-_FAILED = object()
-
-
-def _recorded(journal: Journal, call: Call) -> Any:
-    """The answer that a journal has for a call, or how the journal does not match it."""
-    try:
-        return journal.answer(call)
-    except Mismatch as mismatch:
-        return mismatch

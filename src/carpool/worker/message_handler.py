@@ -183,7 +183,7 @@ class MessageHandler:
         left, is_streamed = engine.running.steps_left(), engine.loaded.streamer is not None
         replays = [
             protocol.Replayed(one.request_id, one.steps, one.took_s, ago_s)
-            for one, ago_s in engine.running.take_replays()
+            for one, ago_s in engine.running.answers.take_replays()
         ]
         report = protocol.Report(costs, left, is_streamed, replays)
         return protocol.Heartbeat(stalled_s, expected_s, scheduler.admission.place_s, report)

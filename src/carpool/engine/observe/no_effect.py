@@ -8,6 +8,7 @@ that is wrong is worse than none.
 
 import dis
 import inspect
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -19,6 +20,8 @@ from carpool.engine.intercept import Call
 from carpool.engine.tokenizers import texts_in
 from carpool.request.card import Card, Task
 from carpool.request.images import NAMES as PICTURES
+
+log = logging.getLogger("carpool")
 
 MOST_TEXTS = 64  # tokenized texts that are kept of a request; with more, all count as read
 _NEGATIVE = re.compile(r"negative_prompt(_\d+)?")
@@ -66,6 +69,13 @@ class EffectObserver:
         scheduler = getattr(pipe, "scheduler", None)
         if hasattr(pipe, "prepare_extra_step_kwargs") and scheduler is not None:
             self._takes_eta = "eta" in inspect.signature(scheduler.step).parameters
+
+    def warn(self, pipe: Any, warnings: list[str], request_id: str) -> None:
+        """Add a warning for each argument that had no effect, unless diffusers has said it."""
+        for name, reason in self.reasons(pipe):
+            if not any(name in re.findall(r"\w+", warning) for warning in warnings):
+                warnings.append(f"{name} had no effect: {reason}")
+                log.warning("request %s: %s", request_id, warnings[-1])
 
     def reasons(self, pipe: Any) -> Iterator[tuple[str, str]]:
         """Yield each argument that had no effect, and why."""
