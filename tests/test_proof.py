@@ -169,7 +169,7 @@ def attacked(picture_s: float, memory_mib: float, wrong: list[str]) -> hostile.A
         (2.0, 400.0, [], []),
         (2.1, 100.0, [], ["an attack: the neighbour waits 2.1 times as long"]),
         (1.0, 401.0, [], ["an attack: the front grows by 301 MiB"]),
-        (1.0, 100.0, ["it was let in"], ["an attack: it was let in"]),
+        (1.0, 100.0, ["it was let in"], ["an attack, one worker: it was let in"]),
     ],
 )
 def test_what_a_tenant_feels_of_another_is_held_against_the_promise(
