@@ -34,7 +34,6 @@ from carpool.models.source import check_hub, find
 from carpool.request.card import Card
 from carpool.request.lora import parse_lora
 from carpool.schedule.peers.sglang_rules import Server
-from carpool.settings.preparation import replacements
 
 log = logging.getLogger("carpool")
 
@@ -170,7 +169,7 @@ def load(
             raise  # the last two are told by `says_what_does_not_fit`
         except Exception as error:  # of libraries that read files and quantize, of any class
             log.debug("cannot load %s", model, exc_info=error)
-            raise LoadFailed(f"cannot load {model!s}: {_cause(error, folder, settings)}") from error
+            raise LoadFailed(f"cannot load {model!s}: {_cause(error, folder)}") from error
     refuse_what_breaks(pipe)
     if not dict(_modules(pipe)):
         raise LoadFailed(f"{name} has no modules yet: call its load_components() first")
@@ -231,13 +230,11 @@ def _restore_modes(modes: ModuleModes) -> None:
         weight.requires_grad_(wants_gradient)
 
 
-def _cause(error: Exception, folder: Path, settings: EngineSettings) -> str:
+def _cause(error: Exception, folder: Path) -> str:
     """Why a model cannot be loaded, in one line: its damaged file, or what a library says."""
     is_text = str(error) and not isinstance(error, LookupError)
     text = " ".join(str(error).split()) if is_text else f"{type(error).__name__}: {error}"
-    others = (Path(one).expanduser() for one in replacements(settings.component).values())
-    places = [folder, *(one for one in others if one.exists())]
-    damage = next(filter(None, map(damage_in, places)), None)
+    damage = damage_in(folder)
     return text if damage is None else f"{damage} ({text:.200})"
 
 
