@@ -211,8 +211,8 @@ def test_half_a_character_is_refused_wherever_it_stands(said: str) -> None:
 # Names, ids and paths
 
 TRAVERSALS = ["../../x", "/etc/passwd", "..\\..\\x", "\\\\host\\share\\x", "x\0.safetensors",
-              "file:///x", "~/x", "outlined/../outlined", "OUTLINED", "outlined ", "", ".", "..",
-              "con", "a" * 5000]  # fmt: skip
+              "file:///x", "~/x", "outlined/../outlined", "", ".", "..", "con",
+              "a" * 5000]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRAVERSALS)
