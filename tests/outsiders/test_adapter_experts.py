@@ -133,6 +133,27 @@ def test_a_file_that_names_both_experts_goes_to_both(tmp_path: Path) -> None:
     assert gap(first, by_diffusers([(state(1), 1.0, False)])) < CLOSE
 
 
+def test_a_module_with_a_scale_of_its_own_does_not_get_that_of_the_whole() -> None:
+    whole = AdapterInfo("a", ("A b",), targets=("text_encoder", "unet"))
+    both = AdapterInfo("b", targets=("transformer", "transformer_2"))
+    ids, known = ("a", "b"), (whole, both)
+    asked: Callable[..., Any] = lambda *entries: dict(  # noqa: E731
+        check_lora(list(entries), ids, known)
+    )
+
+    text = {"id": "a", "target": "text_encoder", "scale": 0.5}
+    for entries in ([{"id": "A b"}, text], [text, {"id": "a"}]):
+        assert asked(*entries) == {"a@unet": 1.0, "a@text_encoder": 0.5}
+    assert asked({"id": "a"}, {**text, "scale": 0}) == {"a@unet": 1.0}
+    assert asked({"id": "a"}, text, {"id": "a@unet", "scale": 2}) == {
+        "a@text_encoder": 0.5, "a@unet": 2.0,
+    }  # fmt: skip
+    assert asked({"id": "b"}, {"id": "b@transformer_2", "scale": 3}) == {
+        "b@transformer": 1.0, "b@transformer_2": 3.0,
+    }  # fmt: skip
+    assert asked({"id": "a", "scale": 0.3}) == {"a": 0.3}
+
+
 def test_a_target_that_is_no_expert_is_refused(tmp_path: Path) -> None:
     pair = (AdapterInfo("a", targets=("transformer", "transformer_2"), target="transformer_2"),)
     asked: Callable[[Any], Any] = lambda target: check_lora(  # noqa: E731

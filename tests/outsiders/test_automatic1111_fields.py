@@ -261,15 +261,25 @@ def test_two_text_encoders_stop_where_they_always_do(family: str) -> None:
 
 
 def test_stable_diffusion_1_stops_where_it_is_told_to() -> None:
-    """Its pipeline itself raises for `clip_skip` beside transformers 5, so none is drawn."""
-    card = replace(without(CARD, "clip_skip", "true_cfg_scale"))
-    [task] = card.tasks
-    skipping = replace(task, parameters=(*task.parameters, Parameter("clip_skip", "int")))
+    """Beside transformers 5, its pipeline finds the last norm under the name of 4 only."""
+    pipe = fresh("sd15")
+    vars(pipe.text_encoder).setdefault("text_model", pipe.text_encoder)
+    expected = {count: alone(pipe, clip_skip=count - 1) for count in (2, 3)} | {1: alone(pipe)}
 
-    for count, skipped in ((None, None), (1, None), (2, 1), (12, 11)):
-        worker = worker_of(replace(card, tasks=(skipping,)))
-        arguments, warnings = taken(worker, prompt="a", **layers(count))
-        assert (arguments.get("clip_skip"), warnings) == (skipped, [])
+    for count in (1, 2, 3):
+        image, warnings, arguments = drawn("sd15", **layers(count))
+        assert (image - expected[count]).abs().max() <= 1
+        assert (arguments.get("clip_skip"), warnings) == (count - 1 or None, [])
+    assert (expected[2] - expected[1]).abs().max() > 1
+    assert (expected[3] - expected[2]).abs().max() > 1
+
+
+def test_more_layers_than_there_are_are_the_clients_fault() -> None:
+    with driving("sd15") as drive:
+        sent = {"prompt": "a cat", "steps": 2, "width": 64, "height": 64, **layers(12)}
+        error = refusal(post(EngineWorker(drive), **sent))
+
+    assert error["param"] == "clip_skip"
 
 
 def test_stable_diffusion_2_stops_where_it_always_does() -> None:

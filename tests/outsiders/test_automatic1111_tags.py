@@ -17,7 +17,8 @@ from PIL import Image
 
 from carpool.errors import Rejected
 from carpool.request.adapter_names import AdapterInfo
-from carpool.server.bodies.prompt_tags import split_tags
+from carpool.request.lora import check_lora
+from carpool.server.bodies.prompt_tags import adapters_of, split_tags
 from support.app import CARD, Grey, ask, refusal
 from support.engine_driver import driving, fresh
 from support.engine_worker import EngineWorker
@@ -126,11 +127,10 @@ def test_switched_off_networks_leave_no_words_either() -> None:
 @given(st.text("<>:= lorayct0123.-e\n", max_size=60))
 def test_whatever_is_written_no_tag_is_left_in_the_text(prompt: str) -> None:
     try:
-        text, adapters = split_tags(prompt)
+        text, _ = split_tags(prompt)
     except Rejected:
         return
     assert split_tags(text) == (text, [])
-    assert all(entry.keys() == {"id", "scale"} for entry in adapters)
 
 
 @pytest.mark.parametrize("piece", [" ", "<", "<a:", "<lora:", "< ", "<lora:x:1 ", "\t<lora:x:1>"])
@@ -140,6 +140,35 @@ def test_a_long_prompt_is_split_in_no_time(piece: str) -> None:
     with contextlib.suppress(Rejected):
         split_tags(prompt)
     assert time.process_time() - before_s < 0.5
+
+
+SDXL = AdapterInfo("x", ("X y",), targets=("text_encoder", "text_encoder_2", "unet"))
+MODULES = [
+    ("<lora:x:0.5:1>", {"x@text_encoder": 0.5, "x@text_encoder_2": 0.5, "x@unet": 1.0}),
+    ("<lora:X y:te=0.5:unet=2>", {"x@text_encoder": 0.5, "x@text_encoder_2": 0.5, "x@unet": 2.0}),
+    ("<lyco:x:unet=0.3>", {"x@text_encoder": 1.0, "x@text_encoder_2": 1.0, "x@unet": 0.3}),
+    ("<lora:x:0:1>", {"x@unet": 1.0}),
+    ("<lora:x:1:0>", {"x@text_encoder": 1.0, "x@text_encoder_2": 1.0}),
+    ("<lora:x:.7:unet=.7>", {"x": 0.7}),
+    ("<lora:x@unet:0.5:1>", {"x@unet": 1.0}),
+    ("<lora:x@text_encoder_2:0.5:1>", {"x@text_encoder_2": 0.5}),
+    ("<lora:style:0.5:1>", {"style": 1.0}),  # has no parts for text encoders
+    ("<lora:style@transformer_2:0.5:1>", {"style@transformer_2": 1.0}),
+    ("<lora:words:0.5:1>", {"words": 0.5}),  # has no others
+]
+
+
+@pytest.mark.parametrize(("tag", "scales"), MODULES, ids=[one[0] for one in MODULES])
+def test_scales_of_text_encoders_and_denoiser_are_told_apart(
+    tag: str, scales: dict[str, float]
+) -> None:
+    style = AdapterInfo("style", target="transformer", targets=("transformer", "transformer_2"))
+    known = (SDXL, style, AdapterInfo("words", targets=("text_encoder",)))
+    _, tags = split_tags(tag)
+
+    applied = check_lora(adapters_of(tags, known), [one.id for one in known], known)
+
+    assert dict(applied) == scales
 
 
 def drawn(worker: EngineWorker, prompt: str) -> torch.Tensor:
@@ -163,7 +192,7 @@ def test_a_tag_draws_what_the_adapter_at_its_scale_draws_in_plain_diffusers(
     for name, file in zip("ab", files, strict=True):
         pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name=name)
 
-    def alone(*scales: float) -> torch.Tensor:
+    def alone(*scales: Any) -> torch.Tensor:
         pipe.set_adapters(["a", "b"], list(scales))
         image = pipe(
             "a cat", negative_prompt="dogs", num_inference_steps=2, width=64, height=64,
@@ -176,7 +205,17 @@ def test_a_tag_draws_what_the_adapter_at_its_scale_draws_in_plain_diffusers(
             ("<lora:a:te=0.5:unet=0.5>", (0.5, 0.0)),
             ("<lyco:a> <lora:b:-.3>", (1.0, -0.3)),
             ("", (0.0, 0.0)),
+            ("<lora:a:te=0.2:unet=1>", ({**texts(0.2), "unet": 1.0}, 0.0)),
+            ("<lora:b:1:0.3> <lora:a:0.4>", (0.4, {**texts(1.0), "unet": 0.3})),
+            ("<lora:a:0:1>", ({**texts(0.0), "unet": 1.0}, 0.0)),
         ):
             image = drawn(EngineWorker(drive), f"a cat {tags}".strip())
             assert (image - alone(*scales)).abs().max() <= 1
     assert (alone(0.5, 0.0) - alone(0.0, 0.0)).abs().max() > 8
+    apart = alone({**texts(0.2), "unet": 1.0}, 0.0)
+    assert (apart - alone(1.0, 0.0)).abs().max() > 8
+    assert (apart - alone({**texts(0.0), "unet": 1.0}, 0.0)).abs().max() > 1
+
+
+def texts(scale: float) -> dict[str, float]:
+    return {"text_encoder": scale, "text_encoder_2": scale}

@@ -7,6 +7,7 @@ first, and taken out last.
 from collections.abc import Callable
 
 from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.flattened_encoders import FlattenedEncoders
 from carpool.engine.intercept import Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
 from carpool.engine.model.load import LoadedPipeline
@@ -24,6 +25,7 @@ class Installation:
         self.interception = Interception(loaded.modules)
         truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)
+        self._encoders = FlattenedEncoders(loaded.modules.values())
         self.adapters = Adapters(loaded.pipe, loaded.device.torch, is_exact=is_exact)
         self._compilations: Callable[[], None] = lambda: None
 
@@ -33,11 +35,13 @@ class Installation:
         self._compilations = tell_of_compilations(modules, self._heartbeat)
         self.isolation.install()
         self._tokenizers.install()
+        self._encoders.install()
 
     def remove(self) -> None:
         self.interception.remove()
         self._compilations()
         self._tokenizers.remove()
+        self._encoders.remove()
         self.adapters.remove()
         self.isolation.remove()
         if not self._loaded.device.is_lost:

@@ -42,7 +42,8 @@ def check_lora(
 
     Args:
         given: `[{"id": NAME, "scale": NUMBER, "target": MODULE}, ...]`, scale 1 where left out; or
-            None. A name is an adapter's id, or what its file is called.
+            None. A name is an adapter's id, or what its file is called. An entry without a target
+            is for all modules of which no entry says otherwise.
         known: ids of the adapters that are offered.
         adapters: what is known of these and of others.
 
@@ -69,7 +70,22 @@ def check_lora(
             rule = f"must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
             raise _wrong(f"scale {_cut(scale)} of {name!r}: {rule}")
         chosen[name] = float(scale)
-    return tuple((name, scale) for name, scale in chosen.items() if scale)
+    apart = _modules_apart(chosen, everyone)
+    return tuple((name, scale) for name, scale in apart.items() if scale)
+
+
+def _modules_apart(
+    chosen: Mapping[str, float], adapters: Sequence[AdapterInfo]
+) -> dict[str, float]:
+    """Leave out of each adapter that is named as a whole the modules that are named beside it."""
+    infos = {one.id: one for one in adapters}
+    apart = dict[str, float]()
+    for name, scale in chosen.items():
+        info = infos.get(name, AdapterInfo(name))
+        own = [f"{name}@{module}" for module in ((info.target,) if info.target else info.targets)]
+        others = {one: scale for one in own if one not in chosen}
+        apart |= {name: scale} if len(others) == len(own) else others
+    return apart
 
 
 def _adapter(name: Any, target: Any, known: Sequence[str], adapters: Sequence[AdapterInfo]) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from carpool.engine.adapters.parts import base_layer, sizes_of
+from carpool.engine.flattened_encoders import ALIAS
 
 _HOOKS = ("_diffusers_hook", "_hf_hook")  # they hold weights, and would put them back
 
@@ -53,7 +54,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         memo.update({id(vars(part)[name]): None for name in _HOOKS if name in vars(part)})
     copied = copy.deepcopy(module, memo)
     for part in copied.modules():
-        for name in _HOOKS:
+        for name in (*_HOOKS, ALIAS):
             vars(part).pop(name, None)
     return copied
 

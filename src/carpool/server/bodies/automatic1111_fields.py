@@ -13,7 +13,7 @@ from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, sh
 from carpool.request.card import Card
 from carpool.request.values import is_int, is_number
 from carpool.server.bodies.automatic1111 import SAMPLER, Image2Image, Text2Image
-from carpool.server.bodies.prompt_tags import refuse_tags, split_tags, weights_warning
+from carpool.server.bodies.prompt_tags import adapters_of, refuse_tags, split_tags, weights_warning
 
 _RESTING: dict[str, tuple[Any, ...]] = {  # values with which a field does nothing
     "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "styles": ([], [""]),
@@ -64,13 +64,13 @@ def translated(
     """
     known = {one.name for task in card.tasks for one in task.parameters}
     extra = body.model_extra or {}
-    prompt, lora = split_tags(body.prompt)
+    prompt, tags = split_tags(body.prompt)
     refuse_tags(body.negative_prompt or "", "negative_prompt")
     made = Translation({"prompt": prompt, "n": _pictures(body)})
     made.warnings += weights_warning(prompt, "prompt")
     made.warnings += weights_warning(body.negative_prompt or "", "negative_prompt")
-    if lora and not extra.get("disable_extra_networks"):
-        made.values["lora"] = lora
+    if tags and not extra.get("disable_extra_networks"):
+        made.values["lora"] = adapters_of(tags, card.adapters)
     given = {
         "seed": None if body.seed in (-1, "") else body.seed,
         "negative_prompt": body.negative_prompt or None,

@@ -8,23 +8,36 @@ as words: what cannot be applied is refused by name.
 
 import math
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
+from carpool.request.adapter_names import AdapterInfo, find_adapter
 
 _TAG = re.compile(r"(?:(?<![ \t])[ \t]++)?<(\w+):([^>]{1,500})>")  # with the blanks before it
 _BROKEN = re.compile(r"<\s*(?:lora|lyco|hypernet)\b[^>]{0,40}>?", re.IGNORECASE)
 _KINDS = ("lora", "lyco")  # the same since its version 1.5
 _FORM = "write <lora:NAME:SCALE>"
 _SCALES = ("te", "unet")
+_TEXT_ENCODER = "text_encoder"  # begins the names of such modules
 _WEIGHT = re.compile(r"\([^()]{1,200}:\s*[0-9]*\.?[0-9]+\s*\)")
 
 
-def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[dict[str, Any]]]:
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """An adapter that a prompt names."""
+
+    name: str
+    scale: float  # of the denoiser
+    text_scale: float  # of text encoders
+
+
+def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[Tag]]:
     """Split the adapters that a prompt names from its text.
 
     Returns:
-        The text, and a request's `lora`.
+        The text, and what its tags say.
 
     Raises:
         InvalidValue, UnsupportedParameter: a tag that cannot be applied.
@@ -35,7 +48,40 @@ def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[dict[str, 
         raise InvalidValue(
             f"{param} has a tag that is none, {show(broken[0])}: {_FORM}", param=param
         )
-    return text, [_adapter(tag[1], tag[2], param) for tag in tags]
+    return text, [_tag(tag[1], tag[2], param) for tag in tags]
+
+
+def adapters_of(tags: Iterable[Tag], adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
+    """A request's `lora`: text encoders are named apart where their scale is another.
+
+    Args:
+        adapters: what is known of those that may be named.
+
+    Raises:
+        InvalidValue, UnsupportedParameter: an adapter that cannot be told from others, or whose
+            modules are not known.
+    """
+    return [entry for tag in tags for entry in _entries(tag, adapters)]
+
+
+def _entries(tag: Tag, adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
+    whole = {"id": tag.name, "scale": tag.scale}
+    if tag.scale == tag.text_scale:
+        return [whole]
+    adapter, target = find_adapter(tag.name, adapters), ""
+    if adapter is None and "@" in tag.name:
+        name, _, target = tag.name.rpartition("@")
+        adapter = find_adapter(name, adapters)
+    if adapter is None or not adapter.targets:
+        seen = f"te={tag.text_scale:g}, unet={tag.scale:g}"
+        rule = "which modules it changes is not known, so give one scale"
+        raise UnsupportedParameter(f"lora has {show(tag.name)} with {seen}: {rule}", param="lora")
+    texts = [name for name in adapter.targets if name.startswith(_TEXT_ENCODER)]
+    if target.startswith(_TEXT_ENCODER) or len(texts) == len(adapter.targets):
+        return [whole | {"scale": tag.text_scale}]
+    if target:
+        return [whole]
+    return [whole, *(whole | {"target": name, "scale": tag.text_scale} for name in texts)]
 
 
 def refuse_tags(prompt: str, param: str) -> None:
@@ -52,8 +98,7 @@ def weights_warning(prompt: str, param: str) -> list[str]:
     return [f"{param} has {show(match[0])}: {rule}"] if match else []
 
 
-def _adapter(kind: str, content: str, param: str) -> dict[str, Any]:
-    """An entry of a request's `lora`."""
+def _tag(kind: str, content: str, param: str) -> Tag:
     tag = show(f"<{kind}:{content}>")
     if kind not in _KINDS:
         rule = _FORM if kind.lower() in _KINDS else f"no network of that kind is known, {_FORM}"
@@ -72,11 +117,7 @@ def _adapter(kind: str, content: str, param: str) -> dict[str, Any]:
         raise UnsupportedParameter(f"{param} has {tag}: {show(unknown[0])} {rule}", param=param)
     text_scale = _number(named.get("te", next(iter(numbers), "1")), tag, param)
     scale = _number(named.get("unet", next(iter(numbers[1:]), str(text_scale))), tag, param)
-    if scale != text_scale:
-        rule = "scales of text encoders and denoiser must be equal"
-        seen = f"te={text_scale:g}, unet={scale:g}"
-        raise UnsupportedParameter(f"{param} has {tag}: {seen}: {rule}", param=param)
-    return {"id": name.strip(), "scale": scale}
+    return Tag(name.strip(), scale, text_scale)
 
 
 def _number(text: str, tag: str, param: str) -> float:

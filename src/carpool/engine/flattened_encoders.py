@@ -1,0 +1,30 @@
+"""CLIP's text encoders under the names that diffusers calls their parts by.
+
+With `clip_skip`, pipelines of Stable Diffusion 1 call `text_encoder.text_model.final_layer_norm`.
+In transformers 5 there is no `text_model` any more: what it held is in the encoder itself.
+"""
+
+from collections.abc import Iterable
+
+from torch import nn
+from transformers import CLIPTextModel
+
+ALIAS = "text_model"
+
+
+class FlattenedEncoders:
+    """The encoders among the modules of one engine that lack the name. Use them on its thread."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = [
+            one for one in modules if isinstance(one, CLIPTextModel) and not hasattr(one, ALIAS)
+        ]
+
+    def install(self) -> None:
+        for module in self._modules:
+            vars(module)[ALIAS] = module  # no submodule: names of weights stay as they are
+
+    def remove(self) -> None:
+        """Leave every encoder as it was. Harmless when not installed."""
+        for module in self._modules:
+            vars(module).pop(ALIAS, None)
