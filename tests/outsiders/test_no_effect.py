@@ -1,7 +1,9 @@
 """Arguments without effect are warned about: in the answer, the log and jobs; others are not."""
 
+import io
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +39,31 @@ def warnings_of(
         drive.finish()
     assert recorder.error is None, recorder.error
     return list(recorder.outcome.warnings)
+
+
+@pytest.fixture
+def quiet_log() -> Iterator[io.StringIO]:
+    """What diffusers' log writes where its verbosity is `error`."""
+    logger, stream = logging.getLogger("diffusers"), io.StringIO()
+    levels, level = [(one, one.level) for one in logger.handlers], logger.level
+    handler = logging.StreamHandler(stream)
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR)
+    yield stream
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+    for one, before in levels:
+        one.setLevel(before)
+
+
+def test_what_diffusers_names_is_in_the_answer_although_its_log_is_quiet(
+    quiet_log: io.StringIO,
+) -> None:
+    [warning] = warnings_of("qwen_image", {"guidance_scale": 5.0})
+
+    assert "guidance_scale" in warning
+    assert "ignored" in warning  # in diffusers' own words
+    assert quiet_log.getvalue() == ""
 
 
 @pytest.mark.parametrize(

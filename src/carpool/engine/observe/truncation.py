@@ -47,7 +47,12 @@ def _named(said: str, context: Any) -> bool:
 
 
 def install() -> None:
-    """Watch the log of diffusers; once a process."""
+    """Watch the log of diffusers, even where `DIFFUSERS_VERBOSITY` lets it write errors only."""
     logger: Any = logging.getLogger("diffusers")
-    if not any(isinstance(one, TruncationWarnings) for one in logger.handlers):
+    others = [one for one in logger.handlers if not isinstance(one, TruncationWarnings)]
+    if len(others) == len(logger.handlers):
         logger.handlers.insert(0, TruncationWarnings())
+    if (level := logger.getEffectiveLevel()) > logging.WARNING:
+        for handler in others:  # which write as little as before
+            handler.setLevel(max(handler.level, level))
+        logger.setLevel(logging.WARNING)
