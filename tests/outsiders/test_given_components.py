@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from carpool.config import EngineSettings
+from carpool.engine.model.assembly import read
 from carpool.engine.model.conversion import converter_of
 from carpool.engine.model.device import Device
-from carpool.engine.model.prepare import read
 from carpool.settings.preparation import is_denoiser
 from support import torchvision_cpu
 from support.prepared import gguf_of, own_weights

@@ -1,5 +1,5 @@
 """Weights by the names of original code, as most files that people trade have them: the inverse of
-diffusers' converters, for Stable Diffusion and Wan."""
+diffusers' converters, for Stable Diffusion, Wan and LTX-2."""
 
 import re
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from support.prepared import own_weights
 
+UNET = "model.diffusion_model."
 _RESNET = {
     "norm1": "in_layers.0", "conv1": "in_layers.2", "norm2": "out_layers.0",
     "conv2": "out_layers.3", "time_emb_proj": "emb_layers.1", "conv_shortcut": "skip_connection",
@@ -28,6 +29,38 @@ _WAN = {
     "attn1": "self_attn", "attn2": "cross_attn", "ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2",
     ".to_out.0.": ".o.", ".to_q.": ".q.", ".to_k.": ".k.", ".to_v.": ".v.",
     "proj_out": "head.head",
+}  # fmt: skip
+_LTX2 = {
+    "transformer": {
+        "av_cross_attn_video_scale_shift": "av_ca_video_scale_shift_adaln_single",
+        "av_cross_attn_video_a2v_gate": "av_ca_a2v_gate_adaln_single",
+        "av_cross_attn_audio_scale_shift": "av_ca_audio_scale_shift_adaln_single",
+        "av_cross_attn_audio_v2a_gate": "av_ca_v2a_gate_adaln_single",
+        "video_a2v_cross_attn_scale_shift_table": "scale_shift_table_a2v_ca_video",
+        "audio_a2v_cross_attn_scale_shift_table": "scale_shift_table_a2v_ca_audio",
+        "time_embed": "adaln_single", "proj_in": "patchify_proj",
+        "norm_q": "q_norm", "norm_k": "k_norm",
+    },
+    "connectors": {
+        "video_connector": "video_embeddings_connector", "norm_q": "q_norm", "norm_k": "k_norm",
+        "audio_connector": "audio_embeddings_connector",
+        "transformer_blocks": "transformer_1d_blocks",
+    },
+    "vae": {
+        "latents_mean": "per_channel_statistics.mean-of-means",
+        "latents_std": "per_channel_statistics.std-of-means",
+        "down_blocks.0.downsamplers.0": "down_blocks.1",
+        "encoder.mid_block": "encoder.down_blocks.8",
+        "up_blocks.0.resnets": "up_blocks.2.resnets", "decoder.mid_block": "decoder.up_blocks.0",
+        "up_blocks.0.upsamplers.0": "up_blocks.1", "resnets": "res_blocks",
+    },
+    "audio_vae": {
+        "latents_mean": "per_channel_statistics.mean-of-means",
+        "latents_std": "per_channel_statistics.std-of-means",
+    },
+    "vocoder": {
+        "conv_in": "conv_pre", "conv_out": "conv_post", "upsamplers": "ups", "resnets": "resblocks",
+    },
 }  # fmt: skip
 _ATTENTION = {
     "group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out",
@@ -149,3 +182,17 @@ def whole(components: Mapping[str, Any]) -> dict[str, Tensor]:
         | clip(components["text_encoder"], "conditioner.embedders.0.transformer.")
         | open_clip(components["text_encoder_2"], "conditioner.embedders.1.model.")
     )
+
+
+def ltx2(components: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A whole model of LTX-2: connectors have the denoiser's prefix, but for their projection."""
+    weights = {}
+    for part, names in _LTX2.items():
+        prefix = {"transformer": UNET, "connectors": UNET}.get(part, f"{part}.")
+        for key, weight in components[part].state_dict().items():
+            name = prefix + key
+            for new, old in names.items():
+                name = name.replace(new, old)
+            name = name.replace(f"{UNET}text_proj_in", "text_embedding_projection.aggregate_embed")
+            weights[name] = weight.contiguous().clone()
+    return weights

@@ -30,8 +30,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from carpool.engine.intercept import methods_of
 from carpool.engine.model.files import class_of, modules_of
+from carpool.engine.model.single_file import weights_of
 from carpool.errors import InvalidValue, LoadFailed, SettingRejected, nearest
-from carpool.models.source import find
+from carpool.models.source import find, is_single_file
 from carpool.settings.preparation import sizes
 from carpool.types import Phase, phase_of
 
@@ -161,6 +162,10 @@ def _part(cls: Any, what: list[Any], dtype: torch.dtype) -> Any:
 
 def _from_folder(name: str, dtype: torch.dtype, others: str) -> ModelShapes:
     """A pipeline of a local folder: its configs, tokenizers and schedulers, not its weights."""
+    if is_single_file(name):
+        weights_of(name)  # raises where it is no model
+        rule = "name the folder or hub id of its pipeline, whose configs tell its shapes"
+        raise LoadFailed(f"{name!r} is a file of weights: {rule}")
     try:
         source, _ = find(name)
         index = dict(diffusers.DiffusionPipeline.load_config(source, local_files_only=True))

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import AdapterPlan, AdapterRows, Adapters
 from carpool.engine.group import adapter_layers, context_parallel, messages, packing
+from carpool.engine.model.assembly import read
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import log_as_others
-from carpool.engine.model.prepare import apply, read
+from carpool.engine.model.prepare import apply
 from carpool.engine.numerics import Exact
 from carpool.errors import CarpoolError, named
 from carpool.telemetry import standard_streams

@@ -17,9 +17,12 @@ from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 from diffusers.quantizers.gguf.utils import GGUFParameter
 from torch import Tensor, nn
 
+from carpool.engine.model.renames import CONNECTORS, renaming_of
+
 PARTS = (
     *("model.diffusion_model.", "first_stage_model.", "vae.", "audio_vae.", "vocoder."),
     *("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "control_model."),
+    "connectors.",
 )
 """Prefixes of the parts of a file that holds several; `model.diffusion_model.` is the denoiser."""
 PREFIXES = ("", "model.diffusion_model.", "vae.", "audio_vae.", "net.")
@@ -32,7 +35,6 @@ HARMLESS = re.compile(
     r"|(.*\.)?logit_scale"  # compares texts with pictures, and encodes neither
     r"|norm_final\.weight|pos_embed"  # unused in the original Lumina 2 and Z-Image; in Sana
     r"|(.*\.)?per_channel_statistics\.(channel|mean-of-stds).*"  # of LTX's training
-    r"|(video|audio)_embeddings_connector\..*"  # of LTX-2: another component, `connectors`
     r"|(alphas|betas|sqrt|posterior|log_one_minus)_?\w*|logvar|lvlb_weights|denoiser\.sigmas"
     r"|scale_factor|global_step"  # of training; a scheduler computes its own
     r"|spiece_model|tekken_model|tokenizer_json"  # tokenizers, which pipelines have
@@ -63,6 +65,10 @@ class Fit:
     def is_exact(self) -> bool:
         """Is nothing missing, left over, or of another shape?"""
         return not any(self.distance)
+
+
+class Misfit(ValueError):
+    """Weights are missing, left over, or of another shape."""
 
 
 class _Traced(Tensor):
@@ -140,6 +146,8 @@ def views_of(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 def part_of(name: str) -> str:
     """The prefix of the part of a file that a name belongs to; "" where it has none."""
+    if CONNECTORS.match(name):  # under the prefix of the denoiser
+        return "connectors."
     for prefix in PARTS:
         if name.startswith(prefix):
             more = {"conditioner.embedders.": 1, "text_encoders.": 1}.get(prefix, 0)
@@ -160,10 +168,10 @@ def unwrapped(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 
 def converter_of(cls: Any) -> Callable[..., Mapping[str, Tensor]] | None:
-    """diffusers' converter of the names of original code; None where it has none for a class."""
+    """A converter of the names of original code; None where there is none for a class."""
     entries = SINGLE_FILE_LOADABLE_CLASSES.items()
     own = (entry for name, entry in entries if issubclass(cls, getattr(diffusers, name)))
-    return next((entry["checkpoint_mapping_fn"] for entry in own), None)
+    return next((entry["checkpoint_mapping_fn"] for entry in own), renaming_of(cls))
 
 
 def _trials(
@@ -242,15 +250,15 @@ def refuse_misfit(
         kind: the model's class.
 
     Raises:
-        ValueError: names what is missing, left over, or of another shape.
+        Misfit: names what is missing, left over, or of another shape.
     """
     if other_shapes:
-        raise ValueError(f"it holds a {kind} of another size: {some(other_shapes)}")
+        raise Misfit(f"it holds a {kind} of another size: {some(other_shapes)}")
     if missing:
-        raise ValueError(f"it lacks {some(missing)}, which a {kind} needs")
+        raise Misfit(f"it lacks {some(missing)}, which a {kind} needs")
     if left_over:
         rule = f"which this model's {kind} has no place for: is it of another model?"
-        raise ValueError(f"it has {some(left_over)}, {rule}")
+        raise Misfit(f"it has {some(left_over)}, {rule}")
 
 
 def some(names: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """Read components from elsewhere than the pipeline's own files: a file, a folder or the hub."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,15 @@ from safetensors import SafetensorError
 from torch import nn
 
 from carpool.engine.model.checkpoint import read_checkpoint, shards_of
+from carpool.engine.model.conversion import Misfit
 from carpool.engine.model.from_checkpoint import (
     BasePipeline,
     component_of,
+    from_folder,
     gguf_encoder,
-    refuse_report,
     refuse_size,
 )
+from carpool.engine.model.renames import CONNECTORS
 from carpool.errors import LoadFailed
 from carpool.models.source import (
     PICKLES,
@@ -31,7 +34,9 @@ from carpool.models.source import (
     is_weights,
     reach_hub,
 )
-from carpool.settings.preparation import is_gguf
+from carpool.settings.preparation import is_denoiser, is_gguf
+
+logger = logging.getLogger(__name__)
 
 AUTOENCODERS = (
     "AutoencoderKL", "AutoencoderTiny", "AsymmetricAutoencoderKL", "ConsistencyDecoderVAE"
@@ -96,6 +101,9 @@ def read_component(
         if is_gguf(where) and issubclass(cls, transformers.PreTrainedModel):
             return gguf_encoder(files[0], cls, base, name, dtype), {}
         checkpoint = read_checkpoint(files, dtype)
+        if is_denoiser(name) and any(map(CONNECTORS.match, checkpoint.weights)):
+            logger.warning("%s has connectors, too: --component connectors=%s takes them",
+                           where, where)  # fmt: skip
         module = component_of(checkpoint, name, cls, base, dtype, quantization)
         return module, checkpoint.marks
 
@@ -103,9 +111,7 @@ def read_component(
 def read_own(
     name: str, cls: Any, source: str, variant: str | None, dtype: torch.dtype, quantization: Any
 ) -> nn.Module | None:
-    """Read a component of a pipeline's own folder; None where it is not there, or on the hub.
-
-    Pipelines of diffusers draw with random numbers where weights are missing.
+    """Read a component of a pipeline's own folder; None where it is not there.
 
     Args:
         variant: of its weights, if there are such files.
@@ -123,20 +129,10 @@ def read_own(
     has_variant = variant is not None and any(folder.glob(f"*.{variant}*.safetensors"))
     options = {"variant": variant} if has_variant else {}
     options |= {} if quantization is None else {"quantization_config": quantization}
-    module, report = cls.from_pretrained(
-        source,
-        subfolder=name,
-        dtype=dtype,
-        use_safetensors=True,
-        output_loading_info=True,
-        **options,
-    )
     try:
-        refuse_report(report, module)
-    except ValueError as error:
+        return from_folder(cls, source, subfolder=name, dtype=dtype, **options)
+    except Misfit as error:
         raise LoadFailed(f"{name} of {source} cannot be read: {error}") from error
-    own: nn.Module = module
-    return own
 
 
 @contextmanager
@@ -191,13 +187,9 @@ def _from_folder(
     if not issubclass(cls, transformers.PreTrainedModel):
         cls = _class_in_folder(name, cls, place, inner, base)
     options = {} if quantization is None else {"quantization_config": quantization}
-    module, report = cls.from_pretrained(
-        place, dtype=dtype, use_safetensors=True, output_loading_info=True, **inner, **options
-    )
-    refuse_report(report, module)
+    module = from_folder(cls, place, dtype=dtype, **inner, **options)
     refuse_size(module, name, cls, base)
-    result: nn.Module = module
-    return result
+    return module
 
 
 def _class_in_folder(

@@ -257,6 +257,25 @@ def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *more: str
             raise ValueError(f"its {entry} is {own}, and {rule} in this model's {name}")
 
 
+def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
+    """Read a module by its own class, and see that all weights were there and were used.
+
+    The libraries draw weights that are missing with random numbers, and drop those left over.
+
+    Args:
+        place: a folder or hub id.
+
+    Raises:
+        Misfit: names what is missing, left over, or of another shape.
+    """
+    module, report = cls.from_pretrained(
+        place, use_safetensors=True, output_loading_info=True, **options
+    )
+    refuse_report(report, module)
+    own: nn.Module = module
+    return own
+
+
 def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:
     """Refuse what a library loaded with weights missing or left over.
 
@@ -264,7 +283,7 @@ def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:
         report: `output_loading_info` of diffusers or transformers.
 
     Raises:
-        ValueError: names what is missing, left over, or of another shape.
+        Misfit: names what is missing, left over, or of another shape.
     """
     expected = module.state_dict().keys() if isinstance(module, PreTrainedModel) else None
     refuse_misfit(

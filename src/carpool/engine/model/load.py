@@ -18,12 +18,13 @@ from torch import nn
 from transformers.utils import logging as transformers_log
 
 from carpool.config import EngineSettings
+from carpool.engine.model.assembly import read
 from carpool.engine.model.card import describe
 from carpool.engine.model.compiling import warm_up
 from carpool.engine.model.device import Device
 from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.modular import Pipeline
-from carpool.engine.model.prepare import apply, read
+from carpool.engine.model.prepare import apply
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.patches import CLASSES
 from carpool.engine.weights.placement import is_asked_for, place

@@ -11,12 +11,16 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from diffusers import DiffusionPipeline, ModularPipeline
+from diffusers.modular_pipelines import ComponentSpec
 from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.engine.foreign_code import all_blocks
+from carpool.engine.model.conversion import Misfit
 from carpool.engine.model.device import Device
+from carpool.engine.model.from_checkpoint import from_folder
 from carpool.errors import LoadFailed
+from carpool.models.source import is_weights
 from carpool.request.images import NAMES as PICTURE_NAMES
 
 Pipeline: TypeAlias = DiffusionPipeline | ModularPipeline
@@ -72,11 +76,30 @@ def read_modular(
         if spec.pretrained_model_name_or_path == source:
             how["revision"] = settings.revision
         if name in modules:
-            how |= {"dtype": device.dtype_of(name), "use_safetensors": True}
+            how["dtype"] = device.dtype_of(name)
             how |= {} if settings.variant is None else {"variant": settings.variant}
             how |= {"quantization_config": quantized[name]} if name in quantized else {}
-        pipe.register_components(**{name: spec.load(**how)})
+        pipe.register_components(**{name: _loaded(spec, how, is_module=name in modules)})
     return pipe
+
+
+def _loaded(spec: ComponentSpec, how: Mapping[str, Any], *, is_module: bool) -> Any:
+    """A component from where its specification says: a module with all of its weights.
+
+    Raises:
+        LoadFailed: weights are missing or left over.
+    """
+    place = spec.pretrained_model_name_or_path
+    if not is_module or spec.type_hint is None or place is None or is_weights(place):
+        return spec.load(**how, **({"use_safetensors": True} if is_module else {}))
+    where = {name: one for name in spec.loading_fields() if (one := getattr(spec, name, None))}
+    del where["pretrained_model_name_or_path"]
+    try:
+        module: Any = from_folder(spec.type_hint, place, **{**where, **how})
+    except Misfit as error:
+        raise LoadFailed(f"{spec.name} of {place} cannot be read: {error}") from error
+    module._diffusers_load_id = spec.load_id  # as `spec.load` has it
+    return module
 
 
 def workflows(pipe: ModularPipeline) -> dict[str, list[Any]]:

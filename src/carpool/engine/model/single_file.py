@@ -35,6 +35,7 @@ _OF_PARTS = {
     "audio_vae": ("audio_vae.",),
     "vocoder": ("vocoder.",),
     "controlnet": ("control_model.",),
+    "connectors": ("connectors.",),
 }
 
 
@@ -194,7 +195,8 @@ def components_in(
     for name, weight in checkpoint.weights.items():
         by_part.setdefault(part_of(name), {})[name] = weight
     denoisers = [name for name in ("transformer", "unet") if name in classes]
-    prefixes = {**_OF_PARTS, **dict.fromkeys(denoisers, ("model.diffusion_model.",))}
+    bare = ("",) if any(not is_harmless(name) for name in by_part.get("", ())) else ()
+    prefixes = {**_OF_PARTS, **dict.fromkeys(denoisers, ("model.diffusion_model.", *bare))}
     parts = {
         name: next(part for part in own if part in by_part)
         for name, own in prefixes.items()

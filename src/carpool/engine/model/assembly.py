@@ -1,0 +1,261 @@
+"""Read a pipeline from its files: its own, and those of components from elsewhere.
+
+Weights end in the model, or it is refused: none is drawn at random, and none dropped.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, ModularPipeline, PipelineQuantizationConfig
+from torch import nn
+
+from carpool.config import EngineSettings
+from carpool.engine.model.device import Device
+from carpool.engine.model.dmd import DMDScheduler
+from carpool.engine.model.files import class_of, modules_of, read_component, read_own
+from carpool.engine.model.from_checkpoint import BasePipeline
+from carpool.engine.model.modular import Pipeline, is_modular, read_modular
+from carpool.engine.model.quantize import (
+    is_read_quantized,
+    kinds_of,
+    quantization_of,
+    quantize_read,
+)
+from carpool.engine.model.single_file import LEFT_OUT, read_whole, single_file
+from carpool.engine.model.training_marks import apply_marks
+from carpool.errors import LoadFailed, SettingRejected
+from carpool.models.source import is_single_file, is_weights
+from carpool.settings.preparation import (
+    check_components,
+    check_gguf,
+    check_packages,
+    is_denoiser,
+    replacements,
+)
+from carpool.settings.quantization import Quantization
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where the parts of a pipeline come from."""
+
+    source: str  # folder or hub id of all that no other place gives
+    index: dict[str, Any]
+    whole: str | None  # a file of several components
+    replaced: dict[str, str]  # places of single components
+    base: BasePipeline
+
+
+def read(
+    model: str,
+    settings: EngineSettings,
+    device: Device,
+    only: Collection[str] | None = None,
+    begin: Callable[[str, Mapping[str, type]], object] = lambda source, classes: None,
+) -> Pipeline:
+    """Read a pipeline from its files, to the host: `engine.weights` moves it to its device.
+
+    Args:
+        model: a folder, a hub id or a file, as `carpool.models.source.find` gave it.
+        only: the modules to read; the pipeline lacks the others. Default: all.
+        begin: called before anything large is read, with the classes of all modules.
+
+    Raises:
+        SettingRejected: a setting names a component that the model has not, or does not suit it.
+        LoadFailed: a file is not there, or does not fit.
+    """
+    check_packages(settings)
+    origin = _origin(model, settings)
+    modules = modules_of(origin.index)
+    check_components(settings, modules)
+    classes = {name: class_of(*kind) for name, kind in modules.items()}
+    begin(origin.source, classes)
+    for name, where in origin.replaced.items():
+        check_gguf(settings, name, where)
+    left_out = {name for name in modules if only is not None and name not in only}
+    if origin.whole is not None:
+        left_out |= classes.keys() & {LEFT_OUT}
+    wanted = {name: cls for name, cls in classes.items() if name not in left_out}
+    quantized = _quantized(settings, modules, wanted, device)
+    while_read = {name: one.config for name, one in quantized.items() if one.is_read}
+    parts, marks = _from_elsewhere(origin, classes, wanted, device, while_read)
+    given: dict[str, Any] = dict.fromkeys(left_out) | parts
+    own = {name: config for name, config in while_read.items() if name not in parts}
+    if is_modular(origin.index):
+        pipe = read_modular(origin.source, settings, device, classes, given, own)
+    else:
+        pipe = _pipeline(origin, classes, given, settings, device, own)
+    for name, module in given.items():
+        refuse_another(pipe, name, module)
+    apply_marks(pipe, marks)
+    for name in quantized.keys() - own.keys():
+        is_from_file = name not in origin.replaced or is_weights(origin.replaced[name])
+        if name not in while_read or (is_from_file and modules[name][0] != "transformers"):
+            quantize_read(getattr(pipe, name), quantized[name].kind, device.dtype_of(name))
+    return pipe
+
+
+def _origin(model: str, settings: EngineSettings) -> _Origin:
+    """Where the parts of a pipeline come from, as a model and settings say."""
+    source, whole, replaced = model, None, replacements(settings.component)
+    if is_single_file(model):
+        source, index, component = single_file(model, settings.model_config, settings.revision)
+        if component is None:
+            whole = model
+        else:
+            replaced = {component: model, **replaced}
+    elif settings.model_config is not None:
+        rule = "it is for a MODEL that is one file"
+        raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
+    else:
+        index = index_of(source, settings.revision)
+    base = BasePipeline(source, settings.revision, pipeline_class(index))
+    return _Origin(source, index, whole, replaced, base)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    """How one component is quantized."""
+
+    kind: Quantization
+    config: Any  # of its library
+    is_read: bool  # while its weights are read, not after that
+
+
+def _quantized(
+    settings: EngineSettings,
+    modules: Mapping[str, tuple[str, str]],
+    wanted: Collection[str],
+    device: Device,
+) -> dict[str, _Quantized]:
+    """The quantization of each component that has one."""
+    quantized = {}
+    for name, kind in kinds_of(settings, modules).items():
+        if name not in wanted:
+            continue
+        config = quantization_of(kind, modules[name][0], device.dtype_of(name), device.torch)
+        if config is not None:
+            is_read = is_read_quantized(kind, device.torch)
+            quantized[name] = _Quantized(kind, config, is_read)
+    return quantized
+
+
+def _from_elsewhere(
+    origin: _Origin,
+    classes: Mapping[str, Any],
+    wanted: Collection[str],
+    device: Device,
+    quantized: Mapping[str, Any],
+) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+    """Read the components that do not come from the pipeline's own folder or repository.
+
+    Args:
+        classes: of all modules of the pipeline.
+        wanted: names of those to read.
+
+    Returns:
+        Components by name; and marks of files that say how the model was trained.
+    """
+    parts: dict[str, nn.Module] = {}
+    marks: dict[str, Any] = {}
+    if origin.whole is not None:
+        names = set(wanted) - origin.replaced.keys()
+        parts, marks = read_whole(
+            origin.whole, classes, names, origin.base, device.dtype_of, quantized
+        )
+    for name in origin.replaced.keys() & set(wanted):
+        parts[name], of_file = read_component(
+            name,
+            origin.replaced[name],
+            classes[name],
+            origin.base,
+            dtype=device.dtype_of(name),
+            quantization=quantized.get(name),
+        )
+        marks |= of_file if is_denoiser(name) else {}
+    return parts, marks
+
+
+def _pipeline(
+    origin: _Origin,
+    classes: Mapping[str, Any],
+    given: Mapping[str, Any],
+    settings: EngineSettings,
+    device: Device,
+    quantized: Mapping[str, Any],
+) -> DiffusionPipeline:
+    """Read a pipeline by its own class: the base class drops optional components in silence.
+
+    Its modules are read one by one: with `from_pretrained` it would draw weights that are missing.
+
+    Args:
+        given: modules that are there already; None: to be left out.
+    """
+    options: dict[str, Any] = {"revision": settings.revision, "use_safetensors": True}
+    if settings.variant is not None:
+        options["variant"] = settings.variant
+    cls = pipeline_class(origin.index) or DiffusionPipeline
+    parts = dict(given)
+    if origin.index.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers
+        parts["scheduler"] = DMDScheduler()
+    folder = origin.source
+    if not Path(folder).is_dir():
+        folder = str(cls.download(folder, **options, **parts))
+    for name in classes.keys() - given.keys():
+        dtype, config = device.dtype_of(name), quantized.get(name)
+        own = read_own(name, classes[name], folder, settings.variant, dtype, config)
+        if own is not None:
+            parts[name] = own
+    more = {"dtype": _dtypes(device)}
+    if rest := {name: config for name, config in quantized.items() if name not in parts}:
+        more["quantization_config"] = PipelineQuantizationConfig(quant_mapping=rest)
+    pipe: DiffusionPipeline = cls.from_pretrained(origin.source, **options, **more, **parts)
+    return pipe
+
+
+def _dtypes(device: Device) -> Any:
+    if len(device.dtypes) == 1:
+        return device.dtype
+    return {"default": device.dtype, **{n: t for n, t in device.dtypes.items() if n}}
+
+
+def pipeline_class(index: Mapping[str, Any]) -> Any:
+    """The class of a pipeline that diffusers has, by its index; None for others."""
+    name = str(index.get("_class_name"))
+    cls = class_of("diffusers", "WanPipeline" if name == "WanDMDPipeline" else name)
+    return cls if isinstance(cls, type) and issubclass(cls, DiffusionPipeline) else None
+
+
+def refuse_another(pipe: Pipeline, name: str, module: nn.Module | None) -> None:
+    """Refuse a pipeline that holds another module than the one that it was given.
+
+    A pipeline may build its own of it (AnimateDiff's UNet), with all of its weights.
+
+    Raises:
+        LoadFailed: names the component.
+    """
+    held = getattr(pipe, name, None)
+    if held is module:
+        return
+    if isinstance(held, nn.Module) and module is not None:
+        own, wanted = held.state_dict(), module.state_dict()
+        if all(key in own and torch.equal(own[key], one) for key, one in wanted.items()):
+            return
+    raise LoadFailed(
+        f"{type(pipe).__name__} does not take {name} from elsewhere: leave it out of component"
+    )
+
+
+def index_of(source: str, revision: str | None) -> dict[str, Any]:
+    """The index of a pipeline of its own class, or of a modular one."""
+    try:
+        return dict(DiffusionPipeline.load_config(source, revision=revision))
+    except OSError:
+        try:
+            return dict(ModularPipeline.load_config(source, revision=revision))
+        except OSError:
+            pass
+        raise
