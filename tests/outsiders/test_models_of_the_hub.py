@@ -41,7 +41,7 @@ def without_one(folder: Path) -> str:
     """Take a weight out of a component's folder; returns its name."""
     [file] = folder.glob("*.safetensors")
     state = load_file(file)
-    name = next(name for name in state if state[name].ndim == 2 and "embed" not in name)
+    name: str = next(name for name in state if state[name].ndim == 2 and "embed" not in name)
     del state[name]
     save_file(state, file, metadata={"format": "pt"})
     return name
