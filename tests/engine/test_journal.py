@@ -46,6 +46,21 @@ def put(
     return recorder
 
 
+def test_the_end_of_a_replay_is_told_before_the_next_forward() -> None:
+    request, told = asked("flux"), list[tuple[str, int, int]]()
+    entries, _, _ = interrupted("flux", request, 3)
+    with driving("flux", numerics="exact") as drive:
+
+        def note(request_id: str, number: int) -> None:
+            told.append((request_id, number, len(drive.forwards)))
+
+        checked = check(drive.engine.loaded.card, request)
+        drive.engine.submit(checked, Recorder(), 0.0, Journal(entries, None, None, note))
+        drive.finish()
+
+    assert told == [(checked.request_id, entries[-1].number, 0)]
+
+
 def replayed(drive: Drive, request: Request) -> int:
     timeline = drive.engine.timeline(request.request_id)
     assert timeline is not None

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Life:
     answers: int = 0  # new ones, where a journal is kept
     step: int = 0  # that it tells
     unkept: int = 0  # number of the last call whose answer no journal holds
+    dies_early: bool = False  # before its journal is replayed
     is_explained: bool = False
     says_lost: bool = False  # instead of dying at once
     ends: bool = False  # it does not die, and answers
@@ -60,6 +62,10 @@ class FakeProcess:
         while (submit := await self._submitted.get()) is not None:
             name, first = submit.request.request_id, len(submit.journal) + 1
             yield protocol.Started(name)
+            if life.dies_early:
+                return
+            if submit.journal:
+                yield protocol.Answers([], {name: submit.journal[-1].number})
             if life.step:
                 yield protocol.Progress(name, life.step, 1000)
             numbers = range(first, first + life.answers)
@@ -182,6 +188,17 @@ def test_a_request_that_kills_at_one_step_has_a_last_chance_without_its_journal(
     assert isinstance(answer, protocol.Done)
 
 
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_any_number_of_quick_kills_before_a_request_is_where_it_was_are_no_evidence(
+    *, has_journal: bool
+) -> None:
+    lives = [Life(answers=7, step=7), *[Life(dies_early=True)] * (MOST_LIVES - 2)]
+    [answer], [opened] = run(lives, has_journal=has_journal)
+
+    assert isinstance(answer, protocol.Done)
+    assert opened == MOST_LIVES
+
+
 def test_a_request_that_no_worker_brings_forward_fails_however_they_die() -> None:
     [answer], [opened] = run([Life(is_explained=True)] * 100)
     assert isinstance(answer, PipelineFailed)
@@ -224,6 +241,11 @@ def killed_again_and_again(server: Server, name: str, kills: int, **asked: Any) 
         progress = job_of(server, job_id)["progress"]
         for pid in named(server, name):
             os.kill(pid, signal.SIGKILL)
+    return picture_of(server, job_id)
+
+
+def picture_of(server: Server, job_id: str) -> Image.Image:
+    """The picture of a job, once it has ended."""
     eventually(lambda: job_of(server, job_id)["status"] != "in_progress", PATIENCE_S, "it ends")
     job = job_of(server, job_id)
     assert (job["status"], job["error"]) == ("completed", None)
@@ -242,6 +264,31 @@ def test_a_job_that_advances_survives_any_number_of_kills_of_its_worker() -> Non
         asked: dict[str, Any] = {"num_inference_steps": 200, "seed": 5}
         drawn = killed_again_and_again(server, "carpool-worker", 4, **asked)
         assert gap(drawn, drawn_in_peace(server, **asked)) <= ALIKE
+
+
+@pytest.mark.timeout(300)
+def test_a_job_survives_six_kills_of_which_none_lets_it_make_another_step() -> None:
+    asked: dict[str, Any] = {"num_inference_steps": 200, "seed": 6}
+    with serving() as server:
+        with server.client() as client:
+            sent = body(**asked, background_job=True)
+            job_id = client.post(ENDPOINT, json=sent).raise_for_status().json()["id"]
+        far = "half of its steps are made"
+        eventually(lambda: job_of(server, job_id)["progress"] >= 50, PATIENCE_S, far)
+        for _ in range(6):
+            [worker] = named(server, "carpool-worker")
+            os.kill(worker, signal.SIGKILL)
+            begun = server.stderr.count("is ready again")
+            again = partial(_has_more, server, "is ready again", begun)
+            eventually(again, PATIENCE_S, "the next worker is there")
+
+        assert gap(picture_of(server, job_id), drawn_in_peace(server, **asked)) <= ALIKE
+        assert job_of(server, job_id)["progress"] == 100
+        assert server.stderr.count("the worker died") == 6
+
+
+def _has_more(server: Server, text: str, than: int) -> bool:
+    return server.stderr.count(text) > than
 
 
 @pytest.mark.timeout(300)

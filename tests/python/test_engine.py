@@ -307,8 +307,10 @@ class Hasty(EngineCore):
 
     has_run = threading.Event()
 
-    def submit(self, request: CheckedRequest, listener: Listener, *more: Any) -> None:
-        super().submit(request, listener, *more)
+    def submit(
+        self, request: CheckedRequest, listener: Listener, *more: Any, **others: Any
+    ) -> None:
+        super().submit(request, listener, *more, **others)
         self.has_run.wait(0.1)
 
 

@@ -42,3 +42,17 @@ def test_what_waits_never_becomes_a_large_message_and_a_flush_leaves_nothing() -
     sender.flush()
     assert len(sent) == before + 1
     assert EVERY_S <= 0.02  # what is promised
+
+
+def test_the_end_of_a_replay_is_sent_at_once_and_other_calls_with_the_next_answers() -> None:
+    sent = list[AnswerBatch]()
+    sender = JournalSender(sent.append, lambda: 0.0)
+    sender.add(Answered())
+    sender.after_turn()
+    sender.add_passed("b", 3)
+    sender.after_turn()
+    assert len(sent) == 1
+
+    sender.replayed("a", 7)
+
+    assert sent[1].passed == {"a": 7, "b": 3}

@@ -77,18 +77,22 @@ class AdmissionControl:
         """Refuse a new request that would be too late, or would wait too long.
 
         Args:
-            waited_s: how long it waited elsewhere, accepted by whoever held it.
+            waited_s: how long it waited elsewhere.
 
         Raises:
             TooLate: its deadline cannot be met.
             Overloaded: with when the wait will be short enough.
         """
-        if request.deadline_s is not None and waited_s <= 0:
-            self._check_deadline(request, request.deadline_s, running)
+        if request.deadline_s is not None:
+            self._check_deadline(request, request.deadline_s, running, waited_s)
         self._check_wait(request.priority, self._predictor.whole_s(request))
 
     def _check_deadline(
-        self, request: CheckedRequest, deadline_s: float, running: Iterable[RequestState]
+        self,
+        request: CheckedRequest,
+        deadline_s: float,
+        running: Iterable[RequestState],
+        waited_s: float,
     ) -> None:
         """Refuse a request whose deadline cannot be met, by what forwards have taken so far.
 
@@ -97,10 +101,11 @@ class AdmissionControl:
         """
         if not self._predictor.is_informed:
             return
-        due_s = self._clock() + deadline_s
+        due_s = self._clock() + deadline_s - waited_s
         before = [state.parked for state in running]
         ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= due_s)
-        needed_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slower
+        work_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slower
+        needed_s = waited_s + work_s
         if needed_s <= deadline_s:
             return
         if not self._admits_late:

@@ -68,8 +68,8 @@ class Answered:
 
 
 Sink = Callable[[Answered], None]
-OnUnkept = Callable[[str, int], None]
-"""Is called with a request's id and the number of a call that ran and is not written down."""
+OnPassed = Callable[[str, int], None]
+"""Is called with a request's id and the number of a call that was answered."""
 
 
 class Journal:
@@ -78,16 +78,19 @@ class Journal:
     Args:
         past: what an earlier run of the request wrote down, in order.
         sink: takes what this one does, on the engine's thread; must not block. None: nowhere.
-        on_unkept: as `sink`, for calls whose answers are not written down.
+        on_unkept: as `sink`, for calls that ran, and whose answers are not written down.
+        on_replayed: as `sink`, for the last call of the past.
     """
 
     def __init__(
         self,
         past: Sequence[JournalEntry] = (),
         sink: Sink | None = None,
-        on_unkept: OnUnkept | None = None,
+        on_unkept: OnPassed | None = None,
+        on_replayed: OnPassed | None = None,
     ) -> None:
-        self._past, self._sink, self._on_unkept = list(past), sink, on_unkept
+        self._past, self._sink = list(past), sink
+        self._on_unkept, self._on_replayed = on_unkept, on_replayed
         self._next = 0  # of the past
         self._calls = 0
         self._mark: bytes | None = None  # of the call that waits; None: it is not written down
@@ -152,6 +155,8 @@ class Journal:
         self._next += 1
         self.replayed += 1
         self._mark = None
+        if self._next == len(self._past) and self._on_replayed is not None:
+            self._on_replayed(self._request_id, self._calls)
         return answer
 
     def skip(self) -> None:

@@ -118,6 +118,8 @@ class EngineCore:
         listener: Listener,
         waited_s: float = 0.0,
         journal: Journal | None = None,
+        *,
+        is_admitted: bool = False,
     ) -> None:
         """Queue a checked request, which may have waited elsewhere, and have run there.
 
@@ -125,13 +127,15 @@ class EngineCore:
             waited_s: its times count from so long before.
             journal: the request goes on where that ends, and adds to it; for one run of one
                 request. None: none is kept.
+            is_admitted: it was accepted elsewhere: that it takes too long is no reason any more.
 
         Raises:
             InvalidValue: an adapter of the request is not here.
             TooLate, Overloaded, Draining: see `AdmissionControl.check`, `RequestQueue.put`.
         """
         self._installation.adapters.check(request.lora)
-        self.scheduler.check(request, self.running.states, waited_s)
+        if not is_admitted:
+            self.scheduler.check(request, self.running.states, waited_s)
         self._queue.put(
             request,
             listener,

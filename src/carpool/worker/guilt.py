@@ -4,7 +4,9 @@ A request that kills its workers (a poison pill) does so at one point of its wor
 Workers also die of causes outside of them. So a death counts against a request at the point that
 the request had reached, until a run of it gets past that point, and never where the death is
 explained: its fork server or its node ended, or several workers died at once. Requests with
-`SUSPECT_DEATHS` at one point run alone, so that a further death tells more.
+`SUSPECT_DEATHS` at one point run alone, so that a further death tells more. Only deaths where no
+run got further make a request guilty: at an earlier point, as while its journal is replayed, it has
+proven before that it does not kill there. Such deaths count against its journal.
 """
 
 from collections import defaultdict
@@ -57,10 +59,17 @@ class DeathLog:
 class CrashEvidence:
     """The evidence against one request, over all workers that ran it."""
 
-    position: int = 0  # answered calls (steps, without a journal) in the present run
+    position: int = 0  # answered calls (steps, without a journal) in the present run, as told
     furthest: int = 0  # in any run
     lives: int = 0  # workers that died since it got further than ever
     deaths: list[tuple[int, Death]] = field(default_factory=list)  # at points not passed since
+
+    def begins(self, journal_end: int) -> None:
+        """Note that a worker gets the request, to replay a journal up to this call, or 0.
+
+        It tells when it is there.
+        """
+        self.position, self.furthest = 0, max(self.furthest, journal_end)
 
     def reached(self, position: int) -> None:
         """Note progress; a lower position than before: the run started over."""
@@ -83,10 +92,8 @@ class CrashEvidence:
     @property
     def is_guilty(self) -> bool:
         """Whether the request is to fail."""
-        return self.is_stuck or any(
-            len(deaths) >= GUILTY_DEATHS and _alone(deaths) >= ALONE_DEATHS
-            for deaths in self._unexplained().values()
-        )
+        deaths = self._unexplained()[self.furthest] if self.deaths else []
+        return self.is_stuck or (len(deaths) >= GUILTY_DEATHS and _alone(deaths) >= ALONE_DEATHS)
 
     @property
     def is_stuck(self) -> bool:
@@ -94,10 +101,15 @@ class CrashEvidence:
         return self.lives >= MOST_LIVES
 
     @property
-    def is_last_chance(self) -> bool:
-        """Whether one more death where the last one was would make the request guilty."""
-        deaths = self._unexplained()[self.deaths[-1][0]] if self.deaths else []
-        return len(deaths) >= GUILTY_DEATHS - 1 and _alone(deaths) >= ALONE_DEATHS - 1
+    def is_journal_suspect(self) -> bool:
+        """Whether its journal is to be dropped: it may be what its workers died of.
+
+        So before the death that would make the request guilty, and after as many at one earlier
+        point.
+        """
+        point = self.deaths[-1][0] if self.deaths else 0
+        deaths, others = self._unexplained()[point], int(point == self.furthest)
+        return len(deaths) >= GUILTY_DEATHS - others and _alone(deaths) >= ALONE_DEATHS - others
 
     @property
     def weight(self) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class AnswerBatch:
     """Answers of calls (the engine's `Answered`); packed when they are sent, off its thread."""
 
     answered: list[Any]
-    unkept: dict[str, int]
+    passed: dict[str, int]
 
     def packed(self) -> protocol.Answers:
         entries = []
@@ -36,7 +36,7 @@ class AnswerBatch:
                 entries.append((one.request_id, one.entry()))
             except Exception as error:  # of the device: without it that call runs again
                 log.warning("an answer is missing in a journal: %s", reason(error))
-        return protocol.Answers(entries, self.unkept)
+        return protocol.Answers(entries, self.passed)
 
 
 class JournalSender:
@@ -50,31 +50,36 @@ class JournalSender:
     def __init__(self, put: Callable[[AnswerBatch], None], clock: Clock = time.monotonic) -> None:
         self._put, self._clock = put, clock
         self._answered: list[Any] = []
-        self._unkept: dict[str, int] = {}
+        self._passed: dict[str, int] = {}
         self._sent_s, self._bytes = -EVERY_S, 0
         self._lock = threading.Lock()
 
     def add(self, answered: Any) -> None:
         """An answer is to be sent. On the engine's thread."""
         self._answered.append(answered)
-        self._unkept.pop(answered.request_id, None)  # of an earlier call
+        self._passed.pop(answered.request_id, None)  # of an earlier call
         self._bytes += answered.size
 
-    def add_unkept(self, request_id: str, number: int) -> None:
+    def add_passed(self, request_id: str, number: int) -> None:
         """A call was answered, and its answer is not sent. On the engine's thread."""
-        self._unkept[request_id] = number
+        self._passed[request_id] = number
+
+    def replayed(self, request_id: str, number: int) -> None:
+        """A journal ends with this call: said before the next one may end the process."""
+        self.add_passed(request_id, number)
+        self.flush()
 
     def after_turn(self) -> None:
         """Send what is there, unless something was sent just now. On the engine's thread."""
         is_due = self._bytes >= MOST_BYTES or self._clock() >= self._sent_s + EVERY_S
-        if is_due and (self._answered or self._unkept):
+        if is_due and (self._answered or self._passed):
             self.flush()
 
     def flush(self) -> None:
         """Send what is there. On any thread."""
         with self._lock:
             answered, self._answered, self._bytes = self._answered, [], 0
-            unkept, self._unkept = self._unkept, {}
-            if answered or unkept:
+            passed, self._passed = self._passed, {}
+            if answered or passed:
                 self._sent_s = self._clock()
-                self._put(AnswerBatch(answered, unkept))
+                self._put(AnswerBatch(answered, passed))

@@ -214,8 +214,10 @@ class MessageHandler:
             sender = self._journals if message.is_journalled else None
             journal = Journal(message.journal) if message.journal else None
             if sender is not None:
-                journal = Journal(message.journal, sender.add, sender.add_unkept)
-            self.engine.submit(request, listener, message.waited_s, journal)
+                journal = Journal(message.journal, sender.add, sender.add_passed, sender.replayed)
+            self.engine.submit(
+                request, listener, message.waited_s, journal, is_admitted=message.is_admitted
+            )
         except BaseException as error:  # such as a tokenizer's: the other requests go on
             self._end(failed(request.request_id, error))
 

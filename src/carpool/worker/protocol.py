@@ -40,6 +40,7 @@ class Submit(msgspec.Struct, tag="submit"):
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
     waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
+    is_admitted: bool = False  # by a pool, or by a worker that died: it is not refused any more
     is_journalled: bool = False  # send `Answers`
     journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
@@ -175,7 +176,7 @@ class Answers(msgspec.Struct, tag="answers"):
     """Answers of calls of requests with a journal, by the requests' ids."""
 
     entries: list[tuple[str, JournalEntry]]
-    unkept: dict[str, int] = {}  # numbers of later calls, answered too, that no entry holds
+    passed: dict[str, int] = {}  # numbers of later calls: replayed, or answered and not kept
 
 
 class RequestReleased(msgspec.Struct, tag="released"):

@@ -111,7 +111,14 @@ class WorkerRequests:
         is_journalled = self._open_journal(request)
         follow = on_progress is not None or not is_journalled  # to know of progress, see `guilt`
         pending = _Pending(
-            submit=protocol.Submit(request, follow, tracing.carried(), waited_s, is_journalled),
+            submit=protocol.Submit(
+                request,
+                follow,
+                tracing.carried(),
+                waited_s,
+                is_admitted=self._is_one_of_several,
+                is_journalled=is_journalled,
+            ),
             evidence=evidence or CrashEvidence(),
             answer=loop.create_future(),
             on_progress=on_progress,
@@ -157,9 +164,8 @@ class WorkerRequests:
         ran = self._in_flight.worker_died(death)
         self._deaths.add(death)
         for request in ran:
-            if self._journals is not None and request.evidence.is_last_chance:
+            if self._journals is not None and request.evidence.is_journal_suspect:
                 self._journals.clear(request.id)  # it may be what the worker died of
-            request.evidence.position = self._reach(request.id)
         for request in self._in_flight:
             goes_on = self._journals is not None and self._journals.starts_late(request.id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
@@ -175,12 +181,12 @@ class WorkerRequests:
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
                     request.has_started = True
-            case protocol.Answers(entries, unkept):
+            case protocol.Answers(entries, passed):
                 for request_id, entry in entries:
                     if self._journals is not None and request_id in self._in_flight:
                         self._journals.add(request_id, entry)
                         self._advanced(request_id, entry.number)
-                for request_id, number in unkept.items():
+                for request_id, number in passed.items():
                     self._advanced(request_id, number)
             case protocol.RequestReleased(request_id):
                 if (request := self._in_flight.get(request_id)) is not None:
@@ -221,8 +227,10 @@ class WorkerRequests:
         if self._is_ready:
             for request in self._in_flight.take_due():
                 past = [] if self._journals is None else self._journals.entries(request.id)
+                request.evidence.begins(past[-1].number if past else 0)
                 waited_s = asyncio.get_running_loop().time() - request.came_s
                 self._send(request.submit.after(past, waited_s))
+                request.submit.is_admitted = True  # by this worker, or by a pool before
 
     def _advanced(self, request_id: str, position: int) -> None:
         """A request has got so far; one that was suspect may not be so any more."""
@@ -233,11 +241,6 @@ class WorkerRequests:
         if was_suspect and not request.evidence.is_suspect:
             self._send_due()
             self._changed()
-
-    def _reach(self, request_id: str) -> int:
-        """The number of the last call that the journal of a request holds."""
-        entries = [] if self._journals is None else self._journals.entries(request_id)
-        return entries[-1].number if entries else 0
 
     def _is_news(self, kind: str, request_id: str, step: int) -> bool:
         """Whether no earlier worker told so much of a request."""
