@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +19,10 @@ log = logging.getLogger("carpool")
 MakeWorker = Callable[[str, WorkerListener | None], WorkerHandle]
 """Makes the worker of a device; with a listener where it is one of several."""
 
+_DIFFERS = (
+    "its file was changed while the server ran, and workers have read different ones: give the new "
+    "file another name, or have all workers replaced (SIGUSR2)"
+)
 _ORDER: tuple[WorkerState, ...] = ("ready", "draining", "starting", "worker_lost", "stopped")
 
 
@@ -64,6 +69,8 @@ class Members:
         self._members: dict[int, Member] = {}
         self._lora: dict[str, str] = {}  # registered since the start
         self._known: protocol.WorkerReady | None = None
+        self._differing: Set[str] = frozenset()  # ids of adapters
+        self._refusing: tuple[protocol.WorkerReady, protocol.WorkerReady] | None = None
         self._warned_of: dict[str, list[str]] = {}  # workers by model
         self._on_activity: OnActivity | None = None
 
@@ -96,7 +103,23 @@ class Members:
             if handle.ready is not None:
                 self._known = handle.ready
                 break
-        return self._known
+        return self._known if self._known is None else self._consistent(self._known)
+
+    def _consistent(self, ready: protocol.WorkerReady) -> protocol.WorkerReady:
+        """The model without the adapters of which workers have read different files."""
+        if not self._differing:
+            return ready
+        if self._refusing is None or self._refusing[0] is not ready:
+            card, ids = ready.card, self._differing
+            lora = tuple(id_ for id_ in card.lora if id_ not in ids)
+            refused = (
+                (replace(one, problem=_DIFFERS) if one.id in ids else one) for one in card.adapters
+            )
+            self._refusing = (
+                ready,
+                ready.with_card(replace(card, lora=lora, adapters=tuple(refused))),
+            )
+        return self._refusing[1]
 
     @property
     def state(self) -> WorkerState:
@@ -141,6 +164,23 @@ class Members:
                 " | ".join(", ".join(one) for one in numbers.values()),
             )
         self._warned_of = numbers
+
+    def compare_adapters(self, *, is_rolling: bool) -> None:
+        """Find ids under which workers have read different files: they are refused from then on.
+
+        Args:
+            is_rolling: all are being replaced, so it is meant.
+        """
+        digests = dict[str, set[str]]()
+        for member in self:
+            ready = member.handle.ready
+            if ready is not None and member.handle.takes_requests and not member.is_leaving:
+                for one in ready.card.adapters:
+                    digests.setdefault(one.id, set()).add(one.digest)
+        several = {id_ for id_, seen in digests.items() if len(seen - {""}) > 1}
+        self._differing, self._refusing = frozenset[str]() if is_rolling else several, None
+        if self._differing:
+            log.error("adapters %s: %s", ", ".join(sorted(self._differing)), _DIFFERS)
 
     def check_open(self, was_ready: bool, again_s: float) -> None:
         """Raise the error of the worker that will take requests soonest.

@@ -54,6 +54,7 @@ class Pool:
         is_fixed: bool = True,
     ) -> None:
         self._make, self.devices = make, list(devices)
+        self.lora_dir = settings.lora_dir
         self.ranks = settings.context_parallel  # processes of each worker: see `engine.group`
         self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
         self._is_draining, self._journals = False, journals
@@ -205,6 +206,7 @@ class Pool:
         if is_open:
             member.error, member.told_s = "", 0.0
             self._members.compare_models(is_rolling=self._resizer.is_rolling)
+            self._members.compare_adapters(is_rolling=self._resizer.is_rolling)
             self._tasks.first_ready.set()
         self._open()
         self._dispatcher.changed(member, is_open=is_open)

@@ -26,6 +26,7 @@ class AdapterInfo:
     targets: tuple[str, ...] = ()  # modules that it can change alone: its own, and both experts
     warnings: tuple[str, ...] = ()
     problem: str = ""  # why no request can have it; empty: it is offered
+    digest: str = ""  # of the file that was read
 
 
 def adapter_id(name: str) -> str:

@@ -178,7 +178,12 @@ class Adapters:
                 own.append(reading.trainer_name)
             own = [other for other in dict.fromkeys(own) if other != name]
             self._infos[name] = AdapterInfo(
-                name, tuple(own), reading.target, targets, reading.warnings
+                name,
+                tuple(own),
+                reading.target,
+                targets,
+                reading.warnings,
+                digest=reading.digest,
             )
         for warning in self.warnings(((name, 1.0),)):
             log.warning("%s", warning)

@@ -43,6 +43,7 @@ class Reading:
     target: str = ""  # the expert that it is for; empty: both, or there are none
     warnings: tuple[str, ...] = ()
     trainer_name: str = ""  # as the trainer wrote it into the file
+    digest: str = ""  # of the file
 
 
 class AdapterReader:
@@ -111,7 +112,7 @@ class AdapterReader:
             warnings.append(
                 f"{some} find no place in this {pipe}, and are left out: {shown(strays)}"
             )
-        return Reading(parts, target, tuple(dict.fromkeys(warnings)), trainer_name)
+        return Reading(parts, target, tuple(dict.fromkeys(warnings)), trainer_name, tensors.digest)
 
     def _prepare(self) -> None:
         if self._modules is None:

@@ -1,5 +1,6 @@
 """The tensors of an adapter's file, brought into a form that diffusers' loaders take."""
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -29,6 +30,7 @@ _KINDS = {  # in the names of tensors
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
 }
+_PIECE, _PIECES = 16 << 10, 256  # bytes, and about how many
 _OF_FIRST, _OF_SECOND = "transformer.", "transformer_2."  # of two experts
 
 
@@ -40,6 +42,7 @@ class AdapterTensors:
     header: Mapping[str, str]  # the file's metadata
     config: Mapping[str, Any] | None = None  # of PEFT, by name with a component's prefix
     is_as_in_file: bool = True
+    digest: str = ""
 
     @property
     def kind(self) -> str:
@@ -155,7 +158,18 @@ def read_tensors(file: Path) -> AdapterTensors:
             raise LoraRejected(f"{file.name} has NaN or infinite values in {name}")
         if name.endswith("alpha") and tensor.numel() != 1:
             raise LoraRejected(f"{name} has {tensor.numel()} entries: must be one number")
-    return AdapterTensors(tensors, header, _peft_config(file), is_as_in_file)
+    return AdapterTensors(tensors, header, _peft_config(file), is_as_in_file, _digest(file))
+
+
+def _digest(file: Path) -> str:
+    """A digest of a file's size and of pieces of it: whole, if it has no more than 4 MiB."""
+    size = file.stat().st_size
+    digest = hashlib.blake2b(str(size).encode(), digest_size=8)
+    with file.open("rb") as opened:
+        for begin in range(0, size, max(_PIECE, size // _PIECES)):
+            opened.seek(begin)
+            digest.update(opened.read(_PIECE))
+    return digest.hexdigest()
 
 
 def _peft_config(file: Path) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from carpool.errors import (
     reason,
     show,
 )
+from carpool.fleet.pool import Pool
 from carpool.request.adapter_names import AdapterInfo, adapter_id, find_adapter
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
@@ -224,7 +225,7 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
     pool: Any = state.backend if state.fleet is None else (await state.fleet.loaded(model))[0]
     if _offered(pool, name) is not None:
         return  # a name always means the same weights
-    folder = state.settings.lora_dir
+    folder = pool.lora_dir if isinstance(pool, Pool) else state.settings.lora_dir
     file = Path(path)
     if name not in (file.stem, adapter_id(file.stem)) or file.suffix.lower() != SUFFIX:
         raise InvalidValue.of(
