@@ -105,8 +105,11 @@ def _origin(model: str, settings: EngineSettings) -> _Origin:
         source, index, component = single_file(model, settings.model_config, settings.revision)
         if component is None:
             whole = model
+        elif component in replaced:
+            rule = f"{model} is the model's {component} already: leave one of them out"
+            raise SettingRejected(f"component={component}={replaced[component]}: {rule}")
         else:
-            replaced = {component: model, **replaced}
+            replaced[component] = model
     elif settings.model_config is not None:
         rule = "it is for a MODEL that is one file"
         raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")

@@ -6,8 +6,9 @@ ends nowhere in the model is left over.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import diffusers
@@ -16,6 +17,7 @@ from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
 from diffusers.quantizers.gguf.utils import GGUFParameter
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from carpool.engine.model.renames import CONNECTORS, renaming_of
 
@@ -117,7 +119,8 @@ def fit(weights: Mapping[str, Tensor], cls: Any, config: Mapping[str, Any]) -> F
     Raises:
         ValueError: they are of another model altogether.
     """
-    expected = empty_model(cls, config).state_dict()
+    model = empty_model(cls, config)
+    expected = model.state_dict()
     convert, views = converter_of(cls), [unwrapped(v, expected) for v in views_of(weights).values()]
     fits: list[tuple[Fit, Mapping[str, Tensor] | None]] = [
         (_checked(view, view, {name: frozenset({name}) for name in view}, expected), None)
@@ -129,6 +132,7 @@ def fit(weights: Mapping[str, Tensor], cls: Any, config: Mapping[str, Any]) -> F
     if not fits:
         raise ValueError(f"its weights are not those of a {cls.__name__}: it has {some(weights)}")
     best, source = min(fits, key=lambda trial: trial[0].distance)
+    best = replace(best, left_over=left_over_of(best.left_over, model))
     if convert is None or source is None:
         return best
     converted = convert(config=dict(config), checkpoint=dict(source))
@@ -206,7 +210,7 @@ def _checked(
     return Fit(
         usable,
         sorted(expected.keys() - usable.keys()),
-        left_over_of(weights.keys() - used),
+        [name for name in weights if name not in used and not is_harmless(name)],
         [
             f"{name} is {tuple(usable[name].shape)} and must be {tuple(one.shape)}"
             for name, one in expected.items()
@@ -227,18 +231,27 @@ def is_harmless(name: str) -> bool:
     return HARMLESS.fullmatch(name) is not None
 
 
-def left_over_of(names: Iterable[str], encoder: Collection[str] | None = None) -> list[str]:
-    """Names that a model has no place for, without those that it does not need.
-
-    Args:
-        encoder: names of its weights, where it is an encoder of transformers.
-    """
-    left_over = sorted(name for name in names if not is_harmless(name))
-    if encoder is None:
+def left_over_of(names: Iterable[str], model: nn.Module) -> list[str]:
+    """Names that a model has no place for, without those that it does not need."""
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    left_over = sorted(
+        name
+        for name in names
+        if not is_harmless(name)
+        and not any(re.search(pattern, name) for pattern in patterns)
+        and not (_is_shared(model) and getattr(model, name.partition(".")[0], "") is None)
+    )
+    if not isinstance(model, PreTrainedModel):
         return left_over
-    own = {match[2] for name in encoder for match in OTHER_HALVES.finditer(name)}
+    own = {match[2] for name in model.state_dict() for match in OTHER_HALVES.finditer(name)}
     halves = {name: OTHER_HALVES.search(name) for name in left_over}
     return [name for name, match in halves.items() if match is None or match[2] in own]
+
+
+def _is_shared(model: nn.Module) -> bool:
+    """Whether a pipeline gives a ControlNet modules of its denoiser, which are None until then."""
+    share = getattr(type(model), "from_transformer", None)
+    return share is not None and "controlnet" in signature(share).parameters
 
 
 def refuse_misfit(

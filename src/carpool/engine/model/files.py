@@ -174,6 +174,8 @@ def _from_folder(
     place = str(folder) if is_local else where
     if folder.suffix in PICKLES and folder.is_file():
         raise ValueError("it may hold a pickle, which can run code: take a .safetensors")
+    if folder.name.endswith(".index.json") and folder.is_file():
+        raise ValueError("it is the index of several files: name one of them, or their folder")
     if is_local and index_of(folder) is not None and not (folder / name).is_dir():
         has = ", ".join(components_of(str(folder)))
         raise ValueError(f"it is a pipeline that has no {name}, but {has}: name a folder in it")

@@ -285,11 +285,10 @@ def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:
     Raises:
         Misfit: names what is missing, left over, or of another shape.
     """
-    expected = module.state_dict().keys() if isinstance(module, PreTrainedModel) else None
     refuse_misfit(
         type(module).__name__,
         sorted(report["missing_keys"]),
-        left_over_of(report["unexpected_keys"], expected),
+        left_over_of(report["unexpected_keys"], module),
         [
             f"{name} is {tuple(file)} and must be {tuple(model)}"
             for name, file, model in sorted(report["mismatched_keys"])
