@@ -23,7 +23,10 @@ SCALES = (".scale_weight", ".weight_scale")
 """What follows a layer's name in the name of its scale: a weight is its float8 times this."""
 INPUT_SCALES = (".scale_input", ".input_scale")
 """Scales of activations, for products of float8: with weights that are unscaled there are none."""
-FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_FLOAT8 = re.compile(r"float8_e(4m3fn|5m2)(_rowwise|_blockwise)?")
+"""Formats of layers; the shape of a scale says what it is for."""
+_FORMAT_ENTRIES = {"format", "full_precision_matrix_mult", "group_size", "orig_dtype", "orig_shape"}
+"""What a layer's format may say; whatever else may change what its weights stand for."""
 MARKS = (
     "v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min",
     "__index_timestep_zero__",
@@ -144,6 +147,8 @@ def _times(name: str, weight: Tensor, scale_name: str, scale: Tensor) -> Tensor:
     ):
         raise ValueError(_UNREAD.format(name, f"{weight.dtype} by {scale.dtype}"))
     wide, factor = weight.float(), scale.float()
+    if not factor.isfinite().all():
+        raise ValueError(f"{scale_name} is not finite, as scales must be")
     if factor.numel() == 1:
         return wide * factor.reshape(())
     if factor.shape == weight.shape[:1]:
@@ -175,8 +180,9 @@ def _check_formats(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     formats |= {match[1]: match[2] for name in weights if (match := _OF_LIBRARIES.match(name))}
     for layer, entry in formats.items():
         kind: Any = entry.get("format") if isinstance(entry, dict) else entry
-        if kind not in FLOAT8:
-            raise ValueError(_UNREAD.format(layer, kind))
+        more = [n for n in entry if n not in _FORMAT_ENTRIES and entry[n]] if kind != entry else []
+        if more or not _FLOAT8.fullmatch(str(kind)):
+            raise ValueError(_UNREAD.format(layer, " with ".join(map(str, (kind, *more)))))
 
 
 def _json(name: str, data: bytes) -> dict[str, Any]:

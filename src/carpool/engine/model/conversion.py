@@ -162,13 +162,13 @@ def part_of(name: str) -> str:
 
 def unwrapped(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights without a prefix that all of their names share and the model's have not."""
-    names = {name: name for name in weights}
+    names = {name: name for name in weights if not is_harmless(name)}
     while len(heads := {new.partition(".")[:2] for new in names.values()}) == 1:
         prefix = "".join(*heads)
         if not prefix.endswith(".") or any(name.startswith(prefix) for name in expected):
             break
         names = {old: new.removeprefix(prefix) for old, new in names.items()}
-    return {new: weights[old] for old, new in names.items()}
+    return {names.get(old, old): weight for old, weight in weights.items()}
 
 
 def converter_of(cls: Any) -> Callable[..., Mapping[str, Tensor]] | None:
