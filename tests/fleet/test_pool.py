@@ -21,7 +21,7 @@ from carpool.errors import (
 )
 from carpool.fleet.pool import Pool
 from carpool.telemetry.activity import SeenMove
-from carpool.types import CheckedRequest
+from carpool.types import CheckedRequest, JournalEntry
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
 from support.fake_workers import FakeWorker, told
@@ -199,6 +199,23 @@ def test_too_many_and_too_long_and_too_late_are_refused_at_the_front() -> None:
             await stage.pool.submit(
                 CheckedRequest("late", 1, {"num_inference_steps": 50}, deadline_s=3.0, priority=5)
             )
+
+    told(story)
+
+
+def test_what_an_earlier_server_began_is_not_refused_for_its_deadline() -> None:
+    async def story() -> None:
+        stage = await ready()
+        for name in ("begun", "new"):
+            stage.journals.open(name)
+        stage.journals.add("begun", JournalEntry(1, b"mark", b""))
+
+        await stage.submit("begun", "new", steps=50, deadline_s=3.0)
+
+        assert stage.all() == ["begun"]
+        with pytest.raises(TooLate, match="cannot be met"):
+            await stage.tasks["new"]
+        stage.tasks["begun"].cancel()
 
     told(story)
 

@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 import carpool.models
 from carpool.config import EngineSettings, ServeSettings
@@ -84,6 +85,9 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/videos/{video_id}/remix": [{"prompt": "b"}],
 }
 """Of POSTs; each is sent without `model` and for each model."""
+ABOUT_NO_MODEL = {"/v1/jobs/{job_id}/cancel"} | {
+    f"/sdapi/v1/{name}" for name in ("interrupt", "skip", "refresh-loras", "refresh-checkpoints")
+}
 
 
 @dataclass(slots=True)
@@ -203,6 +207,35 @@ def test_no_route_fails(server: Server, setup: str) -> None:
             if not any(answer.is_success for answer in answers)
         }
         assert missed == {}
+
+
+def test_metrics_name_the_model_that_a_request_is_about(server: Server, setup: str) -> None:
+    stream = DRAW | {"num_inference_steps": 3, "stream": True, "partial_images": 1}
+    with server.client(headers=KEY) as http:
+        models = [one["id"] for one in http.get("/v1/models").json()["data"]]
+        for model in (*models, "none"):
+            http.post(CHAT, json=TALK | {"model": model})
+            http.post(ENDPOINT, json=stream | {"model": model})
+        page = http.get("/metrics").text
+
+    samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
+    of_front = [
+        (one.name, one.labels)
+        for one in samples
+        if "model" in one.labels and not one.name.startswith("carpool_jobs")  # of all together
+    ]
+    unnamed = [(name, labels) for name, labels in of_front if labels["model"] not in models]
+    assert bool(unnamed) == (setup == "two models")
+    assert {name for name, labels in unnamed if "outcome" not in labels} == set()
+    assert ABOUT_NO_MODEL >= {
+        labels["endpoint"] for _, labels in unnamed if labels["outcome"] == "ok"
+    }
+    named = {name for name, labels in of_front if labels["model"] == models[0]}
+    assert named >= {
+        "carpool_requests_total",
+        "carpool_images_total",
+        "carpool_first_preview_seconds_count",
+    }
 
 
 class Prompt(FakeWorker):

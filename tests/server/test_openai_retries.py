@@ -1,12 +1,18 @@
-"""OpenAI's own SDK tries again when, and only when, the server says that it may help."""
+"""OpenAI's own SDK tries again when, and only when, the server says that it may help.
+
+One model is served, or two.
+"""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 
+from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import (
     CarpoolError,
     DeadlineExceeded,
@@ -17,9 +23,13 @@ from carpool.errors import (
     Starting,
     WorkerLost,
 )
+from carpool.fleet.deployment import Deployment
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.pool import Pool
+from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import Grey, app_of
+from support.app import CARD, Grey
 
 TRIES = 3  # the SDK's own: once, and two again
 SOON_S = 0.01
@@ -39,11 +49,30 @@ class Moody(Grey):
         return await super().submit(request)
 
 
-def generate(worker: Grey, **options: Any) -> Any:
-    """What an SDK left to its defaults makes of that worker."""
+def fleet_of(worker: Grey) -> Fleet:
+    """Two models that are loaded, the first by this worker."""
 
+    def of(name: str, served_by: Grey) -> Deployment:
+        pool = Pool(lambda *_: served_by, ["cpu"], EngineSettings())
+        return Deployment(name, lambda: pool, is_on_demand=True, pool=pool)
+
+    return Fleet([of(CARD.id, worker), of("other", Grey())])
+
+
+Generate = Callable[..., Any]
+
+
+@pytest.fixture(params=["one model", "two models"])
+def generate(request: pytest.FixtureRequest) -> Generate:
+    """What an SDK left to its defaults makes of a worker, as a function."""
+    return partial(_generate, has_several=request.param == "two models")
+
+
+def _generate(worker: Grey, *, has_several: bool, **options: Any) -> Any:
     async def talk() -> Any:
-        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app_of(worker)))
+        backend = fleet_of(worker) if has_several else worker
+        app = create_app(backend, ServeSettings(port=0))
+        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
         async with openai.AsyncOpenAI(
             base_url="http://localhost/v1", api_key="none", http_client=http
         ) as client:
@@ -56,7 +85,7 @@ def generate(worker: Grey, **options: Any) -> Any:
 @pytest.mark.parametrize("options", [{}, {"stream": True}], ids=["at once", "stream"])
 @pytest.mark.parametrize("failure", [Overloaded, RateLimited, Starting, WorkerLost, Draining])
 def test_what_will_pass_is_tried_again_until_there_is_a_picture(
-    failure: type[CarpoolError], options: dict[str, Any]
+    generate: Generate, failure: type[CarpoolError], options: dict[str, Any]
 ) -> None:
     worker = Moody(*[failure("not now", retry_after_s=SOON_S)] * (TRIES - 1))
 
@@ -71,7 +100,7 @@ def test_what_will_pass_is_tried_again_until_there_is_a_picture(
 @pytest.mark.parametrize("options", [{}, {"stream": True}], ids=["at once", "stream"])
 @pytest.mark.parametrize("failure", [DeadlineExceeded, PipelineFailed])
 def test_what_would_fail_again_is_asked_once(
-    failure: type[CarpoolError], options: dict[str, Any]
+    generate: Generate, failure: type[CarpoolError], options: dict[str, Any]
 ) -> None:
     worker = Moody(*[failure("as ever")] * TRIES)
 
@@ -83,7 +112,7 @@ def test_what_would_fail_again_is_asked_once(
     assert caught.value.request_id
 
 
-def test_who_stays_overloaded_is_given_up_with_its_own_error() -> None:
+def test_who_stays_overloaded_is_given_up_with_its_own_error(generate: Generate) -> None:
     worker = Moody(*[Overloaded("full", retry_after_s=SOON_S)] * TRIES)
 
     with pytest.raises(openai.RateLimitError, match="full") as caught:

@@ -1,35 +1,82 @@
-"""OpenAI's own SDK, unmodified, against a real server: what it sends is understood, and the
-pictures are those of plain diffusers."""
+"""OpenAI's own SDK, unmodified, against real servers: what it sends is understood, and the
+pictures are those of plain diffusers.
+
+The servers have one worker, two, and two models; the latter with API keys.
+"""
 
 import asyncio
 import base64
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import torch
 from openai.resources import Images
-from PIL import ImageChops, ImageStat
+from PIL import Image, ImageChops, ImageStat
 
+from carpool.telemetry.worker_statistics import workers_of
+from support.engine_driver import fresh
+from support.lora_files import adapter
 from support.pictures import ALIKE, gap, picture, read_settings
-from support.server_process import DRAW, MODEL_ID, SIZE, Server, drawn_by_diffusers, serving
+from support.server_process import (
+    DRAW,
+    FAMILY,
+    MODEL,
+    MODEL_ID,
+    PATIENCE_S,
+    SIZE,
+    Server,
+    drawn_by_diffusers,
+    eventually,
+    serving,
+)
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 SIZE_TEXT = f"{SIZE[0]}x{SIZE[1]}"
 
 
+KEY = "alice-secret"
+KEYS = ("--api-key", f"alice={KEY}", "--api-key", "bob=bob-secret")
+SETUPS: Mapping[str, tuple[Sequence[str], str]] = {  # flags, and the model
+    "one worker": ((), MODEL),
+    "two workers": (("--workers", "2", *KEYS), MODEL),
+    "two models": ((f"{MODEL_ID}={MODEL}", "shapes=shapes", *KEYS), ""),
+}
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def setup(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("--metadata-prompt") as server:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With an adapter."""
+    folder = tmp_path_factory.mktemp("adapters")
+    adapter(folder, FAMILY, seed=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(setup: str, folder: Path) -> Iterator[Server]:
+    flags, model = SETUPS[setup]
+    with serving(*flags, "--metadata-prompt", "--lora-dir", str(folder), model=model) as server:
+        eventually(lambda: state_of(server) == "ready", PATIENCE_S, "every worker is ready")
         yield server
+
+
+def state_of(server: Server) -> str:
+    return str(server.get("/health").json()["status"])
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
     url = server.url + "/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
         yield client
 
 
@@ -89,6 +136,32 @@ def test_a_picture_is_the_one_that_plain_diffusers_draws(
         gap(picture(decoded(answer.data[0])), drawn_by_diffusers("a green square", 11, **arguments))
         <= ALIKE
     )
+
+
+def test_an_adapter_of_the_folder_is_applied_as_diffusers_applies_it(
+    client: openai.OpenAI, folder: Path
+) -> None:
+    [file] = folder.iterdir()
+
+    answer = draw(client, "a green square", seed=11, lora=[{"id": file.stem, "scale": -0.7}])
+
+    drawn, bare = picture(decoded(answer.data[0])), drawn_by_diffusers("a green square", 11)
+    assert gap(drawn, drawn_with(file, -0.7, "a green square", 11)) <= ALIKE
+    assert gap(drawn, bare) > 10 * ALIKE
+
+
+def drawn_with(file: Path, scale: float, prompt: str, seed: int) -> Image.Image:
+    """The picture that plain diffusers draws with an adapter."""
+    pipe: Any = fresh(FAMILY)
+    pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name="x")
+    pipe.set_adapters(["x"], [scale])
+    pipe.set_progress_bar_config(disable=True)
+    width, height = SIZE
+    generator = torch.Generator().manual_seed(seed)
+    drawn = pipe(prompt=prompt, width=width, height=height, generator=generator, **DRAW)
+    image = drawn.images[0]
+    assert isinstance(image, Image.Image)
+    return image
 
 
 def test_n_pictures_have_following_seeds_and_each_is_its_own(client: openai.OpenAI) -> None:
@@ -173,9 +246,10 @@ def test_openais_neutral_values_are_taken(client: openai.OpenAI) -> None:
     assert answer.size == client.models.retrieve(MODEL_ID).default_size  # type: ignore[attr-defined]
 
 
-def test_models_are_listed_and_found_by_id(client: openai.OpenAI) -> None:
-    [listed] = client.models.list().data
+def test_models_are_listed_and_found_by_id(client: openai.OpenAI, setup: str) -> None:
+    listed, *others = client.models.list().data
 
+    assert [one.id for one in others] == (["shapes"] if setup == "two models" else [])
     assert (listed.id, listed.object, listed.owned_by) == (MODEL_ID, "model", "carpool")
     assert client.models.retrieve(MODEL_ID) == listed
     names = {parameter["name"] for parameter in listed.parameters}  # type: ignore[attr-defined]
@@ -227,6 +301,33 @@ def test_another_model_is_not_found(client: openai.OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
+def test_another_key_is_refused_where_there_are_keys(server: Server, setup: str) -> None:
+    url = server.url + "/v1"
+    with openai.OpenAI(base_url=url, api_key="mallory-secret", max_retries=0) as client:
+        if setup == "one worker":
+            assert draw(client).data
+        else:
+            with pytest.raises(openai.AuthenticationError):
+                draw(client)
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_once_it_is_known_what_steps_take(
+    client: openai.OpenAI,
+) -> None:
+    refusals = list[openai.BadRequestError]()
+
+    def is_refused() -> bool:
+        try:
+            draw(client, num_inference_steps=50, deadline_s=0.001)
+        except openai.BadRequestError as error:
+            refusals.append(error)
+        return bool(refusals)
+
+    eventually(is_refused, PATIENCE_S, "it is known")  # workers tell a front once a second
+
+    assert (refusals[0].code, refusals[0].param) == ("deadline_too_near", "deadline_s")
+
+
 # Together
 
 
@@ -250,14 +351,17 @@ def test_concurrent_requests_share_forwards_and_each_is_as_if_alone(server: Serv
 
 
 async def all_at_once(url: str, wishes: list[dict[str, Any]]) -> list[Any]:
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as client:
         return await asyncio.gather(*(client.images.generate(**asked(**wish)) for wish in wishes))
 
 
 def forwards_shared(server: Server) -> int:
     """Forwards of the transformer that more than one request rode in."""
+    with server.client(headers={"authorization": f"Bearer {KEY}"}) as http:
+        statistics = http.get("/stats").json()
     return sum(
         forward["count"]
-        for forward in server.stats()["forwards"]
+        for worker in workers_of(MODEL_ID, statistics)
+        for forward in worker.statistics["forwards"]
         if forward["component"] == "transformer" and forward["requests"] > 1
     )

@@ -44,7 +44,8 @@ class Dispatcher:
         waited_s: float,
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Pool.submit`."""
-        one = self.queue.admit(request, waited_s)
+        has_begun = self._journals is not None and self._journals.starts_late(request.request_id)
+        one = self.queue.admit(request, waited_s, has_begun=has_begun)
         to: int | None = None
         try:
             while True:

@@ -112,11 +112,14 @@ class PoolQueue:
         again_s = min(max(self.router.held_for_s() / 10, 1.0), 120.0)
         check_room(len(self), running, self._settings.max_queue, again_s, own=own)
 
-    def admit(self, request: CheckedRequest, waited_s: float = 0.0) -> PoolRequest:
+    def admit(
+        self, request: CheckedRequest, waited_s: float = 0.0, *, has_begun: bool = False
+    ) -> PoolRequest:
         """Take a request, or refuse it as the engine would whose queue holds what is held here.
 
         Args:
             waited_s: how long it waited for the model to be loaded.
+            has_begun: in an earlier server, which accepted its deadline.
 
         Returns:
             The request in flight, with previews if there is no overload. `end` ends it.
@@ -139,7 +142,7 @@ class PoolQueue:
             wait_s=pressure.wait * most_s,
             most_s=most_s,
         )
-        needed_s, deadline_s = self.router.needed_s(work), request.deadline_s
+        deadline_s, needed_s = None if has_begun else request.deadline_s, self.router.needed_s(work)
         if deadline_s is not None and needed_s is not None and needed_s + waited_s > deadline_s:
             if not self._settings.admit_late:
                 raise too_late(deadline_s, needed_s + waited_s)

@@ -66,7 +66,7 @@ class Observer(JobListener):
 
     def began(self, request: Request, owner: str, made: Sequence[CheckedRequest]) -> None:
         """Note the engine's requests of an HTTP request; a later one of the same id replaces it."""
-        tracing.asked(self.model, [one.seed for one in made], "image")
+        tracing.asked(made[0].model or self.model, [one.seed for one in made], "image")
         self._note(("request", owner, request.scope["request_id"]), made)
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
@@ -98,18 +98,22 @@ class Observer(JobListener):
         for clip in clips:
             self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 
-    def first_preview(self, after_s: float) -> None:
+    def first_preview(self, model: str, after_s: float) -> None:
         """Record the time from a request to its first preview."""
-        self._metrics.previewed(self.model, after_s)
+        self._metrics.previewed(model, after_s)
 
-    def drew(self, images: int, usage: schema.UsageBody) -> None:
+    def drew(self, model: str, images: int, usage: schema.UsageBody) -> None:
         """Count the pictures and tokens of an answer."""
-        self._metrics.drew(self.model, images)
+        self._metrics.drew(model, images)
         tracing.used(usage.input_tokens, usage.output_tokens)
 
-    def answered(self, endpoint: str, status: int, duration_s: float) -> None:
-        """Count the answer to a request for work."""
-        self._metrics.answered(self.model, endpoint, status, duration_s)
+    def answered(self, model: str, endpoint: str, status: int, duration_s: float) -> None:
+        """Count the answer to a request for work.
+
+        Args:
+            model: of several; "": it named none that is served, or there is but one.
+        """
+        self._metrics.answered(model or self.model, endpoint, status, duration_s)
 
     async def report(self, owner: str, request_id: str) -> reports.RequestReport:
         """The timelines of a request of the same API key, or of a job's last run.

@@ -68,7 +68,7 @@ async def image_work(
         CarpoolError: whatever is wrong with the model or a picture.
     """
     needs: Literal["ready", "restarting"] = "restarting" if body.background_job else "ready"
-    model = model or await context.state.load(body.model, needs)
+    model = model or await context.load(body.model, needs)
     if form is None:
         body = peers.with_own_names(body, model.card)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
@@ -134,7 +134,7 @@ async def video_work(
     """
     body = forms.validated(schema.VideoRequest, form.values)
     context.with_headers(body)
-    model = await context.state.load(body.model, "restarting")
+    model = await context.load(body.model, "restarting")
     if importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
     reading = reference_images(model.card, form, body, context.intake())

@@ -31,6 +31,7 @@ from carpool.server.bodies.forms import number
 from carpool.server.bodies.memory import MemoryBudget
 from carpool.server.events import Events
 from carpool.server.observer import Observer
+from carpool.server.transport.middleware import OF_MODEL
 from carpool.telemetry import logs
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
@@ -245,6 +246,14 @@ class AuthenticatedRequest:
         Two may have one id: it is the client's.
         """
         return self.state.interruptible.setdefault(self.client.owner, {})
+
+    async def load(
+        self, name: str | None, needs: Literal["ready", "restarting", "loaded"]
+    ) -> ServedModel:
+        """As `AppState.load`, of the model that the request is about."""
+        if self.state.fleet is not None:
+            self.request.scope[OF_MODEL] = self.state.fleet.of(name).name
+        return await self.state.load(name, needs)
 
     def intake(self, n: int = 1) -> ImageIntake:
         """The reader of the request's pictures, for `n` outputs."""

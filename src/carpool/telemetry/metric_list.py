@@ -38,7 +38,11 @@ ALL: dict[str, MetricInfo] = {
     "carpool_job_duration_seconds": MetricInfo(
         "histogram", ("model", "kind", "outcome"), "from such a job's acceptance to its end"
     ),
-    "carpool_jobs": MetricInfo("gauge", ("model", "state"), "jobs that are queued, in_progress"),
+    "carpool_jobs": MetricInfo(
+        "gauge",
+        ("model", "state"),
+        "jobs that are queued, in_progress; of several models together, with an empty `model`",
+    ),
     "carpool_build_info": MetricInfo(
         "gauge", ("version", "torch", "diffusers", "revision"), "always 1; what runs"
     ),

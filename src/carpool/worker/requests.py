@@ -108,6 +108,7 @@ class WorkerRequests:
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Supervisor.submit`."""
         loop = asyncio.get_running_loop()
+        has_begun = self._journals is not None and self._journals.starts_late(request.request_id)
         is_journalled = self._open_journal(request)
         follow = on_progress is not None or not is_journalled  # to know of progress, see `guilt`
         pending = _Pending(
@@ -116,7 +117,7 @@ class WorkerRequests:
                 follow,
                 tracing.carried(),
                 waited_s,
-                is_admitted=self._is_one_of_several,
+                is_admitted=self._is_one_of_several or has_begun,
                 is_journalled=is_journalled,
             ),
             evidence=evidence or CrashEvidence(),

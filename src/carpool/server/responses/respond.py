@@ -57,8 +57,8 @@ async def respond(
         told = events(
             state.backend,
             generation,
-            drew=state.observer.drew,
-            previewed=state.observer.first_preview,
+            drew=partial(state.observer.drew, asked.model.id),
+            previewed=partial(state.observer.first_preview, asked.model.id),
             run=run,
         )
         final = []
@@ -76,7 +76,7 @@ async def respond(
         return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
     response = await context.unless_disconnected(once())
     assert isinstance(response, schema.ImagesResponse)  # by the digest: no stream's
-    state.observer.drew(len(response.data), response.usage)
+    state.observer.drew(asked.model.id, len(response.data), response.usage)
     return response
 
 

@@ -185,7 +185,7 @@ async def list_loras(context: Context, model: str | None = None) -> AdapterList:
 
 
 async def _model(context: AuthenticatedRequest, name: str | None) -> ServedModel:
-    model = await context.state.load(name, "loaded")
+    model = await context.load(name, "loaded")
     model.check_name(name)
     return model
 

@@ -129,7 +129,7 @@ async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel
     """The model that the settings of a request name, or the first."""
     named = (body.override_settings or {}).get("sd_model_checkpoint")
     name = named if isinstance(named, str) and named else None
-    return await context.state.load(name, "ready")
+    return await context.load(name, "ready")
 
 
 async def _drawn(
@@ -253,7 +253,7 @@ async def get_options(context: Context) -> Options:
 @lists.post("/options")
 async def set_options(body: Options, context: Context) -> dict[str, Any]:
     """Accepted where it changes nothing: the model is the served one."""
-    model = await context.state.load(None, "loaded")
+    model = await context.load(None, "loaded")
     check_model(body.sd_model_checkpoint, model.card, model.id)
     sent = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
     now = Options().model_dump()
@@ -286,7 +286,7 @@ async def schedulers(context: Context) -> list[SchedulerName]:
 @lists.get("/loras")
 async def loras(context: Context) -> list[Lora]:
     """The adapters that a prompt may name, as `<lora:NAME:1>`."""
-    model = await context.state.load(None, "loaded")
+    model = await context.load(None, "loaded")
     known = {one.id: one for one in model.card.adapters if not one.problem}
     offered = [known.get(name, AdapterInfo(name)) for name in model.card.lora]
     return [Lora(name=name_for_tag(one, offered), alias=one.id) for one in offered]

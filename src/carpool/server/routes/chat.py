@@ -34,7 +34,7 @@ async def create_chat_completion(context: Context) -> Any:
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     chat = validated(ChatRequest, values)
-    model = await state.load(chat.model, "ready")
+    model = await context.load(chat.model, "ready")
     asked = conversation(model.card, chat)
     body = validated(schema.ImageRequest, asked.values)
     request_id = request.scope["request_id"]

@@ -91,7 +91,7 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
     Nothing is drawn. The seconds are those of one output.
     """
     name = values.get("model") if isinstance(values.get("model"), str) else None
-    model = await context.state.load(name, "ready")
+    model = await context.load(name, "ready")
     if model.card.tasks[0].makes == "videos":
         body, most = validated(schema.VideoRequest, values), context.state.settings.max_frames
         checked, _ = video_request(model, body, most, client=context.client)

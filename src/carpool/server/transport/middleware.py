@@ -15,6 +15,7 @@ from carpool.types import new_request_id
 
 MOST_PATH = 200  # characters of a path that are logged
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+OF_MODEL = "carpool.model"  # key of a scope: which of several models the request is about
 IS_HEAD = "carpool.head"  # key of a scope: only the headers of the answer are wanted
 _RETRY = re.compile(r"[1-9][0-9]?")  # as OpenAI's SDKs count retries, from 0
 
@@ -45,12 +46,12 @@ class RequestLogging(HTTPMiddleware):
     """
 
     def __init__(
-        self, app: ASGIApp, count: Callable[[str, int, float], None] = lambda *_: None
+        self, app: ASGIApp, count: Callable[[str, str, int, float], None] = lambda *_: None
     ) -> None:
         """Wrap an application.
 
         Args:
-            count: is told the path, status and seconds of every answer to a POST.
+            count: is told the model, path, status and seconds of every answer to a POST.
         """
         super().__init__(app)
         self._count = count
@@ -89,7 +90,7 @@ class RequestLogging(HTTPMiddleware):
             path = scope["raw_path"].decode("latin-1")[:MOST_PATH]  # still escaped: one line
             logs.answered(scope["method"], path, status, took_s)
             if scope["method"] == "POST" and (route := scope.get("route")) is not None:
-                self._count(route.path, status, took_s)
+                self._count(scope.get(OF_MODEL, ""), route.path, status, took_s)
             logs.about.reset(token)
 
 
