@@ -160,12 +160,29 @@ def test_a_sampler_of_its_own_name_leaves_the_other_field_unread() -> None:
 def test_weights_of_words_are_warned_of() -> None:
     for text, is_weighted in (
         ("a (red cat:1.3)", True), ("(a:.8)", True), ("((a b:1.2)), c", True), ("(a: 2 )", True),
+        ("(a:-1)", True), ("((a))", True), ("[a]", True), ("[a:b:0.5]", True), ("[a::3]", True),
+        ("[a|b]", True), ("a BREAK b", True), ("a AND b:1.2", True), ("a break and b", False),
+        ("a BREAKER, SAND", False), ("[]", False), ("(a (b:1.2) c)", True),
         ("a (red cat)", False), ("a ratio (16:9 b)", False), ("at 12:30", False), ("(a:b)", False),
     ):  # fmt: skip
         for name in ("prompt", "negative_prompt"):
             arguments, warnings = taken(Grey(), **{"prompt": "a", name: text})
             assert arguments[name] == text
             assert [one.partition(" ")[0] for one in warnings] == [name] * is_weighted
+
+
+def test_escaped_brackets_are_brackets_and_have_no_weight() -> None:
+    """As that program reads them: a backslash alone is nothing."""
+    for text, meant in (
+        (r"miku \(vocaloid\)", "miku (vocaloid)"), (r"\(a:1.3\)", "(a:1.3)"), (r"\[a|b\]", "[a|b]"),
+        (r"a \\ b", "a \\ b"), (r"a \b", "a b"), (r"a \<lora:outlined:1>", "a "),
+        (r"\((a)\)", "((a))"), (r"a b", "a b"),
+    ):  # fmt: skip
+        worker = Grey()
+        arguments, warnings = taken(worker, prompt=text)
+        assert (arguments["prompt"], warnings) == (meant, [])
+        if "<" not in text:
+            assert taken(Grey(), prompt="a", negative_prompt=text)[0]["negative_prompt"] == meant
 
 
 # Guidance and eta

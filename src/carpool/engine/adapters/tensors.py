@@ -16,6 +16,7 @@ from carpool.errors import LoraRejected
 from carpool.request.lora import SUFFIX
 
 _PEFT = "base_model.model."  # before the names of layers, in folders that PEFT writes
+_UP = re.compile(r"[._]lora(?:_linear_layer)?[._](?:up|B)\.(?:\w+\.)?weight$")
 _SCALED = ("scale_weight", "weight_scale", "scaled_fp8", "scale_input")
 _LAYER = re.compile(
     r"(.+?)[._](?:lora_\w+|lora(?:_linear_layer)?\.\w+|lokr_\w+|hada_\w+|oft_\w+|ia3_\w+"
@@ -158,7 +159,26 @@ def read_tensors(file: Path) -> AdapterTensors:
             raise LoraRejected(f"{file.name} has NaN or infinite values in {name}")
         if name.endswith("alpha") and tensor.numel() != 1:
             raise LoraRejected(f"{name} has {tensor.numel()} entries: must be one number")
+    if turned := _without_negative_alphas(tensors):
+        tensors, is_as_in_file = turned, False
     return AdapterTensors(tensors, header, _peft_config(file), is_as_in_file, _digest(file))
+
+
+def _without_negative_alphas(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same adapter with its negative alphas made positive; empty if it has none.
+
+    Loaders that spread an alpha over both matrices by halves never end with a negative one.
+    """
+    negative = {layer_of(n): n for n, t in tensors.items() if n.endswith("alpha") and t.item() < 0}
+    if not negative:
+        return {}
+    turned = dict(tensors)
+    for name, tensor in tensors.items():
+        if _UP.search(name) and (alpha := negative.pop(layer_of(name), None)) is not None:
+            turned[name], turned[alpha] = -tensor, -tensors[alpha]
+    if negative:
+        raise LoraRejected(f"{min(negative.values())} is negative: must be 0 or more")
+    return turned
 
 
 def _digest(file: Path) -> str:

@@ -13,7 +13,13 @@ from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, sh
 from carpool.request.card import Card
 from carpool.request.values import is_int, is_number
 from carpool.server.bodies.automatic1111 import SAMPLER, Image2Image, Text2Image
-from carpool.server.bodies.prompt_tags import adapters_of, refuse_tags, split_tags, weights_warning
+from carpool.server.bodies.prompt_tags import (
+    adapters_of,
+    refuse_tags,
+    split_tags,
+    syntax_warning,
+    without_escapes,
+)
 
 _RESTING: dict[str, tuple[Any, ...]] = {  # values with which a field does nothing
     "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "styles": ([], [""]),
@@ -66,14 +72,15 @@ def translated(
     extra = body.model_extra or {}
     prompt, tags = split_tags(body.prompt)
     refuse_tags(body.negative_prompt or "", "negative_prompt")
-    made = Translation({"prompt": prompt, "n": _pictures(body)})
-    made.warnings += weights_warning(prompt, "prompt")
-    made.warnings += weights_warning(body.negative_prompt or "", "negative_prompt")
+    negative = body.negative_prompt or ""
+    made = Translation({"prompt": without_escapes(prompt), "n": _pictures(body)})
+    made.warnings += syntax_warning(prompt, "prompt")
+    made.warnings += syntax_warning(negative, "negative_prompt")
     if tags and not extra.get("disable_extra_networks"):
         made.values["lora"] = adapters_of(tags, card.adapters)
     given = {
         "seed": None if body.seed in (-1, "") else body.seed,
-        "negative_prompt": body.negative_prompt or None,
+        "negative_prompt": without_escapes(negative) or None,
         "num_inference_steps": body.steps,
         "width": None if keeps_size else body.width,
         "height": None if keeps_size else body.height,

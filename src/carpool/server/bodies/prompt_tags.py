@@ -21,7 +21,11 @@ _KINDS = ("lora", "lyco")  # the same since its version 1.5
 _FORM = "write <lora:NAME:SCALE>"
 _SCALES = ("te", "unet")
 _TEXT_ENCODER = "text_encoder"  # begins the names of such modules
-_WEIGHT = re.compile(r"\([^()]{1,200}:\s*[0-9]*\.?[0-9]+\s*\)")
+_ESCAPE = re.compile(r"\\([()\[\]\\]?)")
+_SYNTAX = re.compile(  # brackets around words alone are left to prose
+    r"\([^()]{1,200}:\s*[+-]?\d*\.?\d+\s*\)|\(\([^()]{1,200}\)\)|\[[^\[\]]{1,200}\]|\b(?:BREAK|AND)\b"
+)
+_MOST_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +95,19 @@ def refuse_tags(prompt: str, param: str) -> None:
         raise UnsupportedParameter(f"{param} has {seen}: adapters stand in prompt", param=param)
 
 
-def weights_warning(prompt: str, param: str) -> list[str]:
-    """A warning of a prompt whose words have weights, as `(a cat:1.3)`; empty without any."""
-    match = _WEIGHT.search(prompt)
-    rule = "weights are not applied, and are drawn as words"
-    return [f"{param} has {show(match[0])}: {rule}"] if match else []
+def without_escapes(prompt: str) -> str:
+    """The text that a prompt means: there, `\\(` is a bracket that weighs nothing."""
+    return _ESCAPE.sub(r"\1", prompt)
+
+
+def syntax_warning(prompt: str, param: str) -> list[str]:
+    """A warning of a prompt with weights, emphasis, editing or composition; empty without any."""
+    found = dict.fromkeys(_SYNTAX.findall(_ESCAPE.sub(" ", prompt)))
+    if not found:
+        return []
+    seen = ", ".join(show(part) for part in list(found)[:_MOST_SHOWN])
+    rule = "weights, editing and composition of prompts are not applied, and are drawn as words"
+    return [f"{param} has {seen}: {rule}"]
 
 
 def _tag(kind: str, content: str, param: str) -> Tag:
