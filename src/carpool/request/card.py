@@ -31,6 +31,7 @@ class Parameter:
     default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
     also: tuple[ParameterKind, ...] = ()  # further kinds that it takes
     default_is_none: bool = True  # where `default` is None: so is the pipeline's own
+    is_tuple: bool = False  # it takes no list: pipelines join sizes as tuples
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,16 @@ def _parameter(name: str, annotation: Any, default: Any, required: bool) -> Para
     if name in PICTURE_NAMES:  # a path is no picture: the pipeline would read the server's files
         kinds = tuple(dict.fromkeys([*(one for one in kinds if one != "str"), "other"]))
     is_none = default is None and not required
-    return Parameter(name, kinds[0], required, plain, kinds[1:], is_none)
+    is_tuple = _takes_tuples(annotation, default)
+    return Parameter(name, kinds[0], required, plain, kinds[1:], is_none, is_tuple)
+
+
+def _takes_tuples(annotation: Any, default: Any) -> bool:
+    """Whether a parameter takes a tuple, and no list."""
+    if annotation is None:
+        return isinstance(default, tuple)
+    kinds = {typing.get_origin(one) or one for one in _options(annotation)}
+    return tuple in kinds and list not in kinds
 
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ are copied, so that no request can see what another one leaves there.
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from transformers.processing_utils import ProcessorMixin
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
+from carpool.errors import InvalidValue
 from carpool.request.card import Card
 from carpool.types import CheckedRequest
 
@@ -147,15 +149,37 @@ def call(mine: Any, request: CheckedRequest, card: Card) -> PipelineOutput:
             mine.scheduler.generator = arguments["generator"]
     if request.output_type is not None and task.takes("output_type"):
         arguments.setdefault("output_type", request.output_type)
+    for parameter in task.parameters:  # JSON has lists only
+        if parameter.is_tuple and isinstance(value := arguments.get(parameter.name), list):
+            arguments[parameter.name] = tuple(value)
     own = {parameter.name: parameter.default for parameter in task.parameters}
     kind = arguments.get("output_type", own.get("output_type"))
     if isinstance(mine, ModularPipeline):
         return PipelineOutput(run(mine, arguments), None)
+    choose = getattr(mine, "get_timesteps", None)
+    if choose is not None and task.takes("strength") and arguments.get("denoising_start") is None:
+        mine.get_timesteps = partial(_some, choose)
     is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
     if task.only_converts and kind in ("pil", "np") and not is_pasted:
         arguments["output_type"] = "pt"
         return PipelineOutput(mine(**arguments), str(kind))
     return PipelineOutput(mine(**arguments), None)
+
+
+def _some(choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The steps that a strength leaves, as the pipeline chooses them.
+
+    Raises:
+        InvalidValue: there are none, of which schedulers fail in their own words.
+    """
+    chosen = choose(*args, **kwargs)
+    steps = chosen[0] if isinstance(chosen, tuple) else None
+    if isinstance(steps, torch.Tensor) and steps.numel() == 0:
+        raise InvalidValue(
+            "strength leaves none of the steps: must be higher, or num_inference_steps must be",
+            param="strength",
+        )
+    return chosen
 
 
 def _placed(value: Any, device: torch.device) -> Any:
