@@ -68,7 +68,7 @@ class EffectObserver:
             self._is_embedded = bool(config.get("guidance_embeds", True))
         scheduler = getattr(pipe, "scheduler", None)
         if hasattr(pipe, "prepare_extra_step_kwargs") and scheduler is not None:
-            self._takes_eta = "eta" in inspect.signature(scheduler.step).parameters
+            self._takes_eta = _uses(scheduler.step, "eta")
 
     def warn(self, pipe: Any, warnings: list[str], request_id: str) -> None:
         """Add a warning for each argument that had no effect, unless diffusers has said it."""
@@ -90,6 +90,8 @@ class EffectObserver:
                 yield name, "the pipeline does not use it with this model"
             elif name == "true_cfg_scale" and self._lacks_negative(pipe, value):
                 yield name, "it needs a negative_prompt"
+            elif name == "guidance_rescale" and self._is_guided is False:
+                yield name, f"guidance is off for this request{self._switch()}"
             elif name == "eta" and not self._takes_eta:
                 yield name, f"{type(pipe.scheduler).__name__} takes none"
             elif name == "strength" and not any(source in self.given for source in _SOURCES):
@@ -128,6 +130,13 @@ class EffectObserver:
         is_known = code is not None and "do_true_cfg" in code.co_varnames
         is_on = isinstance(scale, (int, float)) and scale > 1
         return is_known and is_on and all(self._values.get(name) is None for name in names)
+
+
+def _uses(method: Any, name: str) -> bool:
+    """Whether a method takes a parameter and, as far as its code is known, reads it."""
+    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    is_taken = name in inspect.signature(method).parameters
+    return is_taken and (code is None or name not in code.co_varnames or name in set(_read(code)))
 
 
 @lru_cache(256)
