@@ -107,6 +107,24 @@ def test_a_strength_is_said_where_it_acts() -> None:
         assert "Denoising strength: 0.6" in image.text["parameters"]  # type: ignore[attr-defined]
 
 
+def test_a_crop_that_is_pasted_says_the_size_that_it_was_drawn_in() -> None:
+    hole = Image.new("RGBA", (64, 64), (0, 0, 0, 255))
+    hole.paste((0, 0, 0, 0), (10, 10, 20, 20))
+    hole.save(file := io.BytesIO(), "PNG")
+    pictures = {"images": [{"image_url": url_of(png(64, 64))}]}
+    body = {"prompt": "a", "seed": 1, "num_inference_steps": 4, "padding_mask_crop": 8, **pictures}
+    body["mask"] = {"image_url": url_of(file.getvalue())}
+    with driving(fresh("sd15")) as drive:
+        [drawn] = talk(drive, {**body, "size": "128x128"}, path="/v1/images/edits")
+        settings = {**sendable(drawn["settings"]), "prompt": "a"}
+        again, other = talk(drive, {**body, **settings}, body, path="/v1/images/edits")
+
+    assert (drawn["settings"]["width"], drawn["settings"]["height"]) == (128, 128)
+    assert pixels(file_of(drawn)).shape == (64, 64, 3)
+    assert (pixels(file_of(again)) == pixels(file_of(drawn))).all()
+    assert not (pixels(file_of(other)) == pixels(file_of(drawn))).all()
+
+
 def test_in_python_an_output_says_its_settings_whatever_its_type_is() -> None:
     words = {**ARGUMENTS["sdxl"], "num_inference_steps": 2}
     with driving(fresh("sdxl"), numerics="exact", step_cache=0.1) as drive:
