@@ -19,6 +19,8 @@ from carpool.request.adapter_names import (
     name_for_tag,
 )
 from carpool.request.lora import check_lora
+from support.engine_driver import driving
+from support.lora_files import weights, write
 
 CIVITAI = [
     "Pixel Art XL v1.1",
@@ -105,6 +107,20 @@ def test_a_name_of_several_is_refused_with_their_ids(tmp_path: Path) -> None:
     ):
         find_adapter("style one", adapters)
     assert [name_for_tag(one, adapters) for one in adapters] == ["a/style one", "b/style one"]
+
+
+def test_lists_show_the_names_of_files_before_those_that_trainers_gave(tmp_path: Path) -> None:
+    names = {"ink": "last", "Pixel Art": "lora-000010", "sub/Robo": "last2", "same": "same"}
+    for file, trainer_name in names.items():
+        write(tmp_path / f"{file}.safetensors", weights("flux", 1), ss_output_name=trainer_name)
+
+    with driving("flux", lora_dir=str(tmp_path)) as drive:
+        card = drive.engine.loaded.card
+
+    shown = {name_for_tag(one, card.adapters) for one in card.adapters}
+    assert shown == {"ink", "Pixel Art", "Robo", "same"}
+    for name in (*shown, *names.values()):
+        assert check_lora([{"id": name}], card.lora, card.adapters)
 
 
 @pytest.mark.parametrize("suffix", [".SAFETENSORS", ".SafeTensors", ".safetensors"])

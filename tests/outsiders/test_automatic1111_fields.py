@@ -171,6 +171,28 @@ def test_weights_of_words_are_warned_of() -> None:
             assert [one.partition(" ")[0] for one in warnings] == [name] * is_weighted
 
 
+def test_numbers_are_taken_as_texts_and_with_a_point() -> None:
+    plain: dict[str, Any] = {
+        "steps": 20,
+        "cfg_scale": 7,
+        "width": 64,
+        "height": 64,
+        "seed": 5,
+        "n_iter": 2,
+    }
+    arguments, _ = taken(worker := Grey(), prompt="a", **plain)
+    kinds: list[Any] = [str, float, lambda number: f"{number}.0"]
+    for kind in kinds:
+        other = Grey()
+        sent = {name: kind(number) for name, number in plain.items()}
+        assert taken(other, prompt="a", **sent)[0] == arguments
+        assert [job.seed for job in other.jobs] == [job.seed for job in worker.jobs]
+    wrong = ("1.5", 1.5, "", "a", "nan", "inf", "1e999", True, [1], "9" * 5000)
+    for value in wrong:
+        refusal(post(Grey(), prompt="a", steps=value))
+    assert taken(Grey(), prompt="a", seed="-1", cfg_scale="6.5")[0]["true_cfg_scale"] == 6.5
+
+
 def test_escaped_brackets_are_brackets_and_have_no_weight() -> None:
     """As that program reads them: a backslash alone is nothing."""
     for text, meant in (
@@ -289,6 +311,20 @@ def test_stable_diffusion_1_stops_where_it_is_told_to() -> None:
         assert (arguments.get("clip_skip"), warnings) == (count - 1 or None, [])
     assert (expected[2] - expected[1]).abs().max() > 1
     assert (expected[3] - expected[2]).abs().max() > 1
+
+
+def test_the_field_of_sd_next_counts_layers_alike() -> None:
+    """SillyTavern sends it beside the other, 1 by default; a pipeline's own 1 is another layer."""
+    both = {"clip_skip": 1, **layers(1)}
+    expected, _, _ = drawn("sd15")
+    for sent in ({"clip_skip": 1}, both, {"clip_skip": None}):
+        image, warnings, arguments = drawn("sd15", **sent)
+        assert (image - expected).abs().max() <= 1
+        assert ("clip_skip" in arguments, warnings) == (False, [])
+    for sent in ({"clip_skip": 2}, {"clip_skip": 2, **layers(None)}, {"clip_skip": 3, **layers(2)}):
+        assert drawn("sd15", **sent)[2]["clip_skip"] == 1
+    taken(worker_of(without(CARD, "clip_skip")), prompt="a", clip_skip=1)
+    refusal(post(worker_of(without(CARD, "clip_skip")), prompt="a", clip_skip=2))
 
 
 def test_more_layers_than_there_are_are_the_clients_fault() -> None:

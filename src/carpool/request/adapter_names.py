@@ -27,6 +27,7 @@ class AdapterInfo:
     warnings: tuple[str, ...] = ()
     problem: str = ""  # why no request can have it; empty: it is offered
     digest: str = ""  # of the file that was read
+    trainer_name: str = ""  # the one of its names that only its trainer gave it
 
 
 def adapter_id(name: str) -> str:
@@ -72,7 +73,7 @@ def find_adapter(name: str, adapters: Iterable[AdapterInfo]) -> AdapterInfo | No
 def name_for_tag(adapter: AdapterInfo, adapters: Sequence[AdapterInfo]) -> str:
     """The name by which a prompt's tag finds an adapter: its file's, or else its id."""
     for name in reversed(adapter.names):
-        is_plain = not re.search(r"[:<>]", name)
+        is_plain = not re.search(r"[:<>]", name) and name != adapter.trainer_name
         if is_plain and sum(name in (one.id, *one.names) for one in adapters) == 1:
             return name
     return adapter.id

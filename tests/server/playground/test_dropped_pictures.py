@@ -296,3 +296,63 @@ def test_seeds_beyond_53_bits_are_kept_exactly(tmp_path: Path) -> None:
     assert values["b"] == ["x 9007199254740993", '"9007199254740993']
     assert (values["c"], values["e"]) == (1.2345678901234567890, 1e30)
     assert [json.loads(one) for one in sent] == [{"seed": n, "text": "0.5:1"} for n in seeds]
+
+
+def test_more_tools_are_read_and_what_is_left_of_their_json_is_named(tmp_path: Path) -> None:
+    fooocus = {"prompt": "a cat", "steps": 30, "guidance_scale": 4.0, "seed": "12345",
+               "resolution": "(1024, 768)", "loras": [["x", 0.5]], "sampler": "x", "styles": "[]",
+               "metadata_scheme": "fooocus", "vae": "None", "refiner_model": ""}  # fmt: skip
+    easy = {"prompt": "a cat", "seed": "9", "num_inference_steps": "25", "guidance_scale": "7.5"}
+    graph = (b"tEXt", b'prompt\0{"3": {"class_type": "K", "inputs": {"seed": NaN, "a": [NaN]}}}')
+
+    told = read(
+        tmp_path,
+        text(json.dumps(fooocus)),
+        png(*((b"tEXt", f"{name}\0{value}".encode()) for name, value in easy.items())),
+        png(graph),
+        png(graph, (b"tEXt", f"parameters\0a cat\n{LINE}".encode())),  # of a node that writes both
+        text('{"prompt": "a NaN, Infinity", "steps": 3, "scale": NaN}'),
+        text('{"prompt": "a, NaN, b", "steps": 3}'),
+    )
+
+    settings, notes = zip(*told, strict=True)
+    assert settings == (
+        {"prompt": "a cat", "num_inference_steps": 30, "guidance_scale": 4, "seed": 12345,
+         "width": 1024, "height": 768},
+        {"prompt": "a cat", "num_inference_steps": 25, "guidance_scale": 7.5, "seed": 9},
+        None,
+        {**READ, "prompt": "a cat"},
+        {"prompt": "a NaN, Infinity", "num_inference_steps": 3},
+        {"prompt": "a, NaN, b", "num_inference_steps": 3},
+    )  # fmt: skip
+    assert notes[0] == "Not read from this picture: loras, sampler, styles."
+    assert (notes[1], notes[4]) == ("", "")
+    assert "graph of nodes" in notes[2]
+
+
+def test_weights_of_a_prompt_are_named_and_escaped_brackets_are_brackets(tmp_path: Path) -> None:
+    told = read(
+        tmp_path,
+        text(f"miku \\(vocaloid\\)\n{LINE}"),
+        text(f"a (cat:1.3)\nNegative prompt: [dogs], \\[x\\]\n{LINE}"),
+        text(f"a (red cat), ratio (16:9 b)\n{LINE}"),
+    )
+
+    settings = [one or {} for one, _ in told]
+    assert [one["prompt"] for one in settings] == [
+        "miku (vocaloid)", "a (cat:1.3)", "a (red cat), ratio (16:9 b)",
+    ]  # fmt: skip
+    assert settings[1]["negative_prompt"] == "[dogs], [x]"
+    assert ["weights" in note for _, note in told] == [False, True, False]
+    assert "(cat:1.3)" in told[1][1]
+    assert "negative prompt, as [dogs]" in told[1][1]
+
+
+def test_exif_is_read_wherever_it_lies_in_an_avif(tmp_path: Path) -> None:
+    head = struct.pack(">I", 24) + b"ftypavif\0\0\0\0avifmif1" + b"*II*\0MM\0*" * 9
+    blocks = [unicode_comment(LINE, "utf-16-le", tiff) for tiff in (b"II", b"MM")]
+
+    told = read(tmp_path, *(head + b"Exif\0\0" + one + b"*" * 99 for one in blocks), head, head[:9])
+
+    assert told[:2] == [(READ, "Not read from this picture: Sampler.")] * 2
+    assert told[2:] == [(None, "")] * 2

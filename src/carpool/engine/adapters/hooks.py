@@ -174,16 +174,18 @@ class Adapters:
             except LoraRejected as error:
                 raise LoraRejected(f"adapter {name!r}: {error}") from error.__cause__
             targets = tuple(self._take_all(name, reading))
-            if (own := list(names)) and reading.trainer_name:
-                own.append(reading.trainer_name)
-            own = [other for other in dict.fromkeys(own) if other != name]
+            trainer_name = reading.trainer_name if names else ""
+            if trainer_name in (*names, name):
+                trainer_name = ""
+            own = [other for other in (*names, trainer_name) if other not in (name, "")]
             self._infos[name] = AdapterInfo(
                 name,
-                tuple(own),
+                tuple(dict.fromkeys(own)),
                 reading.target,
                 targets,
                 reading.warnings,
                 digest=reading.digest,
+                trainer_name=trainer_name,
             )
         for warning in self.warnings(((name, 1.0),)):
             log.warning("%s", warning)

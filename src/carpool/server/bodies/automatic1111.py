@@ -1,16 +1,22 @@
 """Bodies of AUTOMATIC1111's API; `automatic1111_fields` says what their fields mean here."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from carpool.media.metadata import as_text
 from carpool.server.bodies import schema
 
 SAMPLER = "Automatic"  # the model's own
 _TEXT_LIMIT = 32_000
+_NUMBERS = (
+    "seed", "batch_size", "n_iter", "steps", "cfg_scale", "distilled_cfg_scale", "width", "height",
+    "denoising_strength", "mask_blur", "mask_blur_x", "mask_blur_y", "inpainting_mask_invert",
+    "inpainting_fill", "inpaint_full_res_padding", "resize_mode",
+)  # fmt: skip
 
 
 class Text2Image(BaseModel):
@@ -38,6 +44,16 @@ class Text2Image(BaseModel):
     )
     alwayson_scripts: dict[str, Any] | None = Field(None, description="none is known here")
     send_images: bool | None = Field(True, description="are they in the answer?")
+
+    @field_validator(*_NUMBERS, mode="before", check_fields=False)
+    @classmethod
+    def _plain_number(cls, value: Any) -> Any:
+        """A number in a text, or a whole one with a point, as that program takes them."""
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                value = float(value) if "." in value or "e" in value.lower() else int(value)
+        is_whole = isinstance(value, float) and value.is_integer()
+        return int(value) if is_whole and abs(value) <= 2**53 else value
 
 
 class Image2Image(Text2Image):

@@ -33,9 +33,10 @@ _RESTING: dict[str, tuple[Any, ...]] = {  # values with which a field does nothi
 _UNREAD = """url auth subseed save_images send_images do_not_save_samples do_not_save_grid user
 override_settings_restore_afterwards include_init_images disable_extra_networks force_task_id
 refiner_switch_at s_min_uncond comments firstphase_width firstphase_height script_args
-seed_enable_extras token_merging_ratio_hr do_not_reload_embeddings image_cfg_scale"""
+seed_enable_extras token_merging_ratio_hr do_not_reload_embeddings image_cfg_scale eta clip_skip"""
 UNREAD = frozenset(_UNREAD.split())
-"""Fields about files, answers and other fields: alone they change no picture."""
+"""Fields about files, answers and other fields, which alone change no picture; and those that are
+read apart (SD.Next counts `clip_skip` as `CLIP_stop_at_last_layers` is counted)."""
 _SAMPLERS = ("sampler_name", "sampler_index", "scheduler")
 _RESTING_SETTINGS: dict[str, tuple[Any, ...]] = {
     "sd_vae": ("", "Automatic", "None"), "samples_format": ("png",), "eta_noise_seed_delta": (0,),
@@ -91,11 +92,12 @@ def translated(
     made.values |= {name: value for name, value in given.items() if value is not None}
     _add_guidance(made, body, known)
     _add_eta(made, extra.get("eta"), known)
-    _add_settings(made, body.override_settings or {}, card, model)
+    settings = {name: v for name, v in (body.override_settings or {}).items() if v is not None}
+    _add_settings(made, {_CLIP_SKIP: extra.get("clip_skip")} | settings, card, model)
     _check_scripts(body.alwayson_scripts or {})
     others = {"sampler_name": body.sampler_name, "scheduler": body.scheduler, **extra}
     for name, value in others.items():
-        if value is None or name in UNREAD or name == "eta" or name.startswith("hr_"):
+        if value is None or name in UNREAD or name.startswith("hr_"):
             continue  # `hr_...` belong to enable_hr
         if value in _RESTING.get(name, ()) or _is_own(name, value):
             continue

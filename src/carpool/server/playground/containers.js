@@ -1,4 +1,4 @@
-// The texts that picture files carry: chunks of a PNG, EXIF of PNG, JPEG and WebP.
+// The texts that picture files carry: chunks of a PNG, EXIF of PNG, JPEG, WebP and AVIF.
 // Nothing is unpacked beyond a bound: a file may be made to be a thousand times its size.
 
 const MOST_BYTES = 64 << 20; // of a file that are read
@@ -16,6 +16,7 @@ export async function textsOf(file) {
     if (is("PNG", 1)) return await pngTexts(bytes);
     if (bytes[0] === 0xff && bytes[1] === 0xd8) return exifTexts(jpegExif(bytes));
     if (is("RIFF", 0) && is("WEBP", 8)) return exifTexts(webpExif(bytes));
+    if (is("ftyp", 4)) return boxedTexts(bytes);
   } catch (error) {
     if (!(error instanceof RangeError)) throw error; // it ends in the middle of something
   }
@@ -102,12 +103,22 @@ function webpExif(bytes) {
   return null;
 }
 
+/** EXIF of AVIF, which may lie anywhere in it: the first block that has texts. */
+function boxedTexts(bytes) {
+  for (let at = bytes.indexOf(0x2a, 8); at >= 0; at = bytes.indexOf(0x2a, at + 1)) {
+    const start = bytes[at - 1] === 0x49 && bytes[at - 2] === 0x49 ? at - 2 : at - 3; // "II*\0" or "MM\0*"
+    const found = exifTexts(bytes.subarray(start));
+    if (Object.keys(found).length) return found;
+  }
+  return {};
+}
+
 /** The texts among the tags of EXIF, in either order of bytes. */
 function exifTexts(bytes) {
   const found = {};
   if (!bytes || bytes.length < 8) return found;
-  const order = latin.decode(bytes.subarray(0, 2)), view = viewOf(bytes), isLittle = order === "II";
-  if (!isLittle && order !== "MM") return found;
+  const view = viewOf(bytes), order = view.getUint16(0), isLittle = order === 0x4949; // "II", or "MM"
+  if ((!isLittle && order !== 0x4d4d) || view.getUint16(2, isLittle) !== 42) return found;
   const seen = new Set(), waiting = [view.getUint32(4, isLittle)];
   while (waiting.length) {
     const ifd = waiting.pop();

@@ -9,6 +9,7 @@ const FIELDS = {
 };
 const STARTS = ["Steps", "Sampler", "Schedule type", "CFG scale", "Seed", "Size", "Model"]; // of a line of fields
 const QUIET = /^(Model|Model hash|Version|Size|VAE hash|Lora hashes|TI hashes|Hashes|Civitai .*|Created Date|User)$/;
+const UNREAD = /lora|sampler|scheduler|style|control|ip.?adapter|refiner|hires|hrf|upscale|strength|clip.?skip|vae|expansion/i; // of JSON
 const ALIASES = { // names of other tools' JSON
   prompt: ["prompt", "positive_prompt", "positivePrompt", "Prompt", "full_prompt"],
   negative_prompt: ["negative_prompt", "negativePrompt", "negativeprompt", "uc", "Negative prompt"],
@@ -16,6 +17,9 @@ const ALIASES = { // names of other tools' JSON
   guidance_scale: ["guidance_scale", "cfg_scale", "cfgscale", "cfgScale", "scale", "guidance"],
   seed: ["seed", "Seed"], width: ["width"], height: ["height"],
 };
+const NO_NUMBER = /(?<=[:,[]\s?)(?:NaN|-?Infinity)(?=\s?[,}\]])/g; // as Python writes them
+const SYNTAX = /\([^()]{1,200}:\s*[+-]?\d*\.?\d+\s*\)|\(\([^()]{1,200}\)\)|\[[^[\]]{1,200}\]|\b(?:BREAK|AND)\b/;
+const ESCAPE = /\\([()[\]\\])/g;
 const TAG = /[ \t]*<(\w+):([^>]{1,500})>/g;
 const MOST_NAMES = 6; // in a note
 const MOST_FIELDS = 200, MOST_LETTERS = 1 << 18; // of a text that is searched for fields
@@ -28,9 +32,11 @@ export async function readPicture(file) {
   const texts = await textsOf(file);
   const own = object(texts.carpool);
   if (own && Object.keys(own).length) return { settings: own, note: "" };
-  if (isGraph(texts.prompt) || isGraph(texts.workflow) || /^(prompt|workflow):/i.test(texts.Make || texts.Model || "")) {
+  const isOfComfy = isGraph(texts.prompt) || isGraph(texts.workflow) || /^(prompt|workflow):/i.test(texts.Make || texts.Model || "");
+  if (isOfComfy && !fieldsOf(texts.parameters?.slice(0, MOST_LETTERS).trim().split("\n").at(-1) || "").some(settingOf)) {
     return { settings: null, note: "ComfyUI made this picture: its settings are a graph of nodes, which is not read here." };
   }
+  if (!isOfComfy && texts.prompt && (texts.seed || texts.num_inference_steps)) return fromJSON(texts); // Easy Diffusion
   for (const text of [texts.parameters, texts.invokeai_metadata, texts.Comment, texts.UserComment, texts["sd-metadata"], texts.ImageDescription]) {
     if (!text) continue;
     const json = object(text);
@@ -42,10 +48,13 @@ export async function readPicture(file) {
 
 function object(text) {
   if (!text?.trimStart().startsWith("{")) return null;
-  try {
-    const value = parse(text);
-    return value && typeof value === "object" ? value : null;
-  } catch { return null; }
+  for (const one of [text, text.replace(NO_NUMBER, "null")]) {
+    try {
+      const value = parse(one);
+      return value && typeof value === "object" ? value : null;
+    } catch { /* the next one */ }
+  }
+  return null;
 }
 
 const isGraph = (text) => {
@@ -58,13 +67,19 @@ function fromJSON(json) {
   const settings = {};
   for (const [name, aliases] of Object.entries(ALIASES)) {
     const value = aliases.map((alias) => inner[alias]).find((one) => one !== undefined && one !== null);
-    if (name.endsWith("prompt") ? typeof value === "string" : isNumber(value)) settings[name] = value;
+    if (name.endsWith("prompt") ? typeof value === "string" : isNumber(value)) settings[name] = numberOf(value);
   }
+  const size = /^\(?(\d{1,6})(?:, ?|x)(\d{1,6})\)?$/.exec(inner.resolution); // Fooocus
+  if (size && settings.width === undefined) Object.assign(settings, { width: Number(size[1]), height: Number(size[2]) });
   if (!Object.keys(settings).length) return { settings: null, note: "" };
-  return finished(settings, []);
+  const known = new Set([...Object.values(ALIASES).flat(), ...(size ? ["resolution"] : [])]);
+  const unread = Object.keys(inner).filter((name) => !known.has(name) && UNREAD.test(name) && isSet(inner[name]));
+  return finished(settings, unread);
 }
 
-const isNumber = (value) => (typeof value === "number" && Number.isFinite(value)) || /^\d{16,}$/.test(value);
+const isNumber = (value) => (typeof value === "number" && Number.isFinite(value)) || /^\d+(\.\d+)?$/.test(value);
+const numberOf = (value) => (/^\d+$/.test(value) ? whole(value) : isNumber(value) ? Number(value) : value);
+const isSet = (value) => Boolean(value) && value !== "None" && Object.keys(Object(value)).length + Number(Object(value) !== value) > 0;
 
 /** The fields of a line, `name: value, ...`: values may be JSON, with commas and colons of their own. */
 function fieldsOf(line) {
@@ -134,7 +149,13 @@ function fromText(text) {
   if (negative >= 0) settings.negative_prompt = said.splice(negative).join("\n").slice(16).trim();
   if (said.join("").trim()) settings.prompt = said.join("\n").trim();
   if (!Object.keys(settings).length) return { settings: null, note: "" };
-  return finished(settings, fields.filter((field) => !settingOf(field) && !QUIET.test(field[0])).map(([name]) => name));
+  const unread = fields.filter((field) => !settingOf(field) && !QUIET.test(field[0])).map(([name]) => name);
+  for (const name of ["prompt", "negative_prompt"]) { // its syntax is drawn as words
+    const syntax = settings[name]?.replace(ESCAPE, " ").match(SYNTAX);
+    if (syntax) unread.unshift(`weights and other syntax of the ${name === "prompt" ? "" : "negative "}prompt, as ${syntax[0]}`);
+    if (settings[name]) settings[name] = settings[name].replace(ESCAPE, "$1");
+  }
+  return finished(settings, unread);
 }
 
 /** Adapters that a prompt names are settings; other tags are not read, and none is left as words. */
