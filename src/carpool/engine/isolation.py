@@ -1,17 +1,19 @@
 """Isolation of requests in one process: the state that each has for itself while its pipeline runs.
 
-A fiber's context makes three kinds of state private to its request, whatever runs between two of
+A fiber's context makes four kinds of state private to its request, whatever runs between two of
 its turns: the changes that it makes to shared modules (`overlay`), the global random numbers
-(`random_state`), and torch's modes of the thread (gradients, inference mode, autocast, functions).
+(`random_state`), torch's modes of the thread (`thread_modes`), and switches of the process
+(`switches`).
 
 A call to a component that its request has changed cannot share a forward: it runs alone, inside
 the request's own state. Which requests are like that is observed, not listed.
 """
 
+import contextvars
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from carpool.engine.overlay.functions import FunctionModes, WeightsWatch
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
+from carpool.engine.switches import Switches
+from carpool.engine.thread_modes import ThreadModes
 from carpool.errors import PipelineFailed, named
 
 log = logging.getLogger("carpool")
@@ -69,7 +73,8 @@ class Isolation:
         is_copied = self._device.type != "cpu"
         overlay = Overlay(self._shared, is_watched=is_watched)
         functions = FunctionModes(*([WeightsWatch(overlay)] if is_watched else []))
-        return RequestContext(overlay, random, self._pins, functions, copies=is_copied)
+        switches = Switches() if is_watched else None
+        return RequestContext(overlay, random, self._pins, functions, switches, copies=is_copied)
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -105,6 +110,7 @@ class RequestContext:
         random: RandomState,
         pins: Pins,
         functions: FunctionModes,
+        switches: Switches | None,
         *,
         copies: bool,
     ) -> None:
@@ -113,8 +119,10 @@ class RequestContext:
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self.names: Collection[str] = ()  # of the arguments that its request has given
         self.note_texts: Callable[[Any], None] = _nothing  # called with what it tokenizes
-        self._modes = self._outside = _PLAIN
-        self._no_inference: torch.inference_mode | None = None
+        self._modes = ThreadModes()
+        self._switches = switches
+        self._inferring: dict[int, Target] = {}  # by the id of the ordinary one
+        self._variables = contextvars.copy_context()  # as a fiber begins with them
         self._is_free = False
         self._copies = copies  # from the host to an accelerator
 
@@ -144,13 +152,9 @@ class RequestContext:
         return EngineLost(f"request {self.request_id} cannot be kept apart: {named(error)}")
 
     def _enter(self) -> None:
-        self._outside = Modes.now()
-        is_changed = self._modes is not self._outside
-        if self._no_inference is not None:
-            self._no_inference.__exit__(None, None, None)
-            self._no_inference, is_changed = None, True
-        if is_changed:
-            self._modes.set()
+        if self._switches is not None:
+            self._switches.enter()
+        self._modes.enter()
         self.random.swap()
         if self._copies:
             provenance.watch()
@@ -165,29 +169,27 @@ class RequestContext:
             pinned_copies.ignore()
         self.overlay.withdraw()
         self.random.swap()
-        self._modes = Modes.now()
-        is_changed = self._outside is not self._modes
-        if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
-            self._no_inference = torch.inference_mode(mode=False)
-            self._no_inference.__enter__()
-            is_changed = True
-        if is_changed:
-            self._outside.set()
+        self._modes.leave()
+        if self._switches is not None:
+            self._switches.leave()
 
     def own(self, target: Target) -> Target:
         """The method that a call from this request means.
 
         That is `target` itself, or one that runs alone and in the request's own state: where the
-        request has changed the component, where it wants gradients through it or a device of its
-        own (`with torch.device(...)`), and where tokens are drawn from the global random numbers.
+        request has changed the component, where torch is in other modes than usual (gradients,
+        autocast, `with torch.device(...)`, a dispatch mode), where it has turned a switch of the
+        process or a context variable, and where tokens are drawn from the global random numbers.
 
         Raises:
             PipelineFailed: other processes compute the component, too, and know of no change.
         """
-        is_plain = not torch.is_grad_enabled() and target.method != "generate"
-        is_plain = is_plain and not self._functions.are_changed
-        if is_plain and not self.overlay.covers(target.module):
-            return target
+        is_usual = self._modes.are_usual and not self._functions.are_changed
+        is_usual = is_usual and contextvars.copy_context() == self._variables
+        is_usual = is_usual and not (self._switches and self._switches.are_turned)
+        is_usual = is_usual and target.method != "generate"
+        if is_usual and not self.overlay.covers(target.module):
+            return self._in_inference(target) if torch.is_inference_mode_enabled() else target
         if computes_together(target.module):
             raise PipelineFailed(
                 f"the request changes {target.component} while it runs, or wants gradients through "
@@ -196,10 +198,19 @@ class RequestContext:
             )
         return replace(target, original=self._inside(target.original), is_exclusive=True)
 
+    def _in_inference(self, target: Target) -> Target:
+        """The same method in inference mode: calls made in that share forwards among themselves."""
+        if id(target) not in self._inferring:
+            original = torch.inference_mode()(target.original)
+            self._inferring[id(target)] = replace(target, original=original, in_inference=True)
+        return self._inferring[id(target)]
+
     def _inside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        variables = contextvars.copy_context()
+
         def method(*args: Any, **kwargs: Any) -> Any:
             with self.applied(), self._functions.of_forward():
-                return original(*args, **kwargs)
+                return variables.run(original, *args, **kwargs)
 
         return method
 
@@ -216,39 +227,6 @@ class RequestContext:
         if not self._is_free:
             self._is_free = True
             self.random.free()
-
-
-def _kinds_of_devices() -> tuple[str, ...]:
-    known = torch.accelerator.current_accelerator()
-    return ("cpu",) if known is None else ("cpu", known.type)
-
-
-@dataclass(frozen=True, slots=True)
-class Modes:
-    """Torch's modes of the thread. By default those in which pipelines start."""
-
-    has_grad: bool = False
-    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # of devices for which it is on
-
-    @classmethod
-    def now(cls) -> "Modes":
-        has_grad = torch.is_grad_enabled()
-        on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
-        if not (has_grad or on):
-            return _PLAIN  # the usual case
-        return cls(has_grad, tuple([(one, torch.get_autocast_dtype(one)) for one in on]))
-
-    def set(self) -> None:
-        torch.set_grad_enabled(self.has_grad)
-        wanted = dict(self.autocast)
-        for device in _DEVICES:
-            torch.set_autocast_enabled(device, device in wanted)
-            if device in wanted:
-                torch.set_autocast_dtype(device, wanted[device])
-
-
-_DEVICES = _kinds_of_devices()
-_PLAIN = Modes()
 
 
 def _nothing(_: Any) -> None:

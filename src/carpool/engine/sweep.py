@@ -23,9 +23,9 @@ from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.execute import Ready, WidthLimits, execute
 from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
 from carpool.engine.intercept import Call, Target
-from carpool.engine.isolation import Modes
 from carpool.engine.model.stopwatch import Laps, Stopwatch
 from carpool.engine.probation.snapshot import ModuleSnapshot
+from carpool.engine.thread_modes import ThreadModes
 from carpool.engine.weights.groups import BlockGroup
 from carpool.engine.weights.streaming import Streamer
 from carpool.types import Clock
@@ -59,7 +59,7 @@ class ForwardContext:
     def __init__(self, adapters: Adapters, clock: Clock, watch: Stopwatch | None) -> None:
         self._adapters, self._clock, self._watch = adapters, clock, watch
         self._laps: Laps | None = None
-        self._modes, self._outside = Modes(), Modes()
+        self._modes = ThreadModes()
         self._functions: list[Any] = []
         self._depth = 0
         self._adapter_plan: Any = None
@@ -72,8 +72,7 @@ class ForwardContext:
         return self._spent_s + self._clock() - self._began_s
 
     def enter(self) -> None:
-        self._outside = Modes.now()
-        self._modes.set()
+        self._modes.enter()
         self._depth = len(_function_modes())
         for mode in self._functions:
             mode.__enter__()
@@ -88,8 +87,7 @@ class ForwardContext:
         self._functions = _function_modes()[self._depth :]
         for mode in reversed(self._functions):
             mode.__exit__(None, None, None)
-        self._modes = Modes.now()
-        self._outside.set()
+        self._modes.leave()
 
     def _swap_laps(self) -> None:
         if self._watch is not None:

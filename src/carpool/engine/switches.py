@@ -1,0 +1,234 @@
+"""Switches of the process that code of users may turn: each request has them for itself.
+
+One table names them: how each is read, and how it is set. They are read when a fiber begins to run
+and when it pauses. What it has turned meanwhile is set back then, and set again when it goes on; it
+ends with the request. A call made with other switches than usual runs alone in them (`isolation`).
+
+Other threads see what the running fiber has turned, and what they turn in that moment counts as the
+fiber's: so only requests that run code which the libraries do not ship are looked after.
+"""
+
+import locale
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.backends import mha, opt_einsum
+
+
+class Turnable(NamedTuple):
+    """A switch of the process.
+
+    Attributes:
+        get: its value, which later changes leave as it is.
+    """
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+class Switches:
+    """The switches as one request has turned them. For the engine's thread."""
+
+    def __init__(self) -> None:
+        self._outside: list[Any] = []
+        self._turned: dict[int, Any] = {}  # by the place in the table
+
+    def enter(self) -> None:
+        self._outside = _values()
+        if self._turned:
+            _set(self._turned, self._outside)
+
+    def leave(self) -> None:
+        values = _values()
+        self._turned = _differences(values, self._outside)
+        if self._turned:
+            _set({place: self._outside[place] for place in self._turned}, values)
+
+    @property
+    def are_turned(self) -> bool:
+        """Whether the running fiber has turned any."""
+        return _values() != self._outside
+
+
+def _values() -> list[Any]:
+    try:
+        return [get() for get in _GETS]
+    except Exception:  # torch refuses to tell some while others contradict them
+        return [_value(get) for get in _GETS]
+
+
+def _value(get: Callable[[], Any]) -> Any:
+    try:
+        return get()
+    except Exception:
+        return _UNKNOWN
+
+
+def _differences(values: list[Any], others: list[Any]) -> dict[int, Any]:
+    if values == others:
+        return {}  # the usual case
+    pairs = enumerate(zip(values, others, strict=True))
+    return {place: value for place, (value, other) in pairs if value != other}
+
+
+def _set(wanted: dict[int, Any], values: list[Any]) -> None:
+    """Set switches that have these values now."""
+    target = [wanted.get(place, value) for place, value in enumerate(values)]
+    for _ in range(2):  # some of torch's set others, which the second time sets right
+        for place, value in _differences(target, _values()).items():
+            if value is not _UNKNOWN:
+                TABLE[place].set(value)
+
+
+def _of_torch() -> Iterator[Turnable]:
+    yield Turnable("default dtype", torch.get_default_dtype, torch.set_default_dtype)
+    yield Turnable("threads", torch.get_num_threads, torch.set_num_threads)
+    yield Turnable(
+        "deterministic algorithms",
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda value: torch._C._set_deterministic_algorithms(value[0], warn_only=value[1]),
+    )
+    yield Turnable(
+        "anomalies",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.set_anomaly_enabled(*value),
+    )
+    place = torch._GLOBAL_DEVICE_CONTEXT  # of `set_default_device`
+    yield Turnable(
+        "default device",
+        lambda: getattr(place, "device_context", None),
+        partial(setattr, place, "device_context"),
+    )
+    yield Turnable("fast path of attention", mha.get_fastpath_enabled, mha.set_fastpath_enabled)
+    if opt_einsum.is_available():
+        einsum: Any = opt_einsum
+        yield Turnable("einsum", lambda: einsum.enabled, partial(setattr, einsum, "enabled"))
+        yield Turnable(
+            "einsum order", lambda: einsum.strategy, partial(setattr, einsum, "strategy")
+        )
+    for device in _DEVICES:
+        get, put = torch.get_autocast_dtype, torch.set_autocast_dtype
+        yield Turnable(f"autocast on {device}", partial(get, device), partial(put, device))
+    for name, getter, setter in _IN_C:
+        if hasattr(torch._C, getter) and hasattr(torch._C, setter):
+            set_c = partial(_set_in_c, getattr(torch._C, setter))
+            yield Turnable(name, getattr(torch._C, getter), set_c)
+    if hasattr(torch._C, "_get_fp32_precision_getter"):  # since torch 2.9
+        for of in _PRECISIONS:
+            get_, set_ = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+            yield Turnable(f"float32 in {' '.join(of)}", partial(get_, *of), partial(set_, *of))
+
+
+def _of_python() -> Iterator[Turnable]:
+    yield Turnable("folder", os.getcwd, os.chdir)
+    environment: Any = os.environ
+    yield Turnable("environment", lambda: environment._data.copy(), _set_environment)
+    every = locale.LC_ALL
+    yield Turnable("locale", partial(locale.setlocale, every), partial(locale.setlocale, every))
+    yield Turnable("filters of warnings", _filters, _set_filters)
+
+
+def _set_in_c(setter: Callable[..., object], value: Any) -> None:
+    if value is not None:  # of a back end that is not there
+        setter(*value) if isinstance(value, tuple) else setter(value)
+
+
+def _set_environment(wanted: dict[Any, Any]) -> None:
+    now: Any = getattr(os.environ, "_data", {})
+    for name in now.keys() - wanted.keys():
+        del os.environ[os.fsdecode(name)]
+    for name, value in wanted.items():
+        if now.get(name) != value:
+            os.environ[os.fsdecode(name)] = os.fsdecode(value)
+
+
+_SHOWN_BY = ("showwarning", "_showwarnmsg_impl")  # replaced by those who record warnings
+
+
+def _filters() -> tuple[Any, ...]:
+    shown = [getattr(warnings, name, None) for name in _SHOWN_BY]
+    return _Same(warnings.filters), tuple(warnings.filters), *shown
+
+
+def _set_filters(wanted: tuple[Any, ...]) -> None:
+    filters: Any = wanted[0].value
+    warnings.filters = filters
+    warnings.resetwarnings()  # the one public way to say that filters have changed
+    filters[:] = wanted[1]
+    for name, function in zip(_SHOWN_BY, wanted[2:], strict=True):
+        if function is not None:
+            setattr(warnings, name, function)
+
+
+class _Same:
+    """Equal where its value is the same object."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_UNKNOWN = object()
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
+_PRECISIONS = [
+    ("generic", "all"),
+    *((back_end, of) for back_end in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")),
+]
+_IN_C = [  # name, function that reads it, function that sets it
+    ("precision of float32", "_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+    ("TF32 of cuBLAS", "_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+    ("TF32 of cuDNN", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+    ("TF32 of oneDNN", "_get_onednn_allow_tf32", "_set_onednn_allow_tf32"),
+    *(
+        (f"{one} of cuBLAS", f"_get_cublas_allow_{one}", f"_set_cublas_allow_{one}")
+        for one in (
+            *("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction"),
+            "fp16_accumulation",
+        )
+    ),
+    (
+        "float16 sums of the CPU",
+        "_get_cpu_allow_fp16_reduced_precision_reduction",
+        "_set_cpu_allow_fp16_reduced_precision_reduction",
+    ),
+    *(
+        (f"{one} attention", f"_get_{one}_sdp_enabled", f"_set_sdp_use_{one}")
+        for one in ("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3")
+    ),
+    ("order of attention", "_get_sdp_priority_order", "_set_sdp_priority_order"),
+    (
+        "half sums of math attention",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_set_math_sdp_allow_fp16_bf16_reduction",
+    ),
+    *(
+        (f"cuDNN {one}", f"_get_cudnn_{one}", f"_set_cudnn_{one}")
+        for one in ("enabled", "benchmark", "deterministic")
+    ),
+    ("MIOpen", "_get_miopen_immediate", "_set_miopen_immediate"),
+    ("oneDNN", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    ("deterministic oneDNN", "_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
+    ("NNPACK", "_get_nnpack_enabled", "_set_nnpack_enabled"),
+    ("library of linear algebra", "_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
+    ("library of matrices", "_get_blas_preferred_backend", "_set_blas_preferred_backend"),
+    ("engine of quantized operations", "_get_qengine", "_set_qengine"),
+    (
+        "uninitialized memory",
+        "_get_deterministic_fill_uninitialized_memory",
+        "_set_deterministic_fill_uninitialized_memory",
+    ),
+]
+TABLE = [*_of_torch(), *_of_python()]
+_GETS = [switch.get for switch in TABLE]

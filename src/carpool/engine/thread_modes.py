@@ -1,0 +1,111 @@
+"""Torch's modes of the thread, of which each fiber has its own.
+
+Gradients, inference mode, autocast with its depth and its cache, and the stack of dispatch modes: a
+fiber may pause inside of a `with` of any of them. Its stack of function modes is apart, in
+`overlay.functions`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+
+_length: Any = torch._C._len_torch_dispatch_stack
+_is_any_autocast_on: Any = torch._C._is_any_autocast_enabled
+_push: Any = dispatch._push_mode
+_pop: Any = dispatch._pop_mode
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Gradients and autocast. By default those in which pipelines start."""
+
+    has_grad: bool = False
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # of devices for which it is on
+    caches: bool = True  # autocast keeps weights that it has cast
+    depth: int = 0  # of autocasts around: leaving the last one empties that cache
+
+    @classmethod
+    def now(cls) -> "Modes":
+        depth = torch.autocast_increment_nesting() - 1
+        torch.autocast_decrement_nesting()
+        has_grad, is_on = torch.is_grad_enabled(), _is_any_autocast_on()
+        caches = torch.is_autocast_cache_enabled()
+        if not (has_grad or is_on or depth) and caches:
+            return PLAIN  # the usual case
+        on = [device for device in _DEVICES if is_on and torch.is_autocast_enabled(device)]
+        types = tuple([(device, torch.get_autocast_dtype(device)) for device in on])
+        return cls(has_grad, types, caches, depth)
+
+    def set(self) -> None:
+        torch.set_grad_enabled(self.has_grad)
+        wanted = dict(self.autocast)
+        for device in _DEVICES:
+            torch.set_autocast_enabled(device, device in wanted)
+            if device in wanted:
+                torch.set_autocast_dtype(device, wanted[device])
+        torch.set_autocast_cache_enabled(self.caches)
+        torch.clear_autocast_cache()  # a weight may be another one when the fiber goes on
+        while (depth := torch.autocast_increment_nesting()) <= self.depth:
+            pass
+        while depth > self.depth:
+            depth = torch.autocast_decrement_nesting()
+
+
+class ThreadModes:
+    """The modes of one fiber; see `fiber.FiberContext`."""
+
+    def __init__(self) -> None:
+        self._mine = self._outside = PLAIN
+        self._inference: torch.inference_mode | None = None  # switches it back for the others
+        self._dispatch: list[Any] = []
+        self._others: list[Any] = []  # dispatch modes of whoever runs the fiber
+
+    def enter(self) -> None:
+        self._outside = Modes.now()
+        is_changed = self._mine is not self._outside
+        if self._inference is not None:
+            self._inference.__exit__(None, None, None)
+            self._inference, is_changed = None, True
+        if is_changed:
+            self._mine.set()
+        if self._dispatch or _length():
+            self._others = _exchanged(self._dispatch)
+
+    def leave(self) -> None:
+        if self._others or _length():
+            self._dispatch = _exchanged(self._others)
+            self._others = []
+        else:
+            self._dispatch = []
+        self._mine = Modes.now()
+        is_changed = self._outside is not self._mine
+        if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
+            self._inference = torch.inference_mode(mode=False)
+            self._inference.__enter__()
+            is_changed = True
+        if is_changed:
+            self._outside.set()
+
+    @property
+    def are_usual(self) -> bool:
+        """Whether a forward gives in the running fiber what it gives in the engine's modes."""
+        modes = Modes.now()
+        return not (modes.has_grad or modes.autocast or _length())
+
+
+def _exchanged(wanted: list[Any]) -> list[Any]:
+    """The stack of dispatch modes, the outermost first, in whose place these are put."""
+    before = [_pop() for _ in range(_length())][::-1]
+    for mode in wanted:
+        _push(mode)
+    return before
+
+
+def _known(devices: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple([one for one in devices if torch.amp.is_autocast_available(one)])
+
+
+PLAIN = Modes()
+_DEVICES = _known(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu", "maia"))
