@@ -60,6 +60,13 @@ class Call(Struct, frozen=True, eq=False):
         return {**dict(zip(self.target.positional, self.args, strict=False)), **self.kwargs}
 
 
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """In the place of an answer: the fiber makes it, in the state that its code is in."""
+
+    run: Callable[[], Any]
+
+
 def methods_of(module: nn.Module) -> list[str]:
     """The heavy methods of a pipeline component.
 
@@ -202,7 +209,12 @@ def _parking(target: Target) -> Callable[..., Any]:
         if not in_fiber():
             return original(*args, **kwargs)
         context = current_context()
-        return park(Call(target if context is None else context.own(target), args, kwargs))
+        if context is None:
+            return park(Call(target, args, kwargs))
+        if context.is_running:
+            return original(*args, **kwargs)
+        answer = park(Call(context.own(target), args, kwargs))
+        return answer.run() if isinstance(answer, Inside) else answer
 
     method.intercepted = original  # type: ignore[attr-defined]
     return method

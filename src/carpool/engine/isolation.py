@@ -104,6 +104,8 @@ class Isolation:
 class RequestContext:
     """The private state of one request; see `fiber.FiberContext`."""
 
+    is_private = is_running = False
+
     def __init__(
         self,
         overlay: Overlay,

@@ -268,14 +268,16 @@ class EngineCore:
         self.running.fiber_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
         has_resumed = self.running.take_news()
-        while states := self.scheduler.admit(len(self.running)):
+        has_resumed |= self.running.resume_held()
+        while self.running.private is None and (states := self.scheduler.admit(len(self.running))):
             for state in states:
                 self.running.start(state)
         selections = self.scheduler.select(self.running.parked)
         selected = [state for selection in selections for state in selection]
         if selected:
             forward_at_s = self._clock()
-            answers = self.runner.execute(selections)
+            ride = self.running.private
+            answers = [self.runner.inside(ride)] if ride else self.runner.execute(selections)
             forward_s = self._clock() - forward_at_s
             self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
@@ -283,7 +285,7 @@ class EngineCore:
         contain = self.stages.contain
         contain("count", None, self._stats.turn, turn_s, forward_s, fiber_s)
         contain("journal", None, self.after_turn)
-        if selected:
+        if selected and not ride:
             loop_s, longest_s = turn_s - forward_s - fiber_s, self.running.longest_s
             turned = self.scheduler.turned
             contain("learn", None, turned, len(selected), loop_s, fiber_s, longest_s)

@@ -17,7 +17,7 @@ from carpool.engine.describe import Describer
 from carpool.engine.execute import Failure, RunCalls, execute
 from carpool.engine.faults import Faults
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call, Interception
+from carpool.engine.intercept import Call, Inside, Interception
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.numerics import Exact
@@ -107,6 +107,24 @@ class ModelRunner:
         return self._sweeps.execute(
             selections, run, widths, free, self.probation.is_settled, in_tiles=self._run_in_tiles
         )
+
+    def inside(self, state: RequestState) -> Inside:
+        """Have a private ride run its call itself, inside of its fiber."""
+        call, context = state.call, state.context
+
+        def run() -> Any:
+            assert context is not None
+            state.call, context.is_running = call, True  # `resume` has dropped the call
+            try:
+                [answer] = self.execute([[state]])
+            finally:
+                context.is_running = False
+                del state.call
+            if isinstance(answer, Failure):
+                raise answer.error
+            return answer
+
+        return Inside(run)
 
     def statistics(self) -> dict[str, Any]:
         """How calls fuse, memory, and what a streamed model or a group does. From any thread."""

@@ -21,12 +21,16 @@ from carpool.engine.model.preview import SchedulerHook
 from carpool.engine.observe.no_effect import EffectObserver
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.pixel_limit import PixelLimit
+from carpool.engine.private_ride import PrivateContext
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.schedule.views import ParkedCall, QueuedRequest
 from carpool.types import CheckedRequest, Event, Phase, Timings
 
 log = logging.getLogger("carpool")
+
+
+RideContext = RequestContext | PrivateContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class RequestState:
     parked: ParkedCall | None = None  # what a policy saw of the last call
     fiber: Fiber | None = None
     view: Any = None  # its private copy of the pipeline
-    context: RequestContext | None = None  # what is private to it while its fiber runs
+    context: RideContext | None = None  # what is private to it while its fiber runs
     preview_hook: SchedulerHook | None = None
     step_cache: StepCache | None = None  # where it may skip steps
     pixel_limit: PixelLimit | None = None  # set once it runs
@@ -110,7 +114,11 @@ class RequestState:
         return inf if deadline_s is None else self.submitted_s + deadline_s
 
     def start(
-        self, view: Any, context: RequestContext, body: Callable[[], Any], now_s: float
+        self,
+        view: Any,
+        context: RideContext,
+        body: Callable[[], Any],
+        now_s: float,
     ) -> None:
         """From queued to running. The fiber is to be started next, with `resume`."""
         self.status, self.view, self.context = "running", view, context

@@ -21,6 +21,7 @@ from carpool.engine.fiber import Raised, Returned
 from carpool.engine.foreign_code import runs_foreign_code
 from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
+from carpool.engine.isolation import RequestContext
 from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
@@ -33,8 +34,9 @@ from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.own_answers import OwnAnswers
 from carpool.engine.pipeline_errors import causes, to_api_error
 from carpool.engine.pixel_limit import PixelLimit
+from carpool.engine.private_ride import PrivateContext
 from carpool.engine.queue import RequestQueue
-from carpool.engine.request import FiberState, RequestState
+from carpool.engine.request import FiberState, RequestState, RideContext
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.errors import CarpoolError, Released
@@ -78,7 +80,10 @@ class RunningRequests:
         self.answers = OwnAnswers(identity, stages, stats, clock)
         self._settings = SettingsUsed(loaded, settings)
         self._step_cache = settings.step_cache  # of requests that do not say it
+        self._is_private = settings.isolation == "private"
         self._states: dict[int, RequestState] = {}  # by number
+        self.private: RequestState | None = None  # the request that the engine belongs to
+        self._held: list[Callable[[], None]] = []  # until it has ended
         self._checked_s = -inf  # when weights were looked at
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
@@ -100,7 +105,8 @@ class RunningRequests:
     @property
     def parked(self) -> list[RequestState]:
         """The requests that wait for a forward."""
-        return [state for state in self._states.values() if state.is_parked]
+        states = self._states.values() if self.private is None else [self.private]
+        return [state for state in states if state.is_parked]
 
     def start(self, state: RequestState) -> None:
         """Start the pipeline of a request that was queued."""
@@ -108,12 +114,23 @@ class RunningRequests:
         self._states[state.number] = state
         self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
         self._tell(state, Event("started", state.request_id, now_s))
-        self._do("start", self._begin, state, now_s)
+        if self.private is None:
+            self._do("start", self._begin, state, now_s)
+        else:
+            self._held.append(partial(self._start_late, state))
+
+    def _start_late(self, state: RequestState) -> None:
+        if self.private is not None:
+            self._held.append(partial(self._start_late, state))
+        elif state.status == "queued":
+            self._do("start", self._begin, state, self._clock())
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
         """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
         for state, answer in answered:
-            if state.status == "running":
+            if self.private not in (None, state):
+                self._held.append(partial(self.resume, [(state, answer)]))
+            elif state.status == "running":
                 self._do("resume", self._resume, state, answer)
 
     def _do(
@@ -131,16 +148,21 @@ class RunningRequests:
     def _begin(self, state: RequestState, now_s: float) -> None:
         """Run a request's pipeline from its beginning."""
         request = state.request
+        is_private = self._is_private
+        if is_private:
+            self.private, state.journal = state, None
         self.answers.begin(state)
-        mine = view(self._loaded, request.task)
+        own = self._loaded.originals[request.task]
+        mine = own if is_private else view(self._loaded, request.task)
+        state.context = context = self._context(state, mine)
         task = self._loaded.card.task(request.task)
         state.pixel_limit = PixelLimit(mine, self._loaded.card, task)
         hook, tell = self._previews.hook, partial(self._tell, state)
         state.preview_hook = self._stages.contain("preview", None, hook, mine, request, tell)
         threshold = self._step_cache if request.step_cache is None else request.step_cache
-        state.step_cache = StepCache(threshold) if threshold else None
-        is_watched = runs_foreign_code(mine, request.arguments)
-        context = self._isolation.context(request.seed, is_watched=is_watched)
+        state.step_cache = StepCache(threshold) if threshold and not is_private else None
+        if is_private and request.step_cache:
+            state.warnings.append("step_cache had no effect: the request runs alone")
         context.request_id, context.warnings = request.request_id, state.warnings
         state.effects = effects = EffectObserver(self._loaded.card, task, request.arguments)
         context.names, context.note_texts = effects.given.keys(), effects.tokenizes
@@ -149,6 +171,21 @@ class RunningRequests:
         state.warnings += self._adapters.warnings(request.lora)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
         self._resume(state)
+
+    def _context(self, state: RequestState, mine: Any) -> RideContext:
+        loaded, request = self._loaded, state.request
+        if state is not self.private:
+            is_watched = runs_foreign_code(mine, request.arguments)
+            return self._isolation.context(request.seed, is_watched=is_watched)
+        state.timeline.exclusive = sorted(loaded.modules)
+        return PrivateContext(mine, loaded.modules, request.seed, loaded.device.torch)
+
+    def resume_held(self) -> bool:
+        """Start and resume what waited for the end of a private ride. Returns whether any did."""
+        held, self._held = ([], self._held) if self.private else (self._held, [])
+        for work in held:
+            work()
+        return bool(held)
 
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
@@ -207,7 +244,7 @@ class RunningRequests:
         now_s = self._clock()
         self.fiber_s += now_s - began_s
         self.longest_s = max(self.longest_s, now_s - began_s)
-        if state.context is not None and state.context.overlay.changed:
+        if isinstance(state.context, RequestContext) and state.context.overlay.changed:
             state.timeline.exclusive = self._isolation.exclusive(state.context)
         if isinstance(came, Call):
             return self._park(state, came, now_s)
@@ -319,6 +356,8 @@ class RunningRequests:
         try:
             contain("unwind", None, state.finish, states=[state])
         finally:
+            if state is self.private:
+                self.private = None
             self._deliver(state, output, error, now_s)
 
     def _deliver(

@@ -7,7 +7,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
 from carpool.config import BatchingMode
-from carpool.settings.engine import ContextParallelKind, LoraBatching, MetricsFormat, Numerics
+from carpool.settings.engine import (
+    ContextParallelKind,
+    IsolationMode,
+    LoraBatching,
+    MetricsFormat,
+    Numerics,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +54,7 @@ class LoadSettings(TypedDict, total=False):
     request_batch_max_wait_ms: float
     default_sampling_params: str | None
     numerics: Numerics
+    isolation: IsolationMode
     infer_specs: bool
     lora_dir: str | PathLike[str] | None
     lora_batching: LoraBatching

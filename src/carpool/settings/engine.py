@@ -10,6 +10,7 @@ from carpool.settings.rules import check, parse_bytes, setting, streamed_names
 
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
+IsolationMode = Literal["shared", "private"]
 ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 MetricsFormat = Literal["current", "docs"]
@@ -158,6 +159,12 @@ class EngineSettings:
         "fast",
         "fast: a fused forward may differ from one alone in its last bits; exact: the same bits "
         "in any batch, at some cost: see docs/numerics.md",
+    )
+    isolation: IsolationMode = setting(
+        "shared",
+        "how requests are kept apart: shared interleaves them, each on a view of the pipeline; "
+        "private runs each alone on the pipeline itself, from its start to its end, as plain "
+        "diffusers would: for code that keeps state where no view can keep it apart",
     )
     infer_specs: bool = setting(
         True,

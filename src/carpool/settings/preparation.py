@@ -129,6 +129,12 @@ def _check_group(settings: Any) -> None:
         raise SettingRejected(
             f"{said}: compiled blocks are not proven with it: leave compile out", param="compile"
         )
+    if settings.isolation == "private":
+        raise SettingRejected(
+            f"isolation='private': {said} computes denoisers in several processes, which would "
+            "not know of changes that a request makes: take isolation=shared",
+            param="isolation",
+        )
     for name in by_component("place", settings.place):
         if is_denoiser(name):
             raise SettingRejected(

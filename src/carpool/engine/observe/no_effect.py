@@ -79,7 +79,8 @@ class EffectObserver:
 
     def reasons(self, pipe: Any) -> Iterator[tuple[str, str]]:
         """Yield each argument that had no effect, and why."""
-        unread = unread_parameters(type(pipe).__mro__[1]) if self.given else frozenset()
+        cls: type = type(pipe)
+        unread = unread_parameters(cls) if self.given else frozenset()
         for name, value in self.given.items():
             if name in unread:
                 yield name, "the pipeline does not read it"

@@ -1,0 +1,205 @@
+"""Private rides: a request runs alone on the user's own pipeline, as plain diffusers would run it.
+
+Other requests wait from its start to its end, so nothing has to be kept apart while it runs: its
+forwards run inside of its fiber, in whatever modes, locks and swapped weights its code has put
+around them. At its end a guard gives the pipeline, its modules, and what code on these modules
+holds back as they were loaded.
+"""
+
+import random
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from carpool.engine.foreign_code import foreign_parts, is_of_a_library
+from carpool.engine.intercept import Target
+from carpool.engine.isolation import Modes
+from carpool.engine.overlay.module_state import ModuleState, is_same
+from carpool.engine.overlay.writes import data
+from carpool.engine.random_state import RandomState
+
+MAX_OBJECTS = 20_000  # that a guard keeps; what lies behind them stays as a request leaves it
+MAX_BUFFER_BYTES = 2**20  # of one whose values are kept
+_CONTAINERS = (dict, list, set, deque)
+_OPAQUE = (str, bytes, int, float, type(None), Tensor, torch.Generator, ModuleType)
+
+
+class _NoOverlay:
+    """Changes of modules are not the request's own: nobody else sees the modules meanwhile."""
+
+    changed: Mapping[str, None] = {}
+
+    def touch(self, what: Any, *, deep: bool = False) -> None: ...
+
+    def own(self, parameter: Tensor) -> None: ...
+
+    def covers(self, component: nn.Module) -> bool:
+        return True
+
+
+class PrivateContext:
+    """What a private ride finds at its start, and gives back at its end; see `FiberContext`.
+
+    Args:
+        pipe: the user's own pipeline.
+        modules: its modules by name.
+        seed: of the process's random numbers while it runs.
+    """
+
+    pins = None
+    is_private = True
+
+    def __init__(
+        self, pipe: Any, modules: Mapping[str, nn.Module], seed: int, device: torch.device
+    ) -> None:
+        self._guard, self._seed = Guard(pipe, modules), seed
+        if hasattr(pipe, "set_progress_bar_config"):
+            config = getattr(pipe, "_progress_bar_config", {})
+            pipe.set_progress_bar_config(**{**config, "disable": True})
+        self.overlay, self.random = _NoOverlay(), RandomState(seed, device)
+        self.request_id, self.warnings = "", list[str]()
+        self.names, self.note_texts = set[str](), _ignore
+        self.is_running = False  # inside of a forward, whose modules are not called by the pipeline
+        self._restore = self._guard.restore
+        self._has_begun = False
+
+    def enter(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
+
+    def leave(self) -> None:
+        """The fiber pauses: between two of its turns no other runs."""
+
+    def own(self, target: Target) -> Target:
+        return target
+
+    def free(self) -> None:
+        """The request has ended."""
+        self._restore()
+        self._restore = _nothing
+
+    def _begin(self) -> None:
+        modes, state = Modes.now(), random.getstate()
+        hidden = random._inst  # of names that were bound before
+        self.random.python = hidden
+        hidden.seed(self._seed)
+        self.random.swap()
+
+        def restore() -> None:
+            self._guard.restore()
+            modes.set()
+            self.random.swap()
+            self.random.free()
+            hidden.setstate(state)
+
+        self._restore = restore
+
+
+class Guard:
+    """A pipeline with its helpers and modules as they were, and what code on its modules holds."""
+
+    def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
+        parts = [part for module in modules.values() for part in module.modules()]
+        self._parts = [ModuleState.of(part) for part in parts]
+        self._buffers = [
+            (buffer, data(buffer).clone(), buffer._version)
+            for part in parts
+            for buffer in part._buffers.values()
+            if buffer is not None and _is_small(buffer)
+        ]
+        self._containers: list[tuple[Any, Any]] = []
+        self._cells: list[tuple[CellType, Any]] = []
+        self._classes: list[tuple[type, dict[str, Any]]] = []
+        own = {id(part) for part in parts}
+        code = [code for module in modules.values() for code in foreign_parts(module)]
+        code += {type(part): None for part in parts if not is_of_a_library(type(part))}
+        for value in _reached([vars(pipe), *vars(pipe).values(), *code], own):
+            if isinstance(value, CellType):
+                self._cells.append((value, _contents(value)))
+            elif isinstance(value, type):
+                self._classes.append((value, dict(vars(value))))
+            else:
+                self._containers.append((value, value.copy()))
+
+    def restore(self) -> None:
+        """Make all of it as it was."""
+        for state in self._parts:
+            state.restore()
+        for buffer, values, version in self._buffers:
+            if buffer._version != version:
+                data(buffer).copy_(values)
+        for cell, contents in self._cells:
+            if contents is not _EMPTY:
+                cell.cell_contents = contents
+        for cls, attributes in self._classes:
+            for name in vars(cls).keys() - attributes.keys():
+                delattr(cls, name)
+            for name, value in attributes.items():
+                if vars(cls).get(name) is not value:
+                    setattr(cls, name, value)
+        for container, values in self._containers:
+            if isinstance(container, (dict, list, set)) and is_same(container, values):
+                continue
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(values)
+
+
+_EMPTY = object()
+
+
+def _contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
+
+
+def _reached(roots: Iterable[Any], own: set[int]) -> Iterator[Any]:
+    """Yield the containers, cells and classes that may change under some objects.
+
+    Args:
+        own: ids of modules that are guarded as such.
+    """
+    waiting, seen = deque(roots), set[int]()
+    while waiting and len(seen) < MAX_OBJECTS:
+        value = waiting.popleft()
+        if isinstance(value, _OPAQUE) or id(value) in seen or id(value) in own:
+            continue
+        seen.add(id(value))
+        if type(value) in _CONTAINERS:
+            yield value
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, CellType):
+            yield value
+            waiting.append(_contents(value))
+        elif isinstance(value, tuple):
+            waiting.extend(value)
+        elif isinstance(value, type):
+            if not is_of_a_library(value):
+                yield value
+                waiting.extend(one for one in vars(value).values() if type(one) in _CONTAINERS)
+        elif isinstance(value, FunctionType):
+            waiting.extend(value.__closure__ or ())
+            waiting.extend((value.__defaults__, value.__kwdefaults__))
+        elif isinstance(value, MethodType):
+            waiting.extend((value.__self__, value.__func__))
+        elif type(attributes := getattr(value, "__dict__", None)) is dict:
+            waiting.append(attributes)
+
+
+def _is_small(buffer: Tensor) -> bool:
+    is_plain = not (buffer.is_inference() or buffer.is_meta)
+    return is_plain and buffer.numel() * buffer.element_size() <= MAX_BUFFER_BYTES
+
+
+def _ignore(value: Any) -> None:
+    """Notes no texts."""
+
+
+def _nothing() -> None:
+    """What is given back is given back once."""
