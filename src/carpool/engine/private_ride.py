@@ -9,6 +9,7 @@ holds back as they were loaded.
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Target
-from carpool.engine.isolation import Modes
 from carpool.engine.overlay.module_state import ModuleState, is_same
 from carpool.engine.overlay.writes import data
 from carpool.engine.random_state import RandomState
+from carpool.engine.switches import Switches
+from carpool.engine.thread_modes import ThreadModes
 
 MAX_OBJECTS = 20_000  # that a guard keeps; what lies behind them stays as a request leaves it
 MAX_BUFFER_BYTES = 2**20  # of one whose values are kept
@@ -56,7 +58,7 @@ class PrivateContext:
     def __init__(
         self, pipe: Any, modules: Mapping[str, nn.Module], seed: int, device: torch.device
     ) -> None:
-        self._guard, self._seed = Guard(pipe, modules), seed
+        guard, self._seed = Guard(pipe, modules), seed
         if hasattr(pipe, "set_progress_bar_config"):
             config = getattr(pipe, "_progress_bar_config", {})
             pipe.set_progress_bar_config(**{**config, "disable": True})
@@ -64,8 +66,9 @@ class PrivateContext:
         self.request_id, self.warnings = "", list[str]()
         self.names, self.note_texts = set[str](), _ignore
         self.is_running = False  # inside of a forward, whose modules are not called by the pipeline
-        self._restore = self._guard.restore
         self._has_begun = False
+        self._undo = ExitStack()
+        self._undo.callback(guard.restore)
 
     def enter(self) -> None:
         if not self._has_begun:
@@ -80,24 +83,18 @@ class PrivateContext:
 
     def free(self) -> None:
         """The request has ended."""
-        self._restore()
-        self._restore = _nothing
+        self._undo.close()
 
     def _begin(self) -> None:
-        modes, state = Modes.now(), random.getstate()
-        hidden = random._inst  # of names that were bound before
-        self.random.python = hidden
+        for state in (Switches(), ThreadModes()):
+            state.enter()
+            self._undo.callback(state.leave)
+        hidden = self.random.python = random._inst  # of names that were bound before, too
+        self._undo.callback(hidden.setstate, hidden.getstate())
         hidden.seed(self._seed)
+        self._undo.callback(self.random.free)
+        self._undo.callback(self.random.swap)
         self.random.swap()
-
-        def restore() -> None:
-            self._guard.restore()
-            modes.set()
-            self.random.swap()
-            self.random.free()
-            hidden.setstate(state)
-
-        self._restore = restore
 
 
 class Guard:
@@ -199,7 +196,3 @@ def _is_small(buffer: Tensor) -> bool:
 
 def _ignore(value: Any) -> None:
     """Notes no texts."""
-
-
-def _nothing() -> None:
-    """What is given back is given back once."""
