@@ -149,7 +149,7 @@ WITH: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "context variable": set_scale,
     "environment": lambda: turned(
         lambda: os.environ.update(CARPOOL_TEST_SWITCH="1"),
-        lambda: os.environ.pop("CARPOOL_TEST_SWITCH"),
+        lambda: os.environ.pop("CARPOOL_TEST_SWITCH", None),
     ),
     "folder": lambda: contextlib.chdir("/"),
     "filters of warnings": filter_warnings,
@@ -266,6 +266,7 @@ def test_what_a_request_never_turns_back_is_turned_back_at_its_end(inside: str) 
     assert max(far(one, alone(1 + n)) for n, one in enumerate(usual)) <= 1e-6
     assert turning[0].image.shape == turning[1].image.shape == (1, 4)
     assert state() == before
+    KEPT.clear()
 
 
 def test_calls_in_inference_mode_share_forwards_and_others_do_not_share_theirs() -> None:

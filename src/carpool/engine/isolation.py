@@ -44,6 +44,7 @@ class Isolation:
         self._patches = [*random_state.PATCHES, *([pinned_copies.TO] if is_accelerator else [])]
         self._is_installed = False
         self._logged: set[str] = set()
+        self._drawing: set[tuple[int, str]] = set()
 
     def install(self) -> None:
         self._shared.install()
@@ -74,7 +75,9 @@ class Isolation:
         overlay = Overlay(self._shared, is_watched=is_watched)
         functions = FunctionModes(*([WeightsWatch(overlay)] if is_watched else []))
         switches = Switches() if is_watched else None
-        return RequestContext(overlay, random, self._pins, functions, switches, copies=is_copied)
+        return RequestContext(
+            overlay, random, self._pins, functions, switches, self._drawing, copies=is_copied
+        )
 
     def exclusive(self, context: "RequestContext") -> list[str]:
         """The components that a request has changed for itself; each kind is logged once."""
@@ -113,6 +116,7 @@ class RequestContext:
         pins: Pins,
         functions: FunctionModes,
         switches: Switches | None,
+        drawing: set[tuple[int, str]],
         *,
         copies: bool,
     ) -> None:
@@ -121,6 +125,7 @@ class RequestContext:
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self.names: Collection[str] = ()  # of the arguments that its request has given
         self.note_texts: Callable[[Any], None] = _nothing  # called with what it tokenizes
+        self.drawing = drawing  # modules and methods that draw from the global random numbers
         self._modes = ThreadModes()
         self._switches = switches
         self._inferring: dict[int, Target] = {}  # by the id of the ordinary one
@@ -157,7 +162,7 @@ class RequestContext:
         if self._switches is not None:
             self._switches.enter()
         self._modes.enter()
-        self.random.swap()
+        self.random.enter()
         if self._copies:
             provenance.watch()
             pinned_copies.watch()
@@ -170,7 +175,7 @@ class RequestContext:
             provenance.ignore()
             pinned_copies.ignore()
         self.overlay.withdraw()
-        self.random.swap()
+        self.random.leave()
         self._modes.leave()
         if self._switches is not None:
             self._switches.leave()
@@ -181,7 +186,7 @@ class RequestContext:
         That is `target` itself, or one that runs alone and in the request's own state: where the
         request has changed the component, where torch is in other modes than usual (gradients,
         autocast, `with torch.device(...)`, a dispatch mode), where it has turned a switch of the
-        process or a context variable, and where tokens are drawn from the global random numbers.
+        process or a context variable, and where it draws from the global random numbers.
 
         Raises:
             PipelineFailed: other processes compute the component, too, and know of no change.
@@ -190,6 +195,7 @@ class RequestContext:
         is_usual = is_usual and contextvars.copy_context() == self._variables
         is_usual = is_usual and not (self._switches and self._switches.are_turned)
         is_usual = is_usual and target.method != "generate"
+        is_usual = is_usual and (id(target.module), target.method) not in self.drawing
         if is_usual and not self.overlay.covers(target.module):
             return self._in_inference(target) if torch.is_inference_mode_enabled() else target
         if computes_together(target.module):

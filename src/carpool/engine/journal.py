@@ -179,7 +179,7 @@ class Journal:
 
     def _keep(self, call: Call, answer: Any, mark: bytes) -> bool:
         """Write an answer down; returns whether that can be."""
-        if self._sink is None:
+        if self._sink is None or not _is_kept(call):
             return False
         before, self._versions = self._versions, []
         for tensor, version in before:

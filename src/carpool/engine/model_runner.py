@@ -14,6 +14,7 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.containment import UNCONTAINED, Stages
 from carpool.engine.describe import Describer
+from carpool.engine.draws import Draws
 from carpool.engine.execute import Failure, RunCalls, execute
 from carpool.engine.faults import Faults
 from carpool.engine.fuse import Fuser
@@ -79,7 +80,7 @@ class ModelRunner:
         is_grouped = settings.lora_batching == "grouped"
         self.describer = Describer(self.fuser, self.probation, is_grouped_by_lora=is_grouped)
         self._observers = observers
-        run: RunCalls = self._run
+        run = Draws(loaded.device.torch).around(self._run)
         if faults is not None:
             run = faults.around(run, is_exact=self.fuser.is_exact)
         self._run_forward = self.probation.around(around(run), self._run_to_compare)

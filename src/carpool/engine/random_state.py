@@ -1,13 +1,20 @@
 """The process's global random numbers, one stream a request.
 
-Some pipelines draw from the global generators of torch, numpy or `random` instead of the generator
-that they are given. A request sees these as if the process had just been seeded with its seed and
-nobody else drew from them; outside of requests they are as the application left them.
+Some pipelines and modules draw from the global generators of torch, numpy or `random` instead of
+the generator that they are given. A request sees these as if the process had just been seeded with
+its seed and nobody else drew from them; outside of requests they are as the application left them.
+
+The states of the generators are exchanged, and no function is replaced: names that were bound
+before (`from random import random`) draw from the same objects.
 """
 
+import ctypes
 import functools
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +23,9 @@ import torch
 from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
-_FUNCTIONS = [
-    name
-    for name in random.__all__
-    if isinstance(getattr(getattr(random, name), "__self__", None), random.Random)
-]
 _spare: list[Any] = []  # numpy's generators are slow to make, fast to seed
+_numpy: Any = np.random  # its stubs lack two of its functions
+_thread = threading.local()
 
 
 def default_generators(device: torch.device | None = None) -> list[torch.Generator]:
@@ -38,53 +42,128 @@ def default_generators(device: torch.device | None = None) -> list[torch.Generat
     return [found[index]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _States:
+    """The states of all global generators, at one time."""
+
+    torch: tuple[torch.Tensor, ...]
+    numpy: Any  # the generator itself
+    numbers: bytes  # of it, where it is of numpy's usual kind
+    gauss: float | None  # the second of two normal numbers, which numpy has in store
+    python: Any
+
+    def is_same(self, other: "_States") -> bool:
+        return (
+            self.numbers == other.numbers
+            and self.gauss == other.gauss
+            and all(map(torch.equal, self.torch, other.torch))
+            and bool(self.python == other.python)
+        )
+
+
 class RandomState:
     """One request's own global random numbers."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed, self._is_seeded = seed, False
-        self._generators: list[torch.Generator] = [torch.default_generator]
-        self._generators += default_generators(device)
-        self._states = [torch.empty(0)] * len(self._generators)  # of whoever is not running
-        self._numpy = _spare.pop() if _spare else np.random.MT19937(0)
+        self._seed = seed
+        self._generators = [torch.default_generator, *default_generators(device)]
+        self._bits = _spare.pop() if _spare else np.random.MT19937(0)
+        self._mine: _States | None = None  # while it does not run; None: it never has
+        self._outside: _States
+        self._depth = 0
 
-    @functools.cached_property
-    def python(self) -> random.Random:
-        return random.Random(self._seed)
+    def enter(self) -> None:
+        """Show the request's numbers, if they are not yet shown."""
+        self._depth += 1
+        if self._depth == 1:
+            self._show()
 
-    def swap(self) -> None:
-        """Exchange the request's state and the process's: before it runs, and after."""
-        for i, generator in enumerate(self._generators):
-            others, mine = generator.get_state(), self._states[i]
-            self._states[i] = others
-            if self._is_seeded:
-                generator.set_state(mine)
-            else:
-                generator.manual_seed(self._seed)
-        numpy: Any = np.random  # its stubs lack two of its functions
-        others_bits, mine_bits = numpy.get_bit_generator(), self._numpy
-        numpy.set_bit_generator(mine_bits)
-        self._numpy = others_bits
-        if not self._is_seeded:
-            np.random.seed(self._seed % 2**32)
-            self._is_seeded = True
+    def leave(self) -> None:
+        """Show those of the process again, where `enter` showed the request's."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._hide()
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def at(self) -> "_States":
+        """Where it stands; it must not run. See `has_moved`."""
+        assert self._mine is not None, "it never ran"
+        return self._mine
+
+    def has_moved(self, since: "_States") -> bool:
+        """Whether something was drawn; it must not run."""
+        return not self.at().is_same(since)
+
+    def go_back(self, to: "_States") -> None:
+        """Forget what was drawn; it must not run."""
+        if to.numbers:
+            ctypes.memmove(to.numpy.ctypes.state_address, to.numbers, len(to.numbers))
+        self._mine = to
 
     def free(self) -> None:
         """The request has ended; called between its runs."""
-        _spare.append(self._numpy)
+        _spare.append(self._bits)
+
+    def _show(self) -> None:
+        self._outside = self._taken()
+        _thread.shown = self
+        if self._mine is not None:
+            self._put(self._mine)
+            return
+        for generator in self._generators:
+            generator.manual_seed(self._seed)
+        _numpy.set_bit_generator(self._bits)
+        np.random.seed(self._seed % 2**32)
+        random.seed(self._seed)
+
+    def _hide(self) -> None:
+        self._mine = self._taken()
+        self._put(self._outside)
+        _thread.shown = None
+
+    def _taken(self) -> _States:
+        bits = _numpy.get_bit_generator()
+        is_usual = isinstance(bits, np.random.MT19937)
+        numbers = ctypes.string_at(bits.ctypes.state_address, _BYTES) if is_usual else b""
+        gauss = None
+        if is_usual and getattr(_thread, "put", None) != (bits, numbers):
+            state = np.random.get_state(legacy=False)  # slow, and seldom
+            gauss = state["gauss"] if state["has_gauss"] else None
+        states = tuple([generator.get_state() for generator in self._generators])
+        return _States(states, bits, numbers, gauss, random.getstate())
+
+    def _put(self, states: _States) -> None:
+        for generator, one in zip(self._generators, states.torch, strict=True):
+            generator.set_state(one)
+        _numpy.set_bit_generator(states.numpy)  # which empties its store of normal numbers
+        _thread.put = states.numpy, states.numbers
+        if states.gauss is not None:
+            np.random.set_state(
+                {**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": states.gauss}
+            )
+            _thread.put = None
+        random.setstate(states.python)
 
 
-def _per_request(plain: Any) -> Callable[..., Any]:
-    """A function of `random` that draws, in a fiber, from its request's stream."""
+def hide() -> RandomState | None:
+    """Hide the numbers that are shown, while a forward pauses; whose they are."""
+    shown: RandomState | None = getattr(_thread, "shown", None)
+    if shown is not None:
+        shown._hide()
+    return shown
 
-    @functools.wraps(plain)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        context = current_context()
-        if context is None:
-            return plain(*args, **kwargs)
-        return getattr(context.random.python, plain.__name__)(*args, **kwargs)
 
-    return function
+def show(hidden: RandomState | None) -> None:
+    """Show what `hide` gave, when the forward goes on."""
+    if hidden is not None:
+        hidden._show()
 
 
 def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
@@ -106,7 +185,5 @@ def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
     return function
 
 
-PATCHES = (
-    Patches(random, dict.fromkeys(_FUNCTIONS, _per_request)),
-    Patches(torch, dict.fromkeys(("rand", "randn", "randint"), _where_the_generator_is)),
-)
+_BYTES = 625 * 4  # of the state of numpy's usual generator: 624 numbers, and its place in them
+PATCHES = (Patches(torch, dict.fromkeys(("rand", "randn", "randint"), _where_the_generator_is)),)

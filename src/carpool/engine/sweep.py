@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
+from carpool.engine import random_state
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.execute import Ready, WidthLimits, execute
 from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
@@ -52,14 +53,15 @@ def wait_for_others() -> None:
 class ForwardContext:
     """The private state of a forward while others of its sweep run: see `fiber.FiberContext`.
 
-    Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), which
-    rows have which adapters, and the stopwatch of the device.
+    Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), the
+    global random numbers, which rows have which adapters, and the stopwatch of the device.
     """
 
     def __init__(self, adapters: Adapters, clock: Clock, watch: Stopwatch | None) -> None:
         self._adapters, self._clock, self._watch = adapters, clock, watch
         self._laps: Laps | None = None
         self._modes = ThreadModes()
+        self._random: random_state.RandomState | None = None
         self._functions: list[Any] = []
         self._depth = 0
         self._adapter_plan: Any = None
@@ -73,6 +75,7 @@ class ForwardContext:
 
     def enter(self) -> None:
         self._modes.enter()
+        random_state.show(self._random)
         self._depth = len(_function_modes())
         for mode in self._functions:
             mode.__enter__()
@@ -87,6 +90,7 @@ class ForwardContext:
         self._functions = _function_modes()[self._depth :]
         for mode in reversed(self._functions):
             mode.__exit__(None, None, None)
+        self._random = random_state.hide()
         self._modes.leave()
 
     def _swap_laps(self) -> None:

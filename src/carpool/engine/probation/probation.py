@@ -244,7 +244,8 @@ class Probation:
         changed = ModuleSnapshot.of(target.module).differs(before)
         if why is None and [versions(call.arguments()) for call in calls] != inputs:
             why = "changes its inputs"
-        if why is None and changed == "random":
+        draws = changed == "random" or any(one.call.target.is_exclusive for one in ready)
+        if why is None and draws:  # each in its request's own: see `draws.py`
             why = "draws random numbers"
         if why is None and not is_followed(target.module):
             why = "is compiled, so that its bits cannot be made exact"

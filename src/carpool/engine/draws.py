@@ -1,0 +1,88 @@
+"""Draws from the global random numbers inside of modules: each call's are its own request's.
+
+Noise of a decoder, dropout that is left on, `torch.randn_like` in a forward: none is known before
+it is seen. So each call that runs alone runs with its request's numbers, and a fused forward with
+numbers of nobody. If those have moved afterwards, its answers are thrown away, its calls run again
+one by one, and the module's calls run alone from then on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from msgspec import structs
+
+from carpool.engine.containment import UNCONTAINED
+from carpool.engine.execute import Failure, RunCalls
+from carpool.engine.intercept import computes_together
+from carpool.engine.random_state import RandomState
+from carpool.engine.request import RequestState
+
+
+class Draws:
+    """Of one engine, for its thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._idle: list[RandomState] = []  # from which nothing was ever drawn
+
+    def around(self, run: RunCalls) -> RunCalls:
+        """The same forward, with the random numbers that its calls would have alone."""
+
+        def drawing(states: Sequence[RequestState]) -> list[Any]:
+            if computes_together(states[0].call.target.module):
+                return run(states)
+            if len(states) == 1:
+                return self._alone(run, states[0])
+            answers = self._together(run, states)
+            return [self._again(run, state) for state in states] if answers is None else answers
+
+        return drawing
+
+    def _alone(self, run: RunCalls, state: RequestState) -> list[Any]:
+        assert state.context is not None
+        numbers = state.context.random
+        before = numbers.at()
+        try:
+            with numbers.applied():
+                answers = run([state])
+        except torch.OutOfMemoryError:
+            numbers.go_back(before)  # it is tried again
+            raise
+        if numbers.has_moved(before):
+            _note(state)
+        return answers
+
+    def _together(self, run: RunCalls, states: Sequence[RequestState]) -> list[Any] | None:
+        """Answers of a fused forward; None if something was drawn in it."""
+        numbers = self._idle.pop() if self._idle else self._unmoved()
+        before = numbers.at()
+        with numbers.applied():
+            answers = run(states)
+        if numbers.has_moved(before):
+            return None
+        self._idle.append(numbers)
+        return answers
+
+    def _again(self, run: RunCalls, state: RequestState) -> Any:
+        try:
+            return self._alone(run, state)[0]
+        except (torch.OutOfMemoryError, *UNCONTAINED):
+            raise
+        except BaseException as error:
+            return Failure(error)
+
+    def _unmoved(self) -> RandomState:
+        numbers = RandomState(0, self._device)
+        with numbers.applied():
+            pass
+        return numbers
+
+
+def _note(state: RequestState) -> None:
+    """Calls like this one run alone from now on; of this one no journal keeps the answer."""
+    assert state.context is not None
+    target = state.call.target
+    state.context.drawing.add((id(target.module), target.method))
+    state.call = structs.replace(state.call, target=replace(target, is_exclusive=True))
