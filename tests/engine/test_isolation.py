@@ -246,7 +246,7 @@ def test_what_a_request_writes_on_a_module_is_seen_by_itself_alone(name: str) ->
     def fail(net: Any) -> None:
         raise ValueError("on purpose")
 
-    with driving(pipe) as drive:
+    with driving(pipe, isolation="shared") as drive:
         plain = [drive.submit("", seed=seed, num_inference_steps=4) for seed in (1, 2)]
         meddling = drive.submit("", seed=3, num_inference_steps=5, write=write)
         failing = drive.submit("", seed=4, write=write, then=fail)
@@ -287,7 +287,7 @@ def test_a_weight_of_two_modules_is_one_weight_in_every_request() -> None:
 
     pipe, judge = tied(), tied()
     judge.net.requires_grad_(False)
-    with driving(pipe) as drive:
+    with driving(pipe, isolation="shared") as drive:
         writing = drive.submit("", seed=1, write=write, num_inference_steps=5)
         plain = drive.submit("", seed=2, num_inference_steps=8)
         drive.finish()
@@ -315,7 +315,7 @@ def test_a_buffer_that_forwards_write_on_is_everybodys() -> None:
         return Meddler(Counting())
 
     pipe = build()
-    with driving(pipe, infer_specs=False) as drive:
+    with driving(pipe, infer_specs=False, isolation="shared") as drive:
         heard = [drive.submit("", seed=seed) for seed in (1, 2)]
         drive.finish()
 
@@ -333,7 +333,7 @@ def write_unseen(net: Any) -> None:
 def test_weights_that_were_written_unseen_are_told_with_what_helps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with driving(made()) as drive:
+    with driving(made(), isolation="shared") as drive:
         drive.submit("", write=WRITES["data in place"])
         drive.submit("", write=WRITES["weight in place"])
         drive.finish()
@@ -355,7 +355,7 @@ def test_while_others_run_weights_are_looked_at_once_a_second(
     since_s: float, noticed_by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = VirtualClock()
-    with driving(made(), clock=clock) as drive:
+    with driving(made(), clock=clock, isolation="shared") as drive:
         drive.submit("")
         drive.finish()
         clock.pass_by(since_s)
@@ -377,7 +377,7 @@ def read_weights(net: Any) -> None:
 
 
 def test_writes_that_change_nothing_cost_nothing() -> None:
-    with driving(made()) as drive:
+    with driving(made(), isolation="shared") as drive:
         writing = drive.submit("", write=read_weights)
         drive.finish()
         life = drive.engine.timeline(writing.outcome.request.request_id)
@@ -387,7 +387,7 @@ def test_writes_that_change_nothing_cost_nothing() -> None:
 
 
 def test_a_change_is_told_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with driving(made()) as drive:
+    with driving(made(), isolation="shared") as drive:
         for seed in range(3):
             drive.submit("", seed=seed, write=WRITES["attribute"])
         drive.finish()
@@ -417,7 +417,7 @@ def test_global_random_numbers_are_the_requests_own_whatever_runs_between() -> N
         np.random.get_state(legacy=False)["state"]["key"].tolist(),
         random.getstate(),
     )
-    with driving(made()) as drive:
+    with driving(made(), isolation="shared") as drive:
         drawing = [
             drive.submit(
                 "", seed=seed, write=draw_everywhere, then=use_draws, num_inference_steps=4
@@ -459,7 +459,7 @@ class Writing(Meddler):
 def test_what_is_generated_draws_from_the_requests_own_numbers_and_goes_on_with_them() -> None:
     net = Sampling().requires_grad_(False)
     net.load_state_dict(made().net.state_dict())
-    with driving(Writing(net)) as drive:
+    with driving(Writing(net), isolation="shared") as drive:
         heard = [drive.submit("", seed=seed) for seed in (1, 2, 1)]
         drive.finish()
 
@@ -506,7 +506,7 @@ def test_torchs_modes_and_devices_stay_with_the_request_that_wants_them() -> Non
 
     pipe, judge = Switching(made().net), Switching(made().net.requires_grad_(False).eval())
     modes = ("", "gradients", "autocast", "inference", "device", "")
-    with driving(pipe) as drive:
+    with driving(pipe, isolation="shared") as drive:
         heard = [drive.submit("", seed=seed, mode=mode) for seed, mode in enumerate(modes)]
         drive.finish()
 
@@ -521,7 +521,7 @@ def test_torchs_modes_and_devices_stay_with_the_request_that_wants_them() -> Non
 def test_the_methods_of_torch_and_random_are_given_back() -> None:
     plain = nn.Module.__setattr__, nn.Module.register_forward_hook, random.random
     weights = set(vars(nn.Parameter))
-    with driving(made()), driving(made()):
+    with driving(made(), isolation="shared"), driving(made(), isolation="shared"):
         assert nn.Module.__setattr__ is not plain[0]
 
     assert (nn.Module.__setattr__, nn.Module.register_forward_hook, random.random) == plain
@@ -536,7 +536,7 @@ def test_a_pipeline_keeps_its_modes_over_an_engine() -> None:
     pipe.set_progress_bar_config(desc="mine")
     before = state_of(pipe)
 
-    with driving(pipe) as drive:
+    with driving(pipe, isolation="shared") as drive:
         drive.submit("")
         drive.finish()
 
@@ -549,7 +549,7 @@ def test_no_class_is_patched_while_a_library_loads_a_model(monkeypatch: pytest.M
     patched = threading.Event()
 
     def start_another() -> None:
-        with driving(made()):
+        with driving(made(), isolation="shared"):
             patched.set()
 
     def loads(*_: Any) -> Any:

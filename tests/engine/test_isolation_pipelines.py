@@ -114,7 +114,7 @@ def test_a_pipeline_inside_of_a_pipeline_is_the_requests_own_too() -> None:
 
 def test_what_runs_alone_is_told_and_the_rest_still_fuses() -> None:
     pipe = build(isolation.pag_sd3)
-    with driving(pipe) as drive:
+    with driving(pipe, isolation="shared") as drive:
         perturbed = drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=3.0)
         plain = [drive.submit(**ARGUMENTS["pag_sd3"], pag_scale=0.0, seed=s) for s in (1, 2)]
         drive.finish()

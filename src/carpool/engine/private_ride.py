@@ -25,7 +25,8 @@ from carpool.engine.switches import Switches
 from carpool.engine.thread_modes import ThreadModes
 
 MAX_OBJECTS = 20_000  # that a guard keeps; what lies behind them stays as a request leaves it
-MAX_BUFFER_BYTES = 2**20  # of one whose values are kept
+MAX_TENSOR_BYTES = 2**20  # of one whose values are kept, whatever the size of the model
+MAX_WEIGHT_BYTES = 2**28  # of all weights, up to which their values are kept
 _CONTAINERS = (dict, list, set, deque)
 _OPAQUE = (str, bytes, int, float, type(None), Tensor, torch.Generator, ModuleType)
 
@@ -103,12 +104,7 @@ class Guard:
     def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
         parts = [part for module in modules.values() for part in module.modules()]
         self._parts = [ModuleState.of(part) for part in parts]
-        self._buffers = [
-            (buffer, data(buffer).clone(), buffer._version)
-            for part in parts
-            for buffer in part._buffers.values()
-            if buffer is not None and _is_small(buffer)
-        ]
+        self._tensors = [(tensor, data(tensor).clone()) for tensor in _kept(parts)]
         self._containers: list[tuple[Any, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
@@ -127,9 +123,9 @@ class Guard:
         """Make all of it as it was."""
         for state in self._parts:
             state.restore()
-        for buffer, values, version in self._buffers:
-            if buffer._version != version:
-                data(buffer).copy_(values)
+        for tensor, values in self._tensors:
+            if not torch.equal(data(tensor), values):
+                data(tensor).copy_(values)
         for cell, contents in self._cells:
             if contents is not _EMPTY:
                 cell.cell_contents = contents
@@ -189,9 +185,18 @@ def _reached(roots: Iterable[Any], own: set[int]) -> Iterator[Any]:
             waiting.append(attributes)
 
 
-def _is_small(buffer: Tensor) -> bool:
-    is_plain = not (buffer.is_inference() or buffer.is_meta)
-    return is_plain and buffer.numel() * buffer.element_size() <= MAX_BUFFER_BYTES
+def _kept(parts: Iterable[nn.Module]) -> list[Tensor]:
+    """The weights and buffers whose values are kept: all of a small model, the small of another."""
+    held = (
+        tensor for part in parts for tensor in (*part._parameters.values(), *part._buffers.values())
+    )
+    tensors = {id(tensor): tensor for tensor in held if tensor is not None and _is_plain(tensor)}
+    is_small = sum(tensor.nbytes for tensor in tensors.values()) <= MAX_WEIGHT_BYTES
+    return [one for one in tensors.values() if is_small or one.nbytes <= MAX_TENSOR_BYTES]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return not (tensor.is_inference() or tensor.is_meta or tensor.is_quantized)
 
 
 def _ignore(value: Any) -> None:

@@ -76,6 +76,7 @@ class RequestState:
     effects: EffectObserver | None = None  # set once it runs
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
+    is_private: bool = False  # it rides alone, on the pipeline itself
     warnings: list[str] = field(default_factory=list)
     journal: Journal | None = None  # of the answers its calls got, and get
     call: Call = field(init=False)  # the call it is parked on; unset while it is not

@@ -37,6 +37,7 @@ from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState, RideContext
+from carpool.engine.ride_choice import RideChoice
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.errors import CarpoolError, Released
@@ -80,7 +81,7 @@ class RunningRequests:
         self.answers = OwnAnswers(identity, stages, stats, clock)
         self._settings = SettingsUsed(loaded, settings)
         self._step_cache = settings.step_cache  # of requests that do not say it
-        self._is_private = settings.isolation == "private"
+        self.rides = RideChoice(loaded, settings.isolation)
         self._states: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
         self._held: list[Callable[[], None]] = []  # until it has ended
@@ -122,7 +123,7 @@ class RunningRequests:
     def _start_late(self, state: RequestState) -> None:
         if self.private is not None:
             self._held.append(partial(self._start_late, state))
-        elif state.status == "queued":
+        elif state.status != "finished":
             self._do("start", self._begin, state, self._clock())
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
@@ -148,7 +149,7 @@ class RunningRequests:
     def _begin(self, state: RequestState, now_s: float) -> None:
         """Run a request's pipeline from its beginning."""
         request = state.request
-        is_private = self._is_private
+        is_private = state.is_private or bool(self.rides.private_reasons(request))
         if is_private:
             self.private, state.journal = state, None
         self.answers.begin(state)
@@ -245,6 +246,9 @@ class RunningRequests:
         self.fiber_s += now_s - began_s
         self.longest_s = max(self.longest_s, now_s - began_s)
         if isinstance(state.context, RequestContext) and state.context.overlay.changed:
+            if self.rides.is_automatic and isinstance(came, Call | HostCall):
+                self._go_private(state, state.context.overlay.changed, now_s)
+                return None
             state.timeline.exclusive = self._isolation.exclusive(state.context)
         if isinstance(came, Call):
             return self._park(state, came, now_s)
@@ -307,6 +311,17 @@ class RunningRequests:
             module = parked.target.component, parked.target.method
             contain("timeline", None, self._timelines.parked, state.timeline, module, key, now_s)
         return answer
+
+    def _go_private(self, state: RequestState, changed: Iterable[str], now_s: float) -> None:
+        """Run a request from its beginning once more, alone: it has changed these modules."""
+        if state.journal is not None:
+            state.journal.drop()
+        told = self.rides.changed(state.request, changed)
+        state.rewind()
+        state.warnings.append(told)
+        state.is_private = True
+        self._tell(state, Event("step", state.request_id, now_s))
+        self._held.append(partial(self._start_late, state))
 
     def _start_over(self, state: RequestState, mismatch: Mismatch, now_s: float) -> None:
         """Run a request from its beginning whose journal is not its own."""

@@ -10,7 +10,7 @@ from carpool.settings.rules import check, parse_bytes, setting, streamed_names
 
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
-IsolationMode = Literal["shared", "private"]
+IsolationMode = Literal["auto", "shared", "private"]
 ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 MetricsFormat = Literal["current", "docs"]
@@ -161,10 +161,11 @@ class EngineSettings:
         "in any batch, at some cost: see docs/numerics.md",
     )
     isolation: IsolationMode = setting(
-        "shared",
+        "auto",
         "how requests are kept apart: shared interleaves them, each on a view of the pipeline; "
         "private runs each alone on the pipeline itself, from its start to its end, as plain "
-        "diffusers would: for code that keeps state where no view can keep it apart",
+        "diffusers would: for code that keeps state where no view can keep it apart; auto is "
+        "shared, and private for a request that changes a module",
     )
     infer_specs: bool = setting(
         True,

@@ -1,0 +1,103 @@
+"""The choice of a ride: shared, and private for a request that changes a module."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.engine_driver import Drive, Recorder, driving, fresh
+
+COMMON: dict[str, Any] = {
+    "height": 32, "width": 32, "guidance_scale": 3.5, "output_type": "pt", "num_inference_steps": 4
+}  # fmt: skip
+
+
+def change(pipe: Any, step: int, timestep: Any, tensors: Any) -> Any:
+    """Halve what the denoiser's first layer gives, from the second step on."""
+    weight = pipe.transformer.x_embedder.weight
+    pipe.transformer.x_embedder.weight = torch.nn.Parameter(weight / 2, requires_grad=False)
+    return {}
+
+
+def changing(drive: Drive, seed: int) -> Recorder:
+    return drive.submit("a cat", seed=seed, callback_on_step_end=change, **COMMON)
+
+
+def plain(drive: Drive, seed: int) -> Recorder:
+    return drive.submit("a cat", seed=seed, **COMMON)
+
+
+def expected(seed: int, **more: Any) -> Tensor:
+    pipe = fresh("flux")
+    pipe.set_progress_bar_config(disable=True)
+    for module in (pipe.transformer, pipe.vae, pipe.text_encoder, pipe.text_encoder_2):
+        module.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    images: Tensor = pipe("a cat", generator=generator, **COMMON, **more).images[0]
+    return images
+
+
+def gap(recorder: Recorder, image: Tensor) -> float:
+    return float((recorder.image[0] - image).abs().max())
+
+
+def test_a_request_that_changes_a_module_runs_again_alone_and_the_others_as_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with driving(fresh("flux")) as drive, caplog.at_level(logging.WARNING, "carpool"):
+        others = [plain(drive, seed) for seed in (0, 1)]
+        guilty = changing(drive, 2)
+        drive.finish()
+
+    [warning] = guilty.outcome.warnings
+    assert warning == ("the request ran alone: FluxPipeline changed transformer.x_embedder")
+    assert sum("such requests run alone" in line for line in caplog.messages) == 1
+    assert gap(guilty, expected(2, callback_on_step_end=change)) == 0
+    assert all(gap(other, expected(seed)) < 1e-5 for seed, other in enumerate(others))
+    assert drive.widest("transformer") == 3
+
+
+def test_after_two_of_them_all_requests_of_the_task_ride_alone() -> None:
+    with driving(fresh("flux")) as drive:
+        for seed in (0, 1):
+            changing(drive, seed)
+            drive.finish()
+        drive.forwards.clear()
+        later = [changing(drive, seed) for seed in (2, 3)]
+        drive.finish()
+
+    assert drive.widest("transformer") == 1
+    assert len(drive.widths("transformer")) == 2 * 4  # none was begun twice
+    for seed, recorder in zip((2, 3), later, strict=True):
+        assert gap(recorder, expected(seed, callback_on_step_end=change)) == 0
+
+
+def test_a_change_after_the_last_call_costs_no_second_run() -> None:
+    def late(pipe: Any, step: int, timestep: Any, tensors: Any) -> Any:
+        if step == COMMON["num_inference_steps"] - 1:
+            pipe.vae.decoder.extra = 1
+        return {}
+
+    arguments = {**COMMON, "output_type": "latent"}
+    with driving(fresh("flux")) as drive:
+        recorder = drive.submit("a cat", seed=0, callback_on_step_end=late, **arguments)
+        drive.finish()
+        assert not hasattr(drive.engine.loaded.pipe.vae.decoder, "extra")
+
+    assert recorder.error is None
+    assert len(drive.widths("transformer")) == COMMON["num_inference_steps"]
+
+
+def test_one_that_is_cancelled_before_it_runs_again_holds_up_no_other() -> None:
+    with driving(fresh("flux")) as drive:
+        arguments = {"request_id": "guilty", "callback_on_step_end": change, **COMMON}
+        guilty = drive.submit("a cat", seed=0, **arguments)
+        drive.turn_until(lambda: any(one.component == "transformer" for one in drive.forwards))
+        drive.engine.cancel("guilty")
+        other = plain(drive, 1)
+        drive.finish()
+
+    assert guilty.error is not None
+    assert gap(other, expected(1)) < 1e-5
