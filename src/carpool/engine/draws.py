@@ -16,6 +16,8 @@ from msgspec import structs
 from carpool.engine.containment import UNCONTAINED
 from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.intercept import computes_together
+from carpool.engine.isolation import RequestContext
+from carpool.engine.private_ride import PrivateContext
 from carpool.engine.random_state import RandomState
 from carpool.engine.request import RequestState
 
@@ -31,7 +33,8 @@ class Draws:
         """The same forward, with the random numbers that its calls would have alone."""
 
         def drawing(states: Sequence[RequestState]) -> list[Any]:
-            if computes_together(states[0].call.target.module):
+            is_private = isinstance(states[0].context, PrivateContext)  # its numbers are shown
+            if is_private or computes_together(states[0].call.target.module):
                 return run(states)
             if len(states) == 1:
                 return self._alone(run, states[0])
@@ -41,7 +44,7 @@ class Draws:
         return drawing
 
     def _alone(self, run: RunCalls, state: RequestState) -> list[Any]:
-        assert state.context is not None
+        assert isinstance(state.context, RequestContext)
         numbers = state.context.random
         before = numbers.at()
         try:
@@ -82,7 +85,7 @@ class Draws:
 
 def _note(state: RequestState) -> None:
     """Calls like this one run alone from now on; of this one no journal keeps the answer."""
-    assert state.context is not None
+    assert isinstance(state.context, RequestContext)
     target = state.call.target
     state.context.drawing.add((id(target.module), target.method))
     state.call = structs.replace(state.call, target=replace(target, is_exclusive=True))

@@ -6,7 +6,6 @@ around them. At its end a guard gives the pipeline, its modules, and what code o
 holds back as they were loaded.
 """
 
-import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -70,6 +69,7 @@ class PrivateContext:
         self._has_begun = False
         self._undo = ExitStack()
         self._undo.callback(guard.restore)
+        self._undo.callback(self.random.free)
 
     def enter(self) -> None:
         if not self._has_begun:
@@ -87,15 +87,9 @@ class PrivateContext:
         self._undo.close()
 
     def _begin(self) -> None:
-        for state in (Switches(), ThreadModes()):
+        for state in (Switches(), ThreadModes(), self.random):
             state.enter()
             self._undo.callback(state.leave)
-        hidden = self.random.python = random._inst  # of names that were bound before, too
-        self._undo.callback(hidden.setstate, hidden.getstate())
-        hidden.seed(self._seed)
-        self._undo.callback(self.random.free)
-        self._undo.callback(self.random.swap)
-        self.random.swap()
 
 
 class Guard:
