@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-_LIBRARIES = {
+LIBRARIES = {
     *("accelerate", "bitsandbytes", "builtins", "carpool", "collections", "diffusers", "functools"),
     *("gguf", "numpy", "optimum", "peft", "torch", "torchao", "torchvision", "transformers"),
 }
@@ -28,7 +28,7 @@ def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
     parts += all_blocks(getattr(pipe, "_blocks", None))
     return any(
         callable(one) or (isinstance(one, Mapping) and "scale" in one) for one in arguments.values()
-    ) or any(_package(type(one)) not in _LIBRARIES for one in parts)
+    ) or any(_package(type(one)) not in LIBRARIES for one in parts)
 
 
 def all_blocks(blocks: Any) -> Iterator[Any]:
@@ -40,7 +40,7 @@ def all_blocks(blocks: Any) -> Iterator[Any]:
 
 def foreign_parts(module: nn.Module) -> Iterator[Any]:
     """The classes and functions of a module that the libraries do not ship, nor its own package."""
-    known = {*_LIBRARIES, _package(type(module))}
+    known = {*LIBRARIES, _package(type(module))}
     for part in module.modules():
         held = vars(part)
         for one in (part, held.get("processor"), held.get("forward"), *_hooks(held)):
@@ -53,7 +53,7 @@ def foreign_parts(module: nn.Module) -> Iterator[Any]:
 
 def is_of_a_library(cls: type) -> bool:
     """Whether one of the known libraries ships a class."""
-    return _package(cls) in _LIBRARIES
+    return _package(cls) in LIBRARIES
 
 
 def _hooks(held: Mapping[str, Any]) -> Iterator[Any]:
