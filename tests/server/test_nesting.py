@@ -1,6 +1,7 @@
 """Files of settings that are nested without end, or grow: refused by their names, and soon."""
 
 import json
+import logging
 import os
 import shutil
 import time
@@ -277,7 +278,7 @@ def test_a_cost_table_that_nests_too_deep_begins_anew(
 
     file = tmp_path / "costs.json"
     file.write_text(nested(200_000))
-    with driving("flux") as drive:
+    with driving("flux") as drive, caplog.at_level(logging.WARNING, "carpool"):
         table = StoredCosts(drive.engine.loaded, EngineSettings(cost_table=str(file)))
 
     assert list(table.costs) == []
