@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook as AccelerateHook  # type: ignore[import-untyped]
+from accelerate.hooks import add_hook_to_module
 from diffusers import DDIMScheduler, UNet2DConditionModel
 from diffusers.hooks import HookRegistry, ModelHook
 from diffusers.models.attention_processor import AttnProcessor
@@ -158,6 +160,12 @@ class Numbering(ModelHook):  # type: ignore[misc]
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         self.n = 1
         return output
+
+
+class AlignHook(AccelerateHook):  # type: ignore[misc]
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        CACHE["args"] = args
+        return args, kwargs
 
 
 class Hook:
@@ -490,6 +498,37 @@ def an_override_that_keeps_on_itself() -> Any:
 
     pipe = sd15()
     pipe.__class__ = type("Mine", (type(pipe),), {"encode_prompt": encode_prompt})
+    return pipe
+
+
+class Switch:
+    """Has a method that changes things before requests come."""
+
+    def enable(self) -> None:
+        CACHE["is_on"] = True
+
+    def scale(self, x: Any) -> Any:
+        return x * 2
+
+
+@cases.clean
+def a_helper_whose_other_methods_change_things() -> Any:
+    pipe = stepping(lambda self, x, t: self.switch.scale(x))
+    pipe.switch = Switch()
+    return pipe
+
+
+@cases.private("writes `CACHE[...]`")
+def a_helper_that_changes_things() -> Any:
+    pipe = stepping(lambda self, x, t: self.switch.enable())
+    pipe.switch = Switch()
+    return pipe
+
+
+@cases.private("`AlignHook.pre_forward` writes `CACHE[...]`")
+def a_hook_of_accelerate() -> Any:
+    pipe = stepping()
+    add_hook_to_module(pipe.net.first, AlignHook())
     return pipe
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import contextvars
 import copy
 import dataclasses
 import functools
@@ -16,6 +17,7 @@ import operator
 import os
 import queue
 import random
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,6 +49,7 @@ LOCK, LIMIT, EVENT = threading.Lock(), threading.Semaphore(2), threading.Event()
 LINE: Any = queue.Queue()
 LOCAL = threading.local()
 STREAM = torch.Generator()
+DEPTH: Any = contextvars.ContextVar("depth", default=1)
 LOGGER = logging.getLogger("mine")
 SCALE, NAMES = 0.5, ("a", "b")
 NET = nn.Linear(4, 4)
@@ -504,6 +507,64 @@ def adds_into_a_table(self: Any, x: Any, t: Any) -> Any:
 def pushes_on_a_heap(self: Any, x: Any, t: Any) -> Any:
     heapq.heappush(SEEN, t)
     return x
+
+
+@cases.private("`list.append`")
+def appends_by_the_method_of_a_class(self: Any, x: Any, t: Any) -> Any:
+    list.append(SEEN, x)
+    torch.Tensor.add_([x][0], 1)
+    return x
+
+
+@cases.private("`torch.Tensor.add_`")
+def adds_by_the_method_of_a_class(self: Any, x: Any, t: Any) -> Any:
+    return torch.Tensor.add_(TABLE, 1)
+
+
+@cases.private("`object.__setattr__`")
+def sets_by_the_method_of_a_class(self: Any, x: Any, t: Any) -> Any:
+    object.__setattr__(SPACE, "n", 3)
+    return x
+
+
+@cases.private("sys.modules")
+def writes_a_python_module(self: Any, x: Any, t: Any) -> Any:
+    sys.modules[__name__].COUNT = 3  # type: ignore[attr-defined]
+    return x
+
+
+@cases.private("on the module Net")
+def writes_by_the_attributes_of_its_net(self: Any, x: Any, t: Any) -> Any:
+    self.net.__dict__["scale"] = 2.0
+    return x
+
+
+@cases.private("on the module Net")
+def writes_on_a_component(self: Any, x: Any, t: Any) -> Any:
+    self.components["net"].scale = 2.0
+    return x
+
+
+@cases.private("in place")
+def adds_to_a_weight(self: Any, x: Any, t: Any) -> Any:
+    weight = self.net.first.weight
+    weight += 1
+    return x
+
+
+@cases.clean
+def context_variables(self: Any, x: Any, t: Any) -> Any:
+    DEPTH.set(3)
+    return x * DEPTH.get()
+
+
+@cases.clean
+def copies(self: Any, x: Any, t: Any) -> Any:
+    other = copy.copy(self.net)
+    other.scale = 2.0
+    mine = copy.deepcopy(self.net)
+    mine.first.weight.data.mul_(2)
+    return mine(x)
 
 
 @cases.private("writes `SPACE.n`")

@@ -1,7 +1,13 @@
 """What a call does and gives: foreign code is run, the libraries' is judged by name."""
 
 import functools
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import numpy as np
@@ -26,6 +32,8 @@ from carpool.engine.reach.referents import (
     of_instance,
     own_dict,
 )
+
+_METHODS = (MethodDescriptorType, WrapperDescriptorType)  # as a class has them
 
 
 class Calls:
@@ -80,7 +88,9 @@ class Calls:
             return self._walk.function(obj, given)
         if isinstance(obj, type):
             return self._instance(frame, obj, given, text)
-        if isinstance(obj, (FunctionType, BuiltinFunctionType)) or "__wrapped__" in own_dict(obj):
+        if isinstance(
+            obj, (FunctionType, BuiltinFunctionType, *_METHODS)
+        ) or "__wrapped__" in own_dict(obj):
             return self._library(frame, obj, given, text)
         method = of_class(type(obj), "__call__")
         mine = frozenset((callee,))
@@ -125,8 +135,13 @@ class Calls:
         if not names.is_read_already(function):
             self._walk.cause(f"`{frame.name}` calls `{text}`, compiled code that cannot be read")
         first = given.first()
-        owner = getattr(function, "__self__", None)
         outside = [one for one in first if one.kind in OUTSIDE]
+        is_method = isinstance(function, _METHODS) or (
+            isinstance(function, FunctionType) and "." in function.__qualname__
+        )
+        if is_method and outside and (name in names.MUTATORS or _ends_in_place(name)):
+            self._walk.cause(f"`{frame.name}` changes what outlives the call with `{text}`")
+        owner = getattr(function, "__self__", None)
         if name in names.ANYWHERE or (
             name in names.DYNAMIC and names.package(function) == "builtins"
         ):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from carpool.engine.reach.referents import own_dict
+from carpool.engine.reach.referents import of_class, own_dict
 from carpool.engine.reach.roots import walk_arguments, walk_pipeline
 from carpool.engine.reach.walk import Walk
 
@@ -70,5 +70,6 @@ def _parts(pipe: Any) -> Any:
         parts.append((name, id(value), id(type(value))))
         if isinstance(value, nn.Module):
             mine = own_dict(value)
-            parts.append((id(mine.get("forward")), len(mine.get("_forward_hooks", ()))))
+            forwards = id(mine.get("forward")), id(of_class(type(value), "forward"))
+            parts.append((forwards, len(mine.get("_forward_hooks", ()))))
     return parts

@@ -46,6 +46,7 @@ _SETTING_UP = {  # never called by a call of the pipeline
     ),
 }
 _TRICKS = ("__getattribute__", "__getattr__")
+_CALLED = ("__call__", "new_forward", "pre_forward", "post_forward")  # of processors and hooks
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -55,8 +56,7 @@ def walk_pipeline(walk: Walk) -> None:
     me = live(pipe, is_own=True)
     _methods(walk, pipe, me)
     known: set[int] = set()
-    for value in own_dict(pipe).values():
-        _part(walk, value, known, is_own=True)
+    _parts(walk, pipe, known)
     for block in all_blocks(own_dict(pipe).get("_blocks")):
         method = of_class(type(block), "__call__")
         if is_foreign(method):
@@ -103,8 +103,14 @@ def _check(walk: Walk, name: str, value: Any) -> None:
         walk.cause(f"the argument `{name}` holds {reason}")
 
 
-def _part(walk: Walk, value: Any, known: set[int], *, is_own: bool) -> None:
-    """Follow a component, or another attribute, of the pipeline."""
+def _parts(walk: Walk, pipe: Any, known: set[int]) -> None:
+    """Follow the attributes of a pipeline; libraries call any method of its components."""
+    config = own_dict(pipe).get("_internal_dict")
+    for name, value in own_dict(pipe).items():
+        _part(walk, value, known, is_called=isinstance(config, dict) and name in config)
+
+
+def _part(walk: Walk, value: Any, known: set[int], *, is_called: bool = False) -> None:
     if id(value) in known or isinstance(value, type):
         return
     known.add(id(value))
@@ -116,13 +122,12 @@ def _part(walk: Walk, value: Any, known: set[int], *, is_own: bool) -> None:
             walk.invoke(live(value), UNKNOWN)
     elif isinstance(value, (list, tuple, dict)):
         for one in parts_of(value):
-            _part(walk, one, known, is_own=is_own)
+            _part(walk, one, known)
     elif is_named(type(value), PIPELINES):
         _methods(walk, value, live(value, is_own=True))
-        for one in own_dict(value).values():
-            _part(walk, one, known, is_own=True)
+        _parts(walk, value, known)
     else:
-        _methods(walk, value, live(value, is_own=is_own))
+        _methods(walk, value, live(value, is_own=True), is_called=is_called)
 
 
 def _module(walk: Walk, module: nn.Module) -> None:
@@ -159,11 +164,11 @@ def _added(walk: Walk, value: Any) -> None:
     elif isinstance(value, type) or type(value).__module__ == "builtins":
         return
     elif not is_read_already(type(value)):
-        if any(of_class(type(value), name) is not ABSENT for name in ("__call__", "new_forward")):
+        if any(of_class(type(value), name) is not ABSENT for name in _CALLED):
             _check(walk, type(value).__name__, value)
             _methods(walk, value, live(value))
-    elif type(value).__name__ == "HookRegistry":
-        for hook in own_dict(value).get("hooks", {}).values():
+    elif type(value).__name__ in ("HookRegistry", "SequentialHook"):
+        for hook in parts_of(own_dict(value).get("hooks", ())):
             _check(walk, "hook", hook)
             _methods(walk, hook, live(hook))
 
@@ -174,6 +179,7 @@ def _methods(
     me: Referents,
     *,
     first: Referents = frozenset(),
+    is_called: bool = True,
     without: Iterable[str] = (),
 ) -> None:
     """Follow the foreign methods of an object that libraries call."""
@@ -184,7 +190,8 @@ def _methods(
             walk.cause(f"`{cls.__name__}.{trick}` decides at run time what is reached")
     if cls not in walk.entries:  # the same for its many objects, while nothing is exchanged
         is_all = not any(is_read_already(base) for base in cls.__mro__[:-1])
-        walk.entries[cls] = _entries(cls, is_all=is_all and not isinstance(obj, nn.Module))
+        is_all = is_all and is_called and not isinstance(obj, nn.Module)
+        walk.entries[cls] = _entries(cls, is_all=is_all)
     for name, method in walk.entries[cls].items():
         if name not in without:
             walk.invoke(live(method), Arguments((me, first) if first else (me,)))
