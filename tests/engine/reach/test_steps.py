@@ -29,6 +29,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from diffusers.hooks import HookRegistry
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -527,7 +528,18 @@ def sets_by_the_method_of_a_class(self: Any, x: Any, t: Any) -> Any:
     return x
 
 
-@cases.private("sys.modules")
+@cases.clean
+def asks_for_a_module(self: Any, x: Any, t: Any) -> Any:
+    return x * ("xformers" in sys.modules)
+
+
+@cases.private("check_if_exists_or_initialize")
+def adds_a_hook_of_diffusers(self: Any, x: Any, t: Any) -> Any:
+    HookRegistry.check_if_exists_or_initialize(self.net).register_hook(None, "mine")
+    return x
+
+
+@cases.private("reaches the module")
 def writes_a_python_module(self: Any, x: Any, t: Any) -> Any:
     sys.modules[__name__].COUNT = 3  # type: ignore[attr-defined]
     return x

@@ -42,6 +42,8 @@ class HeldObjects:
         """
         if is_named and (stream := _bound_stream(obj)):
             return stream
+        if obj is sys.modules:  # asked whether a module is there
+            return ""
         key = id(obj), is_own
         if key not in self._reasons:
             self._reasons[key] = obj, self._look(obj, is_own)

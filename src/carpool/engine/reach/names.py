@@ -94,7 +94,15 @@ ANYWHERE = {  # whatever they are called on
     *("set_attn_processor", "set_default_device", "set_default_dtype", "set_default_tensor_type"),
     *("set_float32_matmul_precision", "set_num_threads", "set_rng_state_all", "swap_tensors"),
     *("unfuse_lora", "unfuse_qkv_projections", "unload_ip_adapter", "unload_lora_weights"),
-    *("use_deterministic_algorithms", "write_bytes", "write_text", "putenv", "unsetenv", "chdir"),
+    *(
+        "use_deterministic_algorithms",
+        "write_bytes",
+        "write_text",
+        "putenv",
+        "unsetenv",
+        "chdir",
+        "check_if_exists_or_initialize",
+    ),
 }
 MODES = frozenset(("TorchDispatchMode", "TorchFunctionMode"))
 DYNAMIC = {"eval", "exec", "globals", "compile", "__import__"}

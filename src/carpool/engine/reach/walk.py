@@ -38,7 +38,7 @@ from carpool.engine.reach.referents import (
 )
 from carpool.engine.reach.summary import Action, Atom, Value
 
-_DEEPEST, _MOST_FRAMES = 40, 4000
+_DEEPEST, _MOST_FRAMES, _MOST_CAUSES = 40, 4000, 20
 
 
 class Walk:
@@ -58,7 +58,8 @@ class Walk:
         self._calls = Calls(self)
 
     def cause(self, text: str) -> None:
-        self.causes.setdefault(text)
+        if len(self.causes) < _MOST_CAUSES:  # one is enough, and they are for people
+            self.causes.setdefault(text)
 
     def reason(self, obj: Any) -> str:
         """Why nobody else may reach an object, or ""."""
