@@ -50,7 +50,8 @@ class Calls:
             made, number, outer = callee.obj
             return self._walk.made(made, number, outer, given)
         if kind == "bound":
-            return self._walk.invoke(live(callee.obj), given.after(callee.parts))
+            [function] = live(callee.obj)
+            return self.answer(frame, function, name, given.after(callee.parts), text)
         if kind == "method":
             return self._method(frame, callee, given, text)
         if kind == "instance":
