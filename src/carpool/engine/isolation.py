@@ -23,6 +23,7 @@ from carpool.engine import pinned_copies, provenance, random_state
 from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
+from carpool.engine.model.upcast import in_half, is_in_half
 from carpool.engine.overlay.functions import FunctionModes, WeightsWatch
 from carpool.engine.overlay.overlay import Overlay
 from carpool.engine.overlay.shared_modules import SharedModules
@@ -196,6 +197,8 @@ class RequestContext:
         is_usual = is_usual and not (self._switches and self._switches.are_turned)
         is_usual = is_usual and target.method != "generate"
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
+        if is_usual and is_in_half(target.module, self):
+            return self._in_half(target)
         if is_usual and not self.overlay.covers(target.module):
             return self._in_inference(target) if torch.is_inference_mode_enabled() else target
         if computes_together(target.module):
@@ -212,6 +215,12 @@ class RequestContext:
             original = torch.inference_mode()(target.original)
             self._inferring[id(target)] = replace(target, original=original, in_inference=True)
         return self._inferring[id(target)]
+
+    def _in_half(self, target: Target) -> Target:
+        """The same method of a module that has its float16 meanwhile: see `model.upcast`."""
+        original = in_half([target.module])(target.original)
+        spec = target.spec and replace(target.spec, casts=False)
+        return replace(target, original=original, spec=spec, is_exclusive=True)
 
     def _inside(self, original: Callable[..., Any]) -> Callable[..., Any]:
         variables = contextvars.copy_context()

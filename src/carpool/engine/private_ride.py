@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Target
+from carpool.engine.model.upcast import in_half
 from carpool.engine.overlay.module_state import ModuleState, is_same
 from carpool.engine.overlay.writes import data
 from carpool.engine.random_state import RandomState
@@ -69,6 +70,7 @@ class PrivateContext:
         self._has_begun = False
         self._undo = ExitStack()
         self._undo.callback(guard.restore)
+        self._undo.enter_context(in_half(modules.values()))
         self._undo.callback(self.random.free)
 
     def enter(self) -> None:

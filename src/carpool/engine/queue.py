@@ -151,6 +151,7 @@ class RequestQueue:
         with self._changed:
             cancelled, self._cancelled = self._cancelled, {}
             ended, kept = [], []
+            waiting = set(self._waiting)
             for state in [*self._waiting, *running]:
                 error = cancelled.get(state.request_id)
                 if error is None and state.timeout_at_s <= now_s:
@@ -160,7 +161,7 @@ class RequestQueue:
                     kept.append(state)
                 else:
                     ended.append((state, error))
-            self._waiting = deque(state for state in kept if state.status == "queued")
+            self._waiting = deque(state for state in kept if state in waiting)
             self.version += 1
             self._next_timeout_s = min((state.timeout_at_s for state in kept), default=inf)
         return ended

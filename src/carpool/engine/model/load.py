@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -26,6 +26,7 @@ from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prepare import apply
 from carpool.engine.model.tasks import tasks_of
+from carpool.engine.model.upcast import hold
 from carpool.engine.patches import CLASSES
 from carpool.engine.weights.placement import is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
@@ -178,7 +179,7 @@ def load(
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
-        _keep_vae_exact(pipe, undo)
+        hold(pipe, undo)
         is_moved = not isinstance(model, Pipeline) or is_asked_for(settings)
         streamer = None
         if is_moved:
@@ -247,24 +248,6 @@ def _too_deep(model: object) -> LoadFailed:
 def versions() -> dict[str, str]:
     """Of the libraries that a picture depends on."""
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
-
-
-def _keep_vae_exact(pipe: Pipeline, undo: ExitStack) -> None:
-    """Hold a VAE that overflows in float16 in float32 for good.
-
-    The pipeline would flip the shared module's type around each decode, under the feet of other
-    requests. Inputs are cast on the way in (`casts` in specs.py).
-    """
-    vae = getattr(pipe, "vae", None)
-    if (
-        vae is not None
-        and vae.dtype == torch.float16
-        and getattr(vae.config, "force_upcast", False)
-    ):
-        undo.callback(vae.to, torch.float16)  # exact: every float16 is a float32
-        undo.callback(partial(setattr, vae, "_internal_dict", vae._internal_dict))
-        vae.to(torch.float32)
-        vae.register_to_config(force_upcast=False)
 
 
 def log_as_others(*, bars: bool) -> None:

@@ -3,7 +3,7 @@
 from carpool.engine.specs.rules import STACK, UNUSED, Spec
 
 SPECS: dict[tuple[str, str], Spec] = {
-    # half-precision pipelines with a float32 VAE (see pipeline.py) rely on the cast
+    # half-precision pipelines with a float32 VAE (see `model/upcast.py`) may rely on the cast
     ("AutoencoderKL", "encode"): Spec(rows="x", rules={"x": STACK}, casts=True),
     ("AutoencoderKL", "decode"): Spec(
         rows="z",

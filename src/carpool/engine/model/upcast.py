@@ -1,0 +1,106 @@
+"""A VAE that overflows in float16 is held in float32, and each request sees the type it would have.
+
+Pipelines that know of such VAEs flip their type around each encode and decode, under the feet of
+other requests. So the weights stay in float32, to which float16 converts without loss. In a fiber,
+`to` and `dtype` are about a type that is only noted, for its request; a call that is made while
+that is float16 runs in it, alone.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from carpool.engine.fiber import current_context
+
+_TYPES = (torch.float16, torch.float32)
+
+
+class _Held:
+    """What a VAE that is held has before its own class."""
+
+    said: WeakKeyDictionary[Any, torch.dtype]  # by the context of a request
+    plain: type[nn.Module]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        context = _context()
+        if context is None:
+            return cast("torch.dtype", super().dtype)  # type: ignore[misc]
+        return self.said.get(context, torch.float16)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        context = _context()
+        plain_to: Any = super().to  # type: ignore[misc]
+        try:
+            device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        except TypeError:
+            return plain_to(*args, **kwargs)
+        if context is None or dtype not in _TYPES:
+            return plain_to(*args, **kwargs)
+        self.said[context] = dtype
+        return self if device is None else plain_to(device)
+
+    def half(self) -> Any:
+        return self.to(torch.float16)
+
+    def float(self) -> Any:
+        return self.to(torch.float32)
+
+
+def _context() -> Any:
+    """The context of the request whose code runs; None where types are as they are."""
+    context = current_context()
+    return None if context is None or context.is_private else context
+
+
+def hold(pipe: Any, undo: ExitStack) -> None:
+    """Hold the VAE of a pipeline, if it overflows in float16 and the pipeline flips its type."""
+    vae: Any = getattr(pipe, "vae", None)
+    overflows = vae is not None and getattr(vae.config, "force_upcast", False)
+    if not overflows or vae.dtype != torch.float16 or not _flips(pipe):
+        return
+    plain = type(vae)
+    undo.callback(plain.to, vae, torch.float16)  # exact: every float16 is a float32
+    undo.callback(setattr, vae, "__class__", plain)
+    vae.to(torch.float32)
+    names = ("__module__", "__qualname__", "__doc__")
+    named = {name: getattr(plain, name) for name in names}
+    own = {**named, "said": WeakKeyDictionary(), "plain": plain}
+    vae.__class__ = type(plain.__name__, (_Held, plain), own)
+
+
+def is_in_half(module: nn.Module, context: Any) -> bool:
+    """Whether a request has a VAE that is held in float16 at the moment."""
+    return isinstance(module, _Held) and module.said.get(context) != torch.float32
+
+
+@contextmanager
+def in_half(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give the VAEs that are held the type that they were loaded in."""
+    held = [one for one in modules if isinstance(one, _Held)]
+    for one in held:
+        one.plain.to(cast("nn.Module", one), torch.float16)
+    try:
+        yield
+    finally:
+        for one in held:
+            one.plain.to(cast("nn.Module", one), torch.float32)
+
+
+def _flips(pipe: Any) -> bool:
+    """Whether the code of a pipeline says so; where none is found, it may."""
+    try:
+        sources = [
+            inspect.getsource(sys.modules[cls.__module__])
+            for cls in type(pipe).__mro__
+            if "DiffusionPipeline" in {one.__name__ for one in cls.__mro__}
+        ]
+    except (OSError, TypeError, KeyError):
+        return True
+    return not sources or any("force_upcast" in one for one in sources)
