@@ -129,7 +129,7 @@ async def opened(
         max_running=1,
         again_s=0.01,
     )
-    worker._is_open.set()
+    worker.is_open.set()
     running = asyncio.create_task(runner.run())
     transport = httpx2.ASGITransport(create_app(worker, ServeSettings(port=0), runner))
     try:

@@ -9,7 +9,6 @@ import pytest
 
 from carpool.config import EngineSettings
 from carpool.errors import (
-    CarpoolError,
     DeadlineExceeded,
     Draining,
     LoadFailed,
@@ -296,24 +295,69 @@ def test_timelines_are_found_wherever_a_request_ran() -> None:
     told(story)
 
 
-def test_a_pool_of_one_worker_leaves_everything_to_it() -> None:
+def test_a_pool_of_one_worker_leaves_the_queue_to_it_and_has_what_it_lost_run_again() -> None:
     async def story() -> None:
-        stage = Stage(1)
-        await stage.settle()
-        assert stage.workers[0].listener is None
-        stage.workers[0].load()
-        await stage.settle()
-        await stage.submit(*"abcdefgh")
-        assert stage.has() == [list("abcdefgh")]
+        stage = await ready(1, max_wait=1.0)
+        stage.journals.open("h", [JournalEntry(1, b"mark", b"")])
+        await stage.submit(*"abcdefgh", steps=50, deadline_s=3.0)
+        [worker] = stage.workers
+        names = [*"abcdefgh"]
+        assert stage.has() == [names]
+        assert worker.admitted == dict.fromkeys(names, False) | {"h": True}
         assert await stage.pool.statistics() == {
             "waiting": 0,
             "running": 8,
             "requests": 8,
             "steps_again": 0,
         }
-        stage.workers[0].die()
+        worker.die()
         await stage.settle()
-        assert all(isinstance(task.exception(), CarpoolError) for task in stage.tasks.values())
+        assert stage.has() == [[]]
+        with pytest.raises(WorkerLost):
+            stage.pool.check_open()
+        worker.load()
+        await stage.settle()
+        assert stage.has() == [names]
+        assert worker.admitted == dict.fromkeys(names, True)  # by the one that died
+        for name in names:
+            worker.finish(name)
+        await stage.settle()
+        assert {task.result().request_id for task in stage.tasks.values()} == set(names)
+
+    told(story)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_pool_that_is_full_is_so_until_a_request_ends(workers: int) -> None:
+    async def story() -> None:
+        stage = await ready(workers, max_running=1, max_queue=1)
+        names = "abc"[: workers + 1]
+        for name in names:
+            stage.pool.check_room()
+            await stage.submit(name)
+
+        full = f"{workers + 1} requests wait or run, the most is {workers} \\+ 1"
+        with pytest.raises(Overloaded, match=full) as refusal:
+            stage.pool.check_room()
+
+        assert refusal.value.retry_after_s
+        stage.tasks["a"].cancel()
+        await stage.settle()
+        stage.pool.check_room()
+
+    told(story)
+
+
+def test_a_full_pool_says_when_the_first_of_its_workers_has_a_place() -> None:
+    async def story() -> None:
+        stage = await ready(2, max_running=1, max_queue=0)
+        await stage.submit("a", "b")
+        for again_s, places_s in ((1.0, [None, None]), (7.0, [None, 7.0]), (3.0, [3.0, 7.0])):
+            for worker, place_s in zip(stage.workers, places_s, strict=True):
+                worker.listener.reported(protocol.Report([], {}, place_s=place_s))
+            with pytest.raises(Overloaded) as refusal:
+                stage.pool.check_room()
+            assert refusal.value.retry_after_s == again_s
 
     told(story)
 

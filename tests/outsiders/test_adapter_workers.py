@@ -33,11 +33,11 @@ class Shelved(FakeWorker):
         ids = tuple(one.id for one in adapters if not one.problem)
         self.load()
         self.ready = protocol.WorkerReady(replace(CARD, lora=ids, adapters=adapters), {}, 0.5)
-        self._tell()
+        self.listener.changed()
 
 
 def pool_of(workers: list[Shelved], count: int) -> Pool:
-    def make(device: str, listener: WorkerListener | None) -> Shelved:
+    def make(device: str, listener: WorkerListener) -> Shelved:
         workers.append(Shelved(device, listener))
         return workers[-1]
 
@@ -107,7 +107,7 @@ def test_a_changed_file_has_another_digest_and_a_copy_the_same(tmp_path: Path) -
 class Reading(FakeWorker):
     """Finds adapters in a folder when it is told to look."""
 
-    def __init__(self, folder: Path, device: str, listener: WorkerListener | None) -> None:
+    def __init__(self, folder: Path, device: str, listener: WorkerListener) -> None:
         super().__init__(device, listener)
         self._folder = folder
 

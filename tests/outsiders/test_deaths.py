@@ -16,11 +16,12 @@ from PIL import Image
 
 from carpool.config import EngineSettings
 from carpool.errors import PipelineFailed, WorkerLost
+from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest, JournalEntry, Timings
 from carpool.worker import protocol
 from carpool.worker.guilt import MOST_LIVES, DeathLog
 from carpool.worker.journals import Journals
-from carpool.worker.supervisor import Supervisor
+from carpool.worker.supervisor import Supervisor, WorkerListener
 from support.app import CARD
 from support.endpoints import ENDPOINT
 from support.pictures import ALIKE, gap, picture
@@ -115,21 +116,31 @@ def run(
     connectors = [FakeConnector(lives) for lives in workers]
 
     async def story() -> list[protocol.Done | BaseException]:
-        supervisors = [
-            Supervisor("", EngineSettings(), connector=one, journals=journals, deaths=deaths)
-            for one in connectors
-        ]
-        for supervisor in supervisors:
-            supervisor.start()
-        await asyncio.gather(*(supervisor.wait_ready() for supervisor in supervisors))
+        def pool_of(connector: FakeConnector) -> Pool:
+            def worker(device: str, listener: WorkerListener) -> Supervisor:
+                return Supervisor(
+                    "",
+                    EngineSettings(),
+                    connector=connector,
+                    listener=listener,
+                    journals=journals,
+                    deaths=deaths,
+                )
+
+            return Pool(worker, ["cpu"], EngineSettings(), journals)
+
+        pools = [pool_of(connector) for connector in connectors]
+        for pool in pools:
+            pool.start()
+        await asyncio.gather(*(pool.wait_ready() for pool in pools))
         requests = [CheckedRequest(f"{n}", 1, {}) for n in range(len(workers))]
-        pairs = zip(supervisors, requests, strict=True)
+        pairs = zip(pools, requests, strict=True)
         async with asyncio.timeout(20):
             answers = await asyncio.gather(
-                *(supervisor.submit(request) for supervisor, request in pairs),
+                *(pool.submit(request) for pool, request in pairs),
                 return_exceptions=True,
             )
-        await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
+        await asyncio.gather(*(pool.stop() for pool in pools))
         return answers
 
     return asyncio.run(story()), [connector.opened for connector in connectors]

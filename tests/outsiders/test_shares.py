@@ -16,9 +16,6 @@ from carpool.fleet.pool import Pool
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
-from carpool.worker import protocol
-from carpool.worker.supervisor import Supervisor
-from support.app import CARD
 from support.endpoints import ENDPOINT
 from support.fake_workers import FakeWorker, told
 
@@ -105,24 +102,17 @@ def test_what_may_run_is_never_kept_from_a_lone_key() -> None:
 
 
 def test_a_lone_worker_keeps_places_too() -> None:
-    class Silent(Supervisor):
-        """Its worker takes everything and answers nothing."""
-
-        def __init__(self) -> None:
-            super().__init__("none", EngineSettings(**SHARED))
-            self._receive(protocol.WorkerReady(CARD, {}, 0.0))
-
-        def _send(self, message: protocol.ToWorker) -> None:
-            pass
-
     async def story() -> None:
-        worker = Silent()
-        held = [asyncio.create_task(worker.submit(request(f"{n}", "a"))) for n in range(56)]
+        pool = Pool(FakeWorker, ["cpu"], EngineSettings(**SHARED))
+        [worker] = pool.handles
+        assert isinstance(worker, FakeWorker)
+        worker.load()
+        held = [asyncio.create_task(pool.submit(request(f"{n}", "a"))) for n in range(56)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="kept for other keys"):
-            worker.check_room("a")
-        worker.check_room("b")
-        worker.check_room()
+            pool.check_room("a")
+        pool.check_room("b")
+        pool.check_room()
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)

@@ -10,14 +10,14 @@ import httpx2
 import pytest
 from fastapi.routing import APIRoute
 
-from carpool.config import EngineSettings, ServeSettings
+from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.server.bodies import schema
 from carpool.server.routes import images, jobs, videos
 from carpool.server.routes.videos import UNSUPPORTED
 from carpool.worker.supervisor import Supervisor
 from support import app as in_process
-from support.app import open_app
+from support.app import Lone, open_app
 
 KEYS = ("first-key", "zweiter-schlüssel")
 KEYED = ServeSettings(api_key=KEYS)
@@ -26,7 +26,7 @@ ENDPOINT = "/v1/images/generations"
 
 def ask(settings: ServeSettings, path: str, authorization: str | None = None) -> httpx2.Response:
     """Ask the application itself; an exception that leaves it fails the test."""
-    app = create_app(Supervisor("none", EngineSettings()), settings)
+    app = create_app(Lone(), settings)
     headers = [(b"authorization", authorization.encode())] if authorization is not None else []
 
     async def talk() -> httpx2.Response:

@@ -63,11 +63,28 @@ CARD = Card(
 )
 
 
-class Grey(Supervisor):
+class Lone(Supervisor):
+    """A worker that serves without a pool, and has no process."""
+
+    def __init__(self) -> None:
+        super().__init__("none", EngineSettings())
+        self.is_open = asyncio.Event()
+
+    async def wait_open(self, model: str | None = None) -> None:
+        await self.is_open.wait()
+
+    def check_room(self, tenant: str = "") -> None:
+        pass
+
+    async def drain(self, timeout_s: float) -> None:
+        pass
+
+
+class Grey(Lone):
     """Draws at once, or never."""
 
     def __init__(self, *, is_slow: bool = False) -> None:
-        super().__init__("none", EngineSettings())
+        super().__init__()
         self.ready, self._state = protocol.WorkerReady(CARD, {}, 0.0), "ready"
         self.jobs: list[CheckedRequest] = []
         self.is_slow, self.running = is_slow, 0
@@ -187,7 +204,7 @@ async def open_app(
         store, worker, writers, model=lambda: name, max_running=1, read=unpacked, again_s=0.01
     )
     app = create_app(worker, ServeSettings(port=0, **settings), runner)
-    worker._is_open.set()
+    worker.is_open.set()
     running = asyncio.create_task(runner.run()) if runs else None
     try:
         async with httpx2.AsyncClient(

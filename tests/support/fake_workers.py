@@ -27,11 +27,12 @@ def told(story: Callable[[], Awaitable[None]]) -> None:
 class FakeWorker:
     """One worker: `load`, `die`, `finish` are what its process would do."""
 
-    def __init__(self, device: str, listener: WorkerListener | None) -> None:
+    def __init__(self, device: str, listener: WorkerListener) -> None:
         self.device, self.listener = device, listener
         self.ready: protocol.WorkerReady | None = None
         self._state: WorkerState = "starting"
         self.running: dict[str, asyncio.Future[protocol.Done]] = {}
+        self.admitted = dict[str, bool]()  # by request
         self.got: list[tuple[str, float, int]] = []  # request, waited_s, deaths of its workers
         self._evidence: dict[str, CrashEvidence] = {}  # of running requests
         self.held_s, self.lora = 0.0, dict[str, str]()
@@ -41,7 +42,6 @@ class FakeWorker:
         self.on_activity: OnActivity | None = None
         self.wait_s = 0.0  # that it estimates
         self._is_ready, self._failed = asyncio.Event(), asyncio.Event()
-        self._is_open = asyncio.Event()
         self._error = LoadFailed("")
 
     # What its process does
@@ -50,8 +50,7 @@ class FakeWorker:
         ready = protocol.WorkerReady(CARD, {}, 0.5, model_digest=model_digest)
         self.ready, self._state = ready, "ready"
         self._is_ready.set()
-        self._is_open.set()
-        self._tell()
+        self.listener.changed()
 
     def fail(self, message: str, *, wants_memory: bool = False) -> None:
         self._error = LoadFailed(message)
@@ -64,12 +63,11 @@ class FakeWorker:
 
     def die(self) -> None:
         self._state = "worker_lost"
-        self._is_open.clear()
-        self._tell()
+        self.listener.changed()
         for request_id, answer in self.running.items():
             if not answer.done():
                 self._evidence[request_id].died(Death(self, 0.0))
-                answer.set_exception(Moved() if self.listener else WorkerLost("the worker died"))
+                answer.set_exception(Moved())
 
     def finish(self, request_id: str) -> None:
         done = protocol.Done(request_id, 1, [], Timings(), protocol.TokenUsage(1, 1))
@@ -81,17 +79,11 @@ class FakeWorker:
             self.on_activity(protocol.Activity(Snapshot(now_s, (), (), 0), [], 0))
 
     def report(self, seconds: Sequence[float], **steps_left: float) -> None:
-        assert self.listener is not None
         cost = protocol.StepCost(None, None, None, list(seconds))
         self.listener.reported(protocol.Report([cost], steps_left))
 
     def report_replay(self, replay: protocol.Replayed) -> None:
-        assert self.listener is not None
         self.listener.reported(protocol.Report([], {}, replays=[replay]))
-
-    def _tell(self) -> None:
-        if self.listener is not None:
-            self.listener.changed()
 
     # What a pool asks of it
 
@@ -115,9 +107,6 @@ class FakeWorker:
         assert self.ready is not None
         return self.ready
 
-    async def wait_open(self, model: str | None = None) -> None:
-        await self._is_open.wait()
-
     async def submit(
         self,
         request: CheckedRequest,
@@ -126,8 +115,10 @@ class FakeWorker:
         *,
         waited_s: float = 0.0,
         evidence: CrashEvidence | None = None,
+        is_admitted: bool = False,
     ) -> protocol.Done:
         self.check_open()
+        self.admitted[request.request_id] = is_admitted
         evidence = self._evidence[request.request_id] = evidence or CrashEvidence()
         self.got.append((request.request_id, waited_s, evidence.lives))
         answer: asyncio.Future[protocol.Done] = asyncio.get_running_loop().create_future()
@@ -142,9 +133,6 @@ class FakeWorker:
             raise Starting("the model is still loading", retry_after_s=3)
         if self._state != "ready":
             raise WorkerLost("the worker has died and is being restarted", retry_after_s=2)
-
-    def check_room(self, tenant: str = "") -> None:
-        pass
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         return protocol.Estimated(1.0, self.wait_s, 1.0)
@@ -177,18 +165,15 @@ class FakeWorker:
         self.lora[name] = path
         return answer
 
-    async def drain(self, timeout_s: float) -> None:
-        self._end(Draining("the server ended"))
-
     async def retire(self) -> None:
         await self.stop()
         self.retired = True
 
     async def stop(self) -> None:
         self.stopped, self._state = True, "stopped"
-        self._end(Draining("the server was told to end at once"))
+        self.fail_all(Draining("the server was told to end at once"))
 
-    def _end(self, error: CarpoolError) -> None:
+    def fail_all(self, error: CarpoolError) -> None:
         for answer in self.running.values():
             if not answer.done():
                 answer.set_exception(error)

@@ -11,12 +11,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.config import EngineSettings, ServeSettings
+from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.telemetry import logs
 from carpool.telemetry.logs import JSONLines, TextLines
 from carpool.worker.supervisor import Supervisor
-from support.app import Grey
+from support.app import Grey, Lone
 from support.app import ask as asked
 
 PROMPT = "a secret wish"
@@ -25,7 +25,7 @@ PROMPT = "a secret wish"
 def ask(
     method: str, path: str, settings: ServeSettings | None = None, **headers: str
 ) -> httpx2.Response:
-    app = create_app(Supervisor("none", EngineSettings()), settings or ServeSettings())
+    app = create_app(Lone(), settings or ServeSettings())
 
     async def talk() -> httpx2.Response:
         transport = httpx2.ASGITransport(app)

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from carpool.config import EngineSettings, ServeSettings
+from carpool.config import ServeSettings
 from carpool.errors import PipelineFailed
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.runner import Runner
@@ -21,8 +21,7 @@ from carpool.telemetry.metric_list import ALL
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import Supervisor
-from support.app import CARD, Grey
+from support.app import CARD, Grey, Lone
 from support.engine_driver import VirtualClock, driving
 
 BUILD = {"version": "1", "torch": "2", "diffusers": "3", "revision": ""}
@@ -174,7 +173,7 @@ class Filming(Grey):
 
 def test_jobs_count_by_their_ends_with_what_they_made() -> None:
     worker, wall = Filming(), VirtualClock()
-    worker._is_open.set()
+    worker.is_open.set()
 
     async def play() -> bytes:
         with closing(JobStore(clock=StoreClock(wall, wall, wall))) as store:
@@ -216,7 +215,7 @@ def test_jobs_count_by_their_ends_with_what_they_made() -> None:
 def test_jobs_that_are_too_old_count_as_expired_once() -> None:
     wall, clock = VirtualClock(), VirtualClock()
     worker = Grey(is_slow=True)
-    worker._is_open.set()
+    worker.is_open.set()
 
     async def play() -> bytes:
         with closing(JobStore(clock=StoreClock(wall, wall, wall), ttl_s=10.0)) as store:
@@ -280,7 +279,7 @@ def test_two_fronts_of_a_process_count_for_themselves() -> None:
 
 
 def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> None:
-    app = create_app(Supervisor("none", EngineSettings()), ServeSettings())
+    app = create_app(Lone(), ServeSettings())
 
     async def talk() -> bytes:
         transport = httpx2.ASGITransport(app)

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from carpool.config import EngineSettings, ServeSettings
+from carpool.config import ServeSettings
 from carpool.errors import PipelineFailed, Rejected, WorkerLost
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
@@ -27,8 +27,7 @@ from carpool.server.app import create_app
 from carpool.telemetry import tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
-from carpool.worker.supervisor import Supervisor
-from support.app import CARD, Grey
+from support.app import CARD, Grey, Lone
 from support.endpoints import ENDPOINT
 from support.server_process import DRAW, MODEL_ID, body, eventually, serving
 
@@ -140,7 +139,7 @@ class Carrier(Grey):
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_open.set()
+        self.is_open.set()
         self.carried: list[str] = []
 
     async def submit(self, *args: Any, **options: Any) -> Any:
@@ -250,7 +249,7 @@ def test_without_a_provider_nothing_is_written_and_nothing_carried() -> None:
 def test_the_front_spans_requests_for_work_and_nothing_else() -> None:
     spans = Spans()
     app = create_app(
-        Supervisor("none", EngineSettings()), ServeSettings(), traces=spans.tracing
+        Lone(), ServeSettings(), traces=spans.tracing
     )  # fmt: skip
 
     async def talk() -> None:

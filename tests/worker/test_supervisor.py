@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import pytest
 
@@ -14,7 +13,7 @@ from carpool.worker import protocol
 from carpool.worker.connection import describe_end
 from carpool.worker.protocol import WorkerReady
 from carpool.worker.restarts import BACKOFF_S, FIRST_TRIES, Restarts
-from carpool.worker.supervisor import Supervisor
+from carpool.worker.supervisor import Supervisor, WorkerListener
 from support.app import CARD
 from support.fake_hosts import until
 
@@ -29,28 +28,6 @@ class Silent(Supervisor):
 
     def _send(self, message: protocol.ToWorker) -> None:
         self.sent.append(message)
-
-
-def test_a_worker_that_is_full_is_not_asked_and_one_with_a_place_is() -> None:
-    async def story() -> None:
-        supervisor = Silent(EngineSettings(max_running=1, max_queue=1))
-        waiting = []
-        for n in range(2):
-            supervisor.check_room()
-            waiting.append(asyncio.create_task(supervisor.submit(CheckedRequest(f"{n}", 1, {}))))
-            await asyncio.sleep(0)
-
-        with pytest.raises(Overloaded, match="2 requests wait or run, the most is 1 \\+ 1") as told:
-            supervisor.check_room()
-
-        assert told.value.retry_after_s
-        waiting.pop().cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(0)
-        supervisor.check_room()
-        waiting.pop().cancel()
-
-    asyncio.run(story())
 
 
 def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_not() -> None:
@@ -212,8 +189,7 @@ def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_requests(
         await until(lambda: workers.opened == 2 and workers.added.qsize() > 0)
         assert supervisor.state == "worker_lost"
         workers.may_answer.set()
-        async with asyncio.timeout(10):
-            await supervisor.wait_open()
+        await until(lambda: supervisor.takes_requests)
         assert supervisor.ready is not None
         assert supervisor.ready.card.lora == ("ink",)
         workers.is_dead.set()
@@ -250,6 +226,41 @@ def test_clients_of_a_lost_worker_are_told_the_time_that_a_start_takes_with_its_
         return told.value.retry_after_s
 
     assert asyncio.run(story()) == 15.0
+
+
+def test_a_worker_that_died_takes_no_requests_from_then_on_however_long_its_process_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Changes(WorkerListener):
+        worker: Supervisor
+
+        def __init__(self) -> None:
+            self.takes_requests = list[bool]()
+
+        def changed(self) -> None:
+            self.takes_requests.append(self.worker.takes_requests)
+
+        def reported(self, report: protocol.Report) -> None:
+            pass
+
+    async def story() -> None:
+        _, workers = supervised(monkeypatch, READY, READY)
+        is_closing = asyncio.Event()
+
+        async def close() -> None:
+            is_closing.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(workers, "close", close)
+        listener.worker = supervisor = Supervisor("none", EngineSettings(), listener=listener)
+        supervisor.start()
+        async with asyncio.timeout(10):
+            await is_closing.wait()
+        assert listener.takes_requests == [True, False]
+        await supervisor.stop()
+
+    listener = Changes()
+    asyncio.run(story())
 
 
 def test_a_file_that_is_broken_at_the_start_ends_the_server(

@@ -23,6 +23,7 @@ class Dispatcher:
     Args:
         settings: of each worker; what may wait and run counts for all of them together.
         is_draining: whether requests that their workers lose fail.
+        is_choice: as of `Router`.
     """
 
     def __init__(
@@ -31,9 +32,15 @@ class Dispatcher:
         members: Members,
         journals: Journals | None,
         is_draining: Callable[[], bool],
+        *,
+        is_choice: bool = True,
     ) -> None:
         self._members, self._journals, self._is_draining = members, journals, is_draining
-        self.queue = PoolQueue(settings, lambda: members.ready.card if members.ready else None)
+        self.queue = PoolQueue(
+            settings,
+            lambda: members.ready.card if members.ready else None,
+            is_choice=is_choice,
+        )
         self.mover = Mover(self.queue, journals, members.release, members.model_of)
 
     async def submit(
@@ -59,12 +66,14 @@ class Dispatcher:
                         on_preview,
                         waited_s=now_s - one.work.arrived_s,
                         evidence=one.evidence,
+                        is_admitted=one.is_admitted,
                     )
                 except Moved as moved:
                     to = self.mover.released(one) if moved.was_released else None
                 except (Starting, WorkerLost):  # it died as the request was on its way
                     if self._is_draining():
                         raise
+                one.is_admitted = True
                 self.queue.drop(one)
         finally:
             if self._journals is not None:

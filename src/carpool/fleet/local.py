@@ -85,7 +85,7 @@ def local_pool(
 
     deaths = deaths or DeathLog()
 
-    def make(device: str, listener: WorkerListener | None) -> Supervisor:
+    def make(device: str, listener: WorkerListener) -> Supervisor:
         return Supervisor(
             spec.model,
             settings_on(spec, device),
@@ -95,6 +95,7 @@ def local_pool(
             log=log,
             otel=otel,
             factory=spec.factory,
+            bars=len(spec.devices) == 1,
             listener=listener,
             journals=journals,
             start=start,

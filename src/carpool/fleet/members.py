@@ -16,8 +16,8 @@ from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
 
 log = logging.getLogger("carpool")
 
-MakeWorker = Callable[[str, WorkerListener | None], WorkerHandle]
-"""Makes the worker of a device; with a listener where it is one of several."""
+MakeWorker = Callable[[str, WorkerListener], WorkerHandle]
+"""Makes the worker of a device."""
 
 _DIFFERS = (
     "its file was changed while the server ran, and workers have read different ones: give the new "
@@ -40,26 +40,22 @@ class Member(WorkerListener):
     """One worker of a pool.
 
     Args:
-        pool: is told of it; None where it is the only one.
+        pool: receives its changes and reports.
     """
 
-    def __init__(
-        self, pool: PoolListener | None, number: int, device: str, make: MakeWorker
-    ) -> None:
+    def __init__(self, pool: PoolListener, number: int, device: str, make: MakeWorker) -> None:
         self._pool, self.number, self.device = pool, number, device
-        self.handle = make(device, None if pool is None else self)
+        self.handle = make(device, self)
         self.error = ""  # why it cannot be loaded
         self.has_failed = asyncio.Event()  # to load
         self.told_s = 0.0  # the work that it was last told is held for it
         self.is_leaving = False  # it gets no more requests
 
     def changed(self) -> None:
-        if self._pool is not None:
-            self._pool.worker_changed(self)
+        self._pool.worker_changed(self)
 
     def reported(self, report: protocol.Report) -> None:
-        if self._pool is not None:
-            self._pool.worker_reported(self, report)
+        self._pool.worker_reported(self, report)
 
 
 class Members:

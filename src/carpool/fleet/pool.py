@@ -1,7 +1,6 @@
-"""A pool: the workers of one model, behind the interface of a single one.
+"""A pool: the workers of one model, behind one interface, be they one or many.
 
-Several workers share the requests of a `Dispatcher`. A pool of one worker holds nothing: the worker
-has a queue of its own, and runs again what it had when it died.
+They share the requests of a `Dispatcher`, which has those of a worker that died run again.
 """
 
 import asyncio
@@ -56,10 +55,16 @@ class Pool:
         self._make, self.devices = make, list(devices)
         self.lora_dir = settings.lora_dir
         self.ranks = settings.context_parallel  # processes of each worker: see `engine.group`
-        self._is_alone = len(self.devices) == 1 and is_fixed and scale is None
+        self.has_several = len(self.devices) > 1 or not is_fixed or scale is not None
         self._is_draining, self._journals = False, journals
         self._members = Members()
-        self._dispatcher = Dispatcher(settings, self._members, journals, lambda: self._is_draining)
+        self._dispatcher = Dispatcher(
+            settings,
+            self._members,
+            journals,
+            lambda: self._is_draining,
+            is_choice=self.has_several,
+        )
         self._queue, self._mover = self._dispatcher.queue, self._dispatcher.mover
         self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
         self._resizer = Resizer(self, scale)
@@ -70,7 +75,7 @@ class Pool:
 
     def _add(self, device: str) -> Member:
         number, self._number = self._number, self._number + 1
-        member = Member(None if self._is_alone else self, number, device, self._make)
+        member = Member(self, number, device, self._make)
         self._members.add(member)
         self._queue.add_worker(number)
         return member
@@ -94,11 +99,6 @@ class Pool:
         return "worker_lost" if state == "starting" and self._tasks.first_ready.is_set() else state
 
     @property
-    def has_several(self) -> bool:
-        """Whether it has more than one worker."""
-        return not self._is_alone
-
-    @property
     def is_degraded(self) -> bool:
         """Whether some of its workers are ready, and others are not."""
         return self.state == "ready" and any(one.state != "ready" for one in self.handles)
@@ -118,11 +118,10 @@ class Pool:
     def _loaded(self, member: Member, ready: protocol.WorkerReady) -> None:
         """A worker has loaded the model, for the first time or again."""
         self._open()
-        if not self._is_alone:
-            log.info(
-                "worker %d (%s) is ready, loaded in %.1f s; workers: %d",
-                member.number + 1, member.device, ready.load_s, len(self._members),
-            )  # fmt: skip
+        log.info(
+            "worker %d (%s) is ready, loaded in %.1f s; workers: %d",
+            member.number + 1, member.device, ready.load_s, len(self._members),
+        )  # fmt: skip
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until the first worker is ready."""
@@ -131,9 +130,7 @@ class Pool:
         return self.ready
 
     async def wait_open(self, model: str | None = None) -> None:
-        """Wait until requests are accepted; for ever once the server drains."""
-        if self._is_alone:
-            await self.handles[0].wait_open()
+        """Wait until requests are accepted; without an end once the server drains."""
         await self._is_open.wait()
 
     def _open(self) -> None:
@@ -150,15 +147,14 @@ class Pool:
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, run those that were accepted; fail the rest at the timeout."""
         self._close()
-        if not self._is_alone:
-            if self._queue:
-                log.info("draining: %d requests still run", len(self._queue))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(timeout_s):
-                        await self._queue.wait_empty()
-            timeout_s = 0.0
-            self._queue.fail(Draining("the server ended before this request could begin"))
-        await asyncio.gather(*(handle.drain(timeout_s) for handle in self.handles))
+        if self._queue:
+            log.info("draining: %d requests still run", len(self._queue))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._queue.wait_empty()
+        self._queue.fail(Draining("the server ended before this request could begin"))
+        for handle in self.handles:
+            handle.fail_all(Draining(f"the server ended {timeout_s:g} s after it was told to"))
 
     async def stop(self) -> None:
         """End the workers; returns when their processes have ended."""
@@ -228,12 +224,12 @@ class Pool:
         """Refuse a request for which there is no room, before its body is read.
 
         Args:
-            tenant: as of `Supervisor.check_room`.
+            tenant: as of `PoolQueue.check_room`.
 
         Raises:
             Overloaded: as many requests are in flight as may run and wait, or of the tenant.
         """
-        (self.handles[0] if self._is_alone else self._queue).check_room(tenant)
+        self._queue.check_room(tenant)
 
     async def submit(
         self,
@@ -253,8 +249,6 @@ class Pool:
         """
         self.check_open()
         self.check_room(request.tenant)
-        if self._is_alone:
-            return await self.handles[0].submit(request, on_progress, on_preview, waited_s=waited_s)
         return await self._dispatcher.submit(request, on_progress, on_preview, waited_s)
 
     # For all workers
@@ -274,7 +268,7 @@ class Pool:
     async def statistics(self) -> dict[str, Any]:
         """A lone worker's own; else sums, and those of every worker that is ready."""
         again = {"steps_again": self._journals.steps_again if self._journals else 0}
-        if self._is_alone:
+        if not self.has_several:
             return await self.handles[0].statistics() | again
         self.check_open()
         total = await self._members.statistics(self.workers())
@@ -297,8 +291,6 @@ class Pool:
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, of the worker that had each last."""
-        if self._is_alone:
-            return await self.handles[0].timelines(request_ids)
         self.check_open()
-        told = await self._members.timelines(request_ids)
-        return [one | {"moves": self._mover.moves_of(one["id"])} for one in told]
+        timelines = await self._members.timelines(request_ids)
+        return [line | {"moves": self._mover.moves_of(line["id"])} for line in timelines]

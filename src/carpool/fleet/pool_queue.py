@@ -41,6 +41,7 @@ class PoolRequest:
 
     request: CheckedRequest
     work: RoutedRequest  # as the router sees it
+    is_admitted: bool  # its worker does not refuse it any more
     evidence: CrashEvidence = field(
         default_factory=CrashEvidence
     )  # from workers that ran it and died
@@ -63,12 +64,16 @@ class PoolQueue:
     Args:
         settings: of each worker; what may wait and run counts for all of them together.
         card: of the model, once a worker has loaded it.
+        is_choice: as of `Router`. A single worker refuses what takes too long: it has the queue.
     """
 
-    def __init__(self, settings: EngineSettings, card: Callable[[], Card | None]) -> None:
-        self._settings, self._card = settings, card
-        shares = weights(settings.fair_share)
-        self.router = Router(min_gain=settings.min_gain, fair_share=shares)
+    def __init__(
+        self, settings: EngineSettings, card: Callable[[], Card | None], *, is_choice: bool = True
+    ) -> None:
+        self._settings, self._card, self._is_choice = settings, card, is_choice
+        shares = weights(settings.fair_share) if is_choice else None
+        self.router = Router(min_gain=settings.min_gain, fair_share=shares, is_choice=is_choice)
+        self._places_s: dict[int, float] = {}  # predicted until each worker has a free place
         self.requests: dict[int, PoolRequest] = {}  # in flight, by their numbers
         self._numbers = itertools.count(1)
         self._is_due, self.stage = False, 0  # of overload; see `schedule.overload`
@@ -95,12 +100,13 @@ class PoolQueue:
     def remove_worker(self, worker: int) -> None:
         """A worker without requests is gone."""
         self.router.remove_worker(worker)
+        self._places_s.pop(worker, None)
 
     def check_room(self, tenant: str = "") -> None:
         """Refuse a request for which there is no room, before its body is read.
 
         Args:
-            tenant: as of `Supervisor.check_room`.
+            tenant: whose request it is, where tenants share the places; empty: no tenant's.
 
         Raises:
             Overloaded: as many requests are in flight as may run and wait, or of the tenant.
@@ -109,7 +115,7 @@ class PoolQueue:
         if tenant and self._settings.fair_share:
             own = sum(one.request.tenant == tenant for one in self.requests.values())
         running = self._settings.max_running * len(self.router.workers)
-        again_s = min(max(self.router.held_for_s() / 10, 1.0), 120.0)
+        again_s = min(self._places_s.values(), default=1.0)
         check_room(len(self), running, self._settings.max_queue, again_s, own=own)
 
     def admit(
@@ -128,6 +134,21 @@ class PoolQueue:
             Overloaded, TooLate: as the engine does.
         """
         work = self._routed(request, self._now_s() - waited_s)
+        if self._is_choice:
+            self._check_line(request, work, waited_s, has_begun=has_begun)
+        self._is_empty.clear()
+        pooled = PoolRequest(
+            replace(request, previews=0) if self.stage else request,
+            work,
+            is_admitted=self._is_choice or has_begun,
+        )
+        self.requests[pooled.number] = pooled
+        return pooled
+
+    def _check_line(
+        self, request: CheckedRequest, work: RoutedRequest, waited_s: float, *, has_begun: bool
+    ) -> None:
+        """Refuse a request for what is held."""
         most_s = self._settings.max_wait
         pressure = self._pressure()
         if pressure.most >= ENTER[0] and self._is_due:  # some of it may be bound at once
@@ -147,10 +168,6 @@ class PoolQueue:
             if not self._settings.admit_late:
                 raise too_late(deadline_s, needed_s + waited_s)
             log.warning("request %s: %s", request.request_id, late(deadline_s, needed_s + waited_s))
-        self._is_empty.clear()
-        one = PoolRequest(replace(request, previews=0) if self.stage else request, work)
-        self.requests[one.number] = one
-        return one
 
     def end(self, one: PoolRequest) -> None:
         """A request is answered, or given up."""
@@ -270,6 +287,8 @@ class PoolQueue:
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
         left = report.steps_left
         steps = {one.number: left[one.id] for one in self.of(worker) if one.id in left}
+        if report.place_s is not None:
+            self._places_s[worker] = report.place_s
         self.router.progressed(worker, steps, self._now_s())
         return self.router.part_s()
 

@@ -59,12 +59,18 @@ class Router:
     Args:
         min_gain: as in the engines' settings.
         fair_share: weights of tenants; None: not fair.
+        is_choice: workers are chosen. A single worker that stays the only one gets every request at
+            once: its engine knows more of the queue than a router can.
     """
 
     def __init__(
-        self, *, min_gain: float = 0.05, fair_share: Mapping[str, float] | None = None
+        self,
+        *,
+        min_gain: float = 0.05,
+        fair_share: Mapping[str, float] | None = None,
+        is_choice: bool = True,
     ) -> None:
-        self._min_gain = min_gain
+        self._min_gain, self._is_choice = min_gain, is_choice
         shares = None if fair_share is None else FairShares(fair_share)
         self.held = WaitingRequests(self._work_s, shares)
         self.workers: dict[int, WorkerLoad] = {}
@@ -175,6 +181,9 @@ class Router:
         self._now_s = now_s
         if not self.held or not self._index:
             return []
+        if not self._is_choice:
+            [worker] = self.workers.values()
+            return [self.bind(work, worker) for work in self.waiting]
         self.held.count_shares(
             one.work for worker in self.workers.values() for one in worker.bound.values()
         )
@@ -182,9 +191,7 @@ class Router:
             return spread
         bindings = []
         while (chosen := self._next(now_s)) is not None:
-            work, worker = chosen
-            self.bind(work, worker)
-            bindings.append(Binding(work.request, worker.id))
+            bindings.append(self.bind(*chosen))
         return bindings
 
     def owner(self, request: int) -> WorkerLoad | None:
@@ -285,13 +292,11 @@ class Router:
             worker = self.workers[number]
             if len(worker.bound) + more > worker.most:
                 return []
-        for work in works:
-            self.bind(work, self.workers[plan[work.request]])
-        return [Binding(work.request, plan[work.request]) for work in works]
+        return [self.bind(work, self.workers[plan[work.request]]) for work in works]
 
     # Bookkeeping
 
-    def bind(self, work: RoutedRequest, worker: WorkerLoad) -> None:
+    def bind(self, work: RoutedRequest, worker: WorkerLoad) -> Binding:
         """A request that is held goes to a worker."""
         self.held.remove(work.request)
         if not worker.bound:  # it has done nothing since
@@ -304,6 +309,7 @@ class Router:
         worker.bound_at = self._bindings
         self._index.put(worker)
         self.held.charge(work)
+        return Binding(work.request, worker.id)
 
     def _as_bound(self, work: RoutedRequest, worker: WorkerLoad) -> Bound:
         return Bound(work, work.steps, self.table(worker, work.kind))

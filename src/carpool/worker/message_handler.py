@@ -185,8 +185,8 @@ class MessageHandler:
             protocol.Replayed(one.request_id, one.steps, one.took_s, ago_s)
             for one, ago_s in engine.running.answers.take_replays()
         ]
-        report = protocol.Report(costs, left, is_streamed, replays)
-        return protocol.Heartbeat(stalled_s, expected_s, scheduler.admission.place_s, report)
+        report = protocol.Report(costs, left, is_streamed, replays, scheduler.admission.place_s)
+        return protocol.Heartbeat(stalled_s, expected_s, report)
 
     def _say_ready(self) -> None:
         loaded = self.engine.loaded

@@ -40,7 +40,7 @@ class Submit(msgspec.Struct, tag="submit"):
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
     waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
-    is_admitted: bool = False  # by a pool, or by a worker that died: it is not refused any more
+    is_admitted: bool = False  # by a pool, or by another worker: it is not refused any more
     is_journalled: bool = False  # send `Answers`
     journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
 
@@ -216,6 +216,7 @@ class Report(msgspec.Struct, array_like=True):
     steps_left: dict[str, float]  # of running requests, by their ids
     shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
     replays: list[Replayed] = []  # since the last report
+    place_s: float | None = None  # predicted until the next request can start; None: unknown
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
@@ -223,7 +224,6 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
 
     stalled_s: float  # since the loop last made progress; 0 while it is idle
     expected_s: float | None  # predicted duration of the present forward; None: unknown
-    slot_s: float | None = None  # predicted until the next request can start; None: unknown
     report: Report | None = None
 
 

@@ -1,8 +1,8 @@
 """The requests of one worker, on the front's side: sent, followed, answered, sent again.
 
-When a worker dies, the next one runs its requests in the order of `in_flight`: from the step that
-their journals reach (`journals.py`), or from their start. Requests that `guilt` finds guilty fail.
-On the event loop.
+When a worker dies, its requests are `Moved`, but for those that `guilt` suspects: the next one runs
+them in the order of `in_flight`, from the step that their journals reach (`journals.py`), or from
+their start. Requests that are guilty fail. On the event loop.
 """
 
 import asyncio
@@ -57,7 +57,6 @@ class WorkerRequests:
         send: sends a message to the present worker, if there is one.
         journals: of requests, so that they go on where they were; None: they start over.
         changed: is called when the worker may take requests again.
-        is_one_of_several: what a worker had when it died is `Moved` to others.
         deaths: of all workers of the server.
     """
 
@@ -67,25 +66,12 @@ class WorkerRequests:
         journals: Journals | None,
         changed: Callable[[], None],
         *,
-        is_one_of_several: bool,
         deaths: DeathLog,
     ) -> None:
         self._deaths = deaths
         self._send, self._journals, self._changed = send, journals, changed
-        self._is_one_of_several = is_one_of_several
         self._in_flight = InFlight[_Pending]()
         self._is_ready = False  # the worker takes them
-
-    def __len__(self) -> int:
-        return len(self._in_flight)
-
-    def count(self, tenant: str) -> int:
-        """The number of a tenant's requests."""
-        return sum(one.submit.request.tenant == tenant for one in self._in_flight)
-
-    @property
-    def answers(self) -> list[asyncio.Future[protocol.Done]]:
-        return [request.answer for request in self._in_flight]
 
     @property
     def sent(self) -> list[str]:
@@ -105,10 +91,10 @@ class WorkerRequests:
         *,
         waited_s: float,
         evidence: CrashEvidence | None = None,
+        is_admitted: bool = False,
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Supervisor.submit`."""
         loop = asyncio.get_running_loop()
-        has_begun = self._journals is not None and self._journals.starts_late(request.request_id)
         is_journalled = self._open_journal(request)
         follow = on_progress is not None or not is_journalled  # to know of progress, see `guilt`
         pending = _Pending(
@@ -117,7 +103,7 @@ class WorkerRequests:
                 follow,
                 tracing.carried(),
                 waited_s,
-                is_admitted=self._is_one_of_several or has_begun,
+                is_admitted=is_admitted,
                 is_journalled=is_journalled,
             ),
             evidence=evidence or CrashEvidence(),
@@ -133,8 +119,6 @@ class WorkerRequests:
         finally:
             if self._in_flight.remove(pending) and pending.is_sent:  # not answered
                 self._send(protocol.Cancel(pending.id))
-            if self._journals is not None and not self._is_one_of_several:
-                self._journals.close(pending.id)
             self._send_due()
             if pending.evidence.deaths:  # it may have kept others from the worker
                 self._changed()
@@ -160,7 +144,7 @@ class WorkerRequests:
         self._is_ready = False
 
     def worker_died(self, death: Death) -> None:
-        """Have the requests of the worker go on in the next one, or start over."""
+        """Have the requests of the worker go on elsewhere, or start over; suspects stay here."""
         self._is_ready = False
         ran = self._in_flight.worker_died(death)
         self._deaths.add(death)
@@ -172,7 +156,7 @@ class WorkerRequests:
             if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
             evidence = request.evidence
-            if self._is_one_of_several and not (evidence.is_suspect or evidence.is_guilty):
+            if not (evidence.is_suspect or evidence.is_guilty):
                 self._in_flight.remove(request)
                 request.resolve(Moved())
 
@@ -231,7 +215,7 @@ class WorkerRequests:
                 request.evidence.begins(past[-1].number if past else 0)
                 waited_s = asyncio.get_running_loop().time() - request.came_s
                 self._send(request.submit.after(past, waited_s))
-                request.submit.is_admitted = True  # by this worker, or by a pool before
+                request.submit.is_admitted = True  # by this worker, or before
 
     def _advanced(self, request_id: str, position: int) -> None:
         """A request has got so far; one that was suspect may not be so any more."""

@@ -1,7 +1,7 @@
 """The supervisor of a worker process, on the front's event loop: start, messages, restart.
 
-When a worker dies, its requests (`requests.py`) go on in the next one; new requests are refused
-until that one has loaded the model. A worker that hangs is killed.
+When a worker dies, its requests (`requests.py`) are `Moved`; new requests are refused until the
+next one has loaded the model. A worker that hangs is killed.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import msgspec
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
-from carpool.schedule.overload import check_room
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, Connector, LocalConnector, watched
@@ -57,7 +56,8 @@ class Supervisor:
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
         factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
-        listener: where the worker is one of several: what it had when it died is `Moved` to others.
+        bars: show the progress of loading; several workers' would be mixed up.
+        listener: receives changes and reports.
         journals: of requests, so that they go on where they were when a worker died; None: they
             start over. Workers of one pool share it, and the pool closes what it opened.
         start: starts a process; see `start.py`.
@@ -75,6 +75,7 @@ class Supervisor:
         log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
         otel: bool = False,
         factory: str | None = None,
+        bars: bool = True,
         listener: WorkerListener | None = None,
         journals: Journals | None = None,
         start: Start = spawn,
@@ -83,27 +84,18 @@ class Supervisor:
         self._connector = connector or LocalConnector(spool, start)
         self._listener, self._timeout_s = listener, timeout_s
         folder = b"" if spool is None or connector is not None else os.fsencode(spool)
-        self._load = protocol.LoadModel(
-            model, settings, folder, *log, otel, listener is None, factory
-        )
+        self._load = protocol.LoadModel(model, settings, folder, *log, otel, bars, factory)
         self._state: WorkerState = "starting"
         self._is_draining = False
-        several = listener is not None
         self._requests = WorkerRequests(
-            self._send,
-            journals,
-            self._tell_changed,
-            is_one_of_several=several,
-            deaths=deaths or DeathLog(),
+            self._send, journals, self._tell_changed, deaths=deaths or DeathLog()
         )
         self._queries = Queries(self._send)
         self._late_adapters = LateAdapters(self._queries, self._send)
         self._connection: Connection | None = None
         self._is_lost = False  # only the connection to the newest worker, as far as is known
-        self._slot_s: float | None = None  # predicted until the worker can start a request
         self.ready: protocol.WorkerReady | None = None  # of the newest worker that got so far
         self._first_ready = asyncio.Event()
-        self._is_open = asyncio.Event()  # ready, and not draining
         self._started_s = 0.0  # start of the newest worker; event loop's clock
         self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
         self._task: asyncio.Task[None] | None = None
@@ -124,10 +116,6 @@ class Supervisor:
         assert self.ready is not None
         return self.ready
 
-    async def wait_open(self, model: str | None = None) -> None:
-        """Wait until requests are accepted; for ever once the server drains."""
-        await self._is_open.wait()
-
     async def submit(
         self,
         request: CheckedRequest,
@@ -136,6 +124,7 @@ class Supervisor:
         *,
         waited_s: float = 0.0,
         evidence: CrashEvidence | None = None,
+        is_admitted: bool = False,
     ) -> protocol.Done:
         """Run a request in the worker. Cancelling the awaiting task cancels the request.
 
@@ -145,16 +134,22 @@ class Supervisor:
             on_preview: called with the request's previews, all before the answer.
             waited_s: how long a pool held it.
             evidence: from workers that ran it before.
+            is_admitted: the worker is not to refuse it for the time that it takes.
 
         Raises:
             Starting, WorkerLost, Draining: no requests are accepted now.
             PipelineFailed: workers died of it; see `guilt`.
-            Moved: the worker died, or gave it up, and there are others.
+            Moved: the worker died, or gave it up.
             CarpoolError: the request failed.
         """
         self.check_open()
         return await self._requests.run(
-            request, on_progress, on_preview, waited_s=waited_s, evidence=evidence
+            request,
+            on_progress,
+            on_preview,
+            waited_s=waited_s,
+            evidence=evidence,
+            is_admitted=is_admitted,
         )
 
     @property
@@ -194,20 +189,6 @@ class Supervisor:
             again_s = self._until_ready_s()
             raise WorkerLost("the worker has died and is being restarted", retry_after_s=again_s)
 
-    def check_room(self, tenant: str = "") -> None:
-        """Refuse a request that the worker would refuse, without asking the worker.
-
-        Args:
-            tenant: whose request it is, where tenants share the places; empty: nobody's.
-
-        Raises:
-            Overloaded: as many requests are in flight as may run and wait, or of the tenant.
-        """
-        settings = self._load.settings
-        running, queued = settings.max_running, settings.max_queue
-        own = self._requests.count(tenant) if tenant and settings.fair_share else None
-        check_room(len(self._requests), running, queued, self._slot_s or 1.0, own=own)
-
     def _until_ready_s(self) -> float:
         """Predict the seconds until the next worker is ready, from what the last one took."""
         return min(max(self._startup_s - self._running_s(), 1.0), 120.0)
@@ -244,21 +225,15 @@ class Supervisor:
         """Have the worker read its adapter folder and batching config again."""
         self._send(protocol.Reload())
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait for those in flight; fail the rest at the timeout."""
+    def fail_all(self, error: CarpoolError) -> None:
+        """Refuse new requests, and fail those in flight."""
         self._is_draining = True
-        self._is_open.clear()
-        answers = self._requests.answers
-        if answers:
-            log.info("draining: %d requests still run", len(answers))
-            await asyncio.wait(answers, timeout=timeout_s)
-        self._fail_all(Draining(f"the server ended {timeout_s:g} s after it was told to"))
+        self._requests.fail_all(error)
+        self._queries.fail(error)
 
     async def stop(self) -> None:
         """End the worker; returns when its process has ended."""
-        self._is_draining = True
-        self._is_open.clear()
-        self._fail_all(Draining("the server was told to end at once", retry_after_s=5))
+        self.fail_all(Draining("the server was told to end at once", retry_after_s=5))
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, LoadFailed):
@@ -310,8 +285,8 @@ class Supervisor:
             death, had = Death(self, asyncio.get_running_loop().time()), self._requests.sent
             if self._first_ready.is_set():
                 self._state = "worker_lost"
-                self._is_open.clear()
                 self._requests.pause()
+                self._tell_changed()
                 again_s = self._until_ready_s()
                 self._queries.worker_died(WorkerLost("the worker died", retry_after_s=again_s))
             self._connection = None
@@ -351,8 +326,7 @@ class Supervisor:
                 self._queries.answered(message)
             case protocol.RequestFailed(error=WorkerLost.__name__) if self._connection is not None:
                 self._connection.kill()  # it cannot go on: the next one runs what it had
-            case protocol.Heartbeat(slot_s=slot_s, report=report):
-                self._slot_s = slot_s
+            case protocol.Heartbeat(report=report):
                 if self._listener is not None and report is not None:
                     self._listener.reported(report)
             case _:
@@ -363,19 +337,13 @@ class Supervisor:
         if ready is None:
             return
         if self.ready is not None:
-            log.info("the worker is ready again; requests that go on: %d", len(self._requests))
+            log.info("the worker is ready again")
         self.ready, self._state = ready, "ready"
         self._first_ready.set()
-        if not self._is_draining:
-            self._is_open.set()
         if self._on_activity is not None:
             self._send(protocol.Watch(True))
         self._requests.worker_is_ready()
         self._tell_changed()
-
-    def _fail_all(self, error: CarpoolError) -> None:
-        self._requests.fail_all(error)
-        self._queries.fail(error)
 
     def _send(self, message: protocol.ToWorker) -> None:
         if self._connection is not None:

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.config import EngineSettings, ServeSettings
+from carpool.config import ServeSettings
 from carpool.errors import InvalidAPIKey, RateLimited, SettingRejected
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.access.keys import Keyring, parse_keys
 from carpool.server.access.limits import RateLimiter
 from carpool.server.app import create_app
-from carpool.worker.supervisor import Supervisor
-from support.app import CARD, Grey
+from support.app import CARD, Grey, Lone
 from support.endpoints import ENDPOINT
 
 
@@ -249,7 +248,7 @@ def test_jobs_of_another_key_do_not_count() -> None:
 
 
 def asked(settings: ServeSettings, times: int, **headers: str) -> list[httpx2.Response]:
-    app = create_app(Supervisor("none", EngineSettings()), settings)
+    app = create_app(Lone(), settings)
 
     async def talk() -> list[httpx2.Response]:
         transport = httpx2.ASGITransport(app)
