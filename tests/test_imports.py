@@ -408,6 +408,23 @@ def test_the_front_and_the_command_line_load_neither_torch_nor_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_everything_is_imported_without_the_packages_that_are_extras() -> None:
+    code = """
+import importlib, pkgutil, sys
+extras = "av", "bitsandbytes", "gguf", "opentelemetry.sdk", "optimum", "ray", "torchao"
+sys.modules |= dict.fromkeys(extras)
+import carpool, carpool_lab
+for package in carpool, carpool_lab:
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith(("__main__", ".plot")):
+            importlib.import_module(module.name)
+"""
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert not done.returncode, done.stderr
+
+
 def test_the_checks_see_what_they_are_to_see() -> None:
     loop = Path("carpool/engine/loop.py")
     assert "carpool.types" in imports_of(loop)

@@ -6,7 +6,7 @@ Graphs are made for one row and for many, one length of text and many, with mask
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -51,6 +51,7 @@ def compile_blocks(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
     ]
     if not blocks:
         raise SettingRejected("compile: the model has no repeated blocks: leave it out")
+    keep_device_guard()
     limits = torch._dynamo.config  # graphs of one block: sizes, lengths, masks; then eager for good
     undo.callback(setattr, limits, "recompile_limit", limits.recompile_limit)
     limits.recompile_limit = max(GRAPHS, limits.recompile_limit)
@@ -60,6 +61,28 @@ def compile_blocks(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
     for block in blocks:
         undo.callback(setattr, block, "_compiled_call_impl", block._compiled_call_impl)
         block.compile(backend=COMPILER)
+
+
+@cache
+def keep_device_guard() -> None:
+    """Let torch's guard of a CUDA device that is missing live as long as the process.
+
+    A torch with CUDA on a machine without a driver makes that guard when something is compiled for
+    the first time, in memory of the calling thread. Torch 2.11 uses it after this thread, which may
+    be that of the warm-up, has ended: a segmentation fault. So a thread makes it that never ends.
+    """
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    if ensure is None or torch.version.cuda is None or torch.cuda.is_available():
+        return
+    is_made, is_over = threading.Event(), threading.Event()
+
+    def make() -> None:
+        ensure()
+        is_made.set()
+        is_over.wait()
+
+    threading.Thread(target=make, name="carpool-device-guard", daemon=True).start()
+    is_made.wait()
 
 
 def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
