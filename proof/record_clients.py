@@ -4,7 +4,7 @@
 
 The folders hold the unpacked wheels, nothing of which is installed but aiohttp: the clients' files
 are imported as they are, everything else that they import is a stand-in. The server
-runs on a loopback port before a fake worker. `tests/server/routes/test_peer_clients.py` sends the
+runs on a loopback port before a fake worker. `tests/server/compat/test_peer_clients.py` sends the
 records again.
 """
 
@@ -39,7 +39,7 @@ from carpool.worker.protocol import Done, Picture, RawVideo, TokenUsage, WorkerR
 from carpool.worker.supervisor import Supervisor
 from proof.record_peers import Importer
 
-FILE = Path("tests/server/routes/recorded/peer_clients.json")
+FILE = Path("tests/server/compat/recorded/peer_clients.json")
 SG = "sglang.multimodal_gen.benchmarks"
 REAL = {f"{SG}.bench_serving", f"{SG}.datasets", "sglang.srt.utils.network"}
 REAL |= {"vllm_omni.benchmarks.patch.patch", "vllm_omni.metrics.definitions"}

@@ -298,6 +298,15 @@ def test_folders_of_a_package_form_no_circle() -> None:
         pytest.fail("\n".join([" <- ".join(circle.args[1]), *arrows]))
 
 
+@pytest.mark.parametrize("file", [f for f in FILES if f.is_relative_to("carpool/server")], ids=str)
+def test_the_server_imports_no_dialect_by_its_name(file: Path) -> None:
+    dialects = {name for name in imports_of(file) if is_within(name, ["carpool.server.compat"])}
+    if module_of(file) == "carpool.server.app":
+        assert dialects == {"carpool.server.compat.dialects"}
+    elif not is_within(module_of(file), ["carpool.server.compat"]):
+        assert not dialects
+
+
 @pytest.mark.parametrize("module", sorted(CLAIMS))
 def test_what_a_docstring_claims_about_imports_is_true(module: str) -> None:
     for kind, names in CLAIMS[module]:

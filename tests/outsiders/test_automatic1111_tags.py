@@ -18,7 +18,7 @@ from PIL import Image
 from carpool.errors import Rejected
 from carpool.request.adapter_names import AdapterInfo
 from carpool.request.lora import check_lora
-from carpool.server.bodies.prompt_tags import adapters_of, split_tags
+from carpool.server.compat.automatic1111.prompt_tags import adapters_of, split_tags
 from support.app import CARD, Grey, ask, refusal
 from support.engine_driver import driving, fresh
 from support.engine_worker import EngineWorker

@@ -11,7 +11,8 @@ import pytest
 
 from carpool.request.card import OURS, Parameter, Task
 from carpool.request.images import NAMES as PICTURES
-from carpool.server.bodies import peers, schema
+from carpool.server.bodies import schema
+from carpool.server.compat.peers import fields as peers
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.app import CARD, AppClient, Grey, ask, open_app, refusal, shared_app

@@ -11,18 +11,9 @@ from carpool.fleet.serving import Serving
 from carpool.jobs.runner import Runner
 from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtection
 from carpool.server.access.keys import Keyring
+from carpool.server.compat import dialects
 from carpool.server.error_responses import on_error
-from carpool.server.routes import (
-    adapters,
-    automatic1111,
-    chat,
-    huggingface,
-    images,
-    jobs,
-    observe,
-    peers,
-    videos,
-)
+from carpool.server.routes import images, jobs, observe, videos
 from carpool.server.routes.docs_page import add_docs
 from carpool.server.routes.playground import add_playground
 from carpool.server.state import AppState
@@ -31,7 +22,7 @@ from carpool.telemetry.tracing import Tracing
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
 """Paths of forms with pictures, whose bodies may be large."""
-LARGE_BODY_PATHS = UPLOADS | {"/", "/sdapi/v1/img2img", "/v1/chat/completions", "/v1/videos/sync"}
+LARGE_BODY_PATHS = UPLOADS | {"/v1/videos/sync"} | dialects.LARGE_BODY_PATHS
 
 
 def create_app(
@@ -61,21 +52,19 @@ def create_app(
     )
     # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
-    state = app.state.server = AppState(backend, settings, runner, keys, traces)
+    state = app.state.server = AppState(
+        backend, settings, runner, keys, traces, dialects.translated
+    )
     routers = [
         images.router,
         images.links,
-        chat.router,
-        huggingface.router,
-        automatic1111.router,
-        automatic1111.lists,
         jobs.router,
         videos.router,
         observe.router,
-        peers.router,
-        adapters.router,
+        observe.public,
+        *dialects.ROUTERS,
     ]
-    for router in [*routers, observe.public]:
+    for router in routers:
         if runner is not None or router not in (jobs.router, videos.router):
             app.include_router(router)
     add_docs(app)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from carpool.errors import LibraryMissing
 from carpool.media.reader import ImageIntake
-from carpool.server.bodies import forms, peers, schema
+from carpool.server.bodies import forms, schema
 from carpool.server.bodies.input_images import edit_images, edit_task, reference_images
 from carpool.server.bodies.named_pictures import check_count, decoded, digests_of, taken
 from carpool.server.openai_fields import ImageWork, video_request
@@ -31,7 +31,7 @@ async def read_form(
 ) -> forms.Form:
     """Read a form, or JSON, and translate the names of its fields to ours.
 
-    Args, Raises: as `AppState.some_model`, `forms.read_body` and `peers.translated`.
+    Args, Raises: as `AppState.some_model`, `forms.read_body` and `AppState.translate`.
     """
     state = context.state
     card = (await state.some_model(needs)).card
@@ -40,7 +40,7 @@ async def read_form(
     )
     named = form.values.get("model")
     own = await state.card_of(named) if isinstance(named, str) else None
-    form.values = peers.translated(form.values, own or card)
+    form.values = state.translate(form.values, own or card)
     return form
 
 
@@ -70,7 +70,9 @@ async def image_work(
     needs: Literal["ready", "restarting"] = "restarting" if body.background_job else "ready"
     model = model or await context.load(body.model, needs)
     if form is None:
-        body = peers.with_own_names(body, model.card)
+        sent = body.model_dump(exclude_unset=True)
+        if (translated := context.state.translate(sent, model.card)) != sent:
+            body = forms.validated(schema.ImageRequest, translated)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
     context.with_headers(body)
     work = ImageWork(model, body, context.client)

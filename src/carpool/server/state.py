@@ -42,6 +42,8 @@ PARSED_INLINE_BYTES = 64 << 10  # of JSON; more is parsed on a thread
 Replay = schema.ImagesResponse | list[bytes]
 """The answer that an `Idempotency-Key` gets again: JSON, or the final events of a stream."""
 
+Translate = Callable[[Mapping[str, Any], Card], dict[str, Any]]
+
 bearer = HTTPBearer(auto_error=False)
 
 
@@ -70,7 +72,11 @@ class ServedModel:
 
 
 class AppState:
-    """`app.state.server`. The caller starts and stops the backend and the runner."""
+    """`app.state.server`. The caller starts and stops the backend and the runner.
+
+    Args:
+        translate: renames the fields of a body for a model to those of this API.
+    """
 
     def __init__(
         self,
@@ -79,13 +85,14 @@ class AppState:
         runner: Runner | None,
         keys: Keyring | None,
         tracing: Tracing | None,
+        translate: Translate,
     ) -> None:
         threads = max(2, os.cpu_count() or 2)
         store = runner.store if runner else None
         self.backend, self.settings, self._runner = backend, settings, runner
         self.fleet = backend if isinstance(backend, Fleet) else None  # of models by their names
         self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
-        self.tracing = tracing or Tracing()
+        self.tracing, self.translate = tracing or Tracing(), translate
         self.observer = Observer(backend, settings, runner)
         self.idempotency: IdempotencyCache[Replay] = IdempotencyCache(_size_of, time.monotonic)
         self.files = SignedFiles(
@@ -104,7 +111,6 @@ class AppState:
             has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
-        self.interruptible: dict[str, dict[asyncio.Task[Any], str]] = {}  # by owner; their ids
         self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by model and owner
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
@@ -238,14 +244,6 @@ class AuthenticatedRequest:
     state: AppState
     request: Request
     client: APIClient
-
-    @property
-    def interruptible(self) -> dict[asyncio.Task[Any], str]:
-        """The client's running requests that `/sdapi/v1/interrupt` cancels, with their ids.
-
-        Two may have one id: it is the client's.
-        """
-        return self.state.interruptible.setdefault(self.client.owner, {})
 
     async def load(
         self, name: str | None, needs: Literal["ready", "restarting", "loaded"]

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.server.routes.automatic1111 import EMPTY_LISTS
+from carpool.server.compat.automatic1111.routes import EMPTY_LISTS
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 
 from carpool.errors import CarpoolError
-from carpool.server.bodies.peers import stage_durations
 from carpool.server.bodies.schema import StageMetrics
 from carpool.server.state import AppState
 from carpool.telemetry.worker_statistics import workers_of
@@ -22,6 +21,13 @@ async def peak_memory_mb(state: AppState, model: str) -> float | None:
             peaks = [one.statistics["memory"]["peak_bytes"] for one in workers_of("", statistics)]
             return round(max(peaks) / 1e6, 3) if peaks else None
     return None
+
+
+def stage_durations(timings: Timings) -> dict[str, float]:
+    """Seconds of each phase, and milliseconds in all without the queue (`_gen_ms`)."""
+    phases = ("queue", "encode", "denoise", "decode")
+    spent = {name: round(getattr(timings, f"{name}_s"), 6) for name in phases}
+    return spent | {"stage_0_gen_ms": round(1000 * (timings.total_s - timings.queue_s), 3)}
 
 
 async def stage_metrics(state: AppState, model: str, timings: Timings) -> StageMetrics:

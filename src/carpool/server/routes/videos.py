@@ -27,14 +27,14 @@ from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
 from carpool.media.metadata import with_used
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
-from carpool.server.bodies import forms, peers
+from carpool.server.bodies import forms
 from carpool.server.bodies.input_images import REFERENCE
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
 from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import read_form, video_work
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
-from carpool.server.responses.stage_metrics import peak_memory_mb
+from carpool.server.responses.stage_metrics import peak_memory_mb, stage_durations
 from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, settings_of, submit
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.types import Timings
@@ -79,7 +79,7 @@ async def _video(state: AppState, record: Record) -> Video:
         fields["inference_time_s"] = took_s
         fields["stage_durations"] = {"stage_0_gen_ms": round(1000 * took_s)}
         if record.timings is not None:
-            fields["stage_durations"] = peers.stage_durations(Timings(**record.timings))
+            fields["stage_durations"] = stage_durations(Timings(**record.timings))
     return Video(
         status=STATUS.get(record.state, record.state),
         size=asked.get("size", ""),

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from carpool.request.card import Card
-from carpool.server.bodies.chat import NEUTRAL
+from carpool.server.compat.chat.bodies import NEUTRAL
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.app import CARD, AppClient, Grey, ask, open_app, refusal

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi.sse import format_sse_event
 
 from carpool.server.bodies import schema
-from carpool.server.bodies.chat import (
+from carpool.server.compat.chat.bodies import (
     ChatChoice,
     ChatCompletion,
     ChatMessage,
@@ -22,8 +22,8 @@ from carpool.server.bodies.chat import (
     ImagePart,
     ImageURL,
 )
-from carpool.server.bodies.peers import stage_durations
 from carpool.server.responses.generation import ImageGeneration, encoded
+from carpool.server.responses.stage_metrics import stage_durations
 from carpool.types import Timings
 from carpool.worker import protocol
 

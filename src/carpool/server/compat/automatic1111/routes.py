@@ -9,6 +9,7 @@ import base64
 import contextlib
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -22,7 +23,9 @@ from carpool.request.card import Card
 from carpool.request.sizes import within
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
-from carpool.server.bodies.automatic1111 import (
+from carpool.server.bodies.forms import Form, validated
+from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
+from carpool.server.compat.automatic1111.bodies import (
     SAMPLER,
     Drawn,
     Image2Image,
@@ -36,22 +39,21 @@ from carpool.server.bodies.automatic1111 import (
     Text2Image,
     info,
 )
-from carpool.server.bodies.automatic1111_fields import (
+from carpool.server.compat.automatic1111.fields import (
     Translation,
     check_fill,
     check_model,
     skipped_layers,
     translated,
 )
-from carpool.server.bodies.forms import Form, validated
-from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
 from carpool.server.requests import MakeMask, image_work
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import PATIENCE_S
-from carpool.server.state import AuthenticatedRequest, ServedModel
+from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
 MOST_BLUR = 64  # pixels
+_RUNNING: WeakKeyDictionary[AppState, dict[str, dict[asyncio.Task[Any], str]]] = WeakKeyDictionary()
 EMPTY_LISTS: dict[str, Any] = {
     "upscalers": [], "latent-upscale-modes": [], "sd-vae": [], "prompt-styles": [],
     "hypernetworks": [], "face-restorers": [], "realesrgan-models": [], "cmd-flags": {},
@@ -91,6 +93,15 @@ def _as_bearer(authorization: bytes) -> bytes:
 
 router = router_of(PasswordWorkRoute, "/sdapi/v1")
 lists = router_of(PasswordRoute, "/sdapi/v1")
+
+
+def _interruptible(context: AuthenticatedRequest) -> dict[asyncio.Task[Any], str]:
+    """The client's running requests that `interrupt` cancels, with their ids.
+
+    Two may have one id: it is the client's.
+    """
+    owners = _RUNNING.setdefault(context.state, {})
+    return owners.setdefault(context.client.owner, {})
 
 
 def _body(model: Any) -> dict[str, Any]:
@@ -151,7 +162,7 @@ async def _drawn(
 
     task = asyncio.ensure_future(draw())
     answer: Any = None
-    running = context.interruptible
+    running = _interruptible(context)
     running[task] = context.request.scope["request_id"]
     try:
         answer = await task
@@ -222,7 +233,7 @@ def _blur(name: str, radius: Any) -> int:
 @lists.get("/progress")
 async def progress(context: Context, skip_current_image: bool = False) -> ProgressResponse:
     """Progress of the requests of this API key, on average."""
-    mine = list(context.interruptible.values())
+    mine = list(_interruptible(context).values())
     steps = [(0, 0)]
     for request_id in set(mine):
         with contextlib.suppress(CarpoolError, TimeoutError):
@@ -240,7 +251,7 @@ async def progress(context: Context, skip_current_image: bool = False) -> Progre
 @lists.post("/skip")
 async def interrupt(context: Context) -> dict[str, Any]:
     """Cancel the requests of this API key that came by this API; they answer without pictures."""
-    for task in list(context.interruptible):
+    for task in list(_interruptible(context)):
         task.cancel()
     return {}
 

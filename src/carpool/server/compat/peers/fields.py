@@ -11,9 +11,7 @@ from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
 from carpool.request.card import Card
-from carpool.server.bodies.forms import Body, validated
 from carpool.server.bodies.json_bodies import in_text
-from carpool.types import Timings
 
 NESTED = ("extra_body", "diffusers_kwargs", "extra_params", "extra_args")
 """Objects whose fields count as if they stood at top level."""
@@ -58,24 +56,6 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
             raise UnsupportedParameter.of("generator_device", device, f"{rule}, or no seed")
         del found["generator_device"]
     return found
-
-
-def with_own_names(body: Body, card: Card) -> Body:
-    """Translate the fields of a body; the body itself where there is nothing to translate."""
-    sent = body.model_dump(exclude_unset=True)
-    said = translated(sent, card)
-    return body if said == sent else validated(type(body), said)
-
-
-def stage_durations(timings: Timings) -> dict[str, float]:
-    """Durations of the phases, under the names that vLLM-Omni's clients look for.
-
-    Returns:
-        Seconds of each phase, and milliseconds in all without the queue (`_gen_ms`).
-    """
-    phases = ("queue", "encode", "denoise", "decode")
-    spent = {name: round(getattr(timings, f"{name}_s"), 6) for name in phases}
-    return spent | {"stage_0_gen_ms": round(1000 * (timings.total_s - timings.queue_s), 3)}
 
 
 def _seed(seed: Any) -> Any:

@@ -16,9 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from carpool.errors import InvalidValue, UnsupportedParameter, show
 from carpool.media.reader import Sent
 from carpool.request.card import Card
-from carpool.server.bodies import peers, schema
+from carpool.server.bodies import schema
 from carpool.server.bodies.forms import MOST_IMAGES
 from carpool.server.bodies.nested_pictures import as_url
+from carpool.server.compat.peers import fields as peers
 
 _NEUTRAL = """temperature top_p top_k top_a min_p max_tokens max_completion_tokens stop logit_bias
 frequency_penalty presence_penalty repetition_penalty logprobs top_logprobs store metadata

@@ -12,8 +12,8 @@ from typing import Any
 from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
 from carpool.request.card import Card
 from carpool.request.values import is_int, is_number
-from carpool.server.bodies.automatic1111 import SAMPLER, Image2Image, Text2Image
-from carpool.server.bodies.prompt_tags import (
+from carpool.server.compat.automatic1111.bodies import SAMPLER, Image2Image, Text2Image
+from carpool.server.compat.automatic1111.prompt_tags import (
     adapters_of,
     refuse_tags,
     split_tags,

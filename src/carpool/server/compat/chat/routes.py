@@ -6,12 +6,12 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from carpool.server.bodies import schema
-from carpool.server.bodies.chat import ChatCompletion, ChatRequest, conversation
 from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
+from carpool.server.compat.chat.answers import ChunkWriter, completion
+from carpool.server.compat.chat.bodies import ChatCompletion, ChatRequest, conversation
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import image_work
-from carpool.server.responses.chat import ChunkWriter, completion
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED

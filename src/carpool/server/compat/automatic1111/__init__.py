@@ -1,0 +1,1 @@
+"""The API of AUTOMATIC1111's web UI."""

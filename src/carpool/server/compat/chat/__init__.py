@@ -1,0 +1,1 @@
+"""Chat completions, whose answers are pictures."""
