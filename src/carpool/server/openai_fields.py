@@ -3,8 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, Literal
 
 from carpool.errors import (
@@ -16,9 +15,7 @@ from carpool.errors import (
 )
 from carpool.media.outputs import FPS, check_fps
 from carpool.request.card import Card
-from carpool.request.expand import fanned_out, grouped, prompts_in
 from carpool.request.images import NAMES as PICTURES
-from carpool.request.own_values import check_n, seeds
 from carpool.request.parameters import check
 from carpool.request.sizes import area_of, check_size
 from carpool.server.access.keys import KEYLESS, APIClient
@@ -27,7 +24,6 @@ from carpool.server.bodies.forms import number
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest, Request
 
-WorkKind = Literal["image_generation", "image_edit"]
 QUALITIES = {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 QUALITIES |= {"standard": 1.0, "hd": 1.5}  # OpenAI's older words
 FEW_STEPS = 8  # models that take no more by default are distilled ones
@@ -37,81 +33,6 @@ EDITS = ("image", "images", "mask", "mask_image")
 _ENDPOINTS = {"pictures": "POST /v1/images/generations", "videos": "POST /v1/videos"}
 _RESERVED = {"self", "request_id", "tenant"}  # arguments of `Request` that no body may set
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
-
-
-@dataclass
-class ImageWork:
-    """A body for pictures: its model is loaded, and the pictures that came with it are read."""
-
-    model: ServedModel
-    body: schema.ImageRequest
-    client: APIClient = KEYLESS
-    kind: WorkKind = "image_generation"
-    pictures: dict[str, Any] = field(default_factory=dict)  # and what follows: arguments
-    digests: list[str] = field(default_factory=list)  # of the pictures, as they were sent
-
-    @cached_property
-    def sent(self) -> dict[str, Any]:
-        """The fields that the client sent."""
-        return self.body.model_dump(exclude_unset=True)
-
-    @cached_property
-    def n(self) -> int:
-        """The pictures of each prompt, or InvalidValue."""
-        return check_n(1 if self.body.n is None else self.body.n, self.model.max_n)
-
-    @cached_property
-    def outputs(self) -> int:
-        """The pictures in all: n of each prompt.
-
-        Raises:
-            InvalidValue: n, or lists of prompts that do not fit together, or too many in all.
-        """
-        n, max_n, prompts = self.n, self.model.max_n, prompts_in(self.sent)
-        if prompts * n > max_n:
-            name = "n" if prompts <= max_n else "prompt"
-            most = f"{max_n // prompts} of each" if name == "n" else f"{max_n} prompts"
-            raise InvalidValue(
-                f"{prompts} prompts x n={n} are {prompts * n} pictures: must be at most "
-                f"{max_n} in one request, which is {most}",
-                param=name,
-            )
-        return prompts * n
-
-    def identity(self, **fields: Any) -> dict[str, Any]:
-        """The content that two requests with one `Idempotency-Key` must share."""
-        return self.sent | fields | ({"pictures": self.digests} if self.digests else {})
-
-    def requests(self) -> list[CheckedRequest]:
-        """Check all parameters, and make one request a picture.
-
-        Raises:
-            Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
-        """
-        model, body, card = self.model, self.body, self.model.card
-        parameters = _parameters(model, body, self.sent, "pictures", self.client)
-        if body.output_compression is not None and body.output_format in (None, "png"):
-            rule = "is for jpeg and webp: png loses nothing"
-            raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
-        for name in schema.NULL_FIELDS:
-            if parameters.pop(name, None) is not None:
-                raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
-        if body.stream and body.response_format == "url":
-            rule = "a stream's events carry the pictures themselves: leave it out"
-            raise UnsupportedParameter(f"response_format=url: {rule}", param="response_format")
-        if not self.pictures:
-            _refuse_edits(card, parameters)
-        parameters |= _size(card, body.size, parameters) | self.pictures
-        parameters |= area_of(card, parameters)
-        n, whole = self.n, _request(body, self.client.key, parameters, None)
-        first_to_last = seeds(body.seed, self.outputs)
-        parameters |= _steps(card, body.quality, parameters)
-        previews = body.partial_images or 0 if body.stream or body.background_job else 0
-        checked = [
-            replace(check(card, one, from_json=True), previews=previews, model=model.id)
-            for one in fanned_out(whole, parameters, first_to_last, n)
-        ]
-        return grouped(checked, n)
 
 
 def video_request(
@@ -131,11 +52,11 @@ def video_request(
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
     """
     card, sent = model.card, body.model_dump(exclude_unset=True, exclude_none=True)
-    parameters = _parameters(model, body, sent, "videos", client)
+    parameters = pipeline_parameters(model, body, sent, "videos", client)
     if "output_format" in parameters:
         rule = "is not taken: a video is an MP4 file"
         raise UnsupportedParameter(f"output_format {rule}", param="output_format")
-    parameters |= _size(card, body.size, parameters) | dict(pictures or {})
+    parameters |= size_fields(card, body.size, parameters) | dict(pictures or {})
     parameters |= area_of(card, parameters)
     own_rate = {p.name: p.default for p in card.parameters}.get("frame_rate")
     own_rate = parameters.get("frame_rate") or own_rate or FPS
@@ -149,7 +70,7 @@ def video_request(
         if body.num_frames is not None:
             raise InvalidValue("give seconds or num_frames, not both", param="seconds")
         parameters["num_frames"] = round(seconds * fps) + 1  # models count k * n + 1
-    checked = check(card, _request(body, client.key, parameters, body.seed), from_json=True)
+    checked = check(card, engine_request(body, client.key, parameters, body.seed), from_json=True)
     checked = replace(checked, model=model.id)
     defaults = {p.name: p.default for p in card.task(checked.task).parameters}
     arguments: dict[str, Any] = {**defaults, **checked.arguments}
@@ -198,7 +119,7 @@ def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
     return asked // step * step + 1 if asked % step != 1 else asked
 
 
-def _parameters(
+def pipeline_parameters(
     model: ServedModel,
     body: schema.GenerationRequest,
     sent: Mapping[str, Any],
@@ -235,7 +156,7 @@ def _parameters(
     return parameters
 
 
-def _request(
+def engine_request(
     body: schema.GenerationRequest, key: str, parameters: Mapping[str, Any], seed: Any
 ) -> Request:
     """Make a request that counts for its client's share of the device.
@@ -248,7 +169,7 @@ def _request(
     return Request(body.prompt, seed=seed, timeout_s=body.timeout_s, **share, **parameters)
 
 
-def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
+def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
     """Refuse fields of edits in a body without pictures, and name the endpoint that takes them."""
     if not card.task_for(["image"]).takes("image"):
         return
@@ -261,7 +182,7 @@ def _refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
             raise UnsupportedParameter(f"{name} is not taken here: {rule}", param=name)
 
 
-def _steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+def quality_steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
     """The steps of a quality, from those that the model takes by default.
 
     Nothing where the request says steps itself, and for models distilled to a few steps: they
@@ -278,7 +199,7 @@ def _steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> di
     return {"num_inference_steps": min(card.max_steps, max(1, round(steps * factor)))}
 
 
-def _size(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+def size_fields(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
     if size is None or size == "auto":
         return {}
     if any(parameters.get(side) is not None for side in ("width", "height")):

@@ -1,8 +1,8 @@
 """From a body to checked requests: load its model, read its pictures, check its parameters.
 
 A route makes one call of these. The API key and the client's limits were checked before any of the
-body was read; the parameters of pictures are checked last, by `ImageWork.requests`, once the server
-has room for them and unless the same `Idempotency-Key` has its answer already.
+body was read. The parameters of pictures are checked last (`ParsedImageRequest.requests`): once the
+server has room for them, and unless the same `Idempotency-Key` has its answer already.
 """
 
 import importlib.util
@@ -15,7 +15,8 @@ from carpool.media.reader import ImageIntake
 from carpool.server.bodies import forms, schema
 from carpool.server.bodies.input_images import edit_images, edit_task, reference_images
 from carpool.server.bodies.named_pictures import check_count, decoded, digests_of, taken
-from carpool.server.openai_fields import ImageWork, video_request
+from carpool.server.image_request import ParsedImageRequest
+from carpool.server.openai_fields import video_request
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 
@@ -44,7 +45,7 @@ async def read_form(
     return form
 
 
-async def image_work(
+async def parse_image_request(
     context: AuthenticatedRequest,
     body: schema.ImageRequest,
     form: forms.Form | None = None,
@@ -53,7 +54,7 @@ async def image_work(
     model: ServedModel | None = None,
     size: tuple[int, int] | None = None,
     mask: MakeMask | None = None,
-) -> ImageWork:
+) -> ParsedImageRequest:
     """Load the model that a body names, and read its pictures.
 
     Args:
@@ -75,41 +76,46 @@ async def image_work(
             body = forms.validated(schema.ImageRequest, translated)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
     context.with_headers(body)
-    work = ImageWork(model, body, context.client)
+    image_request = ParsedImageRequest(model, body, context.client)
     if form.nested:
         check_count(form.nested)
-        intake = context.intake(work.outputs)
-        work.digests = await context.unless_disconnected(digests_of(form.nested, intake))
+        intake = context.intake(image_request.outputs)
+        image_request.digests = await context.unless_disconnected(digests_of(form.nested, intake))
         reading = decoded(form.nested, model.card, intake, forms.url_of)
-        work.pictures = await context.unless_disconnected(reading)
+        image_request.pictures = await context.unless_disconnected(reading)
     if task or form.images:
-        work.kind = "image_generation" if task == "variation" else "image_edit"
-        if "image" not in work.pictures:
-            await _read_images(context, work, form, has_mask=mask is not None)
-            await _fit(context, work, size, mask)
-    return work
+        image_request.kind = "image_generation" if task == "variation" else "image_edit"
+        if "image" not in image_request.pictures:
+            await _read_images(context, image_request, form, has_mask=mask is not None)
+            await _fit(context, image_request, size, mask)
+    return image_request
 
 
 async def _read_images(
-    context: AuthenticatedRequest, work: ImageWork, form: forms.Form, *, has_mask: bool
+    context: AuthenticatedRequest,
+    image_request: ParsedImageRequest,
+    form: forms.Form,
+    *,
+    has_mask: bool,
 ) -> None:
     """Read the pictures that are drawn anew."""
-    card, is_variation = work.model.card, work.kind == "image_generation"
+    card, is_variation = image_request.model.card, image_request.kind == "image_generation"
     task = edit_task(card, form, is_variation=is_variation, has_mask=has_mask)
-    intake = context.intake(work.outputs)
-    work.digests = await context.unless_disconnected(intake.run(form.digests)) + work.digests
-    reading = edit_images(card, task, form, work.body, intake)
-    work.pictures |= await context.unless_disconnected(reading)
+    intake = context.intake(image_request.outputs)
+    digests = await context.unless_disconnected(intake.run(form.digests))
+    image_request.digests = digests + image_request.digests
+    reading = edit_images(card, task, form, image_request.body, intake)
+    image_request.pictures |= await context.unless_disconnected(reading)
 
 
 async def _fit(
     context: AuthenticatedRequest,
-    work: ImageWork,
+    image_request: ParsedImageRequest,
     size: tuple[int, int] | None,
     mask: MakeMask | None,
 ) -> None:
     """Resize the first picture, and read the mask for it."""
-    pictures, intake = work.pictures, context.intake(work.outputs)
+    pictures, intake = image_request.pictures, context.intake(image_request.outputs)
     first, *others = _listed(pictures["image"])
     if size is not None and first.size != size:
         first = await context.unless_disconnected(intake.run(partial(first.resize, size)))

@@ -24,7 +24,7 @@ from carpool.errors import Rejected, SizeRejected, UnsupportedParameter
 from carpool.request.card import Card, Parameter, Task
 from carpool.request.parameters import check
 from carpool.server.bodies.schema import ImageRequest
-from carpool.server.openai_fields import ImageWork
+from carpool.server.image_request import ParsedImageRequest
 from carpool.server.state import ServedModel
 from carpool.types import Request
 from support.engine_driver import CLOSE, driving, gap, plain, solo
@@ -150,10 +150,10 @@ def test_the_image_endpoint_refuses_a_model_that_makes_videos() -> None:
     task = Task("text-to-video", "WanPipeline", (Parameter("prompt", "str"),))
     card = Card("wan", (task,), {}, 16, None, 1 << 20, 100)
 
+    body = ImageRequest.model_validate({"prompt": "a cat"})
+
     with pytest.raises(UnsupportedParameter, match="with pictures: POST /v1/videos makes them"):
-        ImageWork(
-            ServedModel("wan", card, 10), ImageRequest.model_validate({"prompt": "a cat"})
-        ).requests()
+        _ = ParsedImageRequest(ServedModel("wan", card, 10), body).requests
 
 
 @pytest.mark.parametrize(

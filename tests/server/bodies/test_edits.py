@@ -21,7 +21,7 @@ from carpool.request.sizes import within
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form
 from carpool.server.bodies.input_images import edit_images, edit_task
-from carpool.server.openai_fields import ImageWork
+from carpool.server.image_request import ParsedImageRequest
 from carpool.server.state import ServedModel
 from carpool.worker import protocol
 from support.app import CARD, app_of, ask, refusal
@@ -316,7 +316,7 @@ def test_several_references_give_what_plain_diffusers_gives() -> None:
         intake = ImageIntake(PictureReader())
         work = edit_images(card, edit_task(card, form), form, body, intake)
         model = ServedModel(card.id, card, 10)
-        [job] = ImageWork(model, body, pictures=asyncio.run(work)).requests()
+        [job] = ParsedImageRequest(model, body, pictures=asyncio.run(work)).requests
         recorder = Recorder()
         arguments = {**ARGUMENTS["flux2"], **job.arguments}
         drive.engine.submit(replace(job, arguments=arguments), recorder)

@@ -11,8 +11,7 @@ from fastapi.sse import KEEPALIVE_COMMENT
 
 from carpool.errors import Overloaded, WorkerLost
 from carpool.server.bodies import schema
-from carpool.server.openai_fields import ImageWork
-from carpool.server.responses.generation import ImageGeneration
+from carpool.server.image_request import ParsedImageRequest
 from carpool.server.responses.stream import events
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
@@ -218,7 +217,7 @@ def test_the_images_of_one_request_are_marked_as_asked_for_together() -> None:
     model = ServedModel(CARD.id, CARD, 10)
     body = schema.ImageRequest.model_validate({"prompt": "a", "n": 3})
 
-    first, second, third = ImageWork(model, body).requests()
+    first, second, third = ParsedImageRequest(model, body).requests
 
     assert first.group == second.group == third.group == first.request_id
     assert (first.group_size, third.group_size) == (3, 3)
@@ -227,7 +226,7 @@ def test_the_images_of_one_request_are_marked_as_asked_for_together() -> None:
 async def _three_of(worker: Grey) -> list[bytes]:
     model = ServedModel(CARD.id, CARD, 10)
     body = schema.ImageRequest.model_validate({"prompt": "a", "n": 2})
-    generation = ImageGeneration(model, body, ImageWork(model, body).requests())
+    generation = ParsedImageRequest(model, body)
     stream = events(
         worker,
         generation,

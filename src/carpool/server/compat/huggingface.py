@@ -19,7 +19,7 @@ from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.json_bodies import received
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.dependencies import Context, WorkRoute, router_of
-from carpool.server.requests import image_work
+from carpool.server.requests import parse_image_request
 from carpool.server.responses.downloads import warnings_header
 from carpool.server.responses.respond import respond
 
@@ -88,9 +88,9 @@ async def infer(context: Context) -> Response:
             values["prompt"] = asked.inputs
     if values.get("prompt") is None and images:
         values["prompt"] = ""
-    asked_for = _body(values, request)
-    work = await image_work(context, asked_for, Form(images=images, name="inputs"))
-    answer = await respond(context, work)
+    form = Form(images=images, name="inputs")
+    image_request = await parse_image_request(context, _body(values, request), form)
+    answer = await respond(context, image_request)
     assert isinstance(answer, schema.ImagesResponse)  # `stream` is refused
     [picture] = answer.data
     content = base64.b64decode(picture.b64_json or "")

@@ -8,57 +8,47 @@ from typing import Any
 
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.bodies import schema
-from carpool.server.openai_fields import ImageWork
-from carpool.server.responses.generation import ImageGeneration, generate
+from carpool.server.image_request import ParsedImageRequest
+from carpool.server.responses.generation import generate
 from carpool.server.responses.stream import EventStream, events, is_final
 from carpool.server.state import AuthenticatedRequest, Replay
 
 
 async def respond(
     context: AuthenticatedRequest,
-    asked: ImageWork,
-    *,
-    event: Callable[..., bytes] | None = None,
+    image_request: ParsedImageRequest,
     **fields: Any,
 ) -> schema.ImagesResponse | EventStream:
     """Check the parameters and run the requests, for as long as the client is connected.
 
     Args:
-        event: writes a stream's events; see `ImageGeneration`.
         fields: what else tells this request from another with the same `Idempotency-Key`.
 
     Raises:
         CarpoolError: whatever is wrong with the request, or became of it.
     """
     state, request, owner = context.state, context.request, context.client.owner
-    is_streamed = asked.body.stream
+    is_streamed = image_request.body.stream
     base, run = str(request.base_url).rstrip("/"), partial(state.encoder.run, owner)
     live: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def checked() -> ImageGeneration:
+    async def answer_once() -> Replay:
         await context.check_room()
-        generation = ImageGeneration(
-            asked.model, asked.body, asked.requests(), asked.kind, event=event
-        )
-        if generation.inputs:
-            await run(generation.pack)
-        state.observer.began(request, owner, generation.requests)
-        return generation
-
-    async def work() -> Replay:
-        generation = await checked()
+        if image_request.inputs:
+            await run(image_request.pack)
+        state.observer.began(request, owner, image_request.requests)
         if not is_streamed:
             return await generate(
                 state.backend,
-                generation,
-                link=lambda file: base + state.files.keep(file, generation.format),
+                image_request,
+                link=lambda file: base + state.files.keep(file, image_request.format),
                 run=run,
             )
         told = events(
             state.backend,
-            generation,
-            drew=partial(state.observer.drew, asked.model.id),
-            previewed=partial(state.observer.first_preview, asked.model.id),
+            image_request,
+            drew=partial(state.observer.drew, image_request.model.id),
+            previewed=partial(state.observer.first_preview, image_request.model.id),
             run=run,
         )
         final = []
@@ -69,14 +59,14 @@ async def respond(
         return final
 
     key = key_of(request)
-    digest = "" if key is None else digest_of(request.url.path, asked.identity(**fields))
-    once = partial(state.idempotency.once, owner, key, digest, work)
+    digest = "" if key is None else digest_of(request.url.path, image_request.identity(**fields))
+    once = partial(state.idempotency.once, owner, key, digest, answer_once)
     if is_streamed:
         streamed = _live(once, live)
         return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
     response = await context.unless_disconnected(once())
     assert isinstance(response, schema.ImagesResponse)  # by the digest: no stream's
-    state.observer.drew(asked.model.id, len(response.data), response.usage)
+    state.observer.drew(image_request.model.id, len(response.data), response.usage)
     return response
 
 

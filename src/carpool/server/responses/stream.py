@@ -23,7 +23,8 @@ from carpool.errors import CarpoolError
 from carpool.fleet.serving import Serving
 from carpool.media.metadata import without_prompts
 from carpool.server.bodies import schema
-from carpool.server.responses.generation import ImageGeneration, RunInThread, gather
+from carpool.server.image_request import ParsedImageRequest
+from carpool.server.responses.generation import RunInThread, gather
 from carpool.telemetry import logs
 from carpool.worker import protocol
 
@@ -94,7 +95,7 @@ def is_final(event: bytes) -> bool:
 
 async def events(
     backend: Serving,
-    generation: ImageGeneration,
+    image_request: ParsedImageRequest,
     *,
     drew: Callable[[int, schema.UsageBody], None],
     previewed: Callable[[float], None],
@@ -113,8 +114,8 @@ async def events(
         CarpoolError: one failed.
     """
     updates: asyncio.Queue[Update] = asyncio.Queue()
-    work = asyncio.create_task(_run(backend, generation, updates))
-    left, is_begun, began_s = len(generation.requests), False, time.monotonic()
+    work = asyncio.create_task(_run(backend, image_request, updates))
+    left, is_begun, began_s = len(image_request.requests), False, time.monotonic()
     previews, last_step = [0] * left, [0] * left  # of each picture
     try:
         while left:
@@ -137,8 +138,8 @@ async def events(
                     last_step[number] = shown.step
                 else:
                     left -= 1
-                    drew(1, generation.usage([shown.usage]))
-                event = await run(partial(_event, generation, number, shown, previews[number]))
+                    drew(1, image_request.usage([shown.usage]))
+                event = await run(partial(_event, image_request, number, shown, previews[number]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
                 previews[number] += 1
@@ -150,13 +151,13 @@ async def events(
 
 
 async def _run(
-    backend: Serving, generation: ImageGeneration, updates: "asyncio.Queue[Update]"
+    backend: Serving, image_request: ParsedImageRequest, updates: "asyncio.Queue[Update]"
 ) -> None:
     """Run all requests, and put their previews, outputs or errors into the queue."""
 
     async def one(number: int) -> None:
         done = await backend.submit(
-            generation.requests[number],
+            image_request.requests[number],
             on_progress=lambda _, steps: updates.put_nowait(
                 KEEPALIVE_COMMENT if steps else RESTARTED_COMMENT
             ),
@@ -165,7 +166,7 @@ async def _run(
         updates.put_nowait((number, done))
 
     try:
-        await gather(one, len(generation.requests))
+        await gather(one, len(image_request.requests))
     except CarpoolError as error:
         updates.put_nowait(error)
     except Exception as error:
@@ -173,15 +174,15 @@ async def _run(
         updates.put_nowait(CarpoolError("the server failed; its log says more"))
 
 
-def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -> bytes:
+def _event(image_request: ParsedImageRequest, number: int, shown: Shown, index: int) -> bytes:
     """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop."""
-    if generation.event is not None:
-        return generation.event(generation, number, shown, index)
+    if image_request.write_event is not None:
+        return image_request.write_event(image_request, number, shown, index)
     event: dict[str, Any]
     if isinstance(shown, protocol.Done):
-        picture, kind = shown.pictures[0], f"{generation.kind}.completed"
+        picture, kind = shown.pictures[0], f"{image_request.kind}.completed"
         event = {
-            "usage": generation.usage([shown.usage]).model_dump(),
+            "usage": image_request.usage([shown.usage]).model_dump(),
             "timings": asdict(shown.timings),
         }
         if shown.skipped_steps:
@@ -190,22 +191,22 @@ def _event(generation: ImageGeneration, number: int, shown: Shown, index: int) -
             event["warnings"] = shown.warnings
         if settings := without_prompts(shown.settings):
             event["settings"] = settings
-        if generation.user is not None:
-            event["safety_identifier"] = generation.user
+        if image_request.user is not None:
+            event["safety_identifier"] = image_request.user
     else:
-        picture, kind = shown.picture, f"{generation.kind}.partial_image"
+        picture, kind = shown.picture, f"{image_request.kind}.partial_image"
         event = {"partial_image_index": index, "step": shown.step, "steps": shown.steps}
     used = shown.settings if isinstance(shown, protocol.Done) else None
-    content = generation.file(number, picture, used)
+    content = image_request.file(number, picture, used)
     event |= {
         "type": kind,
         "b64_json": base64.b64encode(content).decode(),
         "created_at": int(time.time()),
         "size": f"{picture.width}x{picture.height}",
-        "quality": generation.quality,
+        "quality": image_request.quality,
         "background": "opaque",
-        "output_format": generation.format,
-        "seed": generation.requests[number].seed,
+        "output_format": image_request.format,
+        "seed": image_request.requests[number].seed,
         "image_index": number,  # which of the n images
     }
     return format_sse_event(data_str=json.dumps(event), event=kind)

@@ -14,8 +14,8 @@ from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, validated
 from carpool.server.bodies.named_pictures import NAMES
 from carpool.server.dependencies import ERRORS, Context, ServerState, WorkRoute, router_of
-from carpool.server.openai_fields import ImageWork
-from carpool.server.requests import image_work, read_form
+from carpool.server.image_request import ParsedImageRequest
+from carpool.server.requests import parse_image_request, read_form
 from carpool.server.responses.downloads import PARTS, Download
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
@@ -41,7 +41,7 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 
 @router.post("/images/generations", **_ANSWERS)
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
-    return await _answer(context, await image_work(context, body))
+    return await _answer(context, await parse_image_request(context, body))
 
 
 @router.post(
@@ -70,17 +70,17 @@ async def _edit(context: AuthenticatedRequest, task: Literal["edit", "variation"
     if task == "variation":
         form.values.setdefault("prompt", "")
     body = validated(schema.ImageRequest, form.values)
-    return await _answer(context, await image_work(context, body, form, task))
+    return await _answer(context, await parse_image_request(context, body, form, task))
 
 
-async def _answer(context: AuthenticatedRequest, work: ImageWork) -> Any:
+async def _answer(context: AuthenticatedRequest, image_request: ParsedImageRequest) -> Any:
     """Answer with a job, with pictures, or with a stream of them."""
-    if work.body.background_job:
-        record = await submit_images(context, work)
+    if image_request.body.background_job:
+        record = await submit_images(context, image_request)
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
-    drawn = await respond(context, work)
-    if work.body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
-        metrics = await stage_metrics(context.state, work.model.id, drawn.timings)
+    drawn = await respond(context, image_request)
+    if image_request.body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
+        metrics = await stage_metrics(context.state, image_request.model.id, drawn.timings)
         return drawn.model_copy(update={"metrics": metrics})
     return drawn
 

@@ -20,7 +20,7 @@ from carpool.media.outputs import write_pictures
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
-from carpool.server.openai_fields import ImageWork
+from carpool.server.image_request import ParsedImageRequest
 from carpool.server.responses.downloads import PARTS, Download
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.telemetry import tracing
@@ -76,13 +76,13 @@ async def submit(
     return record
 
 
-async def submit_images(context: AuthenticatedRequest, asked: ImageWork) -> Record:
+async def submit_images(context: AuthenticatedRequest, image_request: ParsedImageRequest) -> Record:
     """Accept a request for pictures with `background_job`."""
-    model, body = asked.model, asked.body
+    model, body = image_request.model, image_request.body
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
-    made = asked.requests()
-    packing = context.intake().run(partial(packed, asked.pictures))
+    made = image_request.requests
+    packing = context.intake().run(partial(packed, image_request.pictures))
     names, inputs = await context.unless_disconnected(packing)
     work = work_of(
         model.id,
@@ -93,7 +93,7 @@ async def submit_images(context: AuthenticatedRequest, asked: ImageWork) -> Reco
         told=[model.file_metadata(one) for one in made],
     )
     shown = {"model": model.id, "seeds": [one.seed for one in made]}
-    return await submit(context, "image", asked.identity(), shown, work, inputs)
+    return await submit(context, "image", image_request.identity(), shown, work, inputs)
 
 
 def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:

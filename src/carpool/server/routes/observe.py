@@ -17,7 +17,8 @@ from carpool.server.dependencies import (
     ServerState,
     router_of,
 )
-from carpool.server.openai_fields import ImageWork, video_request
+from carpool.server.image_request import ParsedImageRequest
+from carpool.server.openai_fields import video_request
 from carpool.server.responses.stream import STREAMED, EventStream
 from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
@@ -97,7 +98,7 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
         checked, _ = video_request(model, body, most, client=context.client)
     else:
         drawing = validated(schema.ImageRequest, values)
-        checked = ImageWork(model, drawing, context.client).requests()[0]
+        checked = ParsedImageRequest(model, drawing, context.client).requests[0]
     told = await context.state.backend.estimate(checked)
     return reports.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
 

@@ -47,7 +47,7 @@ from carpool.server.compat.automatic1111.fields import (
     translated,
 )
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
-from carpool.server.requests import MakeMask, image_work
+from carpool.server.requests import MakeMask, parse_image_request
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import PATIENCE_S
 from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
@@ -153,12 +153,14 @@ async def _drawn(
     size: tuple[int, int] | None = None,
     mask: MakeMask | None = None,
 ) -> Drawn:
-    asked = validated(schema.ImageRequest, made.values)
+    drawing = validated(schema.ImageRequest, made.values)
     form = Form(images=images or [], name="init_images", is_before_white=True)
 
     async def draw() -> Any:
-        work = await image_work(context, asked, form, model=model, size=size, mask=mask)
-        return await respond(context, work)
+        image_request = await parse_image_request(
+            context, drawing, form, model=model, size=size, mask=mask
+        )
+        return await respond(context, image_request)
 
     task = asyncio.ensure_future(draw())
     answer: Any = None

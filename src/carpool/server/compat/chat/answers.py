@@ -22,7 +22,8 @@ from carpool.server.compat.chat.bodies import (
     ImagePart,
     ImageURL,
 )
-from carpool.server.responses.generation import ImageGeneration, encoded
+from carpool.server.image_request import ParsedImageRequest
+from carpool.server.responses.generation import encoded
 from carpool.server.responses.stage_metrics import stage_durations
 from carpool.types import Timings
 from carpool.worker import protocol
@@ -86,47 +87,47 @@ class ChunkWriter:
 
     def __call__(
         self,
-        generation: ImageGeneration,
+        image_request: ParsedImageRequest,
         number: int,
         shown: protocol.Preview | protocol.Done,
         _index: int,
     ) -> bytes:
         """The events of a picture. Encodes: not on the event loop."""
-        assert isinstance(shown, protocol.Done)  # no previews are asked for
+        assert isinstance(shown, protocol.Done)  # no previews are image_request for
         self._usages.append(shown.usage)
         self._timings.append(shown.timings)
         self._warnings |= dict.fromkeys(shown.warnings)
-        file = generation.file(number, shown.pictures[0], shown.settings)
-        part = _part(encoded(file), generation.format, shown.seed, shown.skipped_steps)
-        events = [self._chunk(generation, _placed([part], self.has_parts), modality="image")]
-        if len(self._usages) == len(generation.requests):
+        file = image_request.file(number, shown.pictures[0], shown.settings)
+        part = _part(encoded(file), image_request.format, shown.seed, shown.skipped_steps)
+        events = [self._chunk(image_request, _placed([part], self.has_parts), modality="image")]
+        if len(self._usages) == len(image_request.requests):
             slowest = max(self._timings, key=lambda timings: timings.total_s)
             metrics = {"metrics": {"stage_durations": stage_durations(slowest)}}
             more: dict[str, Any] = metrics if self.has_metrics else {}
             more = more | ({"warnings": [*self._warnings]} if self._warnings else {})
-            events.append(self._chunk(generation, {}, finish_reason="stop", **more))
+            events.append(self._chunk(image_request, {}, finish_reason="stop", **more))
             if self.has_usage:
-                usage = usage_of(generation.usage(self._usages)).model_dump()
-                events.append(self._event(generation, choices=[], usage=usage))
+                usage = usage_of(image_request.usage(self._usages)).model_dump()
+                events.append(self._event(image_request, choices=[], usage=usage))
         return b"".join(events)
 
     def _chunk(
         self,
-        generation: ImageGeneration,
+        image_request: ParsedImageRequest,
         delta: dict[str, Any],
         *,
         finish_reason: str | None = None,
         **more: Any,  # vLLM-Omni's clients count pictures by `modality`
     ) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        return self._event(generation, choices=[choice], **more)
+        return self._event(image_request, choices=[choice], **more)
 
-    def _event(self, generation: ImageGeneration, **fields: Any) -> bytes:
+    def _event(self, image_request: ParsedImageRequest, **fields: Any) -> bytes:
         chunk = {
             "id": f"chatcmpl-{self.request_id}",
             "object": "chat.completion.chunk",
             "created": self.created,
-            "model": generation.model.id,
+            "model": image_request.model.id,
         }
         return format_sse_event(data_str=json.dumps(chunk | fields))
 

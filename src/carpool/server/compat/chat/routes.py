@@ -11,7 +11,7 @@ from carpool.server.bodies.nested_pictures import read_json, without_pictures
 from carpool.server.compat.chat.answers import ChunkWriter, completion
 from carpool.server.compat.chat.bodies import ChatCompletion, ChatRequest, conversation
 from carpool.server.dependencies import Context, WorkRoute, router_of
-from carpool.server.requests import image_work
+from carpool.server.requests import parse_image_request
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED
@@ -44,9 +44,10 @@ async def create_chat_completion(context: Context) -> Any:
     chunks = ChunkWriter(request_id, asked.has_parts, has_usage, has_metrics)
 
     form = Form(images=asked.images, name="image_url")
-    work = await image_work(context, body, form, model=model)
+    image_request = await parse_image_request(context, body, form, model=model)
+    image_request.write_event = chunks
     answer = await respond(
-        context, work, event=chunks, modalities=chat.modalities, stream_options=options
+        context, image_request, modalities=chat.modalities, stream_options=options
     )
     if not isinstance(answer, schema.ImagesResponse):
         return answer

@@ -1,0 +1,174 @@
+"""One request for pictures, from its body to its files: parsed, checked, answered.
+
+Routes and dialects make it (`requests.image_work`); `responses/` runs and answers it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from carpool import media
+from carpool.errors import InvalidValue, UnsupportedParameter
+from carpool.request.expand import fanned_out, grouped, prompts_in
+from carpool.request.images import NAMES as PICTURES
+from carpool.request.images import size_of
+from carpool.request.own_values import check_n, seeds
+from carpool.request.parameters import check
+from carpool.request.sizes import area_of
+from carpool.server.access.keys import KEYLESS, APIClient
+from carpool.server.bodies import schema
+from carpool.server.bodies.named_pictures import pictures_in
+from carpool.server.openai_fields import (
+    engine_request,
+    pipeline_parameters,
+    quality_steps,
+    refuse_edits,
+    size_fields,
+)
+from carpool.server.state import ServedModel
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+
+WorkKind = Literal["image_generation", "image_edit"]
+WriteEvent = Callable[["ParsedImageRequest", int, protocol.Preview | protocol.Done, int], bytes]
+"""Writes an event of a request: of which picture, what of it, and after how many previews."""
+
+
+@dataclass
+class ParsedImageRequest:
+    """A request for pictures: its body, its model, the pictures that came with it.
+
+    Its parameters are checked when `requests` is first read: one engine request a picture.
+    """
+
+    model: ServedModel
+    body: schema.ImageRequest
+    client: APIClient = KEYLESS
+    kind: WorkKind = "image_generation"
+    pictures: dict[str, Any] = field(default_factory=dict)  # and what follows: arguments
+    digests: list[str] = field(default_factory=list)  # of the pictures, as they were sent
+    write_event: WriteEvent | None = None  # of a stream; None: OpenAI's events
+
+    @cached_property
+    def sent(self) -> dict[str, Any]:
+        """The fields that the client sent."""
+        return self.body.model_dump(exclude_unset=True)
+
+    @cached_property
+    def n(self) -> int:
+        """The pictures of each prompt, or InvalidValue."""
+        return check_n(1 if self.body.n is None else self.body.n, self.model.max_n)
+
+    @cached_property
+    def outputs(self) -> int:
+        """The pictures in all: n of each prompt.
+
+        Raises:
+            InvalidValue: n, or lists of prompts that do not fit together, or too many in all.
+        """
+        n, max_n, prompts = self.n, self.model.max_n, prompts_in(self.sent)
+        if prompts * n > max_n:
+            name = "n" if prompts <= max_n else "prompt"
+            most = f"{max_n // prompts} of each" if name == "n" else f"{max_n} prompts"
+            raise InvalidValue(
+                f"{prompts} prompts x n={n} are {prompts * n} pictures: must be at most "
+                f"{max_n} in one request, which is {most}",
+                param=name,
+            )
+        return prompts * n
+
+    def identity(self, **fields: Any) -> dict[str, Any]:
+        """The content that two requests with one `Idempotency-Key` must share."""
+        return self.sent | fields | ({"pictures": self.digests} if self.digests else {})
+
+    @cached_property
+    def requests(self) -> list[CheckedRequest]:
+        """Check all parameters, and make one request a picture.
+
+        Raises:
+            Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+        """
+        model, body, card = self.model, self.body, self.model.card
+        parameters = pipeline_parameters(model, body, self.sent, "pictures", self.client)
+        if body.output_compression is not None and body.output_format in (None, "png"):
+            rule = "is for jpeg and webp: png loses nothing"
+            raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
+        for name in schema.NULL_FIELDS:
+            if parameters.pop(name, None) is not None:
+                raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
+        if body.stream and body.response_format == "url":
+            rule = "a stream's events carry the pictures themselves: leave it out"
+            raise UnsupportedParameter(f"response_format=url: {rule}", param="response_format")
+        if not self.pictures:
+            refuse_edits(card, parameters)
+        parameters |= size_fields(card, body.size, parameters) | self.pictures
+        parameters |= area_of(card, parameters)
+        n, whole = self.n, engine_request(body, self.client.key, parameters, None)
+        first_to_last = seeds(body.seed, self.outputs)
+        parameters |= quality_steps(card, body.quality, parameters)
+        previews = body.partial_images or 0 if body.stream or body.background_job else 0
+        checked = [
+            replace(check(card, request, from_json=True), previews=previews, model=model.id)
+            for request in fanned_out(whole, parameters, first_to_last, n)
+        ]
+        return grouped(checked, n)
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The pictures that it starts from."""
+        arguments = self.requests[0].arguments
+        return list(pictures_in([arguments.get(name, []) for name in PICTURES]))
+
+    @property
+    def format(self) -> media.Format:
+        return self.body.output_format or "png"
+
+    @property
+    def quality(self) -> str:
+        return self.body.quality or "auto"
+
+    @property
+    def user(self) -> str | None:
+        return self.body.safety_identifier or self.body.user
+
+    def file(self, number: int, picture: protocol.Picture, used: Mapping[str, Any] | None) -> bytes:
+        """A picture as a file. Blocks: not on the event loop.
+
+        Args:
+            used: the settings that decided it; None: it is a preview.
+        """
+        compression = self.body.output_compression
+        return media.encode_image(
+            picture,
+            self.format,
+            100 if compression is None else compression,
+            self.model.file_metadata(
+                None if used is None else self.requests[number],
+                used,
+                width=picture.width,
+                height=picture.height,
+            ),
+        )
+
+    def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
+        """The usage of one of the pictures, or of all. Prompts and input pictures count once."""
+        multiple = self.model.card.size_multiple_px
+        images = pictures_in(self.requests[0].arguments.get("image", []))
+        sizes = [size_of(image) for image in images]
+        sent = sum((size[0] // multiple) * (size[1] // multiple) for size in sizes if size)
+        each = max(1, self.requests[0].group_size) if len(usages) > 1 else 1
+        text = sum(usage.text_tokens for usage in usages[::each])
+        made = sum(usage.image_tokens for usage in usages)
+        return schema.UsageBody(
+            input_tokens=text + sent,
+            input_tokens_details=schema.TokenDetails(text_tokens=text, image_tokens=sent),
+            output_tokens=made,
+            output_tokens_details=schema.TokenDetails(text_tokens=0, image_tokens=made),
+            total_tokens=text + sent + made,
+        )
+
+    def pack(self) -> None:
+        """Make its pictures ready to be sent to the worker. Blocks: not on the event loop."""
+        for picture in self.inputs:
+            protocol.pack(picture)
