@@ -173,8 +173,8 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/mypy
 
-lines:  ## lines of code by package, against the budgets
-	$(PYTHON) .ci/lines.py
+lines:  ## lines and names by room, against their budgets
+	$(PYTHON) tests/test_budgets.py
 
 # An environment of its own, without the checkout: what pip makes of the wheel and requirements.lock.
 build/wheel/ready: requirements.lock
