@@ -114,6 +114,7 @@ CLAIMS: dict[str, list[Check]] = {  # a module or a package: what its docstring 
     "carpool.engine.weights.residency": [("never", ("torch", "diffusers"))],
     "carpool.jobs.database": [("only", ("sqlite3",))],
     "carpool.models.pull": [NO_TORCH],
+    "carpool.models.published": [NO_TORCH],
     "carpool.models.source": [NO_TORCH],
     "carpool.preflight": [NO_TORCH],
     "carpool.settings.preparation": [NO_TORCH],

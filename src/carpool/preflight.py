@@ -12,6 +12,7 @@ from pathlib import Path
 
 from carpool.config import EngineSettings
 from carpool.errors import LoraRejected, SettingRejected
+from carpool.models.published import in_parts
 from carpool.models.source import check_hub, components_of, find, is_single_file
 from carpool.request.adapter_names import split_target
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
@@ -38,6 +39,8 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
         known = ", ".join(DEVICES)
         raise SettingRejected(f"device={settings.device!r}: must be auto, {known}, or cuda:N")
     _check_utf8(model, settings)
+    if factory is None:
+        model, settings = in_parts(model, settings)
     weights(settings.fair_share)
     if settings.batching_mode == "dynamic" and settings.batching_config is not None:
         load_rules(Path(settings.batching_config))

@@ -64,6 +64,8 @@ def requests_of(case: Case) -> list[dict[str, Any]]:
 def run(pipe: DiffusionPipeline, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     given = dict(arguments)
     generator = torch.Generator().manual_seed(given.pop("seed"))
+    if hasattr(pipe.scheduler, "generator"):  # of our own: Wan's pipelines pass it none
+        pipe.scheduler.generator = generator
     output = pipe(**given, generator=generator)
     return {name: output[name] for name in FIELDS if name in output}
 

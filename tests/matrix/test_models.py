@@ -11,6 +11,7 @@ from known_pipelines import BASES, MEANING, everything, from_tests, tried
 from make_models import PAGE, page
 
 from carpool.cli.main import cli
+from carpool.engine.model import turbo_pipelines
 from carpool.models.grid import FAMILIES, Family, families, proof, rows
 from support import isolation
 from support.matrix import CASES
@@ -53,7 +54,8 @@ def test_the_denoiser_of_a_proven_model_fuses_or_its_limits_say_why_not(model: F
 
 @pytest.mark.parametrize("model", PROVEN, ids=lambda model: model.family)
 def test_a_model_takes_adapters_where_diffusers_loads_them_for_its_pipeline(model: Family) -> None:
-    classes = {getattr(diffusers, proof()[case]["pipeline"]) for case in model.cases}
+    names = {proof()[case]["pipeline"] for case in model.cases}
+    classes = {getattr(diffusers, name, None) or getattr(turbo_pipelines, name) for name in names}
 
     assert {hasattr(one, "load_lora_weights") for one in classes} == {model.lora}
 
@@ -101,6 +103,7 @@ def test_a_class_is_listed_once_with_a_state_that_is_explained() -> None:
     assert {one.known for one in everything()} <= MEANING.keys()
     assert from_tests().keys() <= set(listed)
     proven = {one["pipeline"] for one in proof().values()}
+    proven -= {cls.__name__ for cls in turbo_pipelines.PIPELINES.values()}  # not in diffusers
     assert proven == {one.pipeline for one in everything() if one.how.startswith(tuple(KNOWN))}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from carpool.config import EngineSettings, ServeSettings, with_mode
 from carpool.errors import SettingRejected, nearest
 from carpool.fleet.autoscaler import Scale
+from carpool.models.published import name_of
 from carpool.models.source import find
 from carpool.schedule.peers.vllm_omni_deploy import read_yaml
 
@@ -196,6 +197,8 @@ def _refuse_others(settings: ServeSettings, needed: str, others: Sequence[str]) 
 
 def _id(model: str) -> str:
     """The name of a model that was given none."""
+    if (name := name_of(model)) is not None:
+        return name
     source, card = find(model)
     return str(card.get("id") or source)
 

@@ -24,8 +24,8 @@ EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_D
 _INDEX = "model_index.json"
 INDEXES = (_INDEX, "modular_model_index.json")
 """Of pipelines: of a class of their own, or put together from blocks (`ModularPipeline`)."""
-SINGLE_FILES = (".safetensors", ".sft", ".gguf")
-PICKLES = (".ckpt", ".pt", ".pth", ".bin")
+SINGLE_FILES = (".safetensors", ".sft", ".gguf", ".pth")
+PICKLES = (".ckpt", ".pt", ".bin")
 
 
 def find(model: str | Path) -> tuple[str, dict[str, Any]]:

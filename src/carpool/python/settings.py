@@ -34,6 +34,7 @@ class LoadSettings(TypedDict, total=False):
     context_parallel_kind: ContextParallelKind
     compile: bool
     attention_backend: str | None
+    sparse_attention: float | None
     vae_tiling: bool
     warmup: str | None
     threads: int | None

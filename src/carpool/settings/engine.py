@@ -77,6 +77,13 @@ class EngineSettings:
         None,
         "how denoisers compute attention, by diffusers' names: native, flash, sage and more",
     )
+    sparse_attention: float | None = setting(
+        None,
+        "share of blocks of tokens that each block attends to in models with sparse attention; "
+        "default: the model's own (FastWan 0.2, TurboWan 0.1)",
+        least=0.001,
+        most=1.0,
+    )
     vae_tiling: bool = setting(
         False, "encode and decode large pictures tile by tile: less memory, faint seams"
     )

@@ -38,9 +38,11 @@ def plan(
     """Predict what MODEL takes and gives on devices that are not here: from configs alone.
 
     MODEL is one that the planner knows (FLUX.1-dev, FLUX.2-dev, Qwen-Image, Z-Image-Turbo, SDXL,
-    SD3.5-medium, SANA-1.5-1.6B, Chroma1-HD, Wan2.1-T2V-1.3B, Wan2.1-T2V-14B, Wan2.2-T2V-A14B), or a
-    folder in diffusers layout, of which only the configs are read. No weights and no GPU are
-    needed. docs/plans.md tells how far predictions were from what was measured.
+    SD3.5-medium, SANA-1.5-1.6B, Chroma1-HD, Wan2.1-T2V-1.3B, Wan2.1-T2V-14B, Wan2.2-T2V-A14B,
+    FastWan2.1-T2V-1.3B, TurboWan2.1-T2V-1.3B-480P, TurboWan2.1-T2V-14B-480P,
+    TurboWan2.1-T2V-14B-720P, TurboWan2.2-I2V-A14B-720P), or a folder in diffusers layout, of which
+    only the configs are read. No weights and no GPU are needed. docs/plans.md tells how far
+    predictions were from what was measured; sparse attention is counted in its plain torch form.
     """
     import diffusers
 

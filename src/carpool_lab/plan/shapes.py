@@ -6,6 +6,7 @@ zeros. So whatever a pipeline does, in whatever order, is what is counted.
 """
 
 import json
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -29,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from carpool.engine.intercept import methods_of
+from carpool.engine.model import sparse_wan
 from carpool.engine.model.files import class_of, modules_of
 from carpool.engine.model.single_file import weights_of
 from carpool.errors import InvalidValue, LoadFailed, SettingRejected, nearest
@@ -116,8 +119,12 @@ class Tokenizer:
 
 def known() -> dict[str, Any]:
     """The real-size models that come with the planner, by name."""
-    data: dict[str, Any] = json.loads(MODELS.read_text())
-    return data
+    models: dict[str, Any] = json.loads(MODELS.read_text())
+    for name, data in models.items():
+        if (other := models.get(data.get("like"))) is not None:  # but for these entries
+            components = {**other["components"], **data["components"]}
+            models[name] = {**other, **data, "components": components}
+    return models
 
 
 def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
@@ -141,7 +148,8 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
         elif library == "value":
             parts[component] = what[0]
         else:
-            parts[component] = _part(getattr(diffusers, what[0], None), what, dtype)
+            own = getattr(diffusers, what[0], None) or getattr(sparse_wan, what[0], None)
+            parts[component] = _part(own, what, dtype)
     return _model(
         name,
         getattr(diffusers, data["pipeline"])(**parts),
@@ -357,6 +365,7 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
                 if method != "generate":
                     vars(module)[method] = stub(component, method, getattr(module, method))
                     replaced.append((module, method))
+        vars(sys.modules[own.__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
         pipe.__class__ = type(own.__name__, (own,), pins)
         with host:
             pipe(**given)

@@ -26,6 +26,7 @@ from carpool.engine.model.quantize import (
 )
 from carpool.engine.model.single_file import LEFT_OUT, read_whole, single_file
 from carpool.engine.model.training_marks import apply_marks
+from carpool.engine.model.turbo_wan import with_sampler
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.models.source import is_single_file, is_weights
 from carpool.settings.preparation import (
@@ -215,6 +216,7 @@ def _pipeline(
     more = {"dtype": _dtypes(device)}
     if rest := {name: config for name, config in quantized.items() if name not in parts}:
         more["quantization_config"] = PipelineQuantizationConfig(quant_mapping=rest)
+    cls, parts = with_sampler(cls, parts)
     pipe: DiffusionPipeline = cls.from_pretrained(origin.source, **options, **more, **parts)
     return pipe
 

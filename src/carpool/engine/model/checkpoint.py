@@ -6,9 +6,11 @@ model was trained. After `read_checkpoint` weights of modules are left, and noth
 """
 
 import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from carpool import jsonfile
+from carpool.engine.model.turbo_wan import as_wan, is_turbo_wan
 from carpool.settings.preparation import is_gguf
 
 SCALES = (".scale_weight", ".weight_scale")
@@ -35,6 +38,9 @@ MARKS = (
 
 HEADER = "modelspec.prediction_type"
 """What a header may say of a denoiser's answers: epsilon, or v."""
+
+WRAPPED = {"state_dict", "model"}
+"""Entries of pickles that hold the weights, beside a state of training."""
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[^.]+)")
 _ADAPTER = re.compile(
@@ -72,16 +78,50 @@ def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
         if is_gguf(file.name):
             weights |= load_gguf_checkpoint(str(file))
             continue
+        if is_pth(file.name):
+            weights |= read_pth(file)
+            continue
         with safe_open(file, framework="pt") as opened:
             metadata |= opened.metadata() or {}
             weights |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     refuse_adapter(weights)
     weights = {plain: weights[name] for name, plain in plain_names(weights).items()}
+    weights = as_wan(weights, dtype) if is_turbo_wan(weights) else weights
     marks = {mark: weights.pop(name) for name, mark in marks_in(weights).items()}
     if not weights:
         raise ValueError("it holds no weights")
     said = {HEADER: metadata[HEADER]} if HEADER in metadata else {}
     return Checkpoint(files[0], _unscaled(weights, metadata, dtype), {**marks, **said})
+
+
+def is_pth(name: str) -> bool:
+    """Whether a file is a pickle of tensors, by its name."""
+    return name.lower().endswith(".pth")
+
+
+def read_pth(file: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Read a pickle that holds tensors only: whatever else could run code is not unpickled.
+
+    Args:
+        device: `meta` reads names and shapes only.
+
+    Raises:
+        ValueError: it holds something else, or cannot be read.
+    """
+    mapped = {"mmap": True} if zipfile.is_zipfile(file) and device != "meta" else {}
+    try:
+        content = torch.load(file, map_location=device, weights_only=True, **mapped)
+    except (UnpicklingError, RuntimeError, OSError, EOFError, LookupError, TypeError) as error:
+        raise ValueError(
+            "it is no pickle of tensors alone, and others can run code: take a .safetensors"
+        ) from error
+    while isinstance(content, dict) and len(inner := WRAPPED & content.keys()) == 1:
+        content = content[inner.pop()]
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(weight, Tensor) for name, weight in content.items()
+    ):
+        raise ValueError("it holds other things than tensors by name: take a .safetensors")
+    return content
 
 
 def shards_of(name: str) -> list[str]:

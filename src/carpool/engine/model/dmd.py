@@ -1,10 +1,12 @@
-"""The few-step sampler of models distilled by distribution matching, such as FastWan.
+"""The few-step sampler of distilled models: FastWan by distribution matching, TurboWan by rCM.
 
 At each of a few fixed noise levels the model's velocity gives a whole clean sample, and fresh noise
 takes it to the next level; there is no solver in between. Diffusers has no such scheduler for Wan.
 
 Source: Yin et al., "Improved Distribution Matching Distillation for Fast Image Synthesis"
 (NeurIPS 2024), section 4.4; the levels are those that FastWan2.2-TI2V-5B-FullAttn was trained on.
+Zheng et al., "Large Scale Diffusion Distillation via Score-Regularized Continuous-Time Consistency"
+(rCM, 2025): the same step between levels of its own.
 """
 
 from dataclasses import dataclass
@@ -30,17 +32,28 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     Args:
         levels: timesteps, 0-1000, falling; also the most steps there are.
         num_train_timesteps: the timestep of pure noise.
+        rounds_timesteps: whether the model is told timesteps in bfloat16's precision.
     """
 
     order = 1
     config_name = "scheduler_config.json"
 
     @register_to_config  # type: ignore[untyped-decorator]
-    def __init__(self, levels: tuple[int, ...] = LEVELS, num_train_timesteps: int = 1000) -> None:
+    def __init__(
+        self,
+        levels: tuple[float, ...] = LEVELS,
+        num_train_timesteps: int = 1000,
+        rounds_timesteps: bool = False,
+    ) -> None:
         self.generator = torch.Generator()  # of the request: pipelines pass none to `step`
         self.timesteps = torch.tensor(levels)
         self.sigmas = torch.zeros(1)  # the share of noise at each step, and 0 after the last
         self._step_index: int | None = None
+
+    @property
+    def init_noise_sigma(self) -> float:
+        """The share of noise in the first sample."""
+        return float(self.config.levels[0] / self.config.num_train_timesteps)
 
     @property
     def step_index(self) -> int | None:
@@ -58,7 +71,10 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
                 f"num_inference_steps={num_inference_steps}: the model was distilled to "
                 f"{len(levels)} steps, and has no more"
             )
-        self.timesteps = torch.tensor(levels[:num_inference_steps], device=device)
+        timesteps = torch.tensor(levels[:num_inference_steps])
+        if self.config.rounds_timesteps:
+            timesteps = timesteps.to(torch.bfloat16).float()
+        self.timesteps = timesteps.to(device)
         shares = torch.tensor([*levels[:num_inference_steps], 0], dtype=torch.float32)
         self.sigmas = shares / self.config.num_train_timesteps
         self._step_index = None

@@ -55,7 +55,10 @@ def _hooks(part: nn.Module) -> list[str]:
 
 def _back_end(part: nn.Module) -> str | None:
     """The attention back end of a layer, where one was chosen."""
-    chosen = getattr(vars(part).get("processor"), "_attention_backend", None)
+    processor = vars(part).get("processor")
+    if (share := getattr(processor, "share", None)) is not None:
+        return f"sparse {share}"
+    chosen = getattr(processor, "_attention_backend", None)
     config = getattr(part, "config", None)
     of_transformers = getattr(config, "_attn_implementation", None)
     said = chosen or of_transformers

@@ -1,6 +1,6 @@
 """Build a component of the weights of a checkpoint: all of them, and none that it lacks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ import torch
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from diffusers import GGUFQuantizationConfig
 from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -24,6 +25,7 @@ from carpool.engine.model.conversion import (
     unwrapped,
     views_of,
 )
+from carpool.engine.model.sparse_wan import class_with
 from carpool.settings.preparation import is_gguf
 
 TEXT_PARTS = (
@@ -91,6 +93,7 @@ def _model(
 ) -> nn.Module:
     """A model of diffusers."""
     place, inner = _configuration(checkpoint.file, name, cls, base)
+    cls = class_with(cls, checkpoint.weights)
     config = cls.load_config(place, **inner)
     is_quantized = is_gguf(checkpoint.file.name)
     match = fit(checkpoint.weights, cls, config)
@@ -268,12 +271,21 @@ def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
     Raises:
         Misfit: names what is missing, left over, or of another shape.
     """
-    module, report = cls.from_pretrained(
-        place, use_safetensors=True, output_loading_info=True, **options
-    )
+    options |= {"use_safetensors": True, "output_loading_info": True}
+    cls = class_with(cls, _names_in(Path(place, options.get("subfolder", ""))))
+    module, report = cls.from_pretrained(place, **options)
+    if (other := class_with(cls, report["unexpected_keys"])) is not cls:  # of the hub
+        module, report = other.from_pretrained(place, **options)
     refuse_report(report, module)
     own: nn.Module = module
     return own
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """The names of the weights in a local folder; none where it is an id of the hub."""
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            yield from opened.keys()
 
 
 def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:

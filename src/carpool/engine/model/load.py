@@ -32,6 +32,7 @@ from carpool.engine.weights.placement import is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import CarpoolError, LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
+from carpool.models.published import in_parts, name_of
 from carpool.models.source import check_hub, find
 from carpool.request.card import Card
 from carpool.request.lora import parse_lora
@@ -157,11 +158,12 @@ def load(
         pipe, name = model, type(model).__name__
     else:
         device = Device(settings)
-        source, extra = find(model)
+        plain, settings = in_parts(str(model), settings)
+        source, extra = find(plain)
         folder = Path(source)
         if not extra:  # a model of the hub
             folder = check_hub(source, settings.revision).parent
-        name = str(extra.get("id", model))
+        name = name_of(str(model)) or str(extra.get("id", model))
         try:
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
                 pipe = read(source, settings, device, None, begin)

@@ -21,6 +21,7 @@ from carpool.engine.model.border import at_border
 from carpool.engine.model.compiling import compile_blocks
 from carpool.engine.model.device import Device
 from carpool.engine.model.quantize import kinds_of, store_as_float8
+from carpool.engine.model.sparse_wan import set_share
 from carpool.errors import SettingRejected
 from carpool.settings.preparation import check_components
 from carpool.settings.rules import by_component
@@ -44,6 +45,8 @@ def apply(
     _set_borders(modules, settings, device, undo)
     if settings.attention_backend is not None:
         set_attention(modules, settings.attention_backend, device, undo)
+    if settings.sparse_attention is not None:
+        set_share(modules, settings.sparse_attention, undo)
     if settings.vae_tiling:
         _set_tiling(modules, undo)
     if settings.compile:

@@ -13,17 +13,21 @@ from torch import Tensor, nn
 
 from carpool.engine.model.checkpoint import (
     Checkpoint,
+    is_pth,
     marks_in,
     plain_names,
     read_checkpoint,
+    read_pth,
     refuse_adapter,
     shards_of,
 )
 from carpool.engine.model.conversion import is_harmless, part_of, some
 from carpool.engine.model.files import local_file, reading
 from carpool.engine.model.from_checkpoint import BasePipeline, component_of, is_place_of, text_parts
+from carpool.engine.model.turbo_wan import as_wan, base_of, is_turbo_wan
 from carpool.errors import LoadFailed
 from carpool.models.source import check_hub, find, index_of
+from carpool.request.adapter_names import expert_of
 from carpool.settings.preparation import is_denoiser, is_gguf
 
 logger = logging.getLogger(__name__)
@@ -76,8 +80,7 @@ def single_file(
         raise LoadFailed(f"{source} has neither a transformer nor a UNet for {file}")
     chosen = min(denoisers, key=lambda name: name not in ("transformer", "unet"))
     if "transformer_2" in denoisers:
-        words = Path(file).stem.lower().replace("-", "_")
-        chosen = "transformer_2" if "low_noise" in words or "lownoise" in words else "transformer"
+        chosen = "transformer_2" if expert_of(Path(file).stem) == 1 else "transformer"
         other = {"transformer": "transformer_2", "transformer_2": "transformer"}[chosen]
         logger.warning("%s is taken as %s; %s is that of %s: --component %s=FILE gives another",
                        file, chosen, other, source, other)  # fmt: skip
@@ -100,6 +103,8 @@ def config_of(file: str, weights: Mapping[str, Tensor]) -> str:
     Raises:
         LoadFailed: the file is of no model that diffusers knows.
     """
+    if (base := base_of(weights)) is not None:
+        return base
     bare = {name.removeprefix("diffusion_model."): weight for name, weight in weights.items()}
     try:
         return str(fetch_diffusers_config(bare)["pretrained_model_name_or_path"])
@@ -128,11 +133,12 @@ def weights_of(file: str) -> dict[str, Tensor]:
         raise LoadFailed(f"{file} cannot be read: {error}") from error
     names = plain_names(shapes)
     marks = marks_in(names.values())
-    return {
+    weights = {
         plain: torch.empty(shapes[name], device="meta")
         for name, plain in names.items()
         if plain not in marks
     }
+    return as_wan(weights) if is_turbo_wan(weights) else weights
 
 
 def _shapes(file: str) -> dict[str, Any]:
@@ -140,6 +146,8 @@ def _shapes(file: str) -> dict[str, Any]:
         from gguf import GGUFReader
 
         return {one.name: one.shape.tolist()[::-1] for one in GGUFReader(file).tensors}
+    if is_pth(file):
+        return {name: one.shape for name, one in read_pth(Path(file), "meta").items()}
     with safe_open(file, framework="pt") as opened:
         return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
 

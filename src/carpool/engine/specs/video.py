@@ -2,6 +2,16 @@
 
 from carpool.engine.specs.rules import CONCAT, SHARE, STACK, UNUSED, Pad, Spec
 
+_WAN = Spec(
+    rows="hidden_states",
+    rules={
+        "hidden_states": STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
+        "timestep": STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
+        "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
+        "encoder_hidden_states_image": CONCAT,  # (rows, or 2 rows with a last picture, 257, D)
+    },
+)
+
 SPECS: dict[tuple[str, str], Spec] = {
     ("HeliosTransformer3DModel", "forward"): Spec(
         rows="hidden_states",
@@ -68,13 +78,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "attention_mask": STACK,  # (rows, text tokens)
         },
     ),
-    ("WanTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={
-            "hidden_states": STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
-            "timestep": STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
-            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
-            "encoder_hidden_states_image": CONCAT,  # (rows, or 2 rows with a last picture, 257, D)
-        },
-    ),
+    ("WanTransformer3DModel", "forward"): _WAN,
+    ("SparseLinearWanTransformer", "forward"): _WAN,
+    ("VideoSparseWanTransformer", "forward"): _WAN,
 }
