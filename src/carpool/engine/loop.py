@@ -29,6 +29,7 @@ from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.forward import ForwardObserver
+from carpool.engine.observe.load_report import LoadReport, SeenReplay
 from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
@@ -39,6 +40,7 @@ from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
 from carpool.errors import Cancelled, CarpoolError, WorkerLost, named
 from carpool.request.adapter_names import AdapterInfo
+from carpool.request.card import Card
 from carpool.schedule.policy import Policy
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest, Clock
@@ -79,6 +81,7 @@ class EngineCore:
         self.heartbeat, self._stats = LoopProgress(clock), Stats(clock)
         faults = Faults.from_environment(os.environ)
         self.stages = stages = Stages(faults)
+        self.contain = stages.contain
         self._timelines, self._failed_turns = TimelineStore(), 0
         self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
         is_exact = settings.numerics == "exact"
@@ -199,6 +202,44 @@ class EngineCore:
     def requests(self) -> Snapshot:
         """The running and the queued requests, for those who watch the engine."""
         return self.scheduler.snapshot(self.running.states)
+
+    @property
+    def card(self) -> Card:
+        """The model, with the adapters that it has now."""
+        return self.loaded.card
+
+    def free_bytes(self) -> int | None:
+        """Memory of the device that is free; None: not known."""
+        return self.loaded.device.free_bytes()
+
+    def hold(self, work_s: float) -> None:
+        """Count work that waits elsewhere for this engine: more of it makes forwards wider."""
+        self.scheduler.held_s = work_s
+
+    def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
+        """As `AdmissionControl.estimate`."""
+        return self.scheduler.admission.estimate(request)
+
+    def log_last_batches(self) -> None:
+        """As `Scheduler.log_last_batches`."""
+        self.scheduler.log_last_batches()
+
+    def progress(self) -> tuple[float, float | None]:
+        """As `LoopProgress.read`."""
+        return self.heartbeat.read()
+
+    def load_report(self) -> LoadReport:
+        """What steps take, and what running requests have left."""
+        return LoadReport(
+            self.scheduler.step_costs,
+            self.running.steps_left(),
+            self.loaded.streamer is not None,
+            [
+                SeenReplay(replay.request_id, replay.steps, replay.took_s, ago_s)
+                for replay, ago_s in self.running.answers.take_replays()
+            ],
+            self.scheduler.admission.place_s,
+        )
 
     # On the engine's own thread
 

@@ -18,6 +18,7 @@ from carpool.worker.activity_sender import ActivitySender
 from carpool.worker.journal_sender import JournalSender
 from carpool.worker.raw_output import raw_output
 from carpool.worker.request_listener import LastMessage, RequestListener, failed
+from carpool.worker.served_engine import ServedEngine
 
 log = logging.getLogger("carpool")
 
@@ -94,7 +95,7 @@ class MessageHandler:
         loaded = load(model, message.settings)
         loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
         table = StoredCosts(loaded, message.settings)
-        self.engine: Any = EngineCore(
+        self.engine: ServedEngine = EngineCore(
             loaded, message.settings, table=table, observers=observers,
             is_restart=message.is_restart,
         )  # fmt: skip
@@ -102,7 +103,7 @@ class MessageHandler:
         self._meter = Meter(loaded)
         self._convert = partial(raw_output, pipe=loaded.pipe, spool=message.spool)
         nothing, requests = Snapshot(0.0, (), (), 0), self.engine.requests
-        snapshot = partial(self.engine.stages.contain, "count", nothing, requests)
+        snapshot = partial(self.engine.contain, "count", nothing, requests)
         self._viewers = ActivitySender(activity, snapshot, send)
         self._requests = OpenRequests()
         self._adding: queue.SimpleQueue[Callable[[], list[str]]] = queue.SimpleQueue()
@@ -144,10 +145,10 @@ class MessageHandler:
                 engine.release(request_id)
             case protocol.Reset():
                 self._viewers.watch(False)
-                engine.scheduler.held_s = 0.0
+                engine.hold(0.0)
                 self._requests.reset(engine.cancel, self._say_ready)
             case protocol.Held(work_s):
-                engine.scheduler.held_s = work_s
+                engine.hold(work_s)
             case protocol.Watch(is_on):
                 self._viewers.watch(is_on)
             case protocol.AddLora(name, path):
@@ -155,42 +156,39 @@ class MessageHandler:
             case protocol.Reload():
                 threading.Thread(target=self._reload, args=[engine.reload], daemon=True).start()
             case protocol.Estimate(request):
-                estimate, contain = engine.scheduler.admission.estimate, engine.stages.contain
-                known = contain("predict", (None, 0.0, 1.0), estimate, request)
-                self._send(protocol.Estimated(*known))
+                unknown: tuple[float | None, float, float] = (None, 0.0, 1.0)
+                estimate = engine.contain("predict", unknown, engine.estimate, request)
+                self._send(protocol.Estimated(*estimate))
             case protocol.GetStatistics():
-                contain = engine.stages.contain
-                self._statistics = contain("count", self._statistics, engine.statistics)
+                self._statistics = engine.contain("count", self._statistics, engine.statistics)
                 self._send(protocol.Statistics(self._statistics))
             case protocol.GetTimelines(request_ids):
-                contain = engine.stages.contain
-                known = [contain("timeline", None, engine.timeline, name) for name in request_ids]
-                self._send(protocol.Timelines([one for one in known if one is not None]))
+                timelines = (
+                    engine.contain("timeline", None, engine.timeline, request_id)
+                    for request_id in request_ids
+                )
+                self._send(protocol.Timelines([line for line in timelines if line is not None]))
 
     def heartbeat(self) -> protocol.Heartbeat:
         """The engine's progress, and the report for the router of the front."""
-        stalled_s, expected_s = self.engine.heartbeat.read()
-        contain, plain = self.engine.stages.contain, protocol.Heartbeat(stalled_s, expected_s)
-        beat: protocol.Heartbeat = contain("count", plain, self._reported, stalled_s, expected_s)
-        return beat
+        report = self.engine.contain("count", None, self._report)
+        return protocol.Heartbeat(*self.engine.progress(), report)
 
-    def _reported(self, stalled_s: float, expected_s: float | None) -> protocol.Heartbeat:
-        engine, scheduler = self.engine, self.engine.scheduler
-        costs = [
-            protocol.StepCost(width, height, frames, seconds)
-            for (width, height, frames), seconds in scheduler.step_costs.items()
-        ]
-        left, is_streamed = engine.running.steps_left(), engine.loaded.streamer is not None
-        replays = [
-            protocol.Replayed(one.request_id, one.steps, one.took_s, ago_s)
-            for one, ago_s in engine.running.answers.take_replays()
-        ]
-        report = protocol.Report(costs, left, is_streamed, replays, scheduler.admission.place_s)
-        return protocol.Heartbeat(stalled_s, expected_s, report)
+    def _report(self) -> protocol.Report | None:
+        load = self.engine.load_report()
+        return protocol.Report(
+            [protocol.StepCost(*size, seconds) for size, seconds in load.step_costs.items()],
+            dict(load.steps_left),
+            load.shares_sweeps,
+            [
+                protocol.Replayed(replay.request_id, replay.steps, replay.took_s, replay.ago_s)
+                for replay in load.replays
+            ],
+            load.place_s,
+        )
 
     def _say_ready(self) -> None:
-        loaded = self.engine.loaded
-        self._send(self._ready.now(loaded.card, loaded.device.free_bytes()))
+        self._send(self._ready.now(self.engine.card, self.engine.free_bytes()))
 
     def _submit(self, message: protocol.Submit) -> None:
         from carpool.engine.journal import Journal
@@ -210,7 +208,7 @@ class MessageHandler:
                 begin = self._co_riders.start
                 listener.at_start = partial(begin, request.request_id, message.trace)
                 trace = partial(self._trace, message.trace, request)
-                listener.at_end = partial(self.engine.stages.contain, "count", None, trace)
+                listener.at_end = partial(self.engine.contain, "count", None, trace)
             sender = self._journals if message.is_journalled else None
             journal = Journal(message.journal) if message.journal else None
             if sender is not None:
@@ -244,7 +242,7 @@ class MessageHandler:
         except Exception as error:  # a defect, or an unforeseen file: requests go on
             log.exception("the reload failed")
             problems = [named(error)]
-        self._send(protocol.Reloaded(self.engine.loaded.card, problems, is_addition))
+        self._send(protocol.Reloaded(self.engine.card, problems, is_addition))
 
 
 def _digest(loaded: Any) -> str:
@@ -258,9 +256,9 @@ def _digest(loaded: Any) -> str:
         return ""
 
 
-def _add_lora(engine: Any, name: str, path: str) -> list[str]:
+def _add_lora(engine: ServedEngine, name: str, path: str) -> list[str]:
     """Register an adapter. Returns what is wrong with it; nothing if it is there already."""
-    if name in engine.loaded.card.lora:
+    if name in engine.card.lora:
         return []
     try:
         engine.add_lora(name, path)

@@ -56,7 +56,7 @@ class WorkerProcess:
             why = f"{type(error).__name__}: {' '.join(reason(error).split())}"
             self._refuse(LoadFailed(f"cannot load {first.factory or first.model}: {why}"))
             return
-        self._at_end = handler.engine.scheduler.log_last_batches
+        self._at_end = handler.engine.log_last_batches
         handler.start(self._hang_up)
         self._handler = handler
         while (message := self._next()) is not None:

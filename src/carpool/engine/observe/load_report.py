@@ -1,0 +1,27 @@
+"""The load of one engine, for the router that sends it requests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from carpool.types import RequestSize
+
+
+@dataclass(frozen=True, slots=True)
+class SeenReplay:
+    """A request was replayed from its journal, and goes on."""
+
+    request_id: str
+    steps: int  # that were replayed
+    took_s: float
+    ago_s: float  # since it ended
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What steps take, and what running requests have left."""
+
+    step_costs: Mapping[RequestSize, list[float]]  # seconds, by the requests that share a step
+    steps_left: Mapping[str, float]  # by request id
+    shares_sweeps: bool  # weights are streamed: requests of all sizes share every step
+    replays: Sequence[SeenReplay]  # since the last report
+    place_s: float | None  # predicted until the next request can start; None: unknown
