@@ -28,25 +28,25 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (12_800, 22_200),
+    "engine": (12_800, 23_400),
     "schedule": (2_200, 4_300),
     "fleet": (3_200, 4_700),
-    "worker": (2_500, 3_140),
+    "worker": (2_500, 3_190),
     "server": (5_000, 6_380),
     "compat": (1_300, 1_920),
     "jobs, media": (3_000, 3_530),
     "python, cli, settings": (4_800, 4_800),
-    "others": (4_100, 4_100),
+    "others": (4_100, 4_200),
     "lab": (4_200, 5_800),
     "benchmarks, proof": (7_000, 8_900),
-    "tests": (50_000, 72_000),
+    "tests": (50_000, 74_000),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 91), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
     "engine": (0.5, 9.9),
     "schedule": (0.5, 11.5),
     "fleet": (0.5, 11.4),
-    "worker": (0.5, 4.4),
+    "worker": (0.5, 4.0),
     "server": (0.5, 9.0),
     "compat": (0.5, 12.8),
     "jobs, media": (0.5, 6.4),
