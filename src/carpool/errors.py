@@ -214,6 +214,10 @@ class Starting(CarpoolError, status=503, code="starting", should_retry=True):
 class Draining(CarpoolError, status=503, code="draining", should_retry=True):
     """The server is about to end and takes no new work."""
 
+    @classmethod
+    def of_new_work(cls) -> "Draining":
+        return cls("the server is ending and takes no new requests", retry_after_s=5)
+
 
 class OutOfMemory(CarpoolError, status=503, code="out_of_memory"):
     """One call of the request alone exceeds the device's memory."""

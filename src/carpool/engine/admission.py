@@ -5,7 +5,6 @@ deadline. The engine's thread reports at every turn what is queued, what runs an
 take; `check` and the rest may be called from any thread: they read single numbers.
 """
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,19 +12,8 @@ from carpool.config import EngineSettings
 from carpool.engine.prediction import Predictor
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
-from carpool.schedule.overload import (
-    ENTER,
-    Pressure,
-    Speed,
-    bounded,
-    check_stage,
-    late,
-    stage,
-    too_late,
-)
+from carpool.schedule.overload import Overload, Speed, bounded
 from carpool.types import CheckedRequest, Clock
-
-log = logging.getLogger("carpool")
 
 
 class AdmissionControl:
@@ -34,14 +22,17 @@ class AdmissionControl:
     def __init__(
         self, queue: RequestQueue, settings: EngineSettings, predictor: Predictor, clock: Clock
     ) -> None:
-        self._predictor, self._clock, self._admits_late = predictor, clock, settings.admit_late
-        self._queue, self._most_s = queue, settings.max_wait
+        self._predictor, self._clock, self._queue = predictor, clock, queue
+        self._overload = Overload(settings.max_wait, admits_late=settings.admit_late)
         self._max_queue, self._max_running = settings.max_queue, settings.max_running
         self._speed: Speed | None = None  # until predictions are proven
         self._seen, self._waiting_s = 0, 0.0  # queued requests and their predicted work
         self._newest_s = 0.0  # work of the newest request: a guess for those not seen yet
         self._lefts_s: Sequence[float] = ()  # predicted work left of running requests
-        self.stage = 0
+
+    @property
+    def stage(self) -> int:
+        return self._overload.stage
 
     @property
     def is_informed(self) -> bool:
@@ -105,12 +96,7 @@ class AdmissionControl:
         before = [state.parked for state in running]
         ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= due_s)
         work_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slower
-        needed_s = waited_s + work_s
-        if needed_s <= deadline_s:
-            return
-        if not self._admits_late:
-            raise too_late(deadline_s, needed_s)
-        log.warning("request %s: %s", request.request_id, late(deadline_s, needed_s))
+        self._overload.check_deadline(request.request_id, deadline_s, waited_s + work_s)
 
     def _check_wait(self, priority: int, whole_s: float) -> None:
         """Refuse a request if its priority is too low for the overload stage.
@@ -120,13 +106,11 @@ class AdmissionControl:
         """
         self._newest_s = whole_s
         wait_s, fill = self._update_stage()
-        check_stage(
-            self.stage,
+        self._overload.check_wait(
             priority,
-            fill,
             waiting=len(self._queue),
             wait_s=wait_s,
-            most_s=self._most_s,
+            fill=fill,
             least_s=self.place_s or 0.0,
         )
 
@@ -171,7 +155,5 @@ class AdmissionControl:
     def _update_stage(self) -> tuple[float, float]:
         wait_s, places = self.wait_s, self._max_queue + self._max_running - len(self._lefts_s)
         fill = len(self._queue) / places if places > 0 else 0.0
-        pressure = Pressure(wait_s / self._most_s, fill)
-        if self.stage or pressure.wait >= ENTER[0] or fill >= ENTER[0]:  # else it stays 0
-            self.stage = stage(self.stage, pressure)
+        self._overload.update(wait_s, fill)
         return wait_s, fill

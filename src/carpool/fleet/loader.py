@@ -47,7 +47,7 @@ class Loader:
     def check_open(self) -> None:
         """Raise Draining once the server ends."""
         if self._is_draining:
-            raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+            raise Draining.of_new_work()
 
     @contextlib.contextmanager
     def using(self, one: Deployment) -> Iterator[None]:
@@ -152,7 +152,7 @@ class Loader:
         one.pool = None
         await pool.stop()
         if not isinstance(error, LoadFailed):
-            raise error or Draining("the server is ending", retry_after_s=5)
+            raise error or Draining.of_new_work()
         return error
 
     def _has_place(self) -> bool:

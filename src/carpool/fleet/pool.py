@@ -216,7 +216,7 @@ class Pool:
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
         if self._is_draining:
-            raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+            raise Draining.of_new_work()
         if self.state != "ready":
             self._members.check_open(self._tasks.first_ready.is_set(), RETRY_S)
 

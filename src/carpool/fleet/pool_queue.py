@@ -5,7 +5,6 @@ Requests and workers have numbers here, as in the router.
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
@@ -15,21 +14,11 @@ from carpool.fleet.moves import Move
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.request.card import Card
-from carpool.schedule.overload import (
-    ENTER,
-    Pressure,
-    check_room,
-    check_stage,
-    late,
-    stage,
-    too_late,
-)
+from carpool.schedule.overload import ENTER, Overload, check_room
 from carpool.schedule.policy import weights
 from carpool.types import CheckedRequest, RequestSize
 from carpool.worker import protocol
 from carpool.worker.guilt import CrashEvidence
-
-log = logging.getLogger("carpool")
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +65,15 @@ class PoolQueue:
         self._places_s: dict[int, float] = {}  # predicted until each worker has a free place
         self.requests: dict[int, PoolRequest] = {}  # in flight, by their numbers
         self._numbers = itertools.count(1)
-        self._is_due, self.stage = False, 0  # of overload; see `schedule.overload`
+        self._overload = Overload(settings.max_wait, admits_late=settings.admit_late)
+        self._is_due = False
         self._is_empty = asyncio.Event()  # nothing is in flight any more
         self._idle: dict[int, asyncio.Event] = {}  # workers that are to have nothing
+
+    @property
+    def stage(self) -> int:
+        """Of overload; see `schedule.overload`."""
+        return self._overload.stage
 
     def __len__(self) -> int:
         """Requests in flight, held or bound."""
@@ -149,25 +144,17 @@ class PoolQueue:
         self, request: CheckedRequest, work: RoutedRequest, waited_s: float, *, has_begun: bool
     ) -> None:
         """Refuse a request for what is held."""
-        most_s = self._settings.max_wait
-        pressure = self._pressure()
-        if pressure.most >= ENTER[0] and self._is_due:  # some of it may be bound at once
-            self._assign()
-            pressure = self._pressure()
-        self.stage = stage(self.stage, pressure)
-        check_stage(
-            self.stage,
-            request.priority,
-            pressure.fill,
-            waiting=len(self.router.held),
-            wait_s=pressure.wait * most_s,
-            most_s=most_s,
-        )
-        deadline_s, needed_s = None if has_begun else request.deadline_s, self.router.needed_s(work)
-        if deadline_s is not None and needed_s is not None and needed_s + waited_s > deadline_s:
-            if not self._settings.admit_late:
-                raise too_late(deadline_s, needed_s + waited_s)
-            log.warning("request %s: %s", request.request_id, late(deadline_s, needed_s + waited_s))
+        wait_s, fill = self._line()
+        if self._is_due and max(wait_s / self._settings.max_wait, fill) >= ENTER[0]:
+            self._assign()  # some of it may be bound at once
+            wait_s, fill = self._line()
+        self._overload.update(wait_s, fill)
+        waiting = len(self.router.held)
+        self._overload.check_wait(request.priority, waiting=waiting, wait_s=wait_s, fill=fill)
+        needed_s = self.router.needed_s(work)
+        if request.deadline_s is not None and needed_s is not None and not has_begun:
+            due_s, needed_s = request.deadline_s, needed_s + waited_s
+            self._overload.check_deadline(request.request_id, due_s, needed_s)
 
     def end(self, one: PoolRequest) -> None:
         """A request is answered, or given up."""
@@ -198,12 +185,11 @@ class PoolQueue:
         if self.requests:
             await self._is_empty.wait()
 
-    def _pressure(self) -> Pressure:
+    def _line(self) -> tuple[float, float]:
+        """Predicted seconds of what is held, and the share of the places for it in use."""
         waiting = len(self.router.held)
-        wait_s = self.router.held_for_s() if waiting else 0.0
-        return Pressure(
-            min(wait_s, 1e9) / self._settings.max_wait, waiting / max(1, self._settings.max_queue)
-        )
+        wait_s = min(self.router.held_for_s(), 1e9) if waiting else 0.0
+        return wait_s, waiting / max(1, self._settings.max_queue)
 
     def _routed(self, request: CheckedRequest, now_s: float) -> RoutedRequest:
         card = self._card()

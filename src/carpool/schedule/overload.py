@@ -11,10 +11,13 @@ change its mind at every request.
 Source: staged actions with pressure from 0 to 1 as in Envoy's overload manager.
 """
 
+import logging
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from carpool.errors import Overloaded, TooLate
+
+log = logging.getLogger("carpool")
 
 ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
 LEAVE = (0.4, 0.7, 0.9)  # and end
@@ -53,33 +56,58 @@ def refuses(at: int, priority: int) -> bool:
     return at >= 3 or (at == 2 and priority < 0)
 
 
-def check_stage(
-    at: int,
-    priority: int,
-    fill: float,
-    *,
-    waiting: int,
-    wait_s: float,
-    most_s: float,
-    least_s: float = 0.0,
-) -> None:
-    """Refuse a new request if its priority is too low for a stage.
+class Overload:
+    """The stage of one queue, and the refusals for what waits in it.
 
     Args:
-        fill: as of `Pressure`; a full queue has an error of its own.
-        waiting: requests, with work for `wait_s`, of which `most_s` is accepted.
-        least_s: until the next place is free.
-
-    Raises:
-        Overloaded: with when the wait will be short enough.
+        most_s: predicted wait that is accepted.
+        admits_late: a deadline that cannot be met is a line in the log, no refusal.
     """
-    if refuses(at, priority) and fill < 1:
-        which = "no new one" if at == 3 else "none of priority below 0"
-        raise Overloaded(
-            f"the server is overloaded: {waiting} requests wait, with work for some "
-            f"{wait_s:.3g} s (the most is {most_s:g} s, --max-wait): {which} is taken",
-            retry_after_s=max(again_s(at, wait_s, most_s), least_s),
-        )
+
+    def __init__(self, most_s: float, *, admits_late: bool) -> None:
+        self._most_s, self._admits_late = most_s, admits_late
+        self.stage = 0
+
+    def update(self, wait_s: float, fill: float) -> None:
+        """Follow the queue: predicted seconds of what waits, and the share of places in use."""
+        pressure = Pressure(wait_s / self._most_s, fill)
+        if self.stage or pressure.most >= ENTER[0]:  # else it stays 0
+            self.stage = stage(self.stage, pressure)
+
+    def check_wait(
+        self, priority: int, *, waiting: int, wait_s: float, fill: float, least_s: float = 0.0
+    ) -> None:
+        """Refuse a new request if its priority is too low for the stage.
+
+        Args:
+            waiting: requests, with work for `wait_s`.
+            fill: as of `Pressure`; a full queue has an error of its own.
+            least_s: until the next place is free.
+
+        Raises:
+            Overloaded: with when the wait will be short enough.
+        """
+        if refuses(self.stage, priority) and fill < 1:
+            which = "no new one" if self.stage == 3 else "none of priority below 0"
+            raise Overloaded(
+                f"the server is overloaded: {waiting} requests wait, with work for some "
+                f"{wait_s:.3g} s (the most is {self._most_s:g} s, --max-wait): {which} is taken",
+                retry_after_s=max(again_s(self.stage, wait_s, self._most_s), least_s),
+            )
+
+    def check_deadline(self, request_id: str, deadline_s: float, needed_s: float) -> None:
+        """Refuse a request that needs more seconds than its deadline leaves.
+
+        Raises:
+            TooLate: with both times.
+        """
+        if needed_s <= deadline_s:
+            return
+        late = f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
+        if not self._admits_late:
+            fewer = "ask for fewer steps or a smaller size"
+            raise TooLate(f"{late}; {fewer}", param="deadline_s")
+        log.warning("request %s: %s", request_id, late)
 
 
 def check_room(
@@ -109,17 +137,6 @@ def check_room(
             f"{running} + {queued} (--max-running, --max-queue)",
             retry_after_s=again_s,
         )
-
-
-def late(deadline_s: float, needed_s: float) -> str:
-    """The message about a deadline that cannot be met."""
-    return f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
-
-
-def too_late(deadline_s: float, needed_s: float) -> TooLate:
-    """The refusal of a request whose deadline cannot be met."""
-    fewer = "ask for fewer steps or a smaller size"
-    return TooLate(f"{late(deadline_s, needed_s)}; {fewer}", param="deadline_s")
 
 
 def again_s(at: int, wait_s: float, most_s: float) -> float:

@@ -182,7 +182,7 @@ class Supervisor:
     def check_open(self) -> None:
         """Raise unless requests are accepted now."""
         if self._is_draining:
-            raise Draining("the server is ending and takes no new requests", retry_after_s=5)
+            raise Draining.of_new_work()
         if self._state == "starting":
             raise Starting("the model is still loading", retry_after_s=self._until_ready_s())
         if self._state != "ready":
