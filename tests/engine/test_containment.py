@@ -180,14 +180,14 @@ def test_requests_that_cannot_be_kept_apart_end_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(self: Any) -> None:
-        raise RuntimeError("an overlay that cannot be taken back")
+        raise RuntimeError("changes that cannot be taken back")
 
     with carpool.load(odd_pipeline(), device="cpu") as engine:
-        monkeypatch.setattr("carpool.engine.overlay.overlay.Overlay.withdraw", fails)
+        monkeypatch.setattr("carpool.engine.overlay.changes.Changes.take_back", fails)
         error = engine.generate("x", seed=1, return_errors=True)[0].error
 
     assert isinstance(error, WorkerLost)
-    assert "cannot be kept apart: RuntimeError: an overlay" in str(error)
+    assert "cannot be kept apart: RuntimeError: changes" in str(error)
 
 
 @pytest.mark.parametrize("error", [EngineLost("the device is gone"), FiberExit()])

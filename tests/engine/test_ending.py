@@ -79,7 +79,7 @@ def running(stage: Stage) -> int:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_cancelled_request_ends_before_its_next_forward(stage: Stage) -> None:
-    with driving("flux", max_running=running(stage)) as drive:
+    with driving("flux", isolation="shared", max_running=running(stage)) as drive:
         trip = Trip(drive, stage)
 
         drive.engine.cancel("victim")
@@ -95,7 +95,7 @@ def test_a_cancelled_request_ends_before_its_next_forward(stage: Stage) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_request_whose_time_is_up_ends_before_its_next_forward(stage: Stage) -> None:
     clock = VirtualClock()
-    with driving("flux", clock=clock, max_running=running(stage)) as drive:
+    with driving("flux", isolation="shared", clock=clock, max_running=running(stage)) as drive:
         trip = Trip(drive, stage, timeout_s=5)
         clock.pass_by(4.9)
         drive.engine.running.end_cancelled()
@@ -124,7 +124,7 @@ def test_time_that_runs_out_during_a_forward_ends_the_request_after_it(
         return original(*args, **kwargs)
 
     monkeypatch.setitem(encoder.__dict__, "forward", slow)
-    with driving("flux", clock=clock) as drive:
+    with driving("flux", isolation="shared", clock=clock) as drive:
         late = drive.submit("a cat", **FLUX, timeout_s=5)
         drive.turn()
 
@@ -144,7 +144,7 @@ def test_no_forward_records_gradients_whoever_leaves_in_the_middle(
         return original(**arguments)
 
     monkeypatch.setitem(transformer.__dict__, "forward", watched)
-    with torch.enable_grad(), driving("flux") as drive:
+    with torch.enable_grad(), driving("flux", isolation="shared") as drive:
         for steps in (2, 4):
             drive.submit("a cat", **FLUX | {"num_inference_steps": steps})
         trip = Trip(drive, "denoise")
@@ -158,7 +158,7 @@ def test_no_forward_records_gradients_whoever_leaves_in_the_middle(
 
 def test_times_are_told_by_phase() -> None:
     clock = VirtualClock()
-    with driving("flux", clock=clock, max_running=1) as drive:
+    with driving("flux", isolation="shared", clock=clock, max_running=1) as drive:
         heard = [drive.submit("a cat", **FLUX) for _ in range(2)]
         drive.engine.step()  # encodes the first
         clock.pass_by(1)
@@ -175,7 +175,7 @@ def test_times_are_told_by_phase() -> None:
 
 
 def test_a_finished_request_cannot_be_cancelled() -> None:
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = drive.submit("a cat", **FLUX, request_id="done")
         drive.finish()
 
@@ -188,7 +188,7 @@ def test_a_finished_request_cannot_be_cancelled() -> None:
 
 
 def test_a_request_may_cancel_another_of_its_own_forward() -> None:
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
 
         def betray(pipe: Any, step: int, t: Tensor, tensors: dict[str, Any]) -> dict[str, Any]:
             drive.engine.cancel("other")
@@ -207,7 +207,7 @@ def test_a_request_may_cancel_another_of_its_own_forward() -> None:
 
 def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
     clock = VirtualClock()
-    with driving("flux", clock=clock, max_running=2, max_queue=1) as drive:
+    with driving("flux", isolation="shared", clock=clock, max_running=2, max_queue=1) as drive:
         heard = [drive.submit("a cat", **FLUX) for _ in range(3)]
         drive.turn()
 
@@ -224,7 +224,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
 
 def test_the_retry_hint_learns_how_fast_requests_end() -> None:
     clock = VirtualClock()
-    with driving("flux", clock=clock, max_running=1, max_queue=0) as drive:
+    with driving("flux", isolation="shared", clock=clock, max_running=1, max_queue=0) as drive:
         for _ in range(30):
             drive.submit("a cat", **FLUX | {"num_inference_steps": 1, "width": 8, "height": 8})
             clock.pass_by(20)
@@ -262,7 +262,7 @@ def test_closing_ends_everything_and_gives_the_modules_back() -> None:
 
 
 def test_an_engine_whose_thread_is_gone_takes_nothing() -> None:
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         pass
 
     with pytest.raises(Draining):
@@ -273,7 +273,7 @@ def test_an_engine_may_follow_another_on_the_same_pipeline() -> None:
     arguments = FLUX | {"num_inference_steps": 1}
     images = []
     for _ in range(2):
-        with driving("flux") as drive:
+        with driving("flux", isolation="shared") as drive:
             heard: Recorder = drive.submit("a cat", **arguments)
             drive.finish()
             images.append(heard.image)

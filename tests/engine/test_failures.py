@@ -62,7 +62,7 @@ def test_only_the_guilty_request_fails_and_bisection_finds_it(misbehave: Misbeha
     misbehave(raise_for_the_guilty)
     guidances = [1.0, 2.0, 3.0, GUILTY, 5.0]
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = board(drive, *guidances)
         drive.finish()
 
@@ -84,7 +84,7 @@ def test_two_guilty_requests_are_both_found(misbehave: Misbehave) -> None:
 
     misbehave(raise_for_the_guilty)
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = board(drive, GUILTY, 2.0, GUILTY)
         drive.finish()
 
@@ -109,7 +109,7 @@ def test_running_out_of_memory_costs_nobody_the_picture(
     tried: list[int] = []
     misbehave(run_out_of_memory_above(fitting_rows, tried))
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = board(drive, 1.0, 2.0, 3.0, 4.0, 5.0)
         drive.turn_until(lambda: heard[0].step == 1)
         first_step = len(tried)
@@ -124,7 +124,7 @@ def test_the_width_that_did_fit_is_the_one_remembered(misbehave: Misbehave) -> N
     tried: list[int] = []
     misbehave(run_out_of_memory_above(2, tried))
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         board(drive, 1.0, 2.0, 3.0, 4.0, 5.0)
         drive.finish()
 
@@ -142,7 +142,7 @@ def test_a_width_that_always_raises_is_not_tried_at_every_step(misbehave: Misbeh
 
     misbehave(refuse_two)
     steps = 8
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = [
             drive.submit("a cat", **{**FLUX, "num_inference_steps": steps}, seed=seed)
             for seed in range(4)
@@ -163,7 +163,7 @@ def test_a_call_that_does_not_fit_alone_fails_and_says_what_would(misbehave: Mis
 
     misbehave(run_out_for_the_guilty)
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = board(drive, 1.0, GUILTY, 3.0)
         drive.finish()
 
@@ -212,7 +212,7 @@ def test_nan_in_one_row_stays_in_that_row(misbehave: Misbehave) -> None:
 
     misbehave(poison)
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = board(drive, 1.0, GUILTY, 3.0)
         drive.finish()
 
@@ -223,7 +223,7 @@ def test_nan_in_one_row_stays_in_that_row(misbehave: Misbehave) -> None:
 
 
 def test_what_the_pipeline_refuses_at_once_is_the_requests_fault() -> None:
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         refused = drive.submit("a cat", **FLUX | {"max_sequence_length": 600})
         drive.finish()
 
@@ -238,7 +238,7 @@ def test_a_value_error_after_the_first_call_is_the_pipelines_fault() -> None:
     def refuse(pipe: Any, step: int, timestep: Tensor, tensors: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("too late")
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         failed = drive.submit("a cat", **FLUX, callback_on_step_end=refuse)
         drive.finish()
 
@@ -252,7 +252,7 @@ def test_a_request_that_exits_the_interpreter_fails_alone() -> None:
     def leave(pipe: Any, step: int, timestep: Tensor, tensors: dict[str, Any]) -> dict[str, Any]:
         raise SystemExit(1)
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         leaving = drive.submit("a cat", **FLUX, callback_on_step_end=leave)
         staying = drive.submit("a cat", **FLUX, guidance_scale=2.0, seed=1)
         drive.finish()
@@ -274,7 +274,7 @@ def test_a_request_that_refuses_to_end_takes_nobody_with_it(
                 tensors["caught"] = error
         return tensors
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         clinging = drive.submit("a cat", **FLUX, callback_on_step_end=cling, request_id="clings")
         staying = drive.submit("a cat", **FLUX, guidance_scale=2.0, seed=1)
         drive.turn(4)
@@ -313,7 +313,7 @@ def test_whoever_has_ended_leaves_no_latents_behind(misbehave: Misbehave, ends: 
 
     misbehave(raise_at_the_end)
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
         heard = drive.submit("a cat", **FLUX, callback_on_step_end=watch)
         drive.finish()
         gc.collect()

@@ -216,13 +216,14 @@ def far(recorder: Recorder, expected: Tensor) -> float:
     return float((recorder.image - expected).abs().max())
 
 
+@pytest.mark.parametrize("isolation", ["auto", "shared"])
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
 @pytest.mark.parametrize("inside", WITH)
 def test_a_module_called_inside_of_a_context_runs_in_it_and_no_other_request_does(
-    inside: str, numerics: str
+    inside: str, numerics: str, isolation: str
 ) -> None:
     before = state()
-    with driving(made(), numerics=numerics) as drive:
+    with driving(made(), numerics=numerics, isolation=isolation) as drive:
         usual = [drive.submit("", seed=seed) for seed in (1, 2)]
         turning = [drive.submit("", seed=3 + n, inside=inside) for n in range(2)]
         failing = drive.submit("", seed=5, inside=inside, fails=True)
@@ -252,7 +253,7 @@ KEPT_KINDS = [
 @pytest.mark.parametrize("inside", KEPT_KINDS)
 def test_what_a_request_never_turns_back_is_turned_back_at_its_end(inside: str) -> None:
     before = state()
-    with driving(made()) as drive:
+    with driving(made(), isolation="shared") as drive:
         usual = [drive.submit("", seed=seed) for seed in (1, 2)]
         turning = [drive.submit("", seed=3 + n, inside=inside, is_kept=True) for n in range(2)]
         failing = drive.submit("", seed=5, inside=inside, is_kept=True, fails=True)
@@ -270,7 +271,7 @@ def test_what_a_request_never_turns_back_is_turned_back_at_its_end(inside: str) 
 
 
 def test_calls_in_inference_mode_share_forwards_and_others_do_not_share_theirs() -> None:
-    with driving(made()) as drive:
+    with driving(made(), isolation="shared") as drive:
         for seed in range(2):
             drive.submit("", seed=seed, inside="inference mode")
             drive.submit("", seed=seed)

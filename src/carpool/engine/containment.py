@@ -20,7 +20,7 @@ log = logging.getLogger("carpool")
 
 TurnStage = Literal[
     "admit", "cache", "choose", "count", "describe", "effects", "journal", "learn", "observe",
-    "parked", "predict", "preview", "queued", "steps", "tell", "timeline", "unwind", "weights",
+    "parked", "predict", "preview", "queued", "steps", "tell", "timeline", "unwind",
 ]  # fmt: skip
 """The stages that have a substitute: all requests go on."""
 RequestStage = Literal["start", "resume", "convert"]

@@ -1,12 +1,11 @@
-"""Isolation of requests in one process: the state that each has for itself while its pipeline runs.
+"""Isolation of requests that share a ride: the state that each has for itself while it runs.
 
-A fiber's context makes four kinds of state private to its request, whatever runs between two of
-its turns: the changes that it makes to shared modules (`overlay`), the global random numbers
-(`random_state`), torch's modes of the thread (`thread_modes`), and switches of the process
-(`switches`).
+A fiber's context keeps two kinds of state for its request, whatever runs between two of its turns:
+the global random numbers (`random_state`) and torch's modes of the thread (`thread_modes`,
+`overlay.functions`). A call in other modes than usual runs alone, in these.
 
-A call to a component that its request has changed cannot share a forward: it runs alone, inside
-the request's own state. Which requests are like that is observed, not listed.
+What else a request changes while it runs, a shared module (`overlay`) or a switch of the process
+(`switches`), is taken back when it pauses, and named: such a request has to ride privately.
 """
 
 import contextvars
@@ -24,8 +23,8 @@ from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
 from carpool.engine.model.upcast import in_half, is_in_half
-from carpool.engine.overlay.functions import FunctionModes, WeightsWatch
-from carpool.engine.overlay.overlay import Overlay
+from carpool.engine.overlay.changes import Changes
+from carpool.engine.overlay.functions import FunctionModes
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
 from carpool.engine.switches import Switches
@@ -44,7 +43,6 @@ class Isolation:
         is_accelerator = device.type != "cpu"
         self._patches = [*random_state.PATCHES, *([pinned_copies.TO] if is_accelerator else [])]
         self._is_installed = False
-        self._logged: set[str] = set()
         self._drawing: set[tuple[int, str]] = set()
 
     def install(self) -> None:
@@ -63,45 +61,34 @@ class Isolation:
                 patches.drop()
         self._is_installed = False
 
-    def context(self, seed: int, *, is_watched: bool = False) -> "RequestContext":
+    def context(self, seed: int, *, has_switches: bool = False) -> "RequestContext":
         """The state of a request that is about to start.
 
         Args:
-            is_watched: what it does to weights by functions of torch is followed, too, and what it
-                writes in lists and plain objects of modules.
+            has_switches: its code may turn switches of the process.
         """
         random = RandomState(seed, self._device)
         # a tensor of the CPU can be read without waiting: nothing has to be known of it beforehand
         is_copied = self._device.type != "cpu"
-        overlay = Overlay(self._shared, is_watched=is_watched)
-        functions = FunctionModes(*([WeightsWatch(overlay)] if is_watched else []))
-        switches = Switches() if is_watched else None
+        changes, switches = Changes(self._shared), Switches() if has_switches else None
         return RequestContext(
-            overlay, random, self._pins, functions, switches, self._drawing, copies=is_copied
+            changes, random, self._pins, switches, self._drawing, copies=is_copied
         )
 
-    def exclusive(self, context: "RequestContext") -> list[str]:
-        """The components that a request has changed for itself; each kind is logged once."""
-        names = list(context.overlay.changed)
-        for name in names:
-            if name not in self._logged:
-                self._logged.add(name)
-                log.warning(
-                    "a request changes %s while it runs: the change is its own, and its calls to "
-                    "that component run alone",
-                    name,
-                )
-        return sorted({name.partition(".")[0] for name in names})
+    def note_weights(self) -> None:
+        """Take the weights as they are for those of the model, while no request runs."""
+        self._shared.changed_weights()
 
-    def check_weights(self, request_id: str) -> None:
-        """Look after the end of a request whether the weights are still those that were loaded."""
-        for name in self._shared.changed_weights():
-            log.error(
-                "weights of %s were changed in place, where nothing reports it; it was noticed at "
-                "the end of request %s and cannot be undone: later answers differ from those of "
-                "the model. Load it anew, and keep the pipeline from writing on its weights",
-                name,
-                request_id,
+    def check_weights(self) -> None:
+        """Look whether the weights are still those of `note_weights`.
+
+        Raises:
+            EngineLost: they were written in place, where nothing reports it, while requests ran.
+        """
+        if names := self._shared.changed_weights():
+            raise EngineLost(
+                f"the weights of {', '.join(names)} were changed in place while requests ran, "
+                "which cannot be undone (isolation=private runs such code one request at a time)"
             )
 
 
@@ -112,22 +99,20 @@ class RequestContext:
 
     def __init__(
         self,
-        overlay: Overlay,
+        changes: Changes,
         random: RandomState,
         pins: Pins,
-        functions: FunctionModes,
         switches: Switches | None,
         drawing: set[tuple[int, str]],
         *,
         copies: bool,
     ) -> None:
-        self.overlay, self.random, self.pins = overlay, random, pins
-        self._functions = functions
+        self.changes, self.random, self.pins = changes, random, pins
         self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
         self.names: Collection[str] = ()  # of the arguments that its request has given
         self.note_texts: Callable[[Any], None] = _nothing  # called with what it tokenizes
         self.drawing = drawing  # modules and methods that draw from the global random numbers
-        self._modes = ThreadModes()
+        self._modes, self._functions = ThreadModes(), FunctionModes()
         self._switches = switches
         self._inferring: dict[int, Target] = {}  # by the id of the ordinary one
         self._variables = contextvars.copy_context()  # as a fiber begins with them
@@ -167,7 +152,6 @@ class RequestContext:
         if self._copies:
             provenance.watch()
             pinned_copies.watch()
-        self.overlay.apply()
         self._functions.enter()
 
     def _leave(self) -> None:
@@ -175,37 +159,37 @@ class RequestContext:
         if self._copies:
             provenance.ignore()
             pinned_copies.ignore()
-        self.overlay.withdraw()
+        self.changes.take_back()
         self.random.leave()
         self._modes.leave()
         if self._switches is not None:
             self._switches.leave()
+            self.changes.names.update(self._switches.turned)
 
     def own(self, target: Target) -> Target:
         """The method that a call from this request means.
 
-        That is `target` itself, or one that runs alone and in the request's own state: where the
-        request has changed the component, where torch is in other modes than usual (gradients,
-        autocast, `with torch.device(...)`, a dispatch mode), where it has turned a switch of the
-        process or a context variable, and where it draws from the global random numbers.
+        That is `target` itself, or one that runs alone and in the request's own state: where torch
+        is in other modes than usual (gradients, autocast, `with torch.device(...)`, a dispatch
+        mode), where it has turned a context variable, and where it draws from the global random
+        numbers.
 
         Raises:
-            PipelineFailed: other processes compute the component, too, and know of no change.
+            PipelineFailed: other processes compute the component, too, and know of no such mode.
         """
         is_usual = self._modes.are_usual and not self._functions.are_changed
         is_usual = is_usual and contextvars.copy_context() == self._variables
-        is_usual = is_usual and not (self._switches and self._switches.are_turned)
         is_usual = is_usual and target.method != "generate"
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
         if is_usual and is_in_half(target.module, self):
             return self._in_half(target)
-        if is_usual and not self.overlay.covers(target.module):
+        if is_usual:
             return self._in_inference(target) if torch.is_inference_mode_enabled() else target
         if computes_together(target.module):
             raise PipelineFailed(
-                f"the request changes {target.component} while it runs, or wants gradients through "
-                "it, which the other ranks of context_parallel would not know of: serve this with "
-                "context_parallel=1"
+                f"the request calls {target.component} with gradients, or in another mode of torch "
+                "than usual, which the other ranks of context_parallel would not know of: serve "
+                "this with context_parallel=1"
             )
         return replace(target, original=self._inside(target.original), is_exclusive=True)
 
@@ -226,7 +210,7 @@ class RequestContext:
         variables = contextvars.copy_context()
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            with self.applied(), self._functions.of_forward():
+            with self.applied():
                 return variables.run(original, *args, **kwargs)
 
         return method

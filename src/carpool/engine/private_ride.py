@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from carpool.engine.containment import EngineLost
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Target
 from carpool.engine.model.upcast import in_half
@@ -29,19 +30,6 @@ MAX_TENSOR_BYTES = 2**20  # of one whose values are kept, whatever the size of t
 MAX_WEIGHT_BYTES = 2**28  # of all weights, up to which their values are kept
 _CONTAINERS = (dict, list, set, deque)
 _OPAQUE = (str, bytes, int, float, type(None), Tensor, torch.Generator, ModuleType)
-
-
-class _NoOverlay:
-    """Changes of modules are not the request's own: nobody else sees the modules meanwhile."""
-
-    changed: Mapping[str, None] = {}
-
-    def touch(self, what: Any, *, deep: bool = False) -> None: ...
-
-    def own(self, parameter: Tensor) -> None: ...
-
-    def covers(self, component: nn.Module) -> bool:
-        return True
 
 
 class PrivateContext:
@@ -63,7 +51,7 @@ class PrivateContext:
         if hasattr(pipe, "set_progress_bar_config"):
             config = getattr(pipe, "_progress_bar_config", {})
             pipe.set_progress_bar_config(**{**config, "disable": True})
-        self.overlay, self.random = _NoOverlay(), RandomState(seed, device)
+        self.random = RandomState(seed, device)
         self.request_id, self.warnings = "", list[str]()
         self.names, self.note_texts = set[str](), _ignore
         self.is_running = False  # inside of a forward, whose modules are not called by the pipeline
@@ -100,7 +88,9 @@ class Guard:
     def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
         parts = [part for module in modules.values() for part in module.modules()]
         self._parts = [ModuleState.of(part) for part in parts]
-        self._tensors = [(tensor, data(tensor).clone()) for tensor in _kept(parts)]
+        kept, large = _weights(parts)
+        self._tensors = [(tensor, data(tensor).clone()) for tensor in kept]
+        self._versions = [(tensor, tensor._version) for tensor in large]
         self._containers: list[tuple[Any, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
@@ -116,7 +106,11 @@ class Guard:
                 self._containers.append((value, value.copy()))
 
     def restore(self) -> None:
-        """Make all of it as it was."""
+        """Make all of it as it was.
+
+        Raises:
+            EngineLost: values of large weights were written in place; the rest is as it was.
+        """
         for state in self._parts:
             state.restore()
         for tensor, values in self._tensors:
@@ -136,6 +130,8 @@ class Guard:
                 continue
             container.clear()
             (container.extend if isinstance(container, (list, deque)) else container.update)(values)
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise EngineLost("a request has written on large weights in place, which stays")
 
 
 _EMPTY = object()
@@ -181,14 +177,21 @@ def _reached(roots: Iterable[Any], own: set[int]) -> Iterator[Any]:
             waiting.append(attributes)
 
 
-def _kept(parts: Iterable[nn.Module]) -> list[Tensor]:
-    """The weights and buffers whose values are kept: all of a small model, the small of another."""
-    held = (
-        tensor for part in parts for tensor in (*part._parameters.values(), *part._buffers.values())
-    )
-    tensors = {id(tensor): tensor for tensor in held if tensor is not None and _is_plain(tensor)}
+def _weights(parts: Iterable[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and buffers: those whose values are kept, and the others.
+
+    Kept are all of a small model, and the small ones of another.
+    """
+    tensors = {
+        id(tensor): tensor
+        for part in parts
+        for tensor in (*part._parameters.values(), *part._buffers.values())
+        if tensor is not None and _is_plain(tensor)
+    }
     is_small = sum(tensor.nbytes for tensor in tensors.values()) <= MAX_WEIGHT_BYTES
-    return [one for one in tensors.values() if is_small or one.nbytes <= MAX_TENSOR_BYTES]
+    most = MAX_WEIGHT_BYTES if is_small else MAX_TENSOR_BYTES
+    kept = [tensor for tensor in tensors.values() if tensor.nbytes <= most]
+    return kept, [tensor for tensor in tensors.values() if tensor.nbytes > most]
 
 
 def _is_plain(tensor: Tensor) -> bool:

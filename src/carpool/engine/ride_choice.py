@@ -1,8 +1,9 @@
 """The choice of a request's ride: shared with others, or private.
 
 A ride is shared where that is proven clean, and private where code may keep state that no view of
-the pipeline keeps apart. What cannot be seen beforehand shows while a request runs: it changes a
-module that others use. The change is taken back at once, and the request runs again, privately.
+the pipeline keeps apart. `reach` tells what the code of users can reach before it runs. What cannot
+be seen beforehand shows while a request runs: it changes a module that others use, or a switch of
+the process. The change is taken back at once, and the request runs again, privately.
 """
 
 import logging
@@ -10,12 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 
 from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.reach import private_reasons
+from carpool.errors import PipelineFailed
 from carpool.settings.engine import IsolationMode
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
 
-MAX_CHANGES = 2  # requests that changed modules, after which all of their task ride privately
+MAX_CHANGES = 2  # by requests of one form, after which all of that form ride privately
 
 
 class RideChoice:
@@ -23,30 +26,59 @@ class RideChoice:
 
     def __init__(self, loaded: LoadedPipeline, mode: IsolationMode) -> None:
         self._loaded, self._mode = loaded, mode
-        self._changes = Counter[str]()  # requests that have changed modules, by task
+        self._changes = Counter[tuple[str, frozenset[str]]]()  # requests that changed, by form
         self._logged = set[str]()
 
-    @property
-    def is_automatic(self) -> bool:
-        """Whether a request that changes modules runs again, privately."""
-        return self._mode == "auto"
-
     def private_reasons(self, request: CheckedRequest) -> list[str]:
-        """Why a request rides privately; empty: it shares."""
+        """Why a request rides privately; empty: it shares.
+
+        Raises:
+            PipelineFailed: it cannot: other processes compute with this one.
+        """
         if self._mode == "private":
             return ["isolation is private"]
-        if self._mode == "auto" and self._changes[request.task] >= MAX_CHANGES:
-            return [f"{self._name(request)} changes modules while it runs"]
-        return []
+        if self._changes[_form(request)] >= MAX_CHANGES:
+            return [f"{self._name(request)} changes modules or switches while it runs"]
+        if self._mode == "shared":
+            return []
+        reasons = private_reasons(self._loaded.originals[request.task], request.arguments)
+        if reasons:
+            self._refuse_in_group(reasons[0])
+        for reason in reasons:
+            self._log_once(f"requests run alone: {reason}")
+        return list(reasons)
 
-    def changed(self, request: CheckedRequest, modules: Iterable[str]) -> str:
-        """Note that a shared request has changed modules; returns what its client is told."""
-        self._changes[request.task] += 1
-        reason = f"{self._name(request)} changed {', '.join(modules)}"
-        if reason not in self._logged:
-            self._logged.add(reason)
-            log.warning("%s while it ran: such requests run alone", reason)
+    def changed(self, request: CheckedRequest, names: Iterable[str]) -> str:
+        """Note that a shared request has changed modules or switches.
+
+        Returns:
+            The warning for its client.
+
+        Raises:
+            PipelineFailed: it cannot ride privately: other processes compute with this one.
+        """
+        self._changes[_form(request)] += 1
+        reason = f"{self._name(request)} changed {', '.join(names)}"
+        self._refuse_in_group(reason)
+        self._log_once(f"{reason} while it ran: such requests run alone")
         return f"the request ran alone: {reason}"
+
+    def _refuse_in_group(self, reason: str) -> None:
+        if self._loaded.group is not None:
+            raise PipelineFailed(
+                f"{reason}, of which the other ranks of context_parallel would not know: serve "
+                "this with context_parallel=1"
+            )
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            log.warning("%s", text)
 
     def _name(self, request: CheckedRequest) -> str:
         return type(self._loaded.originals[request.task]).__name__
+
+
+def _form(request: CheckedRequest) -> tuple[str, frozenset[str]]:
+    """The task and the names of the arguments: what a client can vary without more risk."""
+    return request.task, frozenset(request.arguments)

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import Any
 
 from carpool.config import EngineSettings
@@ -45,8 +44,6 @@ from carpool.request.sizes import rounded_size
 from carpool.types import Clock, Event
 
 log = logging.getLogger("carpool")
-
-CHECK_WEIGHTS_EVERY_S = 1.0  # while requests run: each check looks at every weight
 
 
 class RunningRequests:
@@ -85,7 +82,6 @@ class RunningRequests:
         self._states: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
         self._held: list[Callable[[], None]] = []  # until it has ended
-        self._checked_s = -inf  # when weights were looked at
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
         self.longest_s = 0.0  # of those, in one go
@@ -112,6 +108,8 @@ class RunningRequests:
     def start(self, state: RequestState) -> None:
         """Start the pipeline of a request that was queued."""
         now_s = self._clock()
+        if not self._states:
+            self._isolation.note_weights()
         self._states[state.number] = state
         self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
         self._tell(state, Event("started", state.request_id, now_s))
@@ -176,8 +174,8 @@ class RunningRequests:
     def _context(self, state: RequestState, mine: Any) -> RideContext:
         loaded, request = self._loaded, state.request
         if state is not self.private:
-            is_watched = runs_foreign_code(mine, request.arguments)
-            return self._isolation.context(request.seed, is_watched=is_watched)
+            has_switches = runs_foreign_code(mine, request.arguments)
+            return self._isolation.context(request.seed, has_switches=has_switches)
         state.timeline.exclusive = sorted(loaded.modules)
         return PrivateContext(mine, loaded.modules, request.seed, loaded.device.torch)
 
@@ -245,11 +243,11 @@ class RunningRequests:
         now_s = self._clock()
         self.fiber_s += now_s - began_s
         self.longest_s = max(self.longest_s, now_s - began_s)
-        if isinstance(state.context, RequestContext) and state.context.overlay.changed:
-            if self.rides.is_automatic and isinstance(came, Call | HostCall):
-                self._go_private(state, state.context.overlay.changed, now_s)
-                return None
-            state.timeline.exclusive = self._isolation.exclusive(state.context)
+        context = state.context
+        changed = list(context.changes.names) if isinstance(context, RequestContext) else []
+        if changed and isinstance(came, Call | HostCall):
+            self._do("start", self._go_private, state, changed, now_s)
+            return None
         if isinstance(came, Call):
             return self._park(state, came, now_s)
         if isinstance(came, HostCall):
@@ -313,12 +311,12 @@ class RunningRequests:
         return answer
 
     def _go_private(self, state: RequestState, changed: Iterable[str], now_s: float) -> None:
-        """Run a request from its beginning once more, alone: it has changed these modules."""
+        """Run a request from its beginning once more, alone: it has changed these."""
         if state.journal is not None:
             state.journal.drop()
-        told = self.rides.changed(state.request, changed)
+        warning = self.rides.changed(state.request, changed)
         state.rewind()
-        state.warnings.append(told)
+        state.warnings.append(warning)
         state.is_private = True
         self._tell(state, Event("step", state.request_id, now_s))
         self._held.append(partial(self._start_late, state))
@@ -363,8 +361,14 @@ class RunningRequests:
             self._end(state, None, mapped or to_api_error(error, is_early=False))
 
     def _end(self, state: RequestState, output: Any, error: Exception | None) -> None:
-        """Finish a request, keep nothing of it, and deliver its outcome, whatever fails."""
+        """Finish a request, keep nothing of it, and deliver its outcome, whatever fails.
+
+        Raises:
+            EngineLost: weights were changed while it ran; no journal may go on from here.
+        """
         now_s, contain = self._clock(), self._stages.contain
+        if error is None and state is not self.private:
+            self._check_weights()
         self._states.pop(state.number, None)
         self._queue.note_completion()
         state.status = "finished"
@@ -373,15 +377,23 @@ class RunningRequests:
         finally:
             if state is self.private:
                 self.private = None
+                self._isolation.note_weights()
             self._deliver(state, output, error, now_s)
+
+    def _check_weights(self) -> None:
+        try:
+            self._isolation.check_weights()
+        except EngineLost:
+            for state in self.states:
+                if state.journal is not None:
+                    state.journal.drop()
+                    self._tell(state, Event("step", state.request_id, self._clock()))
+            raise
 
     def _deliver(
         self, state: RequestState, output: Any, error: Exception | None, now_s: float
     ) -> None:
         contain = self._stages.contain
-        if not self._states or now_s - self._checked_s >= CHECK_WEIGHTS_EVERY_S:
-            self._checked_s = now_s
-            contain("weights", None, self._isolation.check_weights, state.request_id)
         contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()

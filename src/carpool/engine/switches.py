@@ -1,8 +1,8 @@
-"""Switches of the process that code of users may turn: each request has them for itself.
+"""Switches of the process that code of users may turn, and that a request finds as they were.
 
-One table names them: how each is read, and how it is set. They are read when a fiber begins to run
-and when it pauses. What it has turned meanwhile is set back then, and set again when it goes on; it
-ends with the request. A call made with other switches than usual runs alone in them (`isolation`).
+One table names them: how each is read, and how it is set. They are read when a request's code
+begins to run; those that it has turned meanwhile are set back when it pauses or ends. A shared
+request that turns any has to ride privately: others would run in it, too.
 
 Other threads see what the running fiber has turned, and what they turn in that moment counts as the
 fiber's: so only requests that run code which the libraries do not ship are looked after.
@@ -32,27 +32,24 @@ class Turnable(NamedTuple):
 
 
 class Switches:
-    """The switches as one request has turned them. For the engine's thread."""
+    """The switches while one request runs. For the engine's thread.
+
+    Attributes:
+        turned: names of those that it has turned so far.
+    """
 
     def __init__(self) -> None:
         self._outside: list[Any] = []
-        self._turned: dict[int, Any] = {}  # by the place in the table
+        self.turned: dict[str, None] = {}
 
     def enter(self) -> None:
         self._outside = _values()
-        if self._turned:
-            _set(self._turned, self._outside)
 
     def leave(self) -> None:
         values = _values()
-        self._turned = _differences(values, self._outside)
-        if self._turned:
-            _set({place: self._outside[place] for place in self._turned}, values)
-
-    @property
-    def are_turned(self) -> bool:
-        """Whether the running fiber has turned any."""
-        return _values() != self._outside
+        if turned := _differences(values, self._outside):
+            self.turned.update(dict.fromkeys(TABLE[place].name for place in turned))
+            _set({place: self._outside[place] for place in turned}, values)
 
 
 def _values() -> list[Any]:

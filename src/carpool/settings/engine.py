@@ -171,8 +171,8 @@ class EngineSettings:
         "auto",
         "how requests are kept apart: shared interleaves them, each on a view of the pipeline; "
         "private runs each alone on the pipeline itself, from its start to its end, as plain "
-        "diffusers would: for code that keeps state where no view can keep it apart; auto is "
-        "shared, and private for a request that changes a module",
+        "diffusers would; auto is shared, and private for code of yours that can reach what other "
+        "requests see, or that changes a module or a switch of the process",
     )
     infer_specs: bool = setting(
         True,

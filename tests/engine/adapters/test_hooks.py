@@ -188,7 +188,7 @@ def test_adding_waits_for_no_forward(tmp_path: Path) -> None:
     file = adapter(tmp_path, "flux", 1)
     ended: list[bool] = []
 
-    with driving("flux") as drive:
+    with driving("flux", isolation="shared") as drive:
 
         def add_meanwhile(*_: object) -> None:  # in the middle of the transformer's first forward
             thread = Thread(target=drive.engine.add_lora, args=[f"n{len(ended)}", file])

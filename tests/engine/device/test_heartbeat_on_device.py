@@ -12,7 +12,8 @@ def test_the_loop_expects_what_is_queued_and_nothing_of_a_width_that_never_ran()
 
     clock, seen = VirtualClock(), []
     pipe = fresh("flux").to("pretended")
-    with driving(pipe, clock=clock, device="pretended", dtype="float32") as drive:
+    settings: dict[str, Any] = {"isolation": "shared", "device": "pretended", "dtype": "float32"}
+    with driving(pipe, clock=clock, **settings) as drive:
         engine = drive.engine
         plain = engine.scheduler.learning.watch.read
         engine.scheduler.learning.watch.read = lambda: [(note, 40.0) for note, _ in plain()]  # type: ignore[method-assign]

@@ -23,7 +23,8 @@ def test_the_time_of_pipelines_is_learned_without_that_of_waiting_for_the_forwar
         return {}
 
     arguments = {**ARGUMENTS["flux"], "num_inference_steps": 4, "callback_on_step_end": works}
-    with driving(fresh("flux").to("pretended"), clock=clock, device="pretended") as drive:
+    settings: dict[str, Any] = {"isolation": "shared", "device": "pretended"}
+    with driving(fresh("flux").to("pretended"), clock=clock, **settings) as drive:
         for _ in range(3):
             drive.submit(**arguments)
         drive.finish()

@@ -67,7 +67,7 @@ PLAIN = [torch.float32, CPU, CPU]
 
 
 def test_requests_are_told_a_components_device_and_type_without_another_walk_through_it() -> None:
-    with driving(Asking(Net())) as drive:
+    with driving(Asking(Net()), isolation="shared") as drive:
         first = drive.submit("", seed=1)
         drive.finish()
         second, third = drive.submit("", seed=2), drive.submit("", seed=3, num_inference_steps=5)
@@ -80,7 +80,7 @@ def test_requests_are_told_a_components_device_and_type_without_another_walk_thr
 
 
 def test_a_request_that_has_changed_a_component_is_told_what_it_is_now() -> None:
-    with driving(Asking(Net())) as drive:
+    with driving(Asking(Net()), isolation="shared") as drive:
         plain = drive.submit("", seed=1)
         changing = drive.submit("", seed=2, write=lambda net: net.to(torch.float64))
         part = drive.submit("", seed=3, write=lambda net: net.inner.to(torch.float64))
@@ -94,7 +94,7 @@ def test_a_request_that_has_changed_a_component_is_told_what_it_is_now() -> None
 
 
 def test_who_changes_a_component_before_anybody_asks_leaves_nothing_behind() -> None:
-    with driving(Asking(Net())) as drive:
+    with driving(Asking(Net()), isolation="shared") as drive:
 
         def early(net: Any) -> None:
             net.to(torch.float64)

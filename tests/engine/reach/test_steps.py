@@ -807,7 +807,7 @@ def imports_threads(self: Any, x: Any, t: Any) -> Any:
     return x
 
 
-@cases.private("random numbers")
+@cases.clean
 def draws_by_a_name_of_its_own(self: Any, x: Any, t: Any) -> Any:
     return x * drawn()
 

@@ -68,7 +68,12 @@ def measure(name: str) -> Waits:
         alone.append(pipe(**given, generator=generator))
     with REPORT.off():
         pipe.to(NAME)
-    with driving(pipe, max_running=16, device=NAME, dtype="float32") as drive:
+    settings: dict[str, Any] = {
+        "isolation": "shared",
+        "device": NAME,
+        "dtype": "float32",
+    }  # its own code aside
+    with driving(pipe, max_running=16, **settings) as drive:
         heard = [drive.submit(**one) for one in arguments]
         REPORT.clear()
         at: list[Counter[Site]] = []

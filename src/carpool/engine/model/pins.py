@@ -3,9 +3,9 @@
 To answer `module.device`, `module.dtype` or `get_module_execution_device(module)`, diffusers walks
 through all parts of the module, up to three times: milliseconds a request, in which no forward can
 begin. While an engine runs, a component of its pipeline answers the same every time, so a fiber
-gets what the first one was told. A request that has changed a component is told anew, and so are
-parts of components, and everybody outside of fibers. Components that are offloaded are not pinned:
-their weights move.
+gets the first answer again. Requests that write on modules, private rides, code outside of fibers,
+and parts of components get a new one each time. Components that are offloaded are not pinned: their
+weights move.
 
 Attention layers ask at every call for the signature of their processor, to know which arguments it
 takes: a fortieth of a forward of the embedded model. It is kept where `inspect` looks for it first.
@@ -56,7 +56,7 @@ class Pins:
             ask: asks diffusers.
             context: of the fiber.
         """
-        if id(module) not in self._components or context.overlay.covers(module):
+        if id(module) not in self._components or context.changes.are_possible:
             return ask(module)
         known = id(module), what
         if known not in self._answers:

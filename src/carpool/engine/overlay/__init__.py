@@ -1,1 +1,1 @@
-"""Copy-on-write for modules: what a request writes on shared modules is its own."""
+"""Changes of shared modules by a request: noticed, and taken back when it pauses."""

@@ -74,28 +74,6 @@ class ModuleState:
             )
         )
 
-    def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor's values lie where they lay then."""
-        return any(one is tensor and _is_same_storage(data(one), d) for one, d, _ in self.tensors)
-
-    def replace(self, tensor: Tensor, to: Tensor) -> None:
-        """Say where a tensor's values are to lie when this is restored."""
-        self.tensors = [
-            (one, to if one is tensor else then, flag) for one, then, flag in self.tensors
-        ]
-
-    def correct(self, container: Any, entries: Any) -> None:
-        """Say what one of the containers held then."""
-        self.dicts = [(one, entries if one is container else then) for one, then in self.dicts]
-        self.others = [(one, entries if one is container else then) for one, then in self.others]
-
-    def reunite(self) -> None:
-        """Let copies that were made, and not written on, be the same storage again."""
-        for tensor, then, _ in self.tensors:
-            now = data(tensor)
-            if not _is_same_storage(now, then) and _are_equal(now, then):
-                point(tensor, then)
-
     def restore(self) -> None:
         """Make the module as it was then; other threads may read it meanwhile."""
         for place, (container, entries) in enumerate(self.dicts):
@@ -183,12 +161,3 @@ def _is_same_storage(left: Tensor, right: Tensor) -> bool:
         return left.data_ptr() == right.data_ptr()
     except RuntimeError:  # of a quantized kind, without storage of its own
         return True
-
-
-def _are_equal(left: Tensor, right: Tensor) -> bool:
-    if (left.dtype, left.device, left.shape) != (right.dtype, right.device, right.shape):
-        return False
-    try:
-        return bool(torch.equal(left, right))
-    except RuntimeError:  # of a kind that cannot be compared
-        return False

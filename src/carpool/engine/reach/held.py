@@ -33,15 +33,12 @@ class HeldObjects:
         }
         self._reasons: dict[tuple[int, bool], tuple[Any, str]] = {}
 
-    def reason(self, obj: Any, *, is_own: bool, is_named: bool) -> str:
+    def reason(self, obj: Any, *, is_own: bool) -> str:
         """What an object is or holds; "" where it is nothing of the kind.
 
         Args:
             is_own: the request has a copy of it.
-            is_named: code has it by a name of its own, bound before the engine started.
         """
-        if is_named and (stream := _bound_stream(obj)):
-            return stream
         if obj is sys.modules:  # asked whether a module is there
             return ""
         key = id(obj), is_own
@@ -90,13 +87,6 @@ class HeldObjects:
     def _is_state(self, value: Any) -> bool:
         cls = type(value)
         return is_named(cls, KEEPERS) or not is_read_already(cls)
-
-
-def _bound_stream(obj: Any) -> str:
-    """A function of `random` by a name of its own draws from the process's numbers."""
-    is_method = isinstance(obj, (MethodType, BuiltinFunctionType))
-    is_stream = is_method and isinstance(obj.__self__, random.Random)
-    return "the process's random numbers" if is_stream else ""
 
 
 def _is_looked_into(obj: Any) -> bool:

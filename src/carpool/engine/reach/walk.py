@@ -63,7 +63,7 @@ class Walk:
 
     def reason(self, obj: Any) -> str:
         """Why nobody else may reach an object, or ""."""
-        return self._held.reason(obj, is_own=False, is_named=True)
+        return self._held.reason(obj, is_own=False)
 
     # functions
 
@@ -168,8 +168,7 @@ class Walk:
     def _check(self, frame: Frame, value: Value, referent: Referent) -> None:
         if referent.kind not in ("shared", "own"):
             return
-        is_named = any(atom[0] in ("global", "free") for atom in value)
-        reason = self._held.reason(referent.obj, is_own=referent.kind == "own", is_named=is_named)
+        reason = self._held.reason(referent.obj, is_own=referent.kind == "own")
         if reason:
             self.cause(f"`{frame.name}` reaches {reason} as `{text_of(value)}`")
 
