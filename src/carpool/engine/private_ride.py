@@ -178,15 +178,15 @@ def _reached(roots: Iterable[Any], own: set[int]) -> Iterator[Any]:
 
 
 def _weights(parts: Iterable[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and buffers: those whose values are kept, and the others.
+    """Weights, buffers and other tensors of modules: those whose values are kept, and the others.
 
     Kept are all of a small model, and the small ones of another.
     """
     tensors = {
         id(tensor): tensor
         for part in parts
-        for tensor in (*part._parameters.values(), *part._buffers.values())
-        if tensor is not None and _is_plain(tensor)
+        for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
+        if isinstance(tensor, Tensor) and _is_plain(tensor)
     }
     is_small = sum(tensor.nbytes for tensor in tensors.values()) <= MAX_WEIGHT_BYTES
     most = MAX_WEIGHT_BYTES if is_small else MAX_TENSOR_BYTES

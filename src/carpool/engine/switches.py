@@ -8,8 +8,10 @@ Other threads see what the running fiber has turned, and what they turn in that 
 fiber's: so only requests that run code which the libraries do not ship are looked after.
 """
 
+import gc
 import locale
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -105,6 +107,8 @@ def _of_torch() -> Iterator[Turnable]:
         partial(setattr, place, "device_context"),
     )
     yield Turnable("fast path of attention", mha.get_fastpath_enabled, mha.set_fastpath_enabled)
+    printing = vars(torch._tensor_str.PRINT_OPTS)
+    yield Turnable("print options", printing.copy, printing.update)
     if opt_einsum.is_available():
         einsum: Any = opt_einsum
         yield Turnable("einsum", lambda: einsum.enabled, partial(setattr, einsum, "enabled"))
@@ -125,6 +129,8 @@ def _of_torch() -> Iterator[Turnable]:
 
 
 def _of_python() -> Iterator[Turnable]:
+    yield Turnable("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
+    yield Turnable("collector", gc.isenabled, lambda is_on: gc.enable() if is_on else gc.disable())
     yield Turnable("folder", os.getcwd, os.chdir)
     environment: Any = os.environ
     yield Turnable("environment", lambda: environment._data.copy(), _set_environment)
