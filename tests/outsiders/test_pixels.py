@@ -108,13 +108,13 @@ def test_no_family_computes_more_pixels_than_there_may_be(case: Case) -> None:
     pipe, arguments = pipeline_of(case), arguments_of(case)
     most = size_of(arguments)
 
-    with measuring(pipe) as values, driving(pipe, max_pixels=most) as drive:
+    with measuring(pipe) as values, driving(pipe, isolation="shared", max_pixels=most) as drive:
         assert draw(drive, arguments) is None, "a picture of just so many pixels is drawn"
         largest = max(values)
         for words in variants(arguments):
             refused = draw(drive, words)
             assert refused is None or refused.status < 500, refused
-    with measuring(pipe) as less, driving(pipe, max_pixels=most // 4) as drive:
+    with measuring(pipe) as less, driving(pipe, isolation="shared", max_pixels=most // 4) as drive:
         assert isinstance(draw(drive, arguments), Rejected)
 
     assert max(values) == largest
