@@ -73,6 +73,10 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py tests/test_site.py \
 	  tests/outsiders/test_given_components.py
 
+test-custom: .venv/ready  ## people's own pipelines, callbacks and helpers, in both numerics and three rounds (some minutes)
+	$(KEEP_COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist load \
+	  -m "slow or not slow" tests/matrix/custom
+
 test-pages: .venv/ready  ## every command of the README and the pages, as it stands (some minutes)
 	$(KEEP_COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist load \
 	  -m "slow or not slow" tests/test_page_commands.py

@@ -39,7 +39,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_200),
     "lab": (4_200, 5_800),
     "benchmarks, proof": (7_000, 8_900),
-    "tests": (50_000, 74_000),
+    "tests": (50_000, 75_000),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 91), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names

@@ -1,0 +1,1 @@
+"""Pipelines, modules and callbacks of people's own, each of which keeps state in its own place."""

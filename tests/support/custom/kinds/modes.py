@@ -1,0 +1,238 @@
+"""Modes and process-wide switches around a module's call, or around a whole request."""
+
+import contextlib
+import decimal
+import gc
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from support.custom.base import ODD, Custom, Net, kind
+from support.custom.kinds.forwards import net
+
+Enter = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def around(name: str, enter: Enter, *, odd: bool = False, **options: Any) -> None:
+    """A kind with a context around each call; `odd`: of one of the requests only."""
+
+    class Around(Custom):
+        def begin(self, prompt: str) -> None:
+            self.enters = not odd or prompt == ODD
+
+        def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+            with enter() if self.enters else contextlib.nullcontext():
+                return super().predict(i, x, t, words).float()
+
+    kind(name, **options)(Around)
+
+
+def within(name: str, enter: Enter, **options: Any) -> None:
+    """A kind with a context around the whole of one request, and nothing around the others."""
+
+    class Within(Custom):
+        def begin(self, prompt: str) -> None:
+            self.stack = contextlib.ExitStack()
+            if prompt == ODD:
+                self.stack.enter_context(enter())
+
+        def end(self, x: Tensor) -> Tensor:
+            self.stack.close()
+            return x.float()
+
+    kind(name, **options)(Within)
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        return answer * 1.5 if func is torch.tanh else answer
+
+
+class Dispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        return answer * 1.5 if "tanh" in str(func) else answer
+
+
+class Counting(TorchDispatchMode):
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+@kind("a dispatch mode that counts operations")
+class Counted(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        with Counting() as mode:
+            noise = super().predict(i, x, t, words)
+        return noise * (1 + 0.01 * mode.n)
+
+
+@contextlib.contextmanager
+def switched(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+def default_dtype() -> Any:
+    return switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
+
+
+class Spaced(Net):
+    """Makes a tensor of the default type, and asks the switches of the process."""
+
+    def forward(self, sample: Tensor, timestep: Tensor, words: Tensor) -> Any:
+        more = torch.linspace(0, 1, 4).to(sample.dtype)[None, :, None, None]
+        more = more * (2 if torch.get_default_dtype() == torch.float64 else 1)
+        more = more * (3 if torch.are_deterministic_algorithms_enabled() else 1)
+        more = more * (4 if torch.is_grad_enabled() else 1)
+        more = more * (5 if "CUSTOM_SCALE" in os.environ else 1)
+        more = more * (6 if os.getcwd() == os.path.realpath(tempfile.gettempdir()) else 1)
+        more = more * (7 if not torch.backends.cuda.flash_sdp_enabled() else 1)
+        more = more * (8 if torch.is_inference_mode_enabled() else 1)
+        more = more * (9 if decimal.getcontext().prec == 11 else 1)
+        more = more * (2 if torch.is_anomaly_enabled() else 1)
+        more = more * (2 if torch.get_float32_matmul_precision() == "high" else 1)
+        more = more * (2 if sys.getrecursionlimit() == 4321 else 1)
+        more = more * (2 if np.geterr()["over"] == "raise" else 1)
+        more = more * (2 if not gc.isenabled() else 1)
+        return (self.body(sample, timestep, words) + 0.1 * more,)
+
+
+def environ() -> Any:
+    def write(value: str | None) -> None:
+        os.environ.pop("CUSTOM_SCALE", None)
+        if value is not None:
+            os.environ["CUSTOM_SCALE"] = value
+
+    return switched(lambda: os.environ.get("CUSTOM_SCALE"), write, "2")
+
+
+def folder() -> Any:
+    return switched(os.getcwd, os.chdir, tempfile.gettempdir())
+
+
+def deterministic() -> Any:
+    return switched(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    )
+
+
+def matmul_precision() -> Any:
+    return switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
+
+
+def bfloat16() -> Any:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def math_attention() -> Any:
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def recursion() -> Any:
+    return switched(sys.getrecursionlimit, sys.setrecursionlimit, 4321)
+
+
+def precision() -> Any:
+    return decimal.localcontext(decimal.Context(prec=11))
+
+
+def collector() -> Any:
+    return switched(gc.isenabled, lambda value: gc.enable() if value else gc.disable(), False)
+
+
+class Typed(Net):
+    """Shows in which number type it computes, far beyond rounding."""
+
+    def forward(self, sample: Tensor, timestep: Tensor, words: Tensor) -> Any:
+        answer = self.body(sample, timestep, words)
+        return (answer + (1 if answer.dtype == torch.bfloat16 else 0),)
+
+
+HALF: dict[str, Any] = {"close": 0.02, "net": Typed}  # bfloat16 in another batch
+
+around("autocast around each call", bfloat16, **HALF)
+around("autocast around one request's calls", bfloat16, odd=True, **HALF)
+around("autocast switched off inside of autocast", lambda: torch.autocast("cpu", enabled=False))
+around("gradients around each call", torch.enable_grad, net=Spaced)
+around("gradients around one request's calls", torch.enable_grad, odd=True, net=Spaced)
+around("inference mode around each call", torch.inference_mode, net=Spaced)
+around("inference mode around one request's calls", torch.inference_mode, odd=True, net=Spaced)
+around("a function mode", Doubling)
+around("a function mode around one request's calls", Doubling, odd=True)
+around("a dispatch mode", Dispatched)
+around("a dispatch mode around one request's calls", Dispatched, odd=True)
+around("the default dtype around each call", default_dtype, net=Spaced)
+around("deterministic algorithms around each call", deterministic, odd=True, net=Spaced)
+around("one back end of attention around one request's calls", math_attention, odd=True, net=Spaced)
+around("the environment around one request's calls", environ, odd=True, net=Spaced)
+around("the folder around one request's calls", folder, odd=True, net=Spaced)
+around("the default device around each call", lambda: torch.device("cpu"), net=Spaced)
+around("anomaly detection around one request's calls", torch.autograd.detect_anomaly, odd=True,
+       net=Spaced)  # fmt: skip
+around("numpy's errors around one request's calls", lambda: np.errstate(over="raise"), odd=True,
+       net=Spaced)  # fmt: skip
+
+within("autocast for one whole request", bfloat16, **HALF)
+within("the default dtype of one whole request", default_dtype, net=Spaced)
+within("deterministic algorithms for one whole request", deterministic, net=Spaced)
+within("one back end of attention for one whole request", math_attention, net=Spaced)
+within("the environment of one whole request", environ, net=Spaced)
+within("the folder of one whole request", folder, net=Spaced)
+within("gradients for one whole request", torch.enable_grad, net=Spaced)
+within("a function mode for one whole request", Doubling)
+within("a dispatch mode for one whole request", Dispatched)
+within("the precision of products of one whole request", matmul_precision, net=Spaced)
+within("the recursion limit of one whole request", recursion, net=Spaced)
+within("the decimal context of one whole request", precision, net=Spaced)
+within("the collector switched off for one whole request", collector, net=Spaced)
+within("warnings ignored for one whole request", warnings.catch_warnings)
+
+
+@kind("a gradient through the net")
+class Guided(Custom):
+    """As classifier guidance and loss guidance: the net's answer is derived by its sample."""
+
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(True)
+            noise = super().predict(i, x, t, words)
+            gradient = torch.autograd.grad(noise.square().mean(), x)[0]
+        return (noise - 10 * gradient).detach()
+
+
+@net("a net that asks for gradients itself")
+class AsksForGradients(Net):
+    def forward(self, sample: Tensor, timestep: Tensor, words: Tensor) -> Any:
+        with torch.enable_grad():
+            x = sample.detach().requires_grad_(True)
+            answer = self.body(x, timestep, words)
+            gradient = torch.autograd.grad(answer.square().sum(), x)[0]
+        return (answer.detach() - 0.05 * gradient,)
+
+
+@kind("a fork of the random numbers around each call")
+class Forked(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(i)
+            noise = super().predict(i, x, t, words) + 0.1 * torch.randn(1, 4, 8, 8)
+        return noise + 0.1 * torch.randn(1, 4, 8, 8)

@@ -1,0 +1,179 @@
+"""Weights that are swapped, written or fused around a module's call, and put back."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from support.custom.base import ODD, Custom, kind
+
+
+@kind("functional_call with other weights")
+class Functional(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        bias = {"last.bias": self.unet.last.bias + 0.2 * i}
+        noise: Tensor = torch.func.functional_call(self.unet, bias, (x, t, words))[0]
+        return noise
+
+
+@kind("functional_call of one request")
+class FunctionalOdd(Functional):
+    def begin(self, prompt: str) -> None:
+        self.swaps = prompt == ODD
+
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        call = Functional.predict if self.swaps else Custom.predict
+        return call(self, i, x, t, words)
+
+
+@kind("functional_call of a child inside of the pipeline")
+class FunctionalChild(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        weights = {name: w * 1.1 for name, w in self.unet.first.named_parameters()}
+        more = torch.func.functional_call(self.unet.first, weights, (x,))
+        return super().predict(i, x, t, words) + 0.1 * more.mean()
+
+
+@kind("a weight written in place and put back")
+class Written(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        weight = self.unet.middle.weight
+        before = weight.clone()
+        weight.mul_(1 + 0.3 * i)
+        try:
+            return super().predict(i, x, t, words)
+        finally:
+            weight.copy_(before)
+
+
+@kind("a weight's data exchanged and put back")
+class Data(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        weight = self.unet.middle.weight
+        before = weight.data
+        weight.data = before * (1 + 0.3 * i)
+        try:
+            return super().predict(i, x, t, words)
+        finally:
+            weight.data = before
+
+
+@kind("a parameter exchanged and put back")
+class Exchanged(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        before = self.unet.last.bias
+        self.unet.last.bias = nn.Parameter(before + 0.2 * i, requires_grad=False)
+        try:
+            return super().predict(i, x, t, words)
+        finally:
+            self.unet.last.bias = before
+
+
+@kind("a child exchanged and put back")
+class ChildExchanged(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        before = self.unet.middle
+        self.unet.middle = nn.Sequential(before, nn.Softsign())
+        try:
+            return super().predict(i, x, t, words)
+        finally:
+            self.unet.middle = before
+
+
+@kind("a state dict loaded and put back")
+class Loaded(Custom):
+    def begin(self, prompt: str) -> None:
+        self.own = copy.deepcopy(self.unet.state_dict())
+        self.unet.load_state_dict({k: v * len(prompt) / 4 for k, v in self.own.items()})
+
+    def end(self, x: Tensor) -> Tensor:
+        self.unet.load_state_dict(self.own)
+        return x
+
+
+@kind("an average of weights stored and restored, as EMA helpers do")
+class Averaged(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        stored = [weight.clone() for weight in self.unet.parameters()]
+        for weight in self.unet.parameters():
+            weight.data.copy_(weight.data * 0.9)
+        noise = super().predict(i, x, t, words)
+        for weight, value in zip(self.unet.parameters(), stored, strict=True):
+            weight.data.copy_(value)
+        return noise
+
+
+@kind("an addition fused into a weight for a request")
+class Fused(Custom):
+    """As `fuse_lora` before, and `unfuse_lora` after: the weight is written in place."""
+
+    def begin(self, prompt: str) -> None:
+        self.delta = torch.outer(torch.linspace(0, 1, 8), torch.ones(8)) * len(prompt) / 10
+        self.unet.middle.weight.data += self.delta[:, :, None, None]
+
+    def end(self, x: Tensor) -> Tensor:
+        self.unet.middle.weight.data -= self.delta[:, :, None, None]
+        return x
+
+
+@kind("the number type of a module changed for a call", close=0.05)
+class Halved(Custom):
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        self.unet.to(torch.float64)
+        try:
+            return super().predict(i, x.double(), t.double(), words.double()).float()
+        finally:
+            self.unet.to(torch.float32)
+
+
+@kind("gradients of weights, and a step of an optimizer that is undone")
+class Tuned(Custom):
+    """As textual inversion and tuning at test time."""
+
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        before = {k: v.clone() for k, v in self.unet.state_dict().items()}
+        with torch.enable_grad():
+            bias = self.unet.last.bias.requires_grad_(True)
+            optimizer = torch.optim.SGD([bias], lr=0.1)
+            super().predict(i, x, t, words).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        bias.requires_grad_(False)
+        noise = super().predict(i, x, t, words)
+        self.unet.load_state_dict(before)
+        return noise
+
+
+@kind("train mode for one request")
+class Trained(Custom):
+    def begin(self, prompt: str) -> None:
+        self.unet.train(prompt == ODD)
+
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        return super().predict(i, x, t, words) * (2 if self.unet.training else 1)
+
+    def end(self, x: Tensor) -> Tensor:
+        self.unet.eval()
+        return x
+
+
+@kind("a buffer registered for a request")
+class Registered(Custom):
+    def begin(self, prompt: str) -> None:
+        self.unet.register_buffer("gain", torch.tensor(len(prompt) / 3), persistent=False)
+
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        return super().predict(i, x, t, words) * self.unet.gain
+
+    def end(self, x: Tensor) -> Tensor:
+        del self.unet.gain
+        return x
+
+
+@kind("the net's config written for a request")
+class Configured(Custom):
+    def begin(self, prompt: str) -> None:
+        self.unet.register_to_config(scale=len(prompt) / 3)
+
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        return super().predict(i, x, t, words) * self.unet.config.scale
