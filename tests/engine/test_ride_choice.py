@@ -46,7 +46,10 @@ def gap(recorder: Recorder, image: Tensor) -> float:
 def test_a_request_that_changes_a_module_runs_again_alone_and_the_others_as_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with driving(fresh("flux")) as drive, caplog.at_level(logging.WARNING, "carpool"):
+    with (
+        driving(fresh("flux"), isolation="shared") as drive,
+        caplog.at_level(logging.WARNING, "carpool"),
+    ):
         others = [plain(drive, seed) for seed in (0, 1)]
         guilty = changing(drive, 2)
         drive.finish()

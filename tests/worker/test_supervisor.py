@@ -11,6 +11,7 @@ from carpool.errors import LoadFailed, Overloaded, WorkerLost
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.connection import describe_end
+from carpool.worker.guilt import Deadlock, Death
 from carpool.worker.protocol import WorkerReady
 from carpool.worker.restarts import BACKOFF_S, FIRST_TRIES, Restarts
 from carpool.worker.supervisor import Supervisor, WorkerListener
@@ -356,3 +357,53 @@ def test_a_worker_that_is_out_of_reach_is_never_given_up() -> None:
 def test_the_end_of_a_worker_is_told_in_words(status: int, told: str) -> None:
     assert describe_end(status) == told
     assert "it did not end by itself" in describe_end(status, is_killed=True)
+
+
+def test_a_worker_whose_requests_wait_for_each_other_is_followed_by_one_of_private_rides(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Blocked(Scripted):
+        """Each stands still at a line, until it is killed."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.loads, self.is_killed = list[str](), asyncio.Event()
+
+        def send(self, message: protocol.ToWorker) -> None:
+            if isinstance(message, protocol.LoadModel):
+                self.loads.append(message.deadlock)
+
+        def kill(self) -> None:
+            self.is_killed.set()
+
+        async def messages(self) -> AsyncIterator[protocol.ToFront]:
+            self.is_killed.clear()
+            yield READY
+            if self.opened < 3:
+                yield protocol.Deadlocked(f"mine.py:{self.opened}")
+            await self.is_killed.wait()
+
+    workers, deaths = Blocked(), list[bool]()
+    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
+    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
+
+    async def story() -> None:
+        deadlock = Deadlock()
+        supervisor = Supervisor("none", EngineSettings(), deadlock=deadlock)
+        died = supervisor._requests.worker_died
+
+        def note(death: Death) -> None:
+            deaths.append(death.is_explained)
+            died(death)
+
+        supervisor._requests.worker_died = note  # type: ignore[method-assign]
+        supervisor.start()
+        await until(lambda: workers.opened == 3 and supervisor.takes_requests)
+        assert deadlock.place == "mine.py:1"
+        await supervisor.stop()
+
+    asyncio.run(story())
+
+    assert workers.loads == ["", "mine.py:1", "mine.py:1"]
+    assert deaths[:2] == [True, False]  # of the second one its requests may be guilty
+    assert caplog.text.count("wait for each other at mine.py:1") == 1

@@ -46,13 +46,15 @@ def deliver(
     off_loop: RunOffLoop,
     stages: Stages,
 ) -> None:
-    """Give a finished request's outcome to its listener, whatever fails.
+    """Give a finished request's outcome to its listener, whatever fails; once.
 
     Args:
         output: of the pipeline, on the device; not read if there is an error.
         now_s: engine clock.
         off_loop: where it happens.
     """
+    if not state.take_answer():
+        return
     request, listener, timeline = state.request, state.listener, state.timeline
     timings = stages.contain("timeline", Timings(), timeline.timings, states=[state])
     mark = stages.contain("tell", None, device.mark)

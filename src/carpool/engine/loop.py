@@ -7,12 +7,13 @@ called from any thread.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -20,7 +21,9 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.registry import AdapterRegistry
 from carpool.engine.containment import UNCONTAINED, EngineLost, Stages
 from carpool.engine.cost_store import StoredCosts
+from carpool.engine.deadlock import DeadlockWatch
 from carpool.engine.delivery import OffLoop, RunOffLoop
+from carpool.engine.early_answers import EarlyAnswers
 from carpool.engine.execute import RunCalls
 from carpool.engine.faults import Faults
 from carpool.engine.installation import Installation
@@ -38,6 +41,7 @@ from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.sweep import Sweeps
+from carpool.engine.watched_engine import WatchedEngine
 from carpool.errors import Cancelled, CarpoolError, WorkerLost, named
 from carpool.request.adapter_names import AdapterInfo
 from carpool.request.card import Card
@@ -61,6 +65,7 @@ class EngineCore:
         around: wraps the function that runs the forwards that answer requests.
         is_restart: an engine like it ran before: adapters that cannot be read any more are refused
             to the requests that name them, and end nothing.
+        deadlock: the line at which an engine like it stood still: all requests ride privately.
     """
 
     def __init__(
@@ -75,9 +80,12 @@ class EngineCore:
         policy: Policy | None = None,
         around: Callable[[RunCalls], RunCalls] = lambda run: run,
         is_restart: bool = False,
+        deadlock: str = "",
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
+        self.at_deadlock: Callable[[str], None] = lambda place: None  # from the watch's thread
+        self.is_stuck, self._end = False, threading.Event()  # its thread never goes on
         self.heartbeat, self._stats = LoopProgress(clock), Stats(clock)
         faults = Faults.from_environment(os.environ)
         self.stages = stages = Stages(faults)
@@ -111,6 +119,11 @@ class EngineCore:
             loaded, settings, clock, self._queue, self._installation, self.runner.describer,
             self.scheduler.admission, self._off_loop, self.heartbeat, self._stats, self._timelines,
             stages,
+        )  # fmt: skip
+        self.running.rides.deadlock = deadlock
+        self._answers = EarlyAnswers(
+            loaded, settings, clock, self._queue, lambda: self.running.states, self._off_loop,
+            self._timelines, stages,
         )  # fmt: skip
 
     # From any thread
@@ -184,6 +197,11 @@ class EngineCore:
         """End every request and let `run` return."""
         self._queue.close()
 
+    def wait_end(self) -> Self:
+        """Wait until `run` has returned, or stands still for good: see `is_stuck`."""
+        self._end.wait()
+        return self
+
     def statistics(self) -> dict[str, Any]:
         """Counters and state: those of `Stats`, of the scheduler and of the model runner."""
         return {
@@ -249,9 +267,12 @@ class EngineCore:
         Args:
             entered: called once modules and libraries are changed: others may go on then.
         """
+        seen = WatchedEngine(self._queue, self.running, self.heartbeat, self._answers, self._stand)
+        watch = DeadlockWatch(seen, time.monotonic)
         try:
             self.enter()
             entered()
+            watch.start()
             while not self._queue.is_closed:
                 self._turn()
         except (Exception, EngineLost) as error:
@@ -264,6 +285,32 @@ class EngineCore:
         finally:
             entered()
             self.leave()
+            watch.stop()
+            self._end.set()
+
+    def _stand(self, place: str) -> None:
+        """The engine's thread does not go on from a line. From the thread that watches it."""
+        lost: CarpoolError = Cancelled("the engine was closed")
+        if self._queue.is_closed:
+            log.error("the engine is closed, and its thread left behind at %s", place)
+        else:
+            lost = self._deadlocked(place)
+            self._queue.close(lost)
+        self._answers.all(lost)
+        self.is_stuck = True
+        self._end.set()
+
+    def _deadlocked(self, place: str) -> WorkerLost:
+        log.error(
+            "the engine stands still for good: a request waits for what another one of the same "
+            "thread holds, at %s. Such a pipeline needs isolation=private",
+            place,
+        )
+        self.at_deadlock(place)
+        return WorkerLost(
+            f"the engine stands still: a request waits for a lock or the like at {place}, which "
+            'another one holds that shares its thread: load the model anew with isolation="private"'
+        )
 
     def _turn(self) -> None:
         """Make a turn, and sleep if there was nothing to do.
@@ -311,6 +358,7 @@ class EngineCore:
         has_resumed = self.running.take_news()
         has_resumed |= self.running.resume_held()
         while self.running.private is None and (states := self.scheduler.admit(len(self.running))):
+            self.running.admit(states)
             for state in states:
                 self.running.start(state)
         selections = self.scheduler.select(self.running.parked)

@@ -1,12 +1,16 @@
 """Map pipeline exceptions to API errors; clear tracebacks that hold tensors."""
 
 import traceback
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, named, reason
 from carpool.request.rules import TOKENS
+
+if TYPE_CHECKING:
+    from carpool.engine.request import RequestState
 
 _SLIPS = LookupError, TypeError, AssertionError, ArithmeticError, AttributeError, RuntimeError
 """Exceptions by which code that checks nothing fails for an argument that it cannot take."""
@@ -15,6 +19,25 @@ _CHECKED = """prompt negative_prompt width height num_inference_steps guidance_s
 true_cfg_scale strength num_frames output_type"""
 CHECKED = frozenset([*_CHECKED.split(), *TOKENS])
 """Arguments that have rules of their own here: a pipeline that fails for them is broken."""
+
+
+def error_of(
+    state: "RequestState",
+    error: BaseException,
+    failed_forward: BaseException | None,
+    defaults: Mapping[str, Any],
+) -> Exception:
+    """The error that a request's client gets for an exception that left the pipeline.
+
+    Args:
+        failed_forward: raised in its call just before.
+        defaults: of the pipeline's arguments.
+    """
+    is_own = all(cause is not failed_forward for cause in causes(error))
+    is_early = state.denoiser_calls == 0 and is_own
+    arguments = state.request.arguments.items()
+    names = [name for name, value in arguments if name not in defaults or value != defaults[name]]
+    return to_api_error(error, is_early=is_early, arguments=names)
 
 
 def to_api_error(

@@ -30,6 +30,7 @@ class RequestQueue:
         self._host_results: list[tuple[RequestState, Any]] = []
         self._next_timeout_s = inf  # no timeout, of queued or running requests, is earlier
         self._completions = _CompletionRate()
+        self._lost: CarpoolError | None = None  # why no request will run any more
         self.submitted = 0  # requests ever put into the queue
         self.is_closed = False
         self.version = 0  # every change of what is queued counts it up
@@ -60,9 +61,12 @@ class RequestQueue:
         Raises:
             Overloaded: the queue is full; `retry_after_s` says when a place is likely to be free.
             Draining: the queue is closed.
+            CarpoolError: the reason of a queue that was closed for one.
         """
         now_s = self._clock()
         with self._changed:
+            if self._lost is not None:
+                raise self._lost
             if self.is_closed:
                 raise Draining("the engine is closing and takes no new requests")
             if len(self._waiting) >= self._max_waiting + free_places:
@@ -201,8 +205,14 @@ class RequestQueue:
                 None if left_s == inf else max(0.0, left_s),
             )
 
-    def close(self) -> None:
+    def close(self, lost: CarpoolError | None = None) -> None:
+        """Take no more requests.
+
+        Args:
+            lost: why; given to who brings some.
+        """
         with self._changed:
+            self._lost = self._lost or lost
             self.is_closed = True
             self._changed.notify()
 

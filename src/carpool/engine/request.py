@@ -7,6 +7,7 @@ queue and changed by the engine's thread only. While it runs, its fiber is eithe
 """
 
 import logging
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -85,6 +86,7 @@ class RequestState:
     order: int = 0  # calls are numbered in the order in which they parked; 0: none has
     denoiser_calls: int = 0
     counted_step: int = 0  # the last step whose denoiser calls the predictor has counted
+    _answering: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def request_id(self) -> str:
@@ -170,6 +172,15 @@ class RequestState:
             return int(scheduler.step_index or 0)  # None before its first step
         except AttributeError:
             return min(calls, steps)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether its listener has got its outcome, or is about to."""
+        return self._answering.locked()
+
+    def take_answer(self) -> bool:
+        """Whether the caller may give the listener the outcome: the first one. From any thread."""
+        return self._answering.acquire(blocking=False)
 
     def rewind(self) -> None:
         """Back to where it had not begun, though it runs: `start` comes next."""

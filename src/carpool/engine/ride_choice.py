@@ -26,6 +26,7 @@ class RideChoice:
 
     def __init__(self, loaded: LoadedPipeline, mode: IsolationMode) -> None:
         self._loaded, self._mode = loaded, mode
+        self.deadlock = ""  # the line at which an engine like this one stood still
         self._changes = Counter[tuple[str, frozenset[str]]]()  # requests that changed, by form
         self._logged = set[str]()
 
@@ -37,6 +38,8 @@ class RideChoice:
         """
         if self._mode == "private":
             return ["isolation is private"]
+        if self.deadlock:
+            return [f"a request waited for what another one held, at {self.deadlock}"]
         if self._changes[_form(request)] >= MAX_CHANGES:
             return [f"{self._name(request)} changes modules or switches while it runs"]
         if self._mode == "shared":

@@ -31,7 +31,7 @@ from carpool.engine.observe.no_effect import EffectObserver
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.own_answers import OwnAnswers
-from carpool.engine.pipeline_errors import causes, to_api_error
+from carpool.engine.pipeline_errors import error_of, to_api_error
 from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.queue import RequestQueue
@@ -105,12 +105,15 @@ class RunningRequests:
         states = self._states.values() if self.private is None else [self.private]
         return [state for state in states if state.is_parked]
 
+    def admit(self, states: Iterable[RequestState]) -> None:
+        """Take in requests that have left the queue, before the first of them starts."""
+        if not self._states:
+            self._isolation.note_weights()
+        self._states.update((state.number, state) for state in states)
+
     def start(self, state: RequestState) -> None:
         """Start the pipeline of a request that was queued."""
         now_s = self._clock()
-        if not self._states:
-            self._isolation.note_weights()
-        self._states[state.number] = state
         self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
         self._tell(state, Event("started", state.request_id, now_s))
         if self.private is None:
@@ -261,25 +264,10 @@ class RunningRequests:
             self._end(state, came.value, None)
         else:
             assert isinstance(came, Raised)
-            mapped, contain = self._error_of, self._stages.contain
-            error = contain("count", None, mapped, state, came.error, failed_forward)
+            raised = state, came.error, failed_forward, self._loaded.card.defaults
+            error = self._stages.contain("count", None, error_of, *raised)
             self._fail(state, came.error, error)
         return None
-
-    def _error_of(
-        self, state: RequestState, error: BaseException, failed_forward: BaseException | None
-    ) -> Exception:
-        """The API error for an exception that left a pipeline.
-
-        Args:
-            failed_forward: raised in its call just before.
-        """
-        is_own = all(cause is not failed_forward for cause in causes(error))
-        is_early = state.denoiser_calls == 0 and is_own
-        defaults = self._loaded.card.defaults
-        given = state.request.arguments.items()
-        names = [name for name, value in given if name not in defaults or value != defaults[name]]
-        return to_api_error(error, is_early=is_early, arguments=names)
 
     def _park(self, state: RequestState, parked: Call, now_s: float) -> Any | None:
         try:
@@ -346,6 +334,8 @@ class RunningRequests:
         self._tell(state, Event("step", state.request_id, now_s, state.step, state.steps))
 
     def _tell(self, state: RequestState, event: Event) -> None:
+        if state.is_answered:
+            return  # while the thread stood still
         self._stages.contain("tell", None, state.listener.event, event, states=[state])
 
     def _fail(

@@ -1,10 +1,13 @@
-"""Torch's modes of the thread, of which each fiber has its own.
+"""Modes of the thread, of which each fiber has its own.
 
-Gradients, inference mode, autocast with its depth and its cache, and the stack of dispatch modes: a
-fiber may pause inside of a `with` of any of them. Its stack of function modes is apart, in
-`overlay.functions`.
+Of torch: gradients, inference mode, autocast with its depth and its cache, and the stack of
+dispatch modes: a fiber may pause inside of a `with` of any of them. Its stack of function modes is
+apart, in `overlay.functions`. Of Python: the event loop that runs, which each fiber may have for
+itself (`asyncio.run` around a call), with the hooks of its generators.
 """
 
+import asyncio
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +16,7 @@ from torch.utils import _python_dispatch as dispatch
 
 _length: Any = torch._C._len_torch_dispatch_stack
 _is_any_autocast_on: Any = torch._C._is_any_autocast_enabled
+_Events = tuple[asyncio.AbstractEventLoop | None, Any, Any]
 _push: Any = dispatch._push_mode
 _pop: Any = dispatch._pop_mode
 
@@ -61,8 +65,10 @@ class ThreadModes:
         self._inference: torch.inference_mode | None = None  # switches it back for the others
         self._dispatch: list[Any] = []
         self._others: list[Any] = []  # dispatch modes of whoever runs the fiber
+        self._events = self._outside_events = _NO_EVENTS
 
     def enter(self) -> None:
+        self._outside_events = _exchanged_events(self._events)
         self._outside = Modes.now()
         is_changed = self._mine is not self._outside
         if self._inference is not None:
@@ -74,6 +80,7 @@ class ThreadModes:
             self._others = _exchanged(self._dispatch)
 
     def leave(self) -> None:
+        self._events = _exchanged_events(self._outside_events)
         if self._others or _length():
             self._dispatch = _exchanged(self._others)
             self._others = []
@@ -103,9 +110,19 @@ def _exchanged(wanted: list[Any]) -> list[Any]:
     return before
 
 
+def _exchanged_events(wanted: _Events) -> _Events:
+    """The event loop of the thread with the hooks of its generators; puts these in their place."""
+    before = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
+    if before != wanted:
+        asyncio._set_running_loop(wanted[0])
+        sys.set_asyncgen_hooks(*wanted[1:])
+    return before
+
+
 def _known(devices: tuple[str, ...]) -> tuple[str, ...]:
     return tuple([one for one in devices if torch.amp.is_autocast_available(one)])
 
 
 PLAIN = Modes()
+_NO_EVENTS: _Events = (None, None, None)
 _DEVICES = _known(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu", "maia"))

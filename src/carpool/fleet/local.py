@@ -10,7 +10,7 @@ from carpool.fleet.fleet import Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
 from carpool.worker.connection import Connector
-from carpool.worker.guilt import DeathLog
+from carpool.worker.guilt import Deadlock, DeathLog
 from carpool.worker.journals import Journals
 from carpool.worker.start import Start, spawn
 from carpool.worker.supervisor import Supervisor, WorkerListener
@@ -83,7 +83,7 @@ def local_pool(
             `Supervisor`.
     """
 
-    deaths = deaths or DeathLog()
+    deaths, deadlock = deaths or DeathLog(), Deadlock()
 
     def make(device: str, listener: WorkerListener) -> Supervisor:
         return Supervisor(
@@ -100,6 +100,7 @@ def local_pool(
             journals=journals,
             start=start,
             deaths=deaths,
+            deadlock=deadlock,
         )
 
     workers = spec.workers

@@ -282,6 +282,9 @@ class Engine:
     def close(self) -> None:
         """Cancel what still runs and give the model's modules back as they were.
 
+        Where the engine's thread sleeps in code of the pipeline's author, such as in a lock that
+        no request will release, it is left behind, and the modules stay as they are.
+
         Jobs that are not done stay in their `state_dir`, for the next engine that opens it.
         """
         self._owner.check()
@@ -290,7 +293,8 @@ class Engine:
                 self._jobs.close()
                 self._jobs = None
             self._loop.close()
-            self._thread.join()
+            if not (isinstance(self._loop, EngineCore) and self._loop.wait_end().is_stuck):
+                self._thread.join()
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,8 @@
 A request that kills its workers (a poison pill) does so at one point of its work, in any company.
 Workers also die of causes outside of them. So a death counts against a request at the point that
 the request had reached, until a run of it gets past that point, and never where the death is
-explained: its fork server or its node ended, or several workers died at once. Requests with
+explained: its fork server or its node ended, several workers died at once, or requests that shared
+its thread waited for each other. Requests with
 `SUSPECT_DEATHS` at one point run alone, so that a further death tells more. Only deaths where no
 run got further make a request guilty: at an earlier point, as while its journal is replayed, it has
 proven before that it does not kill there. Such deaths count against its journal.
@@ -31,6 +32,13 @@ class Death:
     @property
     def was_alone(self) -> bool:
         return len(self.requests) == 1
+
+
+@dataclass(slots=True, eq=False)
+class Deadlock:
+    """The deadlock of a model's workers; from the first one on its requests ride privately."""
+
+    place: str = ""  # the line at which a worker stood still; empty: none has
 
 
 class DeathLog:

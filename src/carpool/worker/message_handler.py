@@ -97,8 +97,9 @@ class MessageHandler:
         table = StoredCosts(loaded, message.settings)
         self.engine: ServedEngine = EngineCore(
             loaded, message.settings, table=table, observers=observers,
-            is_restart=message.is_restart,
+            is_restart=message.is_restart, deadlock=message.deadlock,
         )  # fmt: skip
+        self.engine.at_deadlock = lambda place: send(protocol.Deadlocked(place))
         self.engine.after_turn = journals.after_turn
         self._meter = Meter(loaded)
         self._convert = partial(raw_output, pipe=loaded.pipe, spool=message.spool)

@@ -33,6 +33,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     bars: bool = True  # of progress, while it loads; several workers' would be mixed up
     factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
     is_restart: bool = False  # a worker like it was ready before
+    deadlock: str = ""  # the line at which such a worker stood still: requests ride privately
 
 
 class Submit(msgspec.Struct, tag="submit"):
@@ -191,6 +192,12 @@ class Started(msgspec.Struct, tag="started"):
     request_id: str
 
 
+class Deadlocked(msgspec.Struct, tag="deadlocked"):
+    """The engine's thread stands still for good: a worker like it has to ride privately."""
+
+    place: str  # the line
+
+
 class StepCost(msgspec.Struct, array_like=True):
     """The time of a denoising step at one size, as learned so far."""
 
@@ -302,6 +309,7 @@ ToFront = (
     AboutRequest
     | WorkerReady
     | LoadFailure
+    | Deadlocked
     | Heartbeat
     | Statistics
     | Timelines

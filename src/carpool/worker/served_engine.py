@@ -23,6 +23,7 @@ class ServedEngine(Protocol):
     """An engine as its worker sees it; `EngineCore` describes the methods."""
 
     after_turn: Callable[[], None]
+    at_deadlock: Callable[[str], None]
 
     @property
     def card(self) -> Card: ...

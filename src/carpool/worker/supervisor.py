@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import msgspec
-
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, Connector, LocalConnector, watched
-from carpool.worker.guilt import CrashEvidence, Death, DeathLog
+from carpool.worker.guilt import CrashEvidence, Deadlock, Death, DeathLog
 from carpool.worker.journals import Journals
 from carpool.worker.late_adapters import LateAdapters
 from carpool.worker.queries import Queries, Query
@@ -62,6 +60,7 @@ class Supervisor:
             start over. Workers of one pool share it, and the pool closes what it opened.
         start: starts a process; see `start.py`.
         deaths: of all workers of the server.
+        deadlock: of all workers of the model.
     """
 
     def __init__(
@@ -80,7 +79,9 @@ class Supervisor:
         journals: Journals | None = None,
         start: Start = spawn,
         deaths: DeathLog | None = None,
+        deadlock: Deadlock | None = None,
     ) -> None:
+        self._deadlock, self._is_deadlocked = deadlock or Deadlock(), False
         self._connector = connector or LocalConnector(spool, start)
         self._listener, self._timeout_s = listener, timeout_s
         folder = b"" if spool is None or connector is not None else os.fsencode(spool)
@@ -270,8 +271,9 @@ class Supervisor:
             return False
         was_ready = False
         try:
-            is_restart = self._first_ready.is_set()
-            connection.send(msgspec.structs.replace(self._load, is_restart=is_restart))
+            self._load.is_restart = self._first_ready.is_set()
+            self._load.deadlock, self._is_deadlocked = self._deadlock.place, False
+            connection.send(self._load)
             async with contextlib.aclosing(watched(connection, self._timeout_s)) as messages:
                 async for message in messages:
                     if isinstance(message, protocol.LoadFailure) and self._first_ready.is_set():
@@ -292,7 +294,7 @@ class Supervisor:
             self._connection = None
             self._late_adapters.worker_died()
             await connection.close()  # from now on it is known how it ended
-            death.is_explained = connection.is_explained
+            death.is_explained = connection.is_explained or self._is_deadlocked
             self._requests.worker_died(death)
             if self._first_ready.is_set():
                 self._tell_changed()
@@ -326,11 +328,26 @@ class Supervisor:
                 self._queries.answered(message)
             case protocol.RequestFailed(error=WorkerLost.__name__) if self._connection is not None:
                 self._connection.kill()  # it cannot go on: the next one runs what it had
+            case protocol.Deadlocked(place):
+                self._deadlocked(place)
             case protocol.Heartbeat(report=report):
                 if self._listener is not None and report is not None:
                     self._listener.reported(report)
             case _:
                 self._requests.receive(message)
+
+    def _deadlocked(self, place: str) -> None:
+        """The worker stands still for good; in private rides the next one does not."""
+        if self._connection is not None:
+            self._connection.kill()
+        if self._load.settings.context_parallel > 1 or self._load.deadlock:
+            return  # no private rides with other ranks; or they have not helped
+        self._is_deadlocked, self._deadlock.place = True, place
+        log.error(
+            "requests of %s wait for each other at %s: from now on each runs alone",
+            self._load.factory or self._load.model,
+            place,
+        )
 
     def _open(self, ready: protocol.WorkerReady | None) -> None:
         """A worker takes requests; None: not yet."""

@@ -93,7 +93,7 @@ _signed: dict[types.FunctionType, Patches] = {}
 
 def _all_patches() -> list[Patches]:
     """For the properties, and for the function in every module of pipelines imported by now."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.startswith("diffusers.pipelines.") and _FUNCTION in vars(module):
             pin = {_FUNCTION: lambda plain: _pinned(_FUNCTION, plain)}
             _functions.setdefault(name, Patches(module, pin))

@@ -1,0 +1,110 @@
+"""Requests whose code waits for each other on one thread: answered in time, and `close` returns."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import carpool
+from carpool.engine import deadlock
+from carpool.errors import CarpoolError, DeadlineExceeded, WorkerLost
+from support import blocking
+from support.odd_pipeline import Odd, drawn_alone, odd_pipeline
+
+COMPANY = 4
+CLOSED_S = 5.0  # within which an engine is closed, whatever its requests do
+
+
+@pytest.fixture(autouse=True)
+def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"LOOK_S": 0.05, "STILL_S": 0.1, "BLOCKED_S": 0.5}.items():
+        monkeypatch.setattr(deadlock, name, seconds)
+
+
+def outcomes(make: Callable[[], Odd], isolation: str, timeout_s: float | None) -> list[object]:
+    """The picture, or the error, of each of several requests at once."""
+    odd, seen = make(), list[object]()
+    with carpool.load(odd_pipeline(), device="cpu", isolation=isolation) as engine:  # type: ignore[arg-type]
+        requests = [
+            engine.submit("x", seed=seed, odd=odd, output_type="pt", timeout_s=timeout_s)
+            for seed in range(COMPANY)
+        ]
+        for request in requests:
+            try:
+                seen.append(request.result(30).images[0])
+            except CarpoolError as error:
+                seen.append(error)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < CLOSED_S
+    return seen
+
+
+def is_plain(make: Callable[[], Odd], outcome: object, seed: int) -> bool:
+    assert isinstance(outcome, torch.Tensor), outcome
+    return torch.equal(outcome, drawn_alone(seed, make())[0])
+
+
+@pytest.mark.parametrize("make", blocking.FREE)
+def test_code_that_waits_for_no_other_request_gets_what_plain_diffusers_gives(
+    make: Callable[[], Odd],
+) -> None:
+    for seed, outcome in enumerate(outcomes(make, "shared", None)):
+        assert is_plain(make, outcome, seed)
+
+
+@pytest.mark.parametrize("make", [*blocking.FREE, *blocking.WAITING, *blocking.FAILING])
+def test_in_private_rides_nothing_waits_and_nothing_fails(make: Callable[[], Odd]) -> None:
+    for seed, outcome in enumerate(outcomes(make, "private", None)):
+        assert is_plain(make, outcome, seed)
+
+
+@pytest.mark.parametrize("make", blocking.WAITING)
+def test_a_deadlock_of_shared_requests_ends_each_in_its_time(make: Callable[[], Odd]) -> None:
+    ended = outcomes(make, "shared", 3.0)
+
+    for seed, outcome in enumerate(ended):
+        if not isinstance(outcome, (WorkerLost, DeadlineExceeded)):
+            assert is_plain(make, outcome, seed)
+
+
+def test_a_deadlock_is_told_with_its_line_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    errors = outcomes(blocking.lock, "shared", None)
+
+    assert all(isinstance(error, WorkerLost) for error in errors)
+    for text in ("blocking.py:", "in step: with lock", 'isolation="private"'):
+        assert text in str(errors[0])
+    assert sum("with lock" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("make", blocking.ENDLESS)
+@pytest.mark.parametrize("isolation", ["shared", "private"])
+def test_code_that_would_wait_alone_too_is_ended_by_its_time_limit(
+    make: Callable[[], Odd], isolation: str
+) -> None:
+    for outcome in outcomes(make, isolation, 0.3):
+        assert isinstance(outcome, (DeadlineExceeded, WorkerLost))
+
+
+def test_an_engine_that_stands_still_takes_no_request_and_says_why() -> None:
+    odd = blocking.lock()
+    with carpool.load(odd_pipeline(), device="cpu", isolation="shared") as engine:
+        lost = engine.generate(["x"] * COMPANY, odd=odd, return_errors=True)
+        assert all(isinstance(output.error, WorkerLost) for output in lost)
+        with pytest.raises(WorkerLost, match="stands still"):
+            engine.submit("x")
+
+
+def test_an_engine_closes_around_code_that_sleeps() -> None:
+    def sleep(*_: object) -> None:
+        time.sleep(8)
+
+    engine = carpool.load(odd_pipeline(), device="cpu")
+    request = engine.submit("x", odd=sleep)
+    while not any(event.kind == "step" for event in request._listener._events):
+        time.sleep(0.01)
+    began_s = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began_s < CLOSED_S
+    with pytest.raises(CarpoolError, match="closed"):
+        request.result(1)
