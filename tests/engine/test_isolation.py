@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from carpool.engine.containment import EngineLost
 from carpool.engine.fiber import current_context
 from carpool.engine.model import load as load_module
 from carpool.errors import LoadFailed
-from support.engine_driver import Recorder, driving
+from support.engine_driver import Recorder, driving, fresh
 from support.isolation import differences, state_of
 
 
@@ -511,6 +512,37 @@ def test_torchs_modes_and_devices_stay_with_the_request_that_wants_them() -> Non
             given = torch.Generator().manual_seed(seed)
             expected = judge("", mode=mode, generator=given)["images"]
         assert torch.allclose(one.image, expected, atol=2e-2 if mode == "autocast" else 1e-6)
+
+
+def names_of_libraries() -> dict[tuple[int, str], int]:
+    """What the modules and classes of the libraries hold, by owner and name."""
+    owners: dict[int, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("diffusers", "numpy", "peft", "random", "torch"):
+            owners[id(module)] = module
+        elif name.partition(".")[0] != "transformers" or "Lazy" in type(module).__name__:
+            continue
+        values = list(vars(module).values())
+        owners |= {id(value): value for value in values if issubclass(type(value), type)}
+    return {
+        (known, name): id(value)
+        for known, owner in owners.items()
+        for name, value in list(vars(owner).items())
+        if not issubclass(type(value), int)  # a counter
+    }
+
+
+def test_an_engine_replaces_few_names_of_the_libraries() -> None:
+    pipe = fresh("sdxl")
+    before = names_of_libraries()
+    with driving(pipe) as drive:
+        during = names_of_libraries()
+        drive.submit("a cat", num_inference_steps=1)
+        drive.finish()
+        replaced = [key for key, value in before.items() if during.get(key) != value]
+
+    assert 10 < len(replaced) <= 40
+    assert {key: value for key, value in names_of_libraries().items() if key in before} == before
 
 
 def test_the_methods_of_torch_and_random_are_given_back() -> None:

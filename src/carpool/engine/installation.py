@@ -21,7 +21,8 @@ class Installation:
 
     def __init__(self, loaded: LoadedPipeline, heartbeat: LoopProgress, *, is_exact: bool) -> None:
         self._loaded, self._heartbeat = loaded, heartbeat
-        self.isolation = Isolation(loaded.modules, loaded.device.torch)
+        pipelines = loaded.originals.values()
+        self.isolation = Isolation(loaded.modules, loaded.device.torch, pipelines)
         self.interception = Interception(loaded.modules)
         truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)

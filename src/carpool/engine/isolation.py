@@ -10,7 +10,7 @@ What else a request changes while it runs, a shared module (`overlay`) or a swit
 
 import contextvars
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,9 +37,14 @@ log = logging.getLogger("carpool")
 class Isolation:
     """Keeps the requests of one engine apart."""
 
-    def __init__(self, components: Mapping[str, nn.Module], device: torch.device) -> None:
+    def __init__(
+        self,
+        components: Mapping[str, nn.Module],
+        device: torch.device,
+        pipelines: Iterable[Any] = (),
+    ) -> None:
         self._shared, self._device = SharedModules(components), device
-        self._pins = Pins(components.values())
+        self._pins = Pins(components.values(), pipelines)
         is_accelerator = device.type != "cpu"
         self._patches = [*random_state.PATCHES, *([pinned_copies.TO] if is_accelerator else [])]
         self._is_installed = False

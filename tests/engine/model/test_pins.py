@@ -36,7 +36,13 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
         return y
 
 
-class Asking(DiffusionPipeline):  # type: ignore[misc]
+class OfFlux:
+    """Has the functions of a file of diffusers pinned, as that file's own pipelines do."""
+
+    __module__ = pipeline_flux.__name__
+
+
+class Asking(OfFlux, DiffusionPipeline):  # type: ignore[misc]
     """Asks at every step; what it is told to do to its module happens before the second."""
 
     def __init__(self, net: Net) -> None:

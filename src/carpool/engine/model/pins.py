@@ -30,16 +30,17 @@ _FUNCTION = "get_module_execution_device"  # of diffusers: its pipelines import 
 
 
 class Pins:
-    """The answers of one pipeline's components, each asked for once."""
+    """The answers of the components of some pipelines, each asked for once."""
 
-    def __init__(self, components: Iterable[nn.Module]) -> None:
+    def __init__(self, components: Iterable[nn.Module], pipelines: Iterable[Any] = ()) -> None:
+        self._classes = [cls for pipe in pipelines for cls in type(pipe).__mro__]
         self._modules = list(components)
         self._components = {id(c) for c in self._modules if not is_offloaded(c)}
         self._answers: dict[tuple[int, str], Any] = {}
         self._installed: list[Patches] = []
 
     def install(self) -> None:
-        self._installed = [*_all_patches(), *_signatures(self._modules)]
+        self._installed = [*_all_patches(self._classes), *_signatures(self._modules)]
         for patches in self._installed:
             patches.add()
 
@@ -91,13 +92,14 @@ _functions: dict[str, Patches] = {}  # by the module that has imported it
 _signed: dict[types.FunctionType, Patches] = {}
 
 
-def _all_patches() -> list[Patches]:
-    """For the properties, and for the function in every module of pipelines imported by now."""
-    for name, module in sys.modules.copy().items():
-        if name.startswith("diffusers.pipelines.") and _FUNCTION in vars(module):
+def _all_patches(classes: Iterable[type]) -> list[Patches]:
+    """For the properties, and for the function in the files of these pipelines."""
+    functions = {}
+    for name in dict.fromkeys(cls.__module__ for cls in classes):
+        if name.startswith("diffusers.pipelines.") and _FUNCTION in vars(sys.modules[name]):
             pin = {_FUNCTION: lambda plain: _pinned(_FUNCTION, plain)}
-            _functions.setdefault(name, Patches(module, pin))
-    return [*_properties, *_functions.values()]
+            functions[name] = _functions.setdefault(name, Patches(sys.modules[name], pin))
+    return [*_properties, *functions.values()]
 
 
 def _signatures(components: Iterable[nn.Module]) -> list[Patches]:

@@ -22,9 +22,9 @@ from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
 _DATA: Any = torch.Tensor.data  # the descriptor itself, whatever a subclass puts before it
-_ON_MODULES = (
-    *("__setattr__", "__delattr__", "_apply", "add_module"),
-    *(name for name in vars(nn.Module) if name.startswith("register_")),
+_ON_MODULES = (  # what hooks of gradients and of state dictionaries are for, no pipeline does
+    *("__setattr__", "__delattr__", "_apply", "add_module", "register_module", "register_buffer"),
+    *("register_parameter", "register_forward_hook", "register_forward_pre_hook"),
 )
 _ON_LORA = ("set_scale", "scale_layer", "unscale_layer")  # entries of a dictionary of the layer
 _LORA = (("peft.tuners.lora", "LoraLayer"), ("peft.tuners.lycoris_utils", "LycorisLayer"))
