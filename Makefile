@@ -1,4 +1,4 @@
-# Every target makes .venv when it is missing, from the versions in requirements.lock.
+# Every target makes .venv when it is missing: requirements.lock for serving, requirements-dev.lock for the rest.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,14 +14,23 @@ BY_FILE := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 # Every target without a path is a command.
 .PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' Makefile)
 
-.venv/ready: requirements.lock pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --requirement requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $@
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
-serve: .venv/ready  ## serve the embedded model on http://127.0.0.1:8000
-	$(BIN)/carpool serve
+.venv/serving: requirements.lock pyproject.toml
+	@$(PYTHON) .ci/install.py .venv requirements.lock --editable .
+	@touch $@
+
+# Drawing a circle takes no browser driver and no linters: what tests need is a lock of its own.
+.venv/ready: requirements-dev.lock .venv/serving
+	@$(PYTHON) .ci/install.py .venv requirements.lock requirements-dev.lock --editable .
+	@touch .venv/serving $@
+
+serve: .venv/serving  ## serve the embedded model on http://127.0.0.1:8000; PORT=8001 MODEL=org/name FLAGS="--workers 2"
+	$(BIN)/carpool serve $(MODEL) $(if $(PORT),--port $(PORT)) $(FLAGS)
+
+first-picture:  ## seconds of each part from a fresh clone to the first picture
+	$(PYTHON) .ci/first_picture.py
 
 test: .venv/ready  ## all tests: no network, no GPU
 	$(KEEP_COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest $(BY_FILE)
@@ -97,7 +106,7 @@ bench-group: .venv/ready  ## what context parallelism sends for each forward, in
 bench-viewers: .venv/ready  ## what ten viewers of /v1/events cost a busy server, in seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.viewers
 
-demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
+demo: .venv/serving  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	PYTHONPATH=. $(BIN)/python examples/demo.py
 	PYTHONPATH=. $(BIN)/python examples/demo_video.py
 
@@ -182,8 +191,8 @@ lines:  ## lines and names by room, against their budgets
 
 # An environment of its own, without the checkout: what pip makes of the wheel and requirements.lock.
 build/wheel/ready: requirements.lock
-	rm -rf build/wheel && $(PYTHON) -m venv build/wheel
-	build/wheel/bin/pip install --quiet --requirement requirements.lock
+	rm -rf build/wheel
+	$(PYTHON) .ci/install.py build/wheel requirements.lock
 	touch $@
 
 test-wheel: .venv/ready build/wheel/ready  ## build the wheel, install it alone, serve and generate with it
@@ -222,10 +231,13 @@ site: build/site/ready  ## build/html from docs/, its links checked, nothing fro
 	NO_MKDOCS_2_WARNING=1 build/site/bin/mkdocs build --strict
 	build/site/bin/python docs/check_site.py build/html
 
-lock:  ## choose the newest versions that pyproject.toml allows, and write requirements.lock
+FREEZE := build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//'
+lock:  ## choose the newest versions that pyproject.toml allows, and write the locks
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
 	build/lock/bin/pip install --quiet torch==2.13.0
-	build/lock/bin/pip install --quiet --editable '.[dev]'
-	build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' > requirements.lock
-	build/lock/bin/pip install --quiet --constraint requirements.lock --editable '.[ray]'
-	build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' | grep -vxFf requirements.lock > requirements-ray.lock
+	build/lock/bin/pip install --quiet --editable '.[video,otel]'
+	$(FREEZE) > requirements.lock
+	build/lock/bin/pip install --quiet --constraint requirements.lock --editable '.[dev]'
+	$(FREEZE) | grep -vxFf requirements.lock > requirements-dev.lock
+	build/lock/bin/pip install --quiet --constraint requirements.lock --constraint requirements-dev.lock --editable '.[ray]'
+	$(FREEZE) | grep -vxFf requirements.lock -f requirements-dev.lock > requirements-ray.lock

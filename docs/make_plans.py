@@ -8,9 +8,10 @@ from pathlib import Path
 
 import diffusers
 
-from carpool_lab.plan.command import table, usual_steps
+from carpool_lab.plan.command import table
+from carpool_lab.plan.names import known
 from carpool_lab.plan.predict import Plan, device, plan
-from carpool_lab.plan.shapes import build, known, stages
+from carpool_lab.plan.shapes import build, stages, usual_steps
 
 PAGE = Path(__file__).parent / "plans.md"
 ON = ("h200", "h100", "a100", "rtx5090", "rtx4090")

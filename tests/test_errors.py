@@ -16,7 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.config import ServeSettings
-from carpool.errors import PipelineFailed, StoreFailed, in_full, reason, without_paths
+from carpool.errors import (
+    PipelineFailed,
+    StoreFailed,
+    in_full,
+    nearest,
+    reason,
+    without_paths,
+)
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
@@ -294,3 +301,10 @@ def test_a_pipelines_exception_is_told_without_the_paths_that_it_names(
     assert "secret" not in str(told)
     assert str(told).startswith("the pipeline ")
     assert "secret" in in_full(told)
+
+
+@pytest.mark.parametrize("name", ["Width", "WIDTH", "widht", "iwdth", "with"])
+def test_a_near_miss_is_found_in_other_letters_and_with_letters_that_changed_places(
+    name: str,
+) -> None:
+    assert nearest(name, ["height", "width", "seed"]) == "; did you mean 'width'?"

@@ -80,7 +80,12 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     ),
     "opentelemetry": ("carpool/telemetry/tracing.py",),
     "sqlite3": ("carpool/jobs/database.py",),
-    "click": ("carpool/cli/", "carpool/server/startup.py", "carpool_lab/"),
+    "click": (
+        "carpool/cli/",
+        "carpool/server/startup.py",
+        "carpool/server/greeting.py",
+        "carpool_lab/",
+    ),
     "httpx2": ("carpool_lab/load/client.py", "carpool/media/fetch_url.py", "carpool/cli/"),
     "rich": ("carpool/cli/",),
     "matplotlib": (

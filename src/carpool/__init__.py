@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:  # the rest of the public names need torch: brought in on first use
         modules = {"BackgroundJob": "jobs", "Jobs": "jobs", "Handle": "handle", "Output": "handle"}

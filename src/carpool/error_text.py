@@ -66,8 +66,9 @@ def _encodable(text: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name[:100].lower(), list(lower), n=1, cutoff=0.5)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""
 
 
 def show(value: Any) -> str:

@@ -242,7 +242,7 @@ class Forked(CarpoolError):
     """This process is a fork of the one that loaded the model, and has none of its threads."""
 
 
-class LibraryMissing(CarpoolError):
+class LibraryMissing(CarpoolError, status=501, code="library_missing"):
     """The request needs an optional library that is not installed."""
 
 

@@ -1,4 +1,4 @@
-"""`carpool generate --server`: the same as without one, drawn by a running server."""
+"""`carpool generate --url`: the same as without one, drawn by a running server."""
 
 import base64
 import io
@@ -48,13 +48,14 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def draw(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("CARPOOL_API_KEY", KEY)
-    return lambda *arguments: run("generate", "--server", server.url, *FLAGS, *arguments)
+    return lambda *arguments: run("generate", "--url", server.url, *FLAGS, *arguments)
 
 
 def test_a_server_draws_what_diffusers_draws_and_bars_are_no_result(draw: Run) -> None:
     ended = draw("a red circle", "-o", "{prompt}-{seed}.png")
 
-    assert (ended.status, ended.out, ended.err) == (0, "a-red-circle-5.png\n", "")
+    assert (ended.status, ended.out) == (0, "a-red-circle-5.png\n")
+    assert re.fullmatch(r"a-red-circle-5.png: seed 5, \d+\.\d s\n", ended.err)
     content = Path("a-red-circle-5.png").read_bytes()
     assert gap(picture(content).convert("RGB"), drawn_by_diffusers("a red circle", 5)) <= 2
     assert read_settings(content)["seed"] == 5
@@ -116,10 +117,8 @@ def test_nobody_there_and_a_wrong_key_end_with_1(
 ) -> None:
     monkeypatch.setenv("CARPOOL_API_KEY", "wrong")
 
-    assert "API key" in run("generate", "a", "--server", server.url).err
-    assert (
-        "is `carpool serve` running" in run("generate", "a", "--server", "http://127.0.0.1:9").err
-    )
+    assert "API key" in run("generate", "a", "--url", server.url).err
+    assert "is `carpool serve` running" in run("generate", "a", "--url", "http://127.0.0.1:9").err
 
 
 def test_a_pattern_names_files_and_without_one_they_are_numbered() -> None:
@@ -219,7 +218,7 @@ def shown(server: Server, terminal: Mapping[str, str], *flags: str) -> str:
     """What `carpool generate --show` writes to a terminal with these variables."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     command = [
-        sys.executable, "-m", "carpool", "generate", "--server", server.url, "a red circle",
+        sys.executable, "-m", "carpool", "generate", "--url", server.url, "a red circle",
         "--show", *FLAGS, "--api-key", KEY, *flags,
     ]  # fmt: skip
     process, terminal_fd = pty.fork()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from PIL import Image
 
 import carpool
 from carpool.cli.bars import MoveBar, Previews
+from carpool.cli.main import cli
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import PipelineFailed
 from support.command_line import Run
@@ -48,6 +51,13 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "Usage:" in ended.stdout
+
+
+@pytest.mark.parametrize("name", [*cli.list_commands(click.Context(cli)), "jobs list"])
+def test_a_help_is_a_screen_at_most(run: Run, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+    assert len(run(*name.split(), "--help").out.splitlines()) <= 50
 
 
 @pytest.mark.parametrize("code", ["import carpool", "import carpool.cli.main"])
@@ -96,7 +106,7 @@ def test_the_help_of_generate_has_all_its_own_options_and_the_settings_that_peop
     shown = run("generate", "--help").out
 
     assert len(shown.splitlines()) < 60
-    for flag in ("--show", "--prompts-file", "--server", "--parameter", "--device", "--lora"):
+    for flag in ("--show", "--prompts-file", "--url", "--parameter", "--device", "--lora"):
         assert flag in shown
     assert "--max-batch-size" not in shown
     assert " more: --help-all" in shown
@@ -106,6 +116,24 @@ def test_the_version_is_told(run: Run) -> None:
     assert carpool.__version__ in run("--version").out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["plna"], "did you mean 'plan'?"),
+        (["sevre"], "did you mean 'serve'?"),
+        (["serve", "--batching-mode", "contniuous"], "did you mean 'continuous'?"),
+        (["serve", "--dtype", "flaot32"], "did you mean 'float32'?"),
+    ],
+)
+def test_a_slip_of_the_pen_is_answered_with_what_was_meant(
+    run: Run, arguments: list[str], hint: str
+) -> None:
+    ended = run(*arguments)
+
+    assert ended.status == 2
+    assert hint in ended.err
+
+
 # Pictures
 
 
@@ -113,6 +141,7 @@ def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run
     ended = run("generate", "a red circle", *FLAGS, "--guidance", "2.5")
 
     assert (ended.status, ended.out) == (0, "out.png\n")
+    assert re.fullmatch(r"out.png: seed 5, \d+\.\d s\n", ended.err)
     png = Path("out.png").read_bytes()
     assert gap(picture(png), drawn_by_diffusers("a red circle", 5, guidance_scale=2.5)) <= 1
     settings = read_settings(png)
@@ -127,6 +156,18 @@ def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run
         "width": SIZE[0],
         "height": SIZE[1],
     }
+
+
+def test_the_seed_is_said_and_a_file_is_not_replaced_in_silence(run: Run) -> None:
+    unseeded = [flag for flag in FLAGS if flag not in ("--seed", "5")]
+    first = run("generate", "a red circle", *unseeded, "--json")
+    seed = json.loads(first.out)["seed"]
+
+    again = run("generate", "a red circle", *unseeded, "--seed", str(seed))
+
+    assert f"out.png: seed {seed}, " in first.err
+    assert "replaces" not in first.err
+    assert "; it replaces a file of that name" in again.err
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,9 @@ def test_without_the_laboratory_its_commands_say_what_to_install(
 
     assert set(shown) == OWN
     assert isinstance(ended.exception, CarpoolError)
-    with pytest.raises(CarpoolError, match=r"carpool_lab is not installed; .*pip install carpool"):
+    with pytest.raises(
+        CarpoolError, match=r"carpool_lab is not installed; .*from its checkout or wheel"
+    ):
         raise ended.exception
 
 

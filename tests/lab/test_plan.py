@@ -1,6 +1,8 @@
 """`carpool plan`: what is counted without weights is what the real thing does."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ from carpool.errors import InvalidValue, LoadFailed, SettingRejected
 from carpool.settings.rules import parse_bytes
 from carpool_lab.plan.advice import bits_of, commands
 from carpool_lab.plan.command import plan as command
+from carpool_lab.plan.names import known
 from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, plan
-from carpool_lab.plan.shapes import CallGroup, Work, build, known, stages
+from carpool_lab.plan.shapes import CallGroup, Work, build, stages
 from carpool_lab.simulate.command import simulate
 from support.engine_driver import fresh
+from support.modular import arguments, modular
 from support.tiny import ARGUMENTS, checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -59,6 +63,64 @@ def test_pipelines_run_on_shapes_alone_whatever_they_take_of_their_modules(famil
     assert {"encode", "denoise", "decode"} <= {one.phase for one in work}
     assert all(one.work.flops > 0 for one in work if one.phase == "denoise")
     assert model.parameters()["transformer" if "transformer" in model.modules else "unet"] > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Flux2KleinBaseModularPipeline",
+        "StableDiffusionXLModularPipeline",
+        pytest.param("QwenImageModularPipeline", marks=pytest.mark.slow),
+        pytest.param("FluxKontextModularPipeline", marks=pytest.mark.slow),
+        pytest.param("WanImage2VideoModularPipeline", marks=pytest.mark.slow),
+        pytest.param("AnimaModularPipeline", marks=pytest.mark.slow),
+        pytest.param("ZImageModularPipeline", marks=pytest.mark.slow),
+    ],
+)
+def test_modular_pipelines_are_planned_of_their_configs_alone(name: str, tmp_path: Path) -> None:
+    real: Any = modular(name)
+    real.save_pretrained(str(tmp_path / "model"))
+    for weights in tmp_path.rglob("*.safetensors"):
+        weights.unlink()
+    model = build(str(tmp_path / "model"))
+    model.call.update({**arguments(real), "num_inference_steps": 3})  # type: ignore[attr-defined]
+
+    work = stages(model)
+
+    assert model.parameters() == {
+        part: sum(weight.numel() for weight in module.parameters())
+        for part, module in real.components.items()
+        if isinstance(module, torch.nn.Module)
+    }
+    assert {"encode", "denoise", "decode"} <= {one.phase for one in work}
+    denoiser = [one for one in work if one.component in ("transformer", "unet")]
+    assert sum(one.calls for one in denoiser) in (3, 6)  # guidance by two calls, for some
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "--help"],
+        ["plan", "FLUX.1-dev", "--on", "rtx4091"],
+        ["plan", "nosuch"],
+        ["plan", "org/nosuch"],
+        ["plan", "FLUX.1-dev", "--sizes", "3y4"],
+        ["plan", "FLUX.1-dev", "--quantize", "int9"],
+        ["check", "nosuch"],
+        ["tune", "nosuch"],
+        ["models", "nosuch"],
+    ],
+)
+def test_what_is_asked_is_checked_before_torch_is_imported(arguments: list[str]) -> None:
+    code = (
+        "import sys; from carpool.cli.main import main; sys.modules['torch'] = None;"
+        f"sys.argv = ['carpool', *{arguments}]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode == 0) == ("--help" in arguments)
+    assert "torch" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_cannot_be_planned_is_told_in_a_line(tmp_path: Path) -> None:
@@ -251,7 +313,10 @@ def test_the_report_names_the_command_line_and_the_simulator_reads_the_curve(
     data = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
 
     folder = checkpoint("flux")
-    assert f"rtx4090 64x64: carpool serve {folder} --max-batch-size" in told.output
+    lines = told.output.splitlines()
+    assert lines[2] == "rtx4090, 64x64: fits"
+    assert lines[3].startswith(f"  carpool serve {folder} --max-batch-size")
+    assert "Predicted" in told.output
     file = tmp_path / "plan.json"
     file.write_text(data.stdout)
     assert {one["device"] for one in json.loads(data.stdout)["plans"]} == {"rtx4090", "h200"}

@@ -1,5 +1,7 @@
 """The start of an engine, where no other one is open in the process."""
 
+import subprocess
+import sys
 import time
 
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
@@ -10,6 +12,20 @@ from carpool.config import load_settings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from support.engine_driver import served
+
+
+def test_loading_says_nothing_and_leaves_the_libraries_verbosity_as_it_was() -> None:
+    code = """
+import carpool
+from diffusers.utils import logging
+before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+carpool.load("shapes").close()
+assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+assert {"load", "serve", "Engine"} <= set(dir(carpool))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 class Tardy(EngineCore):

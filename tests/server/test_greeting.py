@@ -1,9 +1,14 @@
 """What a server says as it starts: what was loaded, where, and where to go; and no noise."""
 
 import logging
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from carpool.request.card import Card, Parameter, Task
+from carpool.server.greeting import example, missing_library
 from carpool.telemetry.logs import without_noise
 from support.server_process import serving
 
@@ -19,6 +24,65 @@ def test_a_start_says_what_was_loaded_where_and_where_the_playground_is() -> Non
     assert f"Playground: {server.url}/\n" in greeting
     assert "Loading pipeline components" not in log  # a library's bar
     assert "torchvision" not in log  # a library's warning
+
+
+def cards() -> dict[str, Card]:
+    prompt = Parameter("prompt", "str")
+    image = Parameter("image", "other", required=True)
+    mask = Parameter("mask_image", "other", required=True)
+    tasks = {
+        "draws": Task("text-to-image", "P", (prompt,)),
+        "films": Task("text-to-video", "P", (prompt,)),
+        "edits": Task("edit", "P", (prompt, image)),
+        "fills": Task("inpaint", "P", (prompt, image, mask)),
+        "plays": Task("text-to-audio", "P", (prompt,)),
+        "knows": Task("text-to-image", "P", (Parameter("class_labels", "int", required=True),)),
+    }
+    return {name: Card(name, (task,), {}, 8, None, 1 << 20, 100) for name, task in tasks.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("draws", ["curl -s U/v1/images/generations", "> out.png"]),
+        ("films", ["curl -s U/v1/videos", "/content > out.mp4"]),
+        ("edits", ["U/v1/images/edits -F image=@picture.png -F 'prompt=", "> out.png"]),
+        ("fills", ["-F image=@picture.png -F mask=@mask.png"]),
+        ("plays", ["sound, which only the Python API gives"]),
+        ("knows", ['"class_labels": 1']),
+    ],
+)
+def test_the_printed_command_fits_the_model(name: str, parts: list[str]) -> None:
+    command = example(cards()[name], "U", "curl -s")
+
+    assert all(part in command for part in parts), command
+
+
+def test_the_printed_command_names_the_model_where_there_are_several() -> None:
+    assert '"model": "draws"' in example(cards()["draws"], "U", "curl -s", "draws")
+    assert "-F 'model=edits'" in example(cards()["edits"], "U", "curl -s", "edits")
+
+
+@pytest.mark.timeout(150)
+def test_the_printed_command_of_a_clip_model_makes_a_clip(tmp_path: Path) -> None:
+    with serving("--no-playground", model="shapes-video") as server:
+        lines = server.stdout.splitlines()
+        first = next(i for i, line in enumerate(lines) if line.startswith("id="))
+        command = "\n".join(lines[first:])
+        command = command.replace('"prompt"', '"num_inference_steps": 1, "prompt"')
+        subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+
+    assert b"ftyp" in (tmp_path / "out.mp4").read_bytes()[:16]
+
+
+def test_a_library_that_answers_need_is_missed_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    assert missing_library(cards()["draws"]) is None
+    assert "pip install av" in str(missing_library(cards()["films"]))
 
 
 def record(name: str, level: int, text: str) -> logging.LogRecord:

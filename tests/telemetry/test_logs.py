@@ -116,8 +116,10 @@ def test_a_path_cannot_forge_a_line(lines: list[dict[str, Any]]) -> None:
         assert len(line["message"]) < 300
 
 
-@pytest.mark.parametrize("path", ["/livez", "/metrics", "/health"])
-def test_probes_are_for_debugging_only(lines: list[dict[str, Any]], path: str) -> None:
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/health", "/", "/playground/app.js"])
+def test_probes_and_files_of_the_playground_are_for_debugging_only(
+    lines: list[dict[str, Any]], path: str
+) -> None:
     ask("GET", path)
 
     assert [line["level"] for line in lines] == ["debug"]

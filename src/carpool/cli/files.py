@@ -33,6 +33,14 @@ def path_of(
     return path if is_own else path.with_stem(f"{path.stem}-{i + 1}")
 
 
+def write(path: Path, content: bytes, seed: int | None, seconds: float | None) -> None:
+    """Write a file; say on standard error what drew it, and whether it replaces another."""
+    told = "" if seconds is None else f", {seconds:.1f} s"
+    replaced = "; it replaces a file of that name" if path.exists() else ""
+    path.write_bytes(content)
+    click.echo(f"{path}: seed {seed}{told}{replaced}", err=True)
+
+
 def check_output(output: Path) -> None:
     """Refuse, before any work, a file that cannot be written.
 

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 import carpool
 from carpool import jsonfile
 from carpool.cli.bars import MoveBar, Previews, bars
-from carpool.cli.files import FORMATS, check_output, output_for, path_of
+from carpool.cli.files import FORMATS, check_output, output_for, path_of, write
 from carpool.cli.options import GenerateHelp, parameter_option, settings_from, settings_options
 from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
@@ -42,7 +42,8 @@ PREVIEWS = 8  # of each picture, with --show; a server gives fewer
     help=".png, .jpg or .webp, .mp4 for videos; several get -1, -2, ...; {i}, {seed} and "
     "{prompt} in the name are replaced  [default: out.png or out.mp4]",
 )
-@click.option("--server", metavar="URL", help="draw on a running server, instead of here")
+@click.option("--url", "server", metavar="URL", help="draw on a running server, instead of here")
+@click.option("--server", "server_too", metavar="URL", hidden=True)  # its name until 0.1
 @click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server", show_envvar=False)
 @click.option("--model", default="shapes", show_default=True, help="as for serve")
 @click.option("--steps", type=int, help="denoising steps")
@@ -86,6 +87,7 @@ def generate(
     prompts: tuple[str, ...],
     prompts_file: Iterable[str] | None,
     server: str | None,
+    server_too: str | None,
     api_key: str | None,
     is_shown: bool,
     **flags: Any,
@@ -95,6 +97,7 @@ def generate(
         everything = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
     except UnicodeDecodeError as error:
         raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
+    server = server or server_too
     if not everything:
         raise click.UsageError("give a prompt, or --prompts-file")
     if flags["output"] is not None:
@@ -208,9 +211,12 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
         told |= {"width": made[0].width, "height": made[0].height}
         said = permitted(told, metadata=options.metadata, metadata_prompt=options.metadata_prompt)
         if one.frames is not None:
-            path.write_bytes(encode_video(made, options.fps, said))
+            content = encode_video(made, options.fps, said)
         else:
-            path.write_bytes(encode_image(made[0], FORMATS[path.suffix.lower()], 95, said))
+            content = encode_image(made[0], FORMATS[path.suffix.lower()], 95, said)
+        write(path, content, one.seed, one.timings.total_s)
+        for warning in one.warnings:
+            click.echo(f"carpool: {warning}", err=True)
         line = {"path": str(path), **told, "timings": asdict(one.timings)}
         click.echo(json.dumps(line) if options.as_json else str(path))
         if options.shown is not None:
@@ -255,7 +261,7 @@ def _refuse_settings(flags: dict[str, Any]) -> None:
     for name, value in flags.items():
         if value not in (None, ()):
             flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} is the server's to decide: leave it out, or --server")
+            raise click.UsageError(f"--{flag} is the server's to decide: leave it out, or --url")
 
 
 def _on_server(url: str, api_key: str | None, options: _Options) -> None:
@@ -281,7 +287,10 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
         for one in made:
             path = path_of(output, one.place, count, one.seed, one.prompt, taken)
             taken.add(path)
-            path.write_bytes(one.content)
+            timings = one.job.get("timings") or {}
+            write(path, one.content, one.seed, timings.get("total_s"))
+            for warning in one.job.get("warnings") or ():
+                click.echo(f"carpool: {warning}", err=True)
             line = {"path": str(path), "prompt": one.prompt, "seed": one.seed, "job": one.job["id"]}
             click.echo(json.dumps(line) if options.as_json else str(path))
             if options.shown is not None:

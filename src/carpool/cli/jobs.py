@@ -24,11 +24,8 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _ID = click.argument("job_id", metavar="ID")
 
 
-def server_client(url: str, api_key: str | None, flag: str = "--url") -> "httpx2.Client":
+def server_client(url: str, api_key: str | None) -> "httpx2.Client":
     """An HTTP client of a server.
-
-    Args:
-        flag: that gave the URL.
 
     Raises:
         click.UsageError: it is none.
@@ -40,7 +37,7 @@ def server_client(url: str, api_key: str | None, flag: str = "--url") -> "httpx2
     except httpx2.InvalidURL:
         base = httpx2.URL()
     if base.scheme not in ("http", "https") or not base.host:
-        raise click.UsageError(f"{flag} {url}: write http://HOST:PORT")
+        raise click.UsageError(f"--url {url}: write http://HOST:PORT")
     return httpx2.Client(
         base_url=base,
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
@@ -62,11 +59,11 @@ def events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 class JobsClient:
     """HTTP client of a server's job endpoints."""
 
-    def __init__(self, url: str, api_key: str | None, flag: str = "--url") -> None:
+    def __init__(self, url: str, api_key: str | None) -> None:
         import httpx2  # not for `--help`
 
         self._url, self._failures = url, httpx2.HTTPError
-        self._http = server_client(url, api_key, flag)
+        self._http = server_client(url, api_key)
 
     def close(self) -> None:
         self._http.close()

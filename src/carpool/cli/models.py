@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from carpool.cli.options import settings_from, settings_options
+from carpool.cli.options import GenerateHelp, settings_from, settings_options
 from carpool.config import EngineSettings
 
 
-@click.command()
+@click.command(cls=GenerateHelp)
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--url", help="list the models of a running server instead, with their workers")
@@ -36,9 +36,13 @@ def models(
     if model is None:
         click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
         return
+    settings = settings_from(flags).engine()
+    from carpool import preflight  # not for `--help`
+
+    preflight.check(model, settings)  # before torch is imported, which takes seconds
     from carpool.engine.probation.report import lines
 
-    found = lines(model, settings_from(flags).engine())
+    found = lines(model, settings)
     text = (f"{one['call']:<36} {one['fuses']:<10} {one['why']}" for one in found)
     click.echo(json.dumps(found, indent=1) if as_json else "\n".join(text))
 

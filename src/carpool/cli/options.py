@@ -8,7 +8,17 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 
 from carpool.config import EngineSettings, ServeSettings
+from carpool.errors import nearest
 from carpool.settings.rules import base_type
+
+
+class SettingChoice(click.Choice[str]):
+    """A choice whose refusal names the nearest one."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        hint = nearest(str(value), self.choices)
+        return super().get_invalid_choice_message(value, ctx) + hint
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -36,7 +46,7 @@ def settings_options(
             flag = field.name.replace("_", "-")
             command = click.option(
                 f"--{flag}/--no-{flag}" if is_flag else f"--{flag}",
-                type=click.Choice(get_args(hint)) if is_choice else base_type(hint),
+                type=SettingChoice(get_args(hint)) if is_choice else base_type(hint),
                 multiple=get_origin(hint) is tuple or rule["listed"],
                 callback=_joined if rule["listed"] else None,
                 default=None,
@@ -72,7 +82,7 @@ class GroupedHelp(click.Command):
 
     groups = GROUPS
     rare: tuple[str, ...] = ("model_path", "deploy_config")
-    settings: type[EngineSettings] = ServeSettings
+    settings: type[EngineSettings] | None = ServeSettings
     begins_with_groups = True
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -86,7 +96,8 @@ class GroupedHelp(click.Command):
         if ctx.meta.get("help_all"):
             super().format_options(ctx, formatter)
             return
-        settings = {field.name for field in dataclasses.fields(self.settings)}
+        names = dataclasses.fields(self.settings) if self.settings is not None else ()
+        settings = {field.name for field in names}
         options = {
             str(one.name): one
             for one in self.get_params(ctx)

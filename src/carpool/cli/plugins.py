@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from carpool.errors import CarpoolError
+from carpool.errors import CarpoolError, nearest
 
 GROUP = "carpool.commands"
 LAB = {  # of `carpool_lab`, which is in the same wheel; what each does, so that a list imports none
@@ -43,6 +43,17 @@ class Commands(click.Group):
         command = self.get_command(ctx, name)
         assert command is not None, "it is listed"
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, which suggests none of the commands that packages add."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            raise click.UsageError(
+                f"No such command {name!r}{nearest(name, self.list_commands(ctx))}"
+            )
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
@@ -76,7 +87,7 @@ def _broken(name: str, reason: str, cause: BaseException | None = None) -> click
     """A command that fails with the reason why the real one cannot be loaded."""
 
     def fail() -> None:
-        fix = "install the package that adds it again (carpool's own: pip install carpool)"
+        fix = "install the package that adds it again, from its checkout or wheel"
         raise CarpoolError(f"the command {name!r} cannot be loaded: {reason}; {fix}") from cause
 
     return click.Command(

@@ -1,4 +1,4 @@
-"""`carpool generate --server URL`: draw on a running server, by jobs over HTTP."""
+"""`carpool generate --url URL`: draw on a running server, by jobs over HTTP."""
 
 import base64
 import mimetypes
@@ -185,7 +185,7 @@ def _check(job: Mapping[str, Any]) -> None:
 
 def connect(url: str, api_key: str | None) -> "closing[JobsClient]":
     """A client of the server, to be closed."""
-    return closing(JobsClient(url, api_key, flag="--server"))
+    return closing(JobsClient(url, api_key))
 
 
 def read(path: Path) -> bytes:

@@ -66,7 +66,7 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise SettingRejected(
-            f"ray: the package cannot be imported ({error}): pip install 'carpool[ray]'"
+            f"ray: the package cannot be imported ({error}): pip install 'ray>=2.52,<3'"
         ) from error
     return ray
 

@@ -188,5 +188,5 @@ def _av() -> ModuleType:
     try:
         import av
     except ImportError as error:
-        raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'") from error
+        raise LibraryMissing("videos need PyAV: pip install av") from error
     return av

@@ -21,6 +21,7 @@ from carpool.config import ServeSettings, load_settings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
+from carpool.engine.model.load import quiet_libraries
 from carpool.errors import (
     CarpoolError,
     Draining,
@@ -346,7 +347,8 @@ def load(
         if (chosen.workers, chosen.devices, own.context_parallel) != (None, None, 1):
             engine = Engine(_workers(model, chosen), chosen, store)
         else:
-            loaded = load_pipeline(model, own)
+            with quiet_libraries(bars=sys.stderr.isatty()):  # large models load for minutes
+                loaded = load_pipeline(model, own)
             undo.callback(loaded.undo)
             engine = Engine(EngineCore(loaded, own, table=StoredCosts(loaded, own)), chosen, store)
         undo.pop_all()

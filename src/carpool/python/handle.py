@@ -44,6 +44,12 @@ class Output:
     skipped_steps: int = 0  # of `step_cache`
     settings: Mapping[str, Any] = field(default_factory=dict)  # that decided it, as they were used
 
+    def _repr_html_(self) -> str | None:
+        """The pictures or the clip, as notebooks show them; None where they are arrays."""
+        from carpool.python.notebook import as_html
+
+        return as_html(self)
+
 
 class OwnerProcess:
     """The process that owns an engine: a fork copies its memory, but no threads.

@@ -78,7 +78,7 @@ def work_and_kind(
     if makes not in _KINDS:
         raise UnsupportedParameter(f"the model makes {makes}, and no files are made of that here")
     if makes == "videos" and importlib.util.find_spec("av") is None:
-        raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
+        raise LibraryMissing("videos need PyAV: pip install av")
     if format not in get_args(Format):
         rule = f"must be one of {', '.join(get_args(Format))}"
         raise InvalidValue(f"output_format={format!r}: {rule}", param="output_format")

@@ -10,16 +10,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from carpool import errors
-from carpool.errors import CarpoolError, InvalidJSON, in_full, show
+from carpool.errors import CarpoolError, InvalidJSON, in_full, nearest, show
 from carpool.telemetry import logs
 
 log = logging.getLogger("carpool")
 
 METHODS = ("GET", "HEAD", "POST", "DELETE")  # of any path
-_NO_PATH = "no such path: see /openapi.json"
+_SEE = ": see /openapi.json"
+_NO_PATH = f"no such path{_SEE}"
 _NO_METHOD = "this path has other methods, see `allow` and /openapi.json"
 _BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # a message, or the exception's own
     404: (errors.NoSuchEndpoint, _NO_PATH),
@@ -33,6 +34,9 @@ _BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # a message, or the e
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Make the response to any exception."""
     told = _api_error(error)
+    if told.message == _NO_PATH:
+        paths = [route.path for route in request.app.routes if isinstance(route, Route)]
+        told = errors.NoSuchEndpoint(f"no such path{nearest(request.url.path, paths)}{_SEE}")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(told, errors.MethodNotAllowed):
         headers = {"allow": ", ".join(_allowed(request))}

@@ -144,7 +144,7 @@ async def video_work(
     context.with_headers(body)
     model = await context.load(body.model, "restarting")
     if importlib.util.find_spec("av") is None:
-        raise LibraryMissing("videos need PyAV: pip install 'carpool[video]'")
+        raise LibraryMissing("videos need PyAV: pip install av")
     reading = reference_images(model.card, form, body, context.intake())
     pictures = await context.unless_disconnected(reading)
     client, max_frames = context.client, context.state.settings.max_frames

@@ -22,9 +22,10 @@ from carpool.media.inputs import unpacked
 from carpool.schedule.policy import weights
 from carpool.server.access.keys import Keyring
 from carpool.server.draining import DrainingServer
+from carpool.server.greeting import greet, served_names
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
-from carpool.server.startup import check_address, greet, say, served_names, set_limits
+from carpool.server.startup import check_address, say, set_limits
 from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol

@@ -8,17 +8,12 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Collection
 
 import click
 
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed
-from carpool.fleet.fleet import Fleet
-from carpool.fleet.serving import Serving
-from carpool.server.draining import DrainingServer, url_host
 from carpool.server.transport.listening import listen_on
-from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
 
@@ -67,59 +62,9 @@ def set_limits() -> None:
     sys.setswitchinterval(_SWITCH_S)
 
 
-def served_names(serving: Serving, settings: ServeSettings) -> Collection[str]:
-    """The names of the models, once they are known."""
-    if isinstance(serving, Fleet):
-        return serving.deployments
-    return [settings.served_model_name or (serving.ready.card.id if serving.ready else "")]
-
-
 def say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
     """Print a line for the person who started the server; log it where logs are JSON."""
     if settings.log_format == "json":
         log.log(logging.ERROR if is_error else logging.INFO, "%s", text)
     else:
         click.echo(f"carpool: {text}" if is_error else text, err=True)
-
-
-def _where(ready: protocol.WorkerReady | None) -> str:
-    """The model's device and the memory left there: a line, or nothing."""
-    if ready is None or not ready.device:
-        return ""
-    left = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
-    return f"On {ready.device}: {_gib(ready.weights_bytes)} of weights{left}\n"
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2g} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
-
-
-async def greet(backend: Serving, server: DrainingServer, settings: ServeSettings) -> None:
-    """Print the address of the model, with a command that works when pasted."""
-    on_demand = isinstance(backend, Fleet) and not backend.loads_at_start
-    ready = None if on_demand else await backend.wait_ready()
-    await server.is_up.wait()
-    url = (
-        f"http://{url_host(settings.host)}:{server.port()}"
-        if settings.uds is None
-        else "http://localhost"
-    )
-    where = url if settings.uds is None else f"unix:{settings.uds}"
-    uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
-    key = " -H 'authorization: Bearer KEY'" if settings.has_keys else ""
-    name = ", ".join(served_names(backend, settings))
-    loaded = f" ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
-    serving = f"Serving {name}{loaded} at {where}"
-    if settings.log_format == "json":
-        log.info("%s", serving)
-        return
-    click.echo(
-        f"{serving}\n{_where(ready)}"
-        + (f"Playground: {url}/\n" if settings.playground and settings.uds is None else "")
-        + "\n"
-        f"curl -s {uds}{url}/v1/images/generations -H 'content-type: application/json'{key} \\\n"
-        f'  -d \'{{"prompt": "a red circle on a blue background"}}\' \\\n'
-        "  | python3 -c 'import base64, json, sys; "
-        'sys.stdout.buffer.write(base64.b64decode(json.load(sys.stdin)["data"][0]["b64_json"]))\' '
-        "> out.png\n"
-    )

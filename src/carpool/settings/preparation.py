@@ -40,7 +40,8 @@ def types(text: str) -> dict[str, str]:
     found = by_component("dtype", text)
     for name in found.values():
         if name not in DTYPES:
-            raise SettingRejected(f"dtype={text!r}: must be one of {', '.join(DTYPES)}")
+            hint = nearest(name, DTYPES)
+            raise SettingRejected(f"dtype={text!r}{hint}: must be one of {', '.join(DTYPES)}")
     return found
 
 

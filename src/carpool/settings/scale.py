@@ -35,7 +35,7 @@ class ScaleSettings:
     ray: str | None = setting(
         None,
         "place the workers on the nodes of the Ray cluster at this address, auto for this "
-        "machine's; needs carpool[ray]. See docs/scale-out.md",
+        "machine's; needs the package ray. See docs/scale-out.md",
     )
     fleet_name: str = setting(
         "carpool", "ray: a server takes over the workers that one of the same fleet name left"

@@ -15,7 +15,8 @@ from carpool.errors import CarpoolError, ModelNotFound, without_paths
 TEXT = "%(asctime)s %(levelname)s %(message)s"
 MOST_TEXT = 16_000  # characters of a message, or of an exception with its traceback
 LIBRARIES = ("diffusers", "transformers", "huggingface_hub", "torch", "peft", "accelerate")
-PROBES = ("/health", "/livez", "/metrics")  # polled every few seconds: logged at `debug` only
+PROBES = ("/health", "/livez", "/metrics")  # polled every few seconds
+PAGES = ("/", "/favicon.ico")  # and /playground/: a visit of the page asks for a dozen files
 MOST_REASON = 300  # characters
 _NAMED = ("retry", "error", "reason")  # in text
 FIELDS = ("request_id", "key", "method", "path", "status", "duration_ms")
@@ -68,6 +69,11 @@ def refused(error: CarpoolError) -> None:
         here["reason"] = " ".join(said.split())[:MOST_REASON]
 
 
+def is_quiet(path: str) -> bool:
+    """Whether requests for a path are logged at `debug` only."""
+    return path in PROBES or path in PAGES or path.startswith("/playground/")
+
+
 def answered(method: str, path: str, status: int, duration_s: float) -> None:
     """Write the access log line of an HTTP request.
 
@@ -76,7 +82,7 @@ def answered(method: str, path: str, status: int, duration_s: float) -> None:
     """
     here, took_ms = about.get({}), round(1000 * duration_s)
     access.log(
-        logging.DEBUG if path in PROBES and status != 500 else logging.INFO,
+        logging.DEBUG if is_quiet(path) and status != 500 else logging.INFO,
         "%s %s %d %d ms %s",
         method,
         path,

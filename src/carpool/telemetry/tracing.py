@@ -52,7 +52,10 @@ def start(process: str) -> "Tracing":
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise LibraryMissing("traces need OpenTelemetry: pip install 'carpool[otel]'") from error
+        raise LibraryMissing(
+            "traces need OpenTelemetry: pip install opentelemetry-sdk "
+            "opentelemetry-exporter-otlp-proto-http"
+        ) from error
 
     own = Resource.create({"service.name": "carpool", "carpool.process": process})
     named = OTELResourceDetector().detect()  # by the user, in the environment

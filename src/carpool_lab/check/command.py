@@ -76,6 +76,9 @@ def check(
     wanted = replace(QUICK if quick else CheckOptions(), parameters=parameters)
     wanted = replace(wanted, steps=steps or wanted.steps, max_rows=max_rows or wanted.max_rows)
     settings = settings_from(flags).engine()
+    from carpool import preflight  # not for `--help`
+
+    preflight.check(model, settings)  # before torch is imported, which takes seconds
     from tqdm import tqdm
 
     with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:

@@ -14,7 +14,7 @@ from carpool.errors import CarpoolError, LibraryMissing
 try:
     import httpx2
 except ImportError as error:
-    message = "the load client needs httpx2: pip install 'carpool[bench]'"
+    message = "the load client needs httpx2: pip install httpx2"
     raise LibraryMissing(message) from error
 
 BenchTask = Literal["text-to-image", "text-to-video"]

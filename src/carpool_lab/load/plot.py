@@ -9,7 +9,7 @@ from carpool_lab.load.sweep import SweepPoint, SweepReport
 try:
     from matplotlib.figure import Figure
 except ImportError as error:
-    message = "the picture of a sweep needs matplotlib: pip install 'carpool[bench]'"
+    message = "the picture of a sweep needs matplotlib: pip install matplotlib"
     raise LibraryMissing(message) from error
 
 _PANELS: tuple[tuple[str, Callable[[SweepPoint], float | None], str], ...] = (

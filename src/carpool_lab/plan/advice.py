@@ -26,6 +26,7 @@ from carpool_lab.plan.predict import VALUE_BYTES, Plan
 if TYPE_CHECKING:
     from carpool_lab.plan.shapes import ModelShapes
 
+ALL_FITS = "  # all of it fits"
 LESS = ("fp8", "int8", "int4", "quanto-int4")  # proposed where weights do not fit, in this order
 
 
@@ -80,8 +81,21 @@ def commands(
         less = ",".join(f"{name}={kind}" for name in names)
         bits = dict.fromkeys(model.modules, 8.0 * VALUE_BYTES) | bits_of(less, model)
         if sum(n * bits[name] / 8 for name, n in model.parameters().items()) <= room:
-            yield f"{said}{compiled} --quantize {less}  # all of it fits"
+            yield f"{said}{compiled} --quantize {less}{ALL_FITS}"
             return
+
+
+def answer(plan: Plan, found: list[str], quantize: str | None) -> str:
+    """Whether a model fits, in a word or two.
+
+    Args:
+        found: its command lines.
+    """
+    if plan.fits:
+        return "fits quantized" if quantize else "fits"
+    if found[-1].endswith(ALL_FITS):
+        return "fits quantized"
+    return "streams" if found[0].startswith("carpool") else "does not fit"
 
 
 def _room(plan: Plan) -> float:

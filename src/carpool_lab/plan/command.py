@@ -9,13 +9,16 @@ import click
 from msgspec import to_builtins
 
 from carpool_lab.plan import predict
+from carpool_lab.plan.names import check
 from carpool_lab.tables import Table
 
 if TYPE_CHECKING:
     from carpool_lab.plan.shapes import CallGroup, ModelShapes
 
 GB = 1e9
-HEAD = "device   size          resident  streamed  step, 1       4       knee  requests/s  fused"
+HEAD = """\
+                    weights on  weights   milliseconds a step     requests      requests a second
+device   size       the device  streamed  1 request    4 shared  worth sharing    alone    shared"""
 
 
 @click.command()
@@ -44,14 +47,15 @@ def plan(
     only the configs are read. No weights and no GPU are needed. docs/plans.md tells how far
     predictions were from what was measured; sparse attention is counted in its plain torch form.
     """
-    import diffusers
-
-    from carpool_lab.plan.advice import bits_of
-    from carpool_lab.plan.shapes import build, stages
-
-    diffusers.utils.logging.set_verbosity_error()  # of types that are kept where weights are read
     keys = devices.split(",") if devices else list(json.loads(predict.DEVICES.read_text()))
     found = [predict.device(key.strip()) for key in keys]
+    check(model, sizes.split(",") if sizes else [], quantize)
+    import diffusers  # after the checks: it takes seconds
+
+    from carpool_lab.plan.advice import bits_of
+    from carpool_lab.plan.shapes import build, stages, usual_steps
+
+    diffusers.utils.logging.set_verbosity_error()  # of types that are kept where weights are read
     built = build(model)
     bits = bits_of(quantize, built)
     wanted = {size: stages(built, size) for size in (sizes.split(",") if sizes else built.sizes)}
@@ -74,14 +78,6 @@ def plan(
         return
     for line in lines(built, wanted, plans, quantize, is_compiled):
         click.echo(line)
-
-
-def usual_steps(model: "ModelShapes") -> int:
-    """The model's default number of denoising steps."""
-    from inspect import signature
-
-    default = signature(model.pipe.__call__).parameters["num_inference_steps"].default
-    return int(model.call.get("num_inference_steps", default))
 
 
 def scaled(work: "list[CallGroup]", steps: int, counted: int) -> "list[CallGroup]":
@@ -130,32 +126,36 @@ def lines(
     is_compiled: bool,
 ) -> Iterator[str]:
     """The plan as lines of text."""
-    from carpool_lab.plan.advice import commands
+    from carpool_lab.plan.advice import answer, commands
 
     some = next(iter(plans.values()))
     yield f"{model.name} ({model.source})"
-    for name, count in model.parameters().items():
-        yield f"  {name:<16} {count / 1e9:7.2f} billion weights  {some.weights[name] / GB:6.1f} GB"
-    for size, found in stages.items():
-        yield f"{size}: calls of one request"
-        for one in found:
-            work = one.work
-            yield (
-                f"  {one.component + '.' + one.method:<24} {one.calls:3} x "
-                f"{work.flops / 1e12:7.2f} TFLOP, {work.peak_bytes / GB:.2f} GB of activations, "
-                f"{work.operations} operations"
-            )
     yield ""
+    for (key, size), planned in plans.items():
+        found = list(commands(model, planned, quantize, is_compiled))
+        word = answer(planned, found, quantize)
+        yield f"{key}, {size}: {word}"
+        for number, line in enumerate(reversed(found) if word == "fits quantized" else found):
+            yield f"  {'or: ' * bool(number)}{line}"
+    yield ""
+    yield "Predicted from data sheets and configs, not measured:"
     yield HEAD
     for (key, size), planned in plans.items():
         step = {n: 1e3 * s / planned.steps for n, s in planned.seconds["denoise"].items()}
         streamed = sum(planned.streamed.values())
         yield (
-            f"{key:<8} {size:<11}{(sum(planned.weights.values()) - streamed) / GB:8.1f} GB "
-            f"{streamed / GB:6.1f} GB {step[1]:7.0f} ms {step[4]:6.0f} ms {planned.knee:5} "
-            f"{planned.requests_per_s(1):11.3g} {planned.requests_per_s(planned.knee):8.3g}"
+            f"{key:<8} {size:<10} {(sum(planned.weights.values()) - streamed) / GB:7.1f} GB "
+            f"{streamed / GB:6.1f} GB {step[1]:10.0f} {step[4]:11.0f} {planned.knee:14} "
+            f"{planned.requests_per_s(1):8.3g} {planned.requests_per_s(planned.knee):9.3g}"
         )
     yield ""
-    for (key, size), planned in plans.items():
-        for number, line in enumerate(commands(model, planned, quantize, is_compiled)):
-            yield f"{key} {size}: {line}" if not number else f"  or: {line}"
+    yield "Weights, and the calls of one request:"
+    for name, count in model.parameters().items():
+        yield f"  {name:<24} {count / 1e9:7.2f} billion weights  {some.weights[name] / GB:6.1f} GB"
+    for size, groups in stages.items():
+        for group in groups:
+            work = group.work
+            yield (
+                f"  {size:<10} {group.component + '.' + group.method:<24} {group.calls:3} x "
+                f"{work.flops / 1e12:7.2f} TFLOP, {work.peak_bytes / GB:.2f} GB of activations"
+            )

@@ -16,11 +16,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from carpool.errors import InvalidValue, nearest
 from carpool.types import Phase
-from carpool_lab.plan.shapes import CallGroup, Work
 from carpool_lab.tune.results import knee
+
+if TYPE_CHECKING:
+    from carpool_lab.plan.shapes import CallGroup, Work
 
 DEVICES = Path(__file__).with_name("devices.json")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # requests in a forward
@@ -70,7 +73,7 @@ def device(key: str) -> DeviceSpec:
 
 
 def forward_s(
-    work: Work,
+    work: "Work",
     width: int,
     on: DeviceSpec,
     *,
@@ -131,7 +134,7 @@ def plan(
     size: str,
     steps: int,
     parameters: Mapping[str, int],
-    stages: Sequence[CallGroup],
+    stages: "Sequence[CallGroup]",
     on: DeviceSpec,
     *,
     bits: Mapping[str, float] | None = None,

@@ -5,7 +5,6 @@ run there, which gives the shapes of its answer and what it takes: `Work`. The p
 zeros. So whatever a pipeline does, in whatever order, is what is counted.
 """
 
-import json
 import sys
 import weakref
 from collections import Counter
@@ -32,14 +31,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from carpool.engine.intercept import methods_of
 from carpool.engine.model import sparse_wan
-from carpool.engine.model.files import class_of, modules_of
+from carpool.engine.model.files import class_of, modules_of, reading
+from carpool.engine.model.modular import call_plainly, silence, workflows
 from carpool.engine.model.single_file import weights_of
-from carpool.errors import InvalidValue, LoadFailed, SettingRejected, nearest
-from carpool.models.source import find, is_single_file
-from carpool.settings.preparation import sizes
+from carpool.errors import LoadFailed
+from carpool.models.source import INDEXES, find, index_of, is_single_file
 from carpool.types import Phase, phase_of
+from carpool_lab.plan.names import check_size, known, named, no_configs
 
-MODELS = Path(__file__).with_name("models.json")
+MODULAR = INDEXES[1]
 META = torch.device("meta")
 _VIEWS = (
     *("view", "reshape", "transpose", "permute", "expand", "slice", "select", "t", "unsqueeze"),
@@ -117,16 +117,6 @@ class Tokenizer:
         return [""] * len(ids)
 
 
-def known() -> dict[str, Any]:
-    """The real-size models that come with the planner, by name."""
-    models: dict[str, Any] = json.loads(MODELS.read_text())
-    for name, data in models.items():
-        if (other := models.get(data.get("like"))) is not None:  # but for these entries
-            components = {**other["components"], **data["components"]}
-            models[name] = {**other, **data, "components": components}
-    return models
-
-
 def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
     """Build a pipeline of configs, without weights.
 
@@ -136,10 +126,9 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
     Raises:
         LoadFailed: the model is not known, or its configs cannot be read.
     """
-    models = known()
-    name = {data["model_id"]: short for short, data in models.items()}.get(name, name)
+    models, name = known(), named(name)
     if name not in models:
-        return _from_folder(name, dtype, f"{nearest(name, models)}: there are {', '.join(models)}")
+        return _from_folder(name, dtype)
     data = models[name]
     parts: dict[str, Any] = {}
     for component, (library, *what) in data["components"].items():
@@ -168,7 +157,7 @@ def _part(cls: Any, what: list[Any], dtype: torch.dtype) -> Any:
         return cls(**what[1]).to(dtype)
 
 
-def _from_folder(name: str, dtype: torch.dtype, others: str) -> ModelShapes:
+def _from_folder(name: str, dtype: torch.dtype) -> ModelShapes:
     """A pipeline of a local folder: its configs, tokenizers and schedulers, not its weights."""
     if is_single_file(name):
         weights_of(name)  # raises where it is no model
@@ -176,14 +165,14 @@ def _from_folder(name: str, dtype: torch.dtype, others: str) -> ModelShapes:
         raise LoadFailed(f"{name!r} is a file of weights: {rule}")
     try:
         source, _ = find(name)
+        if (index_of(Path(source)) or Path()).name == MODULAR:
+            return _from_blocks(source, dtype)
         index = dict(diffusers.DiffusionPipeline.load_config(source, local_files_only=True))
     except (LoadFailed, OSError) as error:
-        raise LoadFailed(f"no configs of {name!r} here ({error}){others}") from error
+        raise no_configs(name, error) from error
     cls = class_of("diffusers", str(index.get("_class_name")))
     if cls is None:
         raise LoadFailed(f"{name}: diffusers has no pipeline {index.get('_class_name')!r}")
-    if not hasattr(cls, "from_pipe"):  # of blocks: its configs may lie in other repositories
-        raise LoadFailed(f"{name} is a modular pipeline, which has no plan yet{others}")
     modules, takes = modules_of(index), signature(cls.__init__).parameters
     try:
         parts = {
@@ -198,6 +187,23 @@ def _from_folder(name: str, dtype: torch.dtype, others: str) -> ModelShapes:
     return _model(Path(source).name, pipe, data)
 
 
+def _from_blocks(source: str, dtype: torch.dtype) -> ModelShapes:
+    """A modular pipeline: the configs of its components, each from where its index says."""
+    with reading(f"the configs of {source!r}"):
+        pipe = diffusers.ModularPipeline.from_pretrained(source, local_files_only=True)
+        for name in pipe.pretrained_component_names:
+            spec = pipe.get_component_spec(name)
+            place, folder = spec.pretrained_model_name_or_path, spec.subfolder or None
+            if place is None:
+                continue
+            is_module = isinstance(spec.type_hint, type) and issubclass(spec.type_hint, nn.Module)
+            part = _module(spec.type_hint, place, folder, dtype) if is_module else spec.load()
+            pipe.register_components(**{name: part})
+    silence(pipe.blocks)
+    data = {"model_id": source, "call": {}, "sizes": ["default"], "source": source}
+    return _model(Path(source).name, pipe, data)
+
+
 def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch.dtype) -> Any:
     """A part of a pipeline from its entry in the index; a module has no weights."""
     if not isinstance(entry, (list, tuple)):
@@ -209,15 +215,24 @@ def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch
         raise ValueError(f"{component} is a {entry[1]}, which neither library has")
     if not is_module:
         return cls.from_pretrained(source, subfolder=component)
+    return _module(cls, source, component, dtype)
+
+
+def _module(cls: Any, source: str, folder: str | None, dtype: torch.dtype) -> nn.Module:
+    """A module of a folder's config, without weights."""
+    where = {"subfolder": folder, "local_files_only": True}
     with META:
         if issubclass(cls, transformers.PreTrainedModel):
-            config = cls.config_class.from_pretrained(source, subfolder=component)
-            return cls(config).to(dtype)
-        return cls.from_config(cls.load_config(source, subfolder=component)).to(dtype)
+            where["subfolder"] = folder or ""
+            module: nn.Module = cls(cls.config_class.from_pretrained(source, **where))
+        else:
+            module = cls.from_config(cls.load_config(source, **where))
+        return module.to(dtype)
 
 
 def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> ModelShapes:
-    pipe.set_progress_bar_config(disable=True)
+    if not is_of_blocks(pipe):
+        pipe.set_progress_bar_config(disable=True)
     modules = {n: one for n, one in pipe.components.items() if isinstance(one, nn.Module)}
     for module in modules.values():
         module.eval().requires_grad_(False)
@@ -368,7 +383,7 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
         vars(sys.modules[own.__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
         pipe.__class__ = type(own.__name__, (own,), pins)
         with host:
-            pipe(**given)
+            call_plainly(pipe, given) if is_of_blocks(pipe) else pipe(**given)
     except Exception as error:  # whatever a pipeline raises of zeros, or of what it lacks
         told = f"{type(error).__name__}: {error}"
         raise LoadFailed(f"{model.name} cannot be run on shapes alone: {told}") from error
@@ -383,16 +398,33 @@ def _sized(pipe: Any, size: str) -> dict[str, Any]:
     """Arguments of a pipeline for a size, with a picture where it needs one."""
     given: dict[str, Any] = {}
     if size != "default":
-        try:
-            [(width, height)] = sizes(size)
-        except SettingRejected as error:
-            raise InvalidValue(f"size {size!r}: write WIDTHxHEIGHT, as 1024x1024") from error
+        width, height = check_size(size)
         given = {"width": width, "height": height}
-    image = signature(pipe.__call__).parameters.get("image")
-    if image is not None and image.default is Parameter.empty:
+    if needs_picture(pipe):
         shape = 1, given.get("height", 512), given.get("width", 512), 3
         given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
     return given
+
+
+def is_of_blocks(pipe: Any) -> bool:
+    return isinstance(pipe, diffusers.ModularPipeline)
+
+
+def needs_picture(pipe: Any) -> bool:
+    if is_of_blocks(pipe):
+        return all(any(i.name == "image" for i in task) for task in workflows(pipe).values())
+    image = signature(pipe.__call__).parameters.get("image")
+    return image is not None and image.default is Parameter.empty
+
+
+def usual_steps(model: ModelShapes) -> int:
+    """The model's default number of denoising steps."""
+    if "num_inference_steps" in model.call:
+        return int(model.call["num_inference_steps"])
+    if is_of_blocks(model.pipe):
+        inputs = {one.name: one.default for one in model.pipe.blocks.inputs}
+        return int(inputs.get("num_inference_steps") or 1)
+    return int(signature(model.pipe.__call__).parameters["num_inference_steps"].default)
 
 
 def _zeros(answer: Any) -> Any:

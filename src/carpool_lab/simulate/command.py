@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 
 from carpool import jsonfile
+from carpool.cli.options import GroupedHelp
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
@@ -36,7 +37,15 @@ _ONE_ONLY = ("load", "request_rate", "clients", "trace", "mode")
 _COMPARE_ONLY = ("loads", "seeds", "output")
 
 
-@click.command()
+class SimulateHelp(GroupedHelp):
+    """The options of most runs; those of fleets and of learning only with --help-all."""
+
+    groups = {}
+    settings = None
+    rare = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "learned")
+
+
+@click.command(cls=SimulateHelp)
 @click.option(
     "--table",
     help=f"seconds of a forward by rows: {', '.join(TABLES)}, or a file of `carpool tune`; with "

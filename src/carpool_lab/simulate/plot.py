@@ -10,7 +10,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 except ImportError as error:
-    message = "the picture of a simulation needs matplotlib: pip install 'carpool[bench]'"
+    message = "the picture of a simulation needs matplotlib: pip install matplotlib"
     raise LibraryMissing(message) from error
 
 _PANELS: tuple[tuple[str, Callable[[Point], float], str], ...] = (

@@ -71,6 +71,9 @@ def tune(
     resolutions = [_resolution(size) for size in sizes.split(",")] if sizes else []
     said = {name: value for name, value in flags.items() if value not in (None, ())}
     settings = ServeSettings.from_environment(os.environ, **said).engine()
+    from carpool import preflight  # not for `--help`
+
+    preflight.check(model, settings)  # before torch is imported, which takes seconds
     from tqdm import tqdm
 
     from carpool.engine.cost_store import StoredCosts

@@ -9,7 +9,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullLocator
 except ImportError as error:
-    message = "the picture of the curves needs matplotlib: pip install 'carpool[bench]'"
+    message = "the picture of the curves needs matplotlib: pip install matplotlib"
     raise LibraryMissing(message) from error
 
 

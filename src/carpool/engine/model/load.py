@@ -5,7 +5,7 @@ The pipeline's code is never changed. `LoadedPipeline.undo` undoes what loading 
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from importlib import metadata
@@ -261,6 +261,28 @@ def log_as_others(*, bars: bool) -> None:
             library.disable_progress_bar()
     blocks = logging.getLogger("diffusers.modular_pipelines.modular_pipeline")
     blocks.addFilter(_is_no_failure)
+
+
+@contextmanager
+def quiet_libraries(*, bars: bool) -> Iterator[None]:
+    """Keep the libraries' remarks, and their bars, off a program's standard error for a while.
+
+    A program that has chosen how much they say keeps that.
+    """
+    libraries = (diffusers_log, transformers_log)
+    loud = [log for log in libraries if log.get_verbosity() == logging.WARNING]
+    with_bars = [] if bars else [log for log in libraries if log.is_progress_bar_enabled()]
+    for log in loud:
+        log.set_verbosity_error()
+    for log in with_bars:
+        log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for log in loud:
+            log.set_verbosity_warning()
+        for log in with_bars:
+            log.enable_progress_bar()
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:

@@ -1,0 +1,149 @@
+"""Install lock files into an environment, with a line that moves and the seconds of each part.
+
+usage: python3 .ci/install.py ENVIRONMENT LOCK... [--editable FOLDER]
+
+uv does it in a sixth of pip's time: one on the path, else one from the index. Where there is none,
+or it fails, pip does it. uv gets pip's settings: index, find-links, constraint. Where PyTorch's own
+index can be reached, torch is the build for this machine's driver, or that for CPUs.
+"""
+
+import ast
+import contextlib
+import ensurepip
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+WIDTH = 76  # characters of the line that moves
+TICK_S = 0.5
+AS_UV_SAYS = {  # pip's settings
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "constraint": "UV_CONSTRAINT",
+    "cert": "SSL_CERT_FILE",
+}
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
+
+
+def main(environment: Path, arguments: list[str]) -> None:
+    python = environment / "bin" / "python"
+    locks = [text for name in arguments if name.endswith(".lock") for text in ("-r", name)]
+    rest = [name for name in arguments if not name.endswith(".lock")]
+    with timed("environment"):
+        pip = created(environment)
+        environ = with_pip_settings([*pip, "config", "list"])
+    with timed("uv"):
+        uv = shutil.which("uv") or from_index(pip, environment)
+    with timed("libraries"):
+        if uv and installed_by(uv, python, [*locks, *rest, "pip"], environ):
+            return
+        run([*pip, "install", *locks])
+        run([*pip, "install", "--no-deps", "pip", *rest])
+
+
+def created(environment: Path) -> list[str]:
+    """Make an empty environment, if there is none; return how pip is called for it.
+
+    The pip that Python brings along runs from its wheel: to install it first takes seconds.
+    """
+    python = environment / "bin" / "python"
+    if not python.exists():
+        run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(environment)])
+    bundled = Path(ensurepip.__file__).parent / "_bundled"
+    wheels = [*bundled.glob("pip-*.whl"), *Path("/usr/share/python-wheels").glob("pip-*.whl")]
+    if wheels:
+        return [str(python), f"{wheels[0]}/pip"]
+    run([str(python), "-m", "ensurepip"])
+    return [str(python), "-m", "pip"]
+
+
+def with_pip_settings(command: list[str]) -> dict[str, str]:
+    """The process's environment and, where uv is not told otherwise, what pip is told."""
+    environ = dict(os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        variable = AS_UV_SAYS.get(name.rpartition(".")[2])
+        if variable is not None and value:
+            environ.setdefault(variable, " ".join(str(ast.literal_eval(value)).split()))
+    return environ
+
+
+def from_index(pip: list[str], environment: Path) -> str | None:
+    with contextlib.suppress(subprocess.CalledProcessError):
+        run([*pip, "install", "uv"])
+        return str(environment / "bin" / "uv")
+    return None
+
+
+def installed_by(uv: str, python: Path, what: list[str], environ: dict[str, str]) -> bool:
+    backend = ["--torch-backend", "auto"] if can_reach(TORCH_INDEX) else []
+    for extra in dict.fromkeys((tuple(backend), ())):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            run([uv, "pip", "install", "--python", str(python), *extra, *what], environ)
+            return True
+    return False
+
+
+def can_reach(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=3):
+            return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def timed(part: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    print(f"{part}: {time.monotonic() - begun:.1f} s", file=sys.stderr, flush=True)
+
+
+def run(command: list[str], environ: dict[str, str] | None = None) -> None:
+    """Run a command; its last line and the seconds move on one line of a terminal."""
+    is_terminal = sys.stderr.isatty()
+    process = subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    assert process.stdout is not None
+    output = process.stdout
+
+    def read() -> None:
+        for line in output:
+            lines.put(line.strip())
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    begun, kept, message, is_open = time.monotonic(), [], "", True
+    while is_open:
+        with contextlib.suppress(queue.Empty):
+            line = lines.get(timeout=TICK_S)
+            is_open = line is not None
+            kept.append(line or "")
+            if line and line[0] not in "+~-":  # not the list of all packages
+                message = line
+                if not is_terminal:
+                    print(f"  {line[:WIDTH]}", file=sys.stderr, flush=True)
+        if is_terminal:
+            text = f"  {time.monotonic() - begun:.0f} s  {message}"[:WIDTH]
+            print(f"\r\033[K{text if is_open else ''}", end="", file=sys.stderr, flush=True)
+    if process.wait() != 0:
+        print("\n".join(kept[-20:]), file=sys.stderr, flush=True)
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{' '.join(error.cmd[:6])} ... ended with {error.returncode}")

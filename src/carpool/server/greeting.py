@@ -1,0 +1,133 @@
+"""What `carpool serve` prints once it serves: the address, and a command that draws.
+
+The command fits the model, by its card: a clip is a job, an edit brings a picture.
+"""
+
+import importlib.util
+import json
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import click
+
+from carpool.config import ServeSettings
+from carpool.fleet.fleet import Fleet
+from carpool.fleet.serving import Serving
+from carpool.request.card import Card, Task
+from carpool.server.draining import DrainingServer, url_host
+from carpool.worker import protocol
+
+log = logging.getLogger("carpool")
+
+PROMPT = "a red circle on a blue background"
+_PLAIN: dict[str, Any] = {"int": 1, "float": 1.0, "bool": True, "str": PROMPT}
+_JSON = "-H 'content-type: application/json'"
+_READ = "python3 -c 'import json, sys; print(json.load(sys.stdin)[\"id\"])'"
+_DECODE = (
+    "python3 -c 'import base64, json, sys; "
+    'sys.stdout.buffer.write(base64.b64decode(json.load(sys.stdin)["data"][0]["b64_json"]))\''
+)
+
+
+def served_names(serving: Serving, settings: ServeSettings) -> Collection[str]:
+    """The names of the models, once they are known."""
+    if isinstance(serving, Fleet):
+        return serving.deployments
+    return [settings.served_model_name or (serving.ready.card.id if serving.ready else "")]
+
+
+def _where(ready: protocol.WorkerReady | None) -> str:
+    """The model's device and the memory left there: a line, or nothing."""
+    if ready is None or not ready.device:
+        return ""
+    left = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
+    return f"On {ready.device}: {_gib(ready.weights_bytes)} of weights{left}\n"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2g} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"
+
+
+def missing_library(card: Card) -> str | None:
+    """What a model's answers need that is not installed."""
+    makes_videos = any(task.makes == "videos" for task in card.tasks)
+    if makes_videos and importlib.util.find_spec("av") is None:
+        return f"{card.id}: videos need PyAV, so requests for one are refused: pip install av"
+    return None
+
+
+def example(card: Card | None, url: str, curl: str, model: str | None = None) -> str:
+    """A command that draws with a model when it is pasted.
+
+    Args:
+        card: of the model; None: it is not loaded yet.
+        curl: the command, with what it needs to reach the server.
+        model: its name, where several are served.
+    """
+    task = card.tasks[0] if card is not None else None
+    makes = task.makes if task is not None else "pictures"
+    if makes == "sound":
+        return "The model makes sound, which only the Python API gives: docs/python.md\n"
+    body = _body(task) | ({} if model is None else {"model": model})
+    if makes == "videos":
+        return _clip(url, curl, body)
+    if task is not None and _needs(task, "image"):
+        pictures = "-F image=@picture.png"
+        pictures += " -F mask=@mask.png" if _needs(task, "mask_image") else ""
+        fields = " ".join(f"-F '{name}={value}'" for name, value in body.items())
+        return f"{curl} {url}/v1/images/edits {pictures} {fields} \\\n  | {_DECODE} > out.png\n"
+    sent = f"{curl} {url}/v1/images/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
+    return f"{sent} \\\n  | {_DECODE} > out.png\n"
+
+
+def _clip(url: str, curl: str, body: dict[str, Any]) -> str:
+    """Commands that ask for a clip, wait for it, and fetch it."""
+    at = f"{url}/v1/videos/$id"
+    return (
+        f"id=$({curl} {url}/v1/videos {_JSON} \\\n  -d '{json.dumps(body)}' \\\n  | {_READ})\n"
+        f"while {curl} {at} | grep -qE '\"(queued|in_progress)\"'; do sleep 1; done\n"
+        f"{curl} {at}/content > out.mp4\n"
+    )
+
+
+def _body(task: Task | None) -> dict[str, Any]:
+    """The shortest body that a task takes."""
+    required = {} if task is None else {p.name: p.kind for p in task.parameters if p.required}
+    plain = {name: _PLAIN[kind] for name, kind in required.items() if kind in _PLAIN}
+    return {"prompt": PROMPT} | plain
+
+
+def _needs(task: Task, picture: str) -> bool:
+    return any(one.name == picture and one.required for one in task.parameters)
+
+
+async def greet(backend: Serving, server: DrainingServer, settings: ServeSettings) -> None:
+    """Print the address of the model, with a command that works when pasted."""
+    on_demand = isinstance(backend, Fleet) and not backend.loads_at_start
+    ready = None if on_demand else await backend.wait_ready()
+    await server.is_up.wait()
+    url = (
+        f"http://{url_host(settings.host)}:{server.port()}"
+        if settings.uds is None
+        else "http://localhost"
+    )
+    where = url if settings.uds is None else f"unix:{settings.uds}"
+    uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
+    key = "-H 'authorization: Bearer KEY'" if settings.has_keys else ""
+    name = ", ".join(served_names(backend, settings))
+    loaded = f" ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
+    serving = f"Serving {name}{loaded} at {where}"
+    if ready is not None and (warning := missing_library(ready.card)) is not None:
+        log.warning("%s", warning)
+    if settings.log_format == "json":
+        log.info("%s", serving)
+        return
+    several = isinstance(backend, Fleet) and len(backend.deployments) > 1
+    first = next(iter(served_names(backend, settings))) if several else None
+    command = example(ready.card if ready else None, url, f"curl -s {uds}{key}".strip(), first)
+    click.echo(
+        f"{serving}\n{_where(ready)}"
+        + (f"Playground: {url}/\n" if settings.playground and settings.uds is None else "")
+        + f"\n{command}"
+    )
