@@ -1,6 +1,7 @@
 """What all tests share: one thread, no network, the same examples at every run."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -49,6 +50,18 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+@pytest.fixture(autouse=True)
+def _unmuted_log() -> None:
+    """Each test begins with a log that no test before it has muted, in whatever way."""
+    root, logger = logging.getLogger(), logging.getLogger("carpool")
+    logging.disable(logging.NOTSET)
+    root.setLevel(logging.WARNING)
+    logger.setLevel(logging.NOTSET)
+    logger.disabled, logger.propagate = False, True
+    for filterer in (root, logger, *root.handlers):
+        filterer.filters.clear()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -69,8 +69,8 @@ def test_a_stranger_begins_with_an_example(browser: Any, server: Server) -> None
 
 
 def test_two_drawings_at_once_share_forwards_and_the_page_shows_it(page: Tab) -> None:
-    page.draw("a red circle on a blue background", num_inference_steps="120")
-    page.draw("a green square on a yellow background", num_inference_steps="120")
+    page.draw("a red circle on a blue background", num_inference_steps="400")
+    page.draw("a green square on a yellow background", num_inference_steps="400")
     page.page.get_by_text("2 requests running").first.wait_for()
     page.until("document.querySelectorAll('#results img.preview').length === 2")
     page.picture("drawing")
