@@ -134,6 +134,8 @@ def test_weights_are_not_taken_for_rows() -> None:
         (lambda x: bool((x > 0).any()), "goes over the batch"),
         (lambda x: x + x[:1], "reads some rows"),
         (lambda x: x + x.select(0, 1), "reads some rows"),
+        (lambda x: (x * 2)[0] + (x * 3)[1] + (x * 4)[2], "reads some rows"),
+        (lambda x: [x.view(3, 5, 1)[i] for i in range(3)], None),
         (lambda x: torch.stack([row * 2 for row in x.unbind(0)]), None),
         (lambda x: torch.stack([x[i] for i in range(3)]), None),
         (lambda x: x[:, 0], None),

@@ -60,7 +60,9 @@ class Exact(TorchFunctionMode):
         super().__init__()
         self.rows, self._total = tuple(rows), sum(rows)
         self._marks: dict[str, int] = {}
-        self._picked: dict[tuple[str, int], set[int]] = {}
+        # rows that were read by themselves, by operation and tensor; the tensors are kept, or
+        # another one might get the place of one in memory
+        self._picked: dict[tuple[str, int, torch.Size], tuple[Tensor, set[int]]] = {}
         self._reads: str | None = None
         self._has_layouts = False  # of any tensor
         self._name = f"_rows_{id(self)}"  # the attribute that a tensor's mark is kept in
@@ -83,9 +85,10 @@ class Exact(TorchFunctionMode):
         if self._reads is not None:
             return self._reads
         everyone = set(range(self._total))
-        for (what, _), picked in self._picked.items():
+        for (name, _, shape), (_, picked) in self._picked.items():
             if picked != everyone:
-                return f"{what} reads some rows of the batch and not the others"
+                tensor = f"a tensor of shape {tuple(shape)}"
+                return f"{name} of {tensor} reads some rows of the batch and not the others"
         return None
 
     def __torch_function__(
@@ -187,8 +190,9 @@ class Exact(TorchFunctionMode):
         elif name in PICKS and first.shape[:1] == (self._total,):
             cut = self._is_cut(name, args, kwargs)
             if cut is not None:
-                key = (f"{name} of a tensor of shape {tuple(first.shape)}", id(first))
-                self._picked.setdefault((*key[:1], first.ndim), set()).update(cut)
+                key = name, first.data_ptr(), first.shape
+                _, picked = self._picked.setdefault(key, (first, set()))
+                picked.update(cut)
 
     def _is_cut(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int] | None:
         """The rows that an index takes, if it is one of axis 0 and not all of it."""
