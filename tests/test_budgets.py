@@ -31,15 +31,15 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (12_800, 23_400),
     "schedule": (2_200, 4_300),
     "fleet": (3_200, 4_700),
-    "worker": (2_500, 3_260),
-    "server": (5_000, 6_560),
+    "worker": (2_500, 3_300),
+    "server": (5_000, 6_810),
     "compat": (1_300, 1_920),
-    "jobs, media": (3_000, 3_530),
+    "jobs, media": (3_000, 3_790),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_200),
     "lab": (4_200, 5_880),
     "benchmarks, proof": (7_000, 8_900),
-    "tests": (50_000, 76_500),
+    "tests": (50_000, 77_200),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 91), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names

@@ -23,6 +23,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 ROOMS: list[set[str]] = [  # each may import from those before it, and within itself
     {
         "carpool",
+        "carpool.artifacts",
         "carpool.types",
         "carpool.error_text",
         "carpool.errors",
@@ -71,6 +72,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "msgspec": (
         "carpool/worker/protocol.py",
         "carpool/worker/fork_protocol.py",
+        "carpool/worker/raw_artifacts.py",
         "carpool/worker/supervisor.py",
         "carpool/engine/",
         "carpool/jobs/journal_files.py",

@@ -95,6 +95,8 @@ class ServeSettings(EngineSettings, ScaleSettings):
     metadata: bool = setting(True, "write into files what made them, and that a model did")
     metadata_prompt: bool = setting(False, "write prompts there too")
     max_frames: int = setting(512, "most frames of a video", least=1)
+    max_faces: int = setting(2_000_000, "most faces of a mesh", least=1)
+    max_sound: float = setting(600.0, "longest sound", unit="s", least=0.001)
     playground: bool = setting(True, "serve a page for browsers at /")
     state_dir: str | None = setting(
         None,

@@ -24,6 +24,7 @@ from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
 from carpool.request.card import Card, Parameter, Task
 from carpool.server.app import create_app
+from carpool.server.routes.artifacts import write_mesh, write_sound
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
 from carpool.types import CheckedRequest, Timings
@@ -198,6 +199,7 @@ async def open_app(
     """
     store = JobStore(folder)
     writers = {"image": write_images, "video": write_video}
+    writers |= {"mesh": write_mesh, "sound": write_sound}
     assert worker.ready is not None
     name = worker.ready.card.id
     runner = Runner(

@@ -15,6 +15,15 @@ FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
 }
 
 
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "pictures": tuple(FORMATS),
+    "videos": (".mp4",),
+    "meshes": (".glb", ".obj", ".ply"),
+    "sound": (".wav", ".flac", ".mp3"),
+}
+"""Of the files that hold what a model makes, the usual one first."""
+
+
 def path_of(
     output: Path, i: int, count: int, seed: int, prompt: str, taken: Collection[Path] = ()
 ) -> Path:
@@ -47,7 +56,7 @@ def check_output(output: Path) -> None:
     Raises:
         click.UsageError: says which can.
     """
-    known = (*FORMATS, ".mp4")
+    known = tuple(ending for endings in ENDINGS.values() for ending in endings)
     if output.suffix.lower() not in known:
         rule = f"the name must end in one of {', '.join(known)}"
         raise click.UsageError(f"--output {output}: {rule}")
@@ -57,9 +66,7 @@ def check_output(output: Path) -> None:
 
 def output_for(makes: str, output: Path | None) -> Path:
     """The file to write: what was asked for, if it can hold what the model makes."""
-    endings = {"videos": (".mp4",), "pictures": tuple(FORMATS)}.get(makes)
-    if endings is None:
-        raise click.UsageError(f"the model makes {makes}, which only the Python API gives")
+    endings = ENDINGS[makes]
     if output is None:
         return Path(f"out{endings[0]}")
     if output.suffix.lower() not in endings:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
@@ -20,6 +20,9 @@ from carpool.cli.options import GenerateHelp, parameter_option, settings_from, s
 from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
 from carpool.types import Event
+
+if TYPE_CHECKING:
+    from carpool import media
 
 _NOT_PARAMETERS = {
     "prompt": "give it as an argument",
@@ -39,8 +42,9 @@ PREVIEWS = 8  # of each picture, with --show; a server gives fewer
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=".png, .jpg or .webp, .mp4 for videos; several get -1, -2, ...; {i}, {seed} and "
-    "{prompt} in the name are replaced  [default: out.png or out.mp4]",
+    help=".png, .jpg or .webp; .mp4 for videos, .glb, .obj or .ply for meshes, .wav, .flac or .mp3 "
+    "for sound; several get -1, -2, ...; {i}, {seed} and {prompt} in the name are replaced  "
+    "[default: out.png, out.mp4, out.glb or out.wav]",
 )
 @click.option("--url", "server", metavar="URL", help="draw on a running server, instead of here")
 @click.option("--server", "server_too", metavar="URL", hidden=True)  # its name until 0.1
@@ -170,8 +174,8 @@ def _here(options: _Options, settings: EngineSettings) -> None:
             pictures |= area_of(engine.card, {**options.parameters, **pictures})
         task = engine.card.task_for(pictures)
         output = output_for(task.makes, options.output)
-        if task.takes("output_type"):
-            pictures["output_type"] = "pil"
+        if task.takes("output_type") and task.file_type is not None:
+            pictures["output_type"] = task.file_type
         outputs = _outputs(engine, options, pictures)
     _write(options, output, outputs)
 
@@ -196,7 +200,6 @@ def _prompt_of_each(options: _Options) -> list[str]:
 
 def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> None:
     """Write and print what was made; then raise the first error."""
-    from carpool.media import encode_image, encode_video
     from carpool.media.metadata import permitted, without_prompts
 
     taken: set[Path] = set()
@@ -205,25 +208,45 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
             continue
         path = path_of(output, i, len(outputs), one.seed or 0, prompt, taken)
         taken.add(path)
-        made = one.frames[0] if one.frames is not None else one.images
         told = {"model": options.model, "prompt": prompt, "seed": one.seed, **options.parameters}
         told |= without_prompts(one.settings)
-        told |= {"width": made[0].width, "height": made[0].height}
-        said = permitted(told, metadata=options.metadata, metadata_prompt=options.metadata_prompt)
-        if one.frames is not None:
-            content = encode_video(made, options.fps, said)
-        else:
-            content = encode_image(made[0], FORMATS[path.suffix.lower()], 95, said)
+        first = _first_picture(one)
+        told |= {} if first is None else {"width": first.width, "height": first.height}
+        metadata = permitted(
+            told, metadata=options.metadata, metadata_prompt=options.metadata_prompt
+        )
+        content = _content(one, path.suffix.lower(), options.fps, metadata)
         write(path, content, one.seed, one.timings.total_s)
         for warning in one.warnings:
             click.echo(f"carpool: {warning}", err=True)
         line = {"path": str(path), **told, "timings": asdict(one.timings)}
         click.echo(json.dumps(line) if options.as_json else str(path))
-        if options.shown is not None:
-            show(made[0], options.shown)
+        if options.shown is not None and first is not None:
+            show(first, options.shown)
     for one in outputs:  # what was made is on the disk
         if one.error is not None:
             raise one.error
+
+
+def _first_picture(output: "carpool.Output") -> Any:
+    """The picture, or the first frame, of an output; None where it has none."""
+    pictures = output.frames[0] if output.frames is not None else output.images
+    return pictures[0] if pictures and hasattr(pictures[0], "width") else None
+
+
+def _content(
+    output: "carpool.Output", ending: str, fps: float, metadata: dict[str, Any] | None
+) -> bytes:
+    """The file of an output, by the ending of its name."""
+    from carpool import media
+
+    if output.frames is not None:
+        return media.encode_video(output.frames[0], fps, metadata)
+    if (mesh := output.mesh) is not None:
+        return media.encode_mesh(mesh, cast("media.MeshFormat", ending[1:]), metadata)
+    if output.images is None and (sound := output.sound) is not None:
+        return media.encode_sound(sound, cast("media.SoundFormat", ending[1:]), metadata)
+    return media.encode_image(output.images[0], FORMATS[ending], 95, metadata)
 
 
 def _shown(is_wanted: bool) -> Protocol | None:
@@ -278,7 +301,7 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
         read = [remote.data_url(remote.read(path), path.name) for path in images]
         painted = None if mask is None else transparent_mask(remote.read(mask))
         made = remote.draw(
-            server, options.prompts, body, videos=kind == "videos", images=read,
+            server, options.prompts, body, kind=kind, images=read,
             mask=None if painted is None else remote.data_url(painted, "mask.png"),
             are_shown=options.shown is not None,
         )  # fmt: skip
@@ -293,21 +316,24 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
                 click.echo(f"carpool: {warning}", err=True)
             line = {"path": str(path), "prompt": one.prompt, "seed": one.seed, "job": one.job["id"]}
             click.echo(json.dumps(line) if options.as_json else str(path))
-            if options.shown is not None:
+            if options.shown is not None and kind in ("pictures", "videos"):
                 show(read_picture(BytesIO(one.thumbnail or one.content)), options.shown)
 
 
 def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:
     """The common body of all requests to a server, for pictures or videos."""
     body = options.parameters | ({} if options.seed is None else {"seed": options.seed})
-    if kind != "videos":
+    if kind == "pictures":
         if options.mask is not None and not options.images:
             raise click.UsageError("--mask says where --image is drawn anew: give that, too")
         return {"n": options.n, **body, "output_format": FORMATS[output.suffix.lower()]}
     if options.n != 1:
-        raise click.UsageError("--n: a server makes one video of a prompt; repeat the prompt")
+        rule = f"a server makes one output of a prompt where the model makes {kind}"
+        raise click.UsageError(f"--n: {rule}; repeat the prompt")
     if options.mask is not None or len(options.images) > 1:
-        raise click.UsageError("a server's videos begin with one --image, and no --mask")
+        raise click.UsageError(f"a server's {kind} begin with one --image, and no --mask")
+    if kind != "videos":
+        return body | {"output_format": output.suffix.lower()[1:]}
     return body if _said("fps") is None else body | {"fps": options.fps}
 
 

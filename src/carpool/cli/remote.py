@@ -18,6 +18,12 @@ from carpool.errors import CarpoolError, Overloaded
 POLL_S = 0.2
 PREVIEWS = 3  # of a picture: the most that a request may ask for
 OPEN = ("queued", "in_progress")
+PATHS = {
+    "pictures": "v1/images/generations",
+    "videos": "v1/videos",
+    "meshes": "v1/meshes",
+    "sound": "v1/audio/generations",
+}
 THUMBNAIL = "thumbnail.webp"
 
 
@@ -40,7 +46,7 @@ def data_url(content: bytes, name: str) -> str:
 
 
 def makes(server: JobsClient, model: str | None) -> str:
-    """Return "pictures" or "videos": the served model's kind of output.
+    """Return "pictures", "videos", "meshes" or "sound": the served model's kind of output.
 
     Raises:
         CarpoolError: it is not served there.
@@ -50,7 +56,8 @@ def makes(server: JobsClient, model: str | None) -> str:
     if entry is None:
         names = ", ".join(one["id"] for one in served)
         raise CarpoolError(f"the server has no model {model!r}: it serves {names}")
-    return "videos" if entry["tasks"][0].endswith("-video") else "pictures"
+    kinds = {"video": "videos", "mesh": "meshes", "audio": "sound"}
+    return kinds.get(entry["tasks"][0].rpartition("-")[2], "pictures")
 
 
 def draw(
@@ -58,7 +65,7 @@ def draw(
     prompts: Sequence[str],
     body: Mapping[str, Any],
     *,
-    videos: bool,
+    kind: str,
     images: Sequence[str] = (),
     mask: str | None = None,
     are_shown: bool = False,
@@ -67,6 +74,7 @@ def draw(
 
     Args:
         body: common to all requests.
+        kind: of `makes`.
         images, mask: `data:` URLs.
         are_shown: show previews of pictures below the bars.
 
@@ -74,10 +82,10 @@ def draw(
         CarpoolError: a request was refused, and those before it are cancelled; or a job failed,
             and what the others made has been yielded.
     """
-    path, more = ("v1/videos" if videos else "v1/images/generations"), dict[str, Any]()
-    if not videos:
+    path, more = PATHS[kind], dict[str, Any]()
+    if kind in ("pictures", "sound"):
         more["background_job"] = True
-    if videos and images:
+    if kind != "pictures" and images:
         more["input_reference"] = {"image_url": images[0]}
     elif images:
         path, more["images"] = "v1/images/edits", [{"image_url": one} for one in images]
@@ -85,7 +93,7 @@ def draw(
             more["mask"] = {"image_url": mask}
     n, is_over = int(body.get("n", 1)), threading.Event()
     jobs = _Jobs(server, prompts, path, {**body, **more})
-    previews = Previews() if are_shown and not videos else None
+    previews = Previews() if are_shown and kind == "pictures" else None
     if previews is not None:
         jobs.body["partial_images"] = PREVIEWS
         following = server, jobs.ids, previews, is_over
@@ -94,7 +102,7 @@ def draw(
         names = [f"{prompt} ({n} pictures)" if n > 1 else prompt for prompt in prompts]
         with bars(names, previews) as move:
             jobs.run(move)
-        yield from jobs.made(n, videos=videos)
+        yield from jobs.made(n, videos=kind == "videos")
         for one in jobs.ids:
             _check(jobs.ended[one])
     finally:

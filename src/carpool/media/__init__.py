@@ -1,12 +1,18 @@
-"""Encode pictures and videos with the settings that made them; decode pictures safely."""
+"""Encode what models make with the settings that made it; decode pictures safely."""
 
+from carpool.media.mesh import MeshFormat, encode_mesh
 from carpool.media.metadata import png_text
 from carpool.media.outputs import Format, encode_image, encode_video
+from carpool.media.sound import SoundFormat, encode_sound
 from carpool.media.uploads import read_picture
 
 __all__ = [
     "Format",
+    "MeshFormat",
+    "SoundFormat",
     "encode_image",
+    "encode_mesh",
+    "encode_sound",
     "encode_video",
     "png_text",
     "read_picture",

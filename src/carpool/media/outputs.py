@@ -114,7 +114,7 @@ def write_mp4(
     Raises:
         LibraryMissing: PyAV is not installed.
     """
-    av = _av()
+    av = pyav()
     flags = "use_metadata_tags" + ("+faststart" if isinstance(out, Path) else "")
     file = str(out) if isinstance(out, Path) else out
     with av.open(file, "w", format="mp4", options={"movflags": flags}) as container:
@@ -159,7 +159,7 @@ def encode_video(
 
 def thumbnail(path: Path) -> bytes:
     """The first frame of a video, small, as WebP."""
-    with _av().open(str(path)) as container:
+    with pyav().open(str(path)) as container:
         first: Image.Image = next(container.decode(video=0)).to_image()
     first.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
     return encode_image(first, "webp", 80, {})
@@ -167,7 +167,7 @@ def thumbnail(path: Path) -> bytes:
 
 def spritesheet(path: Path) -> bytes:
     """Up to 16 frames of a video, evenly spaced, row by row in one JPEG."""
-    with _av().open(str(path)) as container:
+    with pyav().open(str(path)) as container:
         count = container.streams.video[0].frames
         most = min(count, MOST_SPRITES)
         wanted = {round(i * (count - 1) / max(most - 1, 1)) for i in range(most)}
@@ -184,9 +184,14 @@ def spritesheet(path: Path) -> bytes:
     return encode_image(sheet, "jpeg", 80, {})
 
 
-def _av() -> ModuleType:
+def pyav(need: str = "videos need") -> ModuleType:
+    """PyAV, or LibraryMissing.
+
+    Args:
+        need: how the message begins.
+    """
     try:
         import av
     except ImportError as error:
-        raise LibraryMissing("videos need PyAV: pip install av") from error
+        raise LibraryMissing(f"{need} PyAV: pip install av") from error
     return av

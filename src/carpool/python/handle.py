@@ -11,7 +11,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from carpool.artifacts import Mesh, Sound
 from carpool.engine.loop import EngineCore
+from carpool.engine.model.artifacts import mesh_of, sound_of
 from carpool.engine.request import Outcome
 from carpool.errors import CarpoolError, Forked
 from carpool.types import CheckedRequest, Event, Timings
@@ -49,6 +51,16 @@ class Output:
         from carpool.python.notebook import as_html
 
         return as_html(self)
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh that was made, as arrays; `carpool.media.encode_mesh` makes files of it."""
+        return mesh_of({"images": self.images, **self.others})
+
+    @property
+    def sound(self) -> Sound | None:
+        """The sound that was made, as samples; `carpool.media.encode_sound` makes files of it."""
+        return sound_of(self.others)
 
 
 class OwnerProcess:

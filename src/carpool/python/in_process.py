@@ -12,15 +12,17 @@ import numpy as np
 
 from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
-from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
+from carpool.errors import InvalidValue, LibraryMissing, PipelineFailed
 from carpool.jobs.database import Record
 from carpool.jobs.interfaces import OnJobPreview
 from carpool.jobs.work import work_of
 from carpool.media import outputs
+from carpool.media.mesh import MeshFormat, encode_mesh
 from carpool.media.metadata import file_metadata, with_used
-from carpool.media.outputs import FPS, Audio, Format, check_fps, write_mp4
+from carpool.media.outputs import FPS, Format, check_fps, write_mp4
+from carpool.media.sound import SoundFormat, encode_sound
 from carpool.python.handle import Handle, Output
-from carpool.request.card import Card
+from carpool.request.card import Card, Makes
 from carpool.request.expand import MAX_N, grouped, merged, outputs_each, repeated
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import is_pil
@@ -31,7 +33,11 @@ from carpool.types import CheckedRequest, Event, OnProgress, Request
 if TYPE_CHECKING:
     from carpool.python.workers import WorkerEngine
 
-_KINDS = {"pictures": "image", "videos": "video"}
+_KINDS = {"pictures": "image", "videos": "video", "meshes": "mesh", "sound": "sound"}
+_FORMATS: dict[Makes, tuple[str, ...]] = {
+    "meshes": get_args(MeshFormat),
+    "sound": get_args(SoundFormat),
+}
 
 
 def checked(
@@ -61,7 +67,7 @@ def work_and_kind(
     card: Card,
     requests: Sequence[CheckedRequest],
     settings: ServeSettings,
-    format: Format,
+    format: str | None,
     fps: float | None,
     inputs: Mapping[str, Any],
 ) -> tuple[str, dict[str, Any]]:
@@ -75,12 +81,12 @@ def work_and_kind(
         LibraryMissing: what writes them is not installed.
     """
     makes = card.task(requests[0].task).makes
-    if makes not in _KINDS:
-        raise UnsupportedParameter(f"the model makes {makes}, and no files are made of that here")
     if makes == "videos" and importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install av")
-    if format not in get_args(Format):
-        rule = f"must be one of {', '.join(get_args(Format))}"
+    formats = _FORMATS.get(makes, get_args(Format))
+    format = formats[0] if format is None else format
+    if format not in formats:
+        rule = f"must be one of {', '.join(formats)}"
         raise InvalidValue(f"output_format={format!r}: {rule}", param="output_format")
     defaults = {parameter.name: parameter.default for parameter in card.parameters}
     work = work_of(
@@ -134,20 +140,32 @@ def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None
     outputs.write_pictures([one.images[0] for one in done], told, folder, form["format"])
 
 
-def write_videos(
-    loop: "EngineCore | WorkerEngine", record: Record, done: Sequence[Output], folder: Path
-) -> None:
+def write_mesh(record: Record, done: Sequence[Output], folder: Path) -> None:
+    """The files of a job of meshes: `0.glb`, `1.glb`, ..."""
+    form = record.work["output"]
+    for i, (output, told) in enumerate(zip(done, form["told"], strict=True)):
+        if (mesh := output.mesh) is None:
+            raise PipelineFailed("the pipeline gave no mesh")
+        content = encode_mesh(mesh, form["format"], with_used(told, output.settings))
+        (folder / f"{i}.{form['format']}").write_bytes(content)
+
+
+def write_sound(record: Record, done: Sequence[Output], folder: Path) -> None:
+    """The files of a job of sound: `0.wav`, `1.wav`, ..."""
+    form = record.work["output"]
+    for i, (output, told) in enumerate(zip(done, form["told"], strict=True)):
+        if (sound := output.sound) is None:
+            raise PipelineFailed("the pipeline gave no sound")
+        content = encode_sound(sound, form["format"], with_used(told, output.settings))
+        (folder / f"{i}.{form['format']}").write_bytes(content)
+
+
+def write_videos(record: Record, done: Sequence[Output], folder: Path) -> None:
     """The files of a job of videos: `0.mp4`, `1.mp4`, ..., with sound where the model makes it."""
     form = record.work["output"]
-    for i, (output, said) in enumerate(zip(done, form["told"], strict=True)):
+    for i, (output, settings) in enumerate(zip(done, form["told"], strict=True)):
         [video] = output.frames
         pixels = np.stack([np.asarray(frame.convert("RGB")) for frame in video])
-        audio: Audio | None = None
-        if (heard := output.others.get("audio")) is not None:
-            if "sampling_rate" in output.others:  # of a worker process
-                audio = heard[0], output.others["sampling_rate"]
-            else:
-                rate = int(loop.loaded.pipe.vocoder.config.output_sampling_rate)
-                audio = heard[0].float().contiguous().numpy(), rate
-        told = with_used(said, {**output.settings, "fps": form["fps"]})
+        audio = None if (sound := output.sound) is None else (sound.samples, sound.rate)
+        told = with_used(settings, {**output.settings, "fps": form["fps"]})
         write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=told)

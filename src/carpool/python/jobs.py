@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,12 +22,13 @@ from carpool.jobs.database import JobState, Record
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import packed, unpacked
-from carpool.media.outputs import Format
 from carpool.python.in_process import (
     InProcess,
     checked,
     work_and_kind,
+    write_mesh,
     write_pictures,
+    write_sound,
     write_videos,
 )
 from carpool.types import Request
@@ -79,7 +79,12 @@ class Jobs:
         self._runner = Runner(
             store,
             InProcess(loop, is_alive),
-            {"image": write_pictures, "video": partial(write_videos, loop)},
+            {
+                "image": write_pictures,
+                "video": write_videos,
+                "mesh": write_mesh,
+                "sound": write_sound,
+            },
             model=lambda: loop.loaded.card.id,
             max_running=settings.max_running,
             read=unpacked,
@@ -97,7 +102,7 @@ class Jobs:
         request: Request | str,
         *,
         n: int = 1,
-        output_format: Format = "png",
+        output_format: str | None = None,
         fps: float | None = None,
         **parameters: Any,
     ) -> BackgroundJob:
@@ -106,7 +111,8 @@ class Jobs:
         Args:
             request: one prompt, or a `Request`.
             n: outputs, with seeds s, s+1, ...
-            output_format: of pictures; videos become MP4.
+            output_format: png, jpeg or webp of pictures, glb, obj or ply of meshes, wav, flac or
+                mp3 of sound; default: the first of these. Videos become MP4.
             fps: frames a second of videos; default: the model's own, or 16.
             parameters: as for `Engine.submit`, as far as JSON can hold them, and PIL images.
 

@@ -35,6 +35,7 @@ from carpool.request.card import Card
 from carpool.request.lora import adapter_file, check_header, check_name
 from carpool.types import CheckedRequest, Event, Timings
 from carpool.worker import protocol
+from carpool.worker.raw_artifacts import mesh_of, sound_of
 from carpool.worker.start import ForkingStarter
 
 T = TypeVar("T")
@@ -120,7 +121,8 @@ class WorkerEngine:
             raise UnsupportedParameter(f"output_type={wanted!r}: {rule}", param="output_type")
         if self._closed.is_set():
             raise Draining("the engine is closing and takes no new requests")
-        self._ask(self._begin(replace(request, output_type="pil"), listener))
+        file_type = self.loaded.card.task(request.task).file_type
+        self._ask(self._begin(replace(request, output_type=file_type), listener))
 
     async def _begin(self, request: CheckedRequest, listener: Listener) -> None:
         self._pool.check_open()
@@ -246,6 +248,11 @@ def _outcome(
 
 def _fields(done: protocol.Done) -> dict[str, Any]:
     """The fields of a pipeline's output, from what a worker sent."""
+    if done.mesh is not None:
+        return {"meshes": [mesh_of(done.mesh)]}
+    if done.sound is not None:
+        heard = sound_of(done.sound)
+        return {"audios": heard.samples[None], "sampling_rate": heard.rate}
     if (clip := done.clip) is None:
         return {"images": [protocol.image_of(one) for one in done.pictures]}
     size = clip.width * clip.height * 3

@@ -21,6 +21,9 @@ INSTEAD = {
 HIDDEN = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
 
 
+Makes = Literal["pictures", "videos", "sound", "meshes"]
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One parameter of a pipeline's `__call__`."""
@@ -49,9 +52,15 @@ class Task:
     needs_prompt: bool = True  # a prompt, or its embeddings
 
     @property
-    def makes(self) -> Literal["pictures", "videos", "sound"]:
-        kinds: dict[str, Literal["videos", "sound"]] = {"video": "videos", "audio": "sound"}
+    def makes(self) -> Makes:
+        kinds: dict[str, Makes] = {"video": "videos", "audio": "sound", "mesh": "meshes"}
         return kinds.get(self.name.rpartition("-")[2], "pictures")
+
+    @property
+    def file_type(self) -> str | None:
+        """The output type from which files are made; None: the pipeline's own default."""
+        own = {"sound": "pt", "meshes": None}
+        return own.get(self.makes, "pil")
 
     def takes(self, name: str) -> bool:
         return any(parameter.name == name for parameter in self.parameters)

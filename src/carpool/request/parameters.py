@@ -111,7 +111,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         priority=0 if priority is None else check_priority(priority),
         tenant=request.tenant,
         user=request.user,
-        output_type="pil" if from_json else None,
+        output_type=task.file_type if from_json else None,
         step_cache=None if step_cache is None else check_step_cache(step_cache),
     )
 

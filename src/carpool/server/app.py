@@ -13,14 +13,14 @@ from carpool.server.access.cross_origin import AllowedHosts, CrossOriginProtecti
 from carpool.server.access.keys import Keyring
 from carpool.server.compat import dialects
 from carpool.server.error_responses import on_error
-from carpool.server.routes import images, jobs, observe, videos
+from carpool.server.routes import artifacts, images, jobs, observe, videos
 from carpool.server.routes.docs_page import add_docs
 from carpool.server.routes.playground import add_playground
 from carpool.server.state import AppState
 from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, RequestLogging
 from carpool.telemetry.tracing import Tracing
 
-UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos"})
+UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos", "/v1/meshes"})
 """Paths of forms with pictures, whose bodies may be large."""
 LARGE_BODY_PATHS = UPLOADS | {"/v1/videos/sync"} | dialects.LARGE_BODY_PATHS
 
@@ -60,12 +60,13 @@ def create_app(
         images.links,
         jobs.router,
         videos.router,
+        artifacts.router,
         observe.router,
         observe.public,
         *dialects.ROUTERS,
     ]
     for router in routers:
-        if runner is not None or router not in (jobs.router, videos.router):
+        if runner is not None or router not in (jobs.router, videos.router, artifacts.router):
             app.include_router(router)
     add_docs(app)
     if settings.playground:

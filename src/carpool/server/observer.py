@@ -93,8 +93,8 @@ class Observer(JobListener):
         outcome = "ok" if state == "completed" else state
         self._metrics.ended(model, record.kind, outcome, took_s)
         clips = [one.clip for one in done if one.clip is not None]
-        if len(done) > len(clips):
-            self._metrics.drew(model, len(done) - len(clips))
+        if drawn := sum(bool(one.pictures) for one in done):
+            self._metrics.drew(model, drawn)
         for clip in clips:
             self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from carpool.errors import (
     InvalidValue,
@@ -14,7 +14,7 @@ from carpool.errors import (
     show,
 )
 from carpool.media.outputs import FPS, check_fps
-from carpool.request.card import Card
+from carpool.request.card import Card, Makes
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.parameters import check
 from carpool.request.sizes import area_of, check_size
@@ -30,7 +30,12 @@ FEW_STEPS = 8  # models that take no more by default are distilled ones
 EDITS = ("image", "images", "mask", "mask_image")
 """The fields of `POST /v1/images/edits` that hold pictures."""
 
-_ENDPOINTS = {"pictures": "POST /v1/images/generations", "videos": "POST /v1/videos"}
+_ENDPOINTS: dict[Makes, str] = {
+    "pictures": "POST /v1/images/generations",
+    "videos": "POST /v1/videos",
+    "meshes": "POST /v1/meshes",
+    "sound": "POST /v1/audio/generations",
+}
 _RESERVED = {"self", "request_id", "tenant"}  # arguments of `Request` that no body may set
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 
@@ -63,7 +68,7 @@ def video_request(
     fps = _rate("fps", body.fps) or _rate("frame_rate", own_rate) or FPS
     if card.tasks[0].takes("frame_rate"):
         parameters["frame_rate"] = fps
-    seconds = _number(body.seconds)
+    seconds = number_of(body.seconds)
     if seconds is not None:
         if not 0 < seconds <= max_frames:
             raise InvalidValue.of("seconds", body.seconds, f"must be above 0, at most {max_frames}")
@@ -123,14 +128,13 @@ def pipeline_parameters(
     model: ServedModel,
     body: schema.GenerationRequest,
     sent: Mapping[str, Any],
-    makes: Literal["pictures", "videos"],
+    makes: Makes,
     client: APIClient,
 ) -> dict[str, Any]:
     """The pipeline's own parameters in a body for this model, and its client's default adapters."""
     model.check_name(body.model)
     if (made := model.card.tasks[0].makes) != makes:
-        way = "`carpool generate` and the Python API do that"
-        way = f"{_ENDPOINTS[made]} makes them" if made in _ENDPOINTS else way
+        way = f"{_ENDPOINTS[made]} makes them"
         raise UnsupportedParameter(
             f"{model.id} makes {made}, and this endpoint answers with {makes}: {way}",
             param="model",
@@ -166,7 +170,8 @@ def engine_request(
     """
     user = body.safety_identifier or body.user or ""
     share = {"tenant": key, "user": user} if key else {"tenant": user}
-    return Request(body.prompt, seed=seed, timeout_s=body.timeout_s, **share, **parameters)
+    prompt = body.prompt if "prompt" in body.model_fields_set else None  # a mesh may have none
+    return Request(prompt, seed=seed, timeout_s=body.timeout_s, **share, **parameters)
 
 
 def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
@@ -220,11 +225,11 @@ def size_fields(card: Card, size: str | None, parameters: Mapping[str, Any]) -> 
 
 def _rate(name: str, value: Any) -> float | None:
     """Frames a second; None where the body has none."""
-    rate = _number(value)
+    rate = number_of(value)
     return None if rate is None else check_fps(rate, name, show(value))
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
     """A number, which may be written as text; NaN for anything else."""
     if value is None:
         return None

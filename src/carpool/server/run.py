@@ -23,6 +23,7 @@ from carpool.schedule.policy import weights
 from carpool.server.access.keys import Keyring
 from carpool.server.draining import DrainingServer
 from carpool.server.greeting import greet, served_names
+from carpool.server.routes.artifacts import write_mesh, write_sound
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
 from carpool.server.startup import check_address, say, set_limits
@@ -112,7 +113,12 @@ async def _serve(
     runner = Runner(
         store,
         backend,
-        {"image": write_images, "video": write_video},
+        {
+            "image": write_images,
+            "video": write_video,
+            "mesh": write_mesh,
+            "sound": write_sound,
+        },
         model=lambda: served_names(backend, settings),
         max_running=at_once,
         read=_read,

@@ -102,7 +102,7 @@ class MessageHandler:
         self.engine.at_deadlock = lambda place: send(protocol.Deadlocked(place))
         self.engine.after_turn = journals.after_turn
         self._meter = Meter(loaded)
-        self._convert = partial(raw_output, pipe=loaded.pipe, spool=message.spool)
+        self._convert = partial(raw_output, spool=message.spool)
         nothing, requests = Snapshot(0.0, (), (), 0), self.engine.requests
         snapshot = partial(self.engine.contain, "count", nothing, requests)
         self._viewers = ActivitySender(activity, snapshot, send)

@@ -15,6 +15,7 @@ from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.card import Card
 from carpool.telemetry.activity import SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest, JournalEntry, Timings
+from carpool.worker.raw_artifacts import RawMesh, RawSound
 
 LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
@@ -248,6 +249,8 @@ class Done(msgspec.Struct, tag="done"):
     timings: Timings
     usage: TokenUsage
     clip: RawVideo | None = None  # in place of pictures
+    mesh: RawMesh | None = None  # likewise
+    sound: RawSound | None = None  # likewise
     warnings: list[str] = []  # for the client
     skipped_steps: int = 0
     settings: dict[str, Any] = {}  # that decided it, as they were used

@@ -1,48 +1,63 @@
-"""Converts outputs of pipelines into raw pixels and samples, as they are sent to the front."""
+"""Converts outputs of pipelines into raw pixels, samples and vertices, as the front gets them."""
 
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from carpool.artifacts import Sound
 from carpool.errors import PipelineFailed
 from carpool.worker import protocol
+from carpool.worker.raw_artifacts import RawMesh, RawSound
 
-RawOutput = tuple[list[protocol.Picture], protocol.RawVideo | None]
+
+class RawOutput(NamedTuple):
+    """What a pipeline made: one of these."""
+
+    pictures: list[protocol.Picture]
+    clip: protocol.RawVideo | None = None
+    mesh: RawMesh | None = None
+    sound: RawSound | None = None
 
 
-def raw_output(fields: Mapping[str, Any], *, pipe: Any, spool: bytes) -> RawOutput:
-    """Convert a pipeline's output into raw pixels and samples."""
-    if "frames" not in fields:
-        return _pictures(fields), None
+def raw_output(fields: Mapping[str, Any], *, spool: bytes) -> RawOutput:
+    """Convert a pipeline's output into raw pixels, samples or vertices."""
+    from carpool.engine.model.artifacts import mesh_of, sound_of  # which imports torch
+
+    sound = sound_of(fields)
+    if "frames" in fields:
+        return RawOutput([], _clip(fields, sound, spool))
+    if (mesh := mesh_of(fields)) is not None:
+        colours = b"" if mesh.colours is None else mesh.colours.tobytes()
+        places = b"" if mesh.places is None else mesh.places.tobytes()
+        parts = mesh.vertices.tobytes(), mesh.faces.tobytes(), colours, places, mesh.texture
+        return RawOutput([], mesh=RawMesh(*parts))
+    if not fields.get("images") and sound is not None:
+        samples = sound.samples.tobytes()
+        return RawOutput([], sound=RawSound(samples, len(sound.samples), sound.rate))
+    return RawOutput(_pictures(fields))
+
+
+def _clip(fields: Mapping[str, Any], sound: Sound | None, spool: bytes) -> protocol.RawVideo:
     [video] = fields["frames"]
     width, height = video[0].size
-    sound, channels, rate = _sound(fields, pipe)
-    raw_video = protocol.RawVideo(
-        width, height, len(video), b"", sound=sound, channels=channels, rate=rate
-    )
+    clip = protocol.RawVideo(width, height, len(video), b"")
+    if sound is not None:
+        clip.sound, clip.channels = sound.samples.tobytes(), len(sound.samples)
+        clip.rate = sound.rate
     raw = (frame.convert("RGB").tobytes() for frame in video)
     if spool and 3 * width * height * len(video) > protocol.MOST_INLINE_BYTES:
         prefix = f"{os.getpid()}-".encode()
-        handle, raw_video.path = tempfile.mkstemp(b".rgb", prefix, spool)
+        handle, clip.path = tempfile.mkstemp(b".rgb", prefix, spool)
         try:
             with open(handle, "wb") as file:
                 file.writelines(raw)
         except OSError:
-            os.unlink(raw_video.path)
+            os.unlink(clip.path)
             raise
     else:
-        raw_video.rgb = b"".join(raw)
-    return [], raw_video
-
-
-def _sound(fields: Mapping[str, Any], pipe: Any) -> tuple[bytes, int, int]:
-    """Samples, channels and rate of a video's sound; no samples where it has none."""
-    if fields.get("audio") is None:
-        return b"", 1, 0
-    [samples] = fields["audio"].float()  # (channels, samples)
-    rate = int(pipe.vocoder.config.output_sampling_rate)
-    return samples.contiguous().numpy().tobytes(), len(samples), rate
+        clip.rgb = b"".join(raw)
+    return clip
 
 
 def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:

@@ -20,7 +20,7 @@ class RequestListener:
 
     Args:
         usage: tokens that it takes in, once they are counted.
-        convert: makes pixels of the pipeline's output.
+        convert: makes plain bytes of the pipeline's output.
         send: queues a message to the front.
         end: queues the last one.
         follow: tell every step.
@@ -67,12 +67,12 @@ class RequestListener:
     ) -> protocol.Done | protocol.RequestFailed:
         request_id, seed = self._request.request_id, self._request.seed
         try:
-            pictures, video = self._convert(outcome.fields)
+            made = self._convert(outcome.fields)
             used = protocol.TokenUsage(*usage.result())
         except BaseException as error:  # of the classes that the output is made of
             return failed(request_id, error)
         return protocol.Done(
-            request_id, seed, pictures, outcome.timings, used, video,
+            request_id, seed, made.pictures, outcome.timings, used, *made[1:],
             warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
             settings=dict(outcome.settings),
         )  # fmt: skip

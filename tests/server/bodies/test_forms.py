@@ -111,9 +111,10 @@ def test_the_document_tells_of_both_kinds_of_body_and_of_jobs() -> None:
         content = paths[path]["post"]["requestBody"]["content"]
         form = content["multipart/form-data"]["schema"]
         in_json = content["application/json"]["schema"]
-        name = "input_reference" if path == "/v1/videos" else "image"
+        has_reference = path in ("/v1/videos", "/v1/meshes")
+        name = "input_reference" if has_reference else "image"
         assert name in form["properties"]
-        assert (name if path == "/v1/videos" else "images") in in_json["properties"]
+        assert (name if has_reference else "images") in in_json["properties"]
         for schema in (form, in_json):
             assert set(schema["required"]) <= schema["properties"].keys()
     for path in (EDITS, VARIATIONS, "/v1/images/generations"):

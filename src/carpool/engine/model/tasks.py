@@ -124,7 +124,7 @@ def _task(pipe: Pipeline) -> Task:
     parameters, name = parameters_of(pipe), cls.__name__
     controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
     return Task(
-        name=_name(name, {parameter.name for parameter in parameters}),
+        name=_name(cls, {parameter.name for parameter in parameters}),
         pipeline=name,
         parameters=parameters,
         max_images=max(MANY.get(name, 1), len(getattr(controls, "nets", ()))),
@@ -189,7 +189,12 @@ def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:
     return "up" if len(half) else "down"
 
 
-def _name(pipeline: str, parameters: set[str]) -> str:
+def _name(cls: Any, parameters: set[str]) -> str:
+    pipeline, output = cls.__name__, str(cls.__call__.__annotations__.get("return", ""))
+    if "mesh" in output.lower():
+        return "image-to-mesh" if "image" in parameters else "text-to-mesh"
+    if "AudioPipelineOutput" in output:
+        return "text-to-audio"
     if "mask_image" in parameters:
         return "inpaint"
     if "num_frames" in parameters:

@@ -22,6 +22,7 @@ from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.processing_utils import ProcessorMixin
 
+from carpool.engine.model.artifacts import SOUNDS, rate_of
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
@@ -131,6 +132,7 @@ class PipelineOutput:
 
     output: Any
     convert_to: str | None  # the output type that was asked for, where tensors were taken instead
+    rate: int | None = None  # of its sound, samples a second
 
 
 def call(mine: Any, request: CheckedRequest, card: Card) -> PipelineOutput:
@@ -155,15 +157,15 @@ def call(mine: Any, request: CheckedRequest, card: Card) -> PipelineOutput:
     own = {parameter.name: parameter.default for parameter in task.parameters}
     kind = arguments.get("output_type", own.get("output_type"))
     if isinstance(mine, ModularPipeline):
-        return PipelineOutput(run(mine, arguments), None)
+        return PipelineOutput(run(mine, arguments), None, rate_of(mine))
     choose = getattr(mine, "get_timesteps", None)
     if choose is not None and task.takes("strength") and arguments.get("denoising_start") is None:
         mine.get_timesteps = partial(_some, choose)
     is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
     if task.only_converts and kind in ("pil", "np") and not is_pasted:
         arguments["output_type"] = "pt"
-        return PipelineOutput(mine(**arguments), str(kind))
-    return PipelineOutput(mine(**arguments), None)
+        return PipelineOutput(mine(**arguments), str(kind), rate_of(mine))
+    return PipelineOutput(mine(**arguments), None, rate_of(mine))
 
 
 def _some(choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -199,11 +201,13 @@ def finish(answer: PipelineOutput, to_host: ToHost) -> dict[str, Any]:
     Args:
         answer: of `call`; tensors to be converted are `images` (1, C, H, W) or a list of
             (layers, C, H, W), or `frames` (1, F, C, H, W), values 0-1. Everything else, such as
-            sound, stays what it is.
+            sound, stays what it is; its rate is told beside it.
         to_host: of the device that it is on.
     """
     output = answer.output
     fields = dict(output.items()) if isinstance(output, Mapping) else {"images": output}
+    if answer.rate is not None and any(fields.get(name) is not None for name in SOUNDS):
+        fields.setdefault("sampling_rate", answer.rate)
     return {
         name: _convert(value, answer.convert_to if name in ("images", "frames") else None, to_host)
         for name, value in fields.items()

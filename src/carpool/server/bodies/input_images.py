@@ -109,9 +109,9 @@ async def edit_images(
 async def reference_images(
     card: Card, form: Form, body: GenerationRequest, intake: ImageIntake
 ) -> dict[str, Any]:
-    """The picture that a video begins with, if any; as `edit_images`."""
-    if (task := card.task_for(["image"])).makes != "videos":
-        return {}  # `video_request` refuses
+    """The picture that a video or a mesh begins with, if any; as `edit_images`."""
+    if (task := card.task_for(["image"])).makes not in ("videos", "meshes"):
+        return {}  # what checks the parameters refuses
     if not form.images:
         if any(one.name == "image" and one.required for one in card.parameters):
             rule = f"{card.id} does {card.tasks[0].name}, send the picture as a file"

@@ -12,7 +12,7 @@ class JobError(BaseModel):
     type: str
 
 
-class _Record(BaseModel):
+class JobRecord(BaseModel):
     """The fields of any job. Moments are Unix time, seconds."""
 
     id: str
@@ -33,7 +33,7 @@ class _Record(BaseModel):
     )
 
 
-class Video(_Record):
+class Video(JobRecord):
     """A video's job. Moments are Unix time, seconds."""
 
     object: Literal["video"] = "video"
@@ -61,11 +61,11 @@ class JobFile(BaseModel):
     url: str = Field(description="path of this server")
 
 
-class JobStatus(_Record):
+class JobStatus(JobRecord):
     """Any job. Moments are Unix time, seconds."""
 
     object: Literal["job"] = "job"
-    kind: Literal["image", "video"]
+    kind: Literal["image", "video", "mesh", "sound"]
     status: Literal["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
     started_at: int | None
     seeds: list[int]
@@ -78,7 +78,7 @@ class JobStatus(_Record):
     task: str = Field(description="of the model's `tasks`")
 
 
-Item = TypeVar("Item", Video, JobStatus)
+Item = TypeVar("Item", bound=JobRecord)
 
 
 class Page(BaseModel, Generic[Item]):

@@ -1,5 +1,6 @@
 // A job as a card, and in full as a dialog.
 
+import { isMeshFile, isSoundFile, meshView, soundView } from "./artifacts.js";
 import { el, plural, seconds } from "./dom.js";
 import { isOpen, isVideoFile, leftS } from "./jobs.js";
 
@@ -56,6 +57,7 @@ export class Card {
     const { job } = this;
     const button = (name, text, label) => el("button.chip", { onclick: () => this.act(name, job), "aria-label": `${label || text}: ${promptOf(job)}` }, text);
     if (isOpen(job)) this.actions.replaceChildren(button("cancel", "Cancel"));
+    else if (isMeshFile(job.files[0]?.name || "") || isSoundFile(job.files[0]?.name || "")) this.actions.replaceChildren(button("open", "Open"), button("restore", "Use settings"), button("remove", "Delete"));
     else this.actions.replaceChildren(button("restore", "Use settings"), ...(job.status === "completed" ? [button("vary", "Vary", "Four more with new seeds")] : []), button("remove", "Delete"));
   }
 
@@ -79,6 +81,11 @@ export class Card {
     const names = job.files.map((one) => one.name).filter((name) => job.kind !== "video" || isVideoFile(name));
     if (!names.length) {
       this.shots.replaceChildren(el("div.shot.blank.still", { "aria-hidden": "true" }, WORDS[job.status]));
+      return;
+    }
+    if (isMeshFile(names[0]) || isSoundFile(names[0])) {
+      this.shots.replaceChildren(await artifact(job, names[0], this.jobs));
+      this.#tellShared();
       return;
     }
     const urls = await Promise.all(names.map((name) => this.jobs.file(job, name)));
@@ -111,6 +118,13 @@ function media(url, name, text) {
   return el("img.shot", { src: url, alt: text });
 }
 
+async function artifact(job, name, jobs) {
+  const content = await jobs.content(job, name).catch(() => null);
+  if (content === null) return el("div.shot.blank.still");
+  const url = await (job.urls[name] ??= Promise.resolve(URL.createObjectURL(content)));
+  return isMeshFile(name) ? meshView(content, name, promptOf(job)) : soundView(content, name, url, promptOf(job));
+}
+
 /** Show a job in full. */
 export async function showDetail(dialog, job, jobs, act) {
   const close = el("button.quiet", { onclick: () => dialog.close() }, "Close");
@@ -122,9 +136,10 @@ export async function showDetail(dialog, job, jobs, act) {
   for (const name of names) {
     const url = await jobs.file(job, name);
     const download = el("a", { href: url, download: `${job.id}-${name}` }, `Download ${name}`);
-    const node = isVideoFile(name) ? el("video", { src: url, controls: true, loop: true, autoplay: true, muted: false, "aria-label": promptOf(job) }) : el("img", { src: url, alt: promptOf(job) });
+    const isPicture = !isVideoFile(name) && !isMeshFile(name) && !isSoundFile(name);
+    const node = isMeshFile(name) || isSoundFile(name) ? await artifact(job, name, jobs) : isVideoFile(name) ? el("video", { src: url, controls: true, loop: true, autoplay: true, muted: false, "aria-label": promptOf(job) }) : el("img", { src: url, alt: promptOf(job) });
     const line = el("div.row", {}, download);
-    if (!isVideoFile(name)) line.append(el("button.chip", { onclick: () => { dialog.close(); act("input", job, name); } }, "Draw with it"));
+    if (isPicture) line.append(el("button.chip", { onclick: () => { dialog.close(); act("input", job, name); } }, "Draw with it"));
     pictures.append(node, line);
   }
   const button = (name, text) => el("button", { onclick: () => { dialog.close(); act(name, job); } }, text);

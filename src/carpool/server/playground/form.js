@@ -102,11 +102,15 @@ export class Form {
 
   get isVideo() { return this.entry.tasks[0].endsWith("-video"); }
 
+  get isMesh() { return this.entry.tasks[0].endsWith("-mesh"); }
+
+  get isSound() { return this.entry.tasks[0].endsWith("-audio"); }
+
   /** The task that the pictures given ask for, as the server chooses it. */
   get task() {
     const given = this.pictures ? this.pictures.given : { images: 0, mask: false };
     const takes = (task, name) => (this.parameters[name]?.tasks || []).includes(task);
-    const wanted = [given.images && (this.isVideo ? "input_reference" : "image"), given.mask && "mask"].filter(Boolean);
+    const wanted = [given.images && (this.isVideo || this.isMesh ? "input_reference" : "image"), given.mask && "mask"].filter(Boolean);
     return this.entry.tasks.find((task) => wanted.every((name) => takes(task, name))) || this.entry.tasks[0];
   }
 
@@ -210,8 +214,11 @@ export class Form {
     const pictures = this.pictures ? this.pictures.urls() : { images: [], mask: null };
     const body = { model: this.entry.id, ...settings };
     let path = "v1/images/generations";
-    if (this.isVideo) {
-      path = "v1/videos";
+    if (this.isSound) {
+      path = "v1/audio/generations";
+      body.background_job = true;
+    } else if (this.isVideo || this.isMesh) {
+      path = this.isVideo ? "v1/videos" : "v1/meshes";
       if (pictures.images.length) body.input_reference = { image_url: pictures.images[0] };
     } else {
       Object.assign(body, { n: this.#value("n") ?? 1, background_job: true, partial_images: 3 });
@@ -222,7 +229,7 @@ export class Form {
       }
     }
     return (prompts.length ? prompts : [""]).flatMap((prompt) => seeds.map((seed) => ({
-      path, body: { ...body, prompt, ...(seed === undefined ? {} : { seed: BigInt(seed) }) },
+      path, body: { ...body, ...(prompt || !this.isMesh ? { prompt } : {}), ...(seed === undefined ? {} : { seed: BigInt(seed) }) },
     })));
   }
 

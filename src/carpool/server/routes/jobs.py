@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query
 
-from carpool.errors import FileNotReady, UnsupportedParameter, without_paths
+from carpool.errors import FileNotReady, UnsupportedParameter, by_code, without_paths
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
@@ -27,7 +27,15 @@ from carpool.telemetry import tracing
 from carpool.worker.protocol import Done
 
 TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
-TYPES |= {".webp": "image/webp", ".mp4": "video/mp4"}
+TYPES |= {".webp": "image/webp", ".mp4": "video/mp4", ".wav": "audio/wav", ".flac": "audio/flac"}
+TYPES |= {
+    ".mp3": "audio/mpeg",
+    ".glb": "model/gltf-binary",
+    ".obj": "model/obj",
+    ".ply": "model/ply",
+}
+KINDS: dict[str, Literal["video", "mesh", "sound"]]
+KINDS = {"video": "video", "mesh": "mesh", "sound": "sound"}
 ACCEPTED: dict[int | str, dict[str, Any]] = {
     202: {"model": JobStatus, "description": "of a background_job"}
 }
@@ -73,6 +81,25 @@ async def submit(
     )
     told = asked | record.asked
     tracing.asked(told["model"], told["seeds"], kind, job_id=record.id)
+    return record
+
+
+async def wait_for_end(context: AuthenticatedRequest, record: Record) -> Record:
+    """Wait for a job whose client waits; a disconnect cancels it.
+
+    Raises:
+        CarpoolError: of the job.
+    """
+    runner, owner = context.state.runner, context.client.owner
+    try:
+        record = await context.unless_disconnected(runner.ended(record.id, owner))
+    except BaseException:
+        await asyncio.shield(runner.cancel(record.id, owner))
+        raise
+    if (error := record.error) is not None:
+        code = "cancelled" if record.state == "cancelled" else str(error.get("code"))
+        message = without_paths(str(error.get("message", "")))
+        raise by_code(code)(message, param=error.get("param"))
     return record
 
 
@@ -135,7 +162,7 @@ async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
     """A job as `/v1/jobs` shows it, with paths as this client has to write them."""
     url = f"{context.request.scope.get('root_path', '')}/v1/jobs/{record.id}/files"
     return JobStatus(
-        kind="video" if record.kind == "video" else "image",
+        kind=KINDS.get(record.kind, "image"),
         status=record.state,
         started_at=_moment(record.started_s),
         seeds=record.asked.get("seeds", []),

@@ -20,7 +20,6 @@ from carpool.errors import (
     UnsupportedParameter,
     VideoNotFound,
     VideoNotReady,
-    by_code,
 )
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
@@ -35,7 +34,15 @@ from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import read_form, video_work
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
 from carpool.server.responses.stage_metrics import peak_memory_mb, stage_durations
-from carpool.server.routes.jobs import Limit, Order, common_fields, file_of, settings_of, submit
+from carpool.server.routes.jobs import (
+    Limit,
+    Order,
+    common_fields,
+    file_of,
+    settings_of,
+    submit,
+    wait_for_end,
+)
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.types import Timings
 from carpool.worker.protocol import Done
@@ -161,18 +168,8 @@ async def create_video_at_once(context: Context) -> Download:
     The headers `x-video-id`, `x-model`, `x-inference-time-s`, `x-stage-durations`,
     `x-peak-memory-mb` and `x-warnings`, a JSON list, tell of it.
     """
-    state, owner = context.state, context.client.owner
-    video = await _create(context)
-    try:
-        await context.unless_disconnected(state.runner.ended(video.id, owner))
-    except BaseException:
-        await asyncio.shield(state.runner.cancel(video.id, owner))
-        raise
-    record = await _get(video.id, context)
-    if record.error is not None:
-        error = (await _video(state, record)).error
-        assert error is not None
-        raise by_code(error.code)(error.message, param=error.param)
+    state, video = context.state, await _create(context)
+    record = await wait_for_end(context, await _get(video.id, context))
     answer = await file_of(state, record, FILES["video"])
     video = await _video_with_memory(state, record)
     answer.headers["x-video-id"], answer.headers["x-model"] = video.id, quote(video.model)

@@ -35,7 +35,7 @@ class ServerInfo(BaseModel):
     version: str = Field(description="of Carpool")
 
 
-_OUTPUTS = {"pictures": "IMAGE", "videos": "VIDEO", "sound": "AUDIO"}
+_OUTPUTS = {"pictures": "IMAGE", "videos": "VIDEO", "sound": "AUDIO", "meshes": "MESH"}
 
 
 @router.get("/model_info")

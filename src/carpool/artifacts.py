@@ -1,0 +1,31 @@
+"""What models make beside pictures and videos: meshes and sound, as plain arrays."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """A surface of triangles."""
+
+    vertices: "NDArray[np.float32]"  # (vertices, 3)
+    faces: "NDArray[np.uint32]"  # (faces, 3), numbers of vertices
+    colours: "NDArray[np.uint8] | None" = None  # (vertices, 3), of each vertex
+    places: "NDArray[np.float32] | None" = None  # (vertices, 2) in the texture, 0-1, from below
+    texture: bytes = b""  # a PNG
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Sound of one or more channels."""
+
+    samples: "NDArray[np.float32]"  # (channels, samples), -1 to 1
+    rate: int  # samples a second
+
+    @property
+    def duration_s(self) -> float:
+        return float(self.samples.shape[1] / self.rate)

@@ -1,0 +1,57 @@
+"""Bodies of requests for meshes and sound, and their answers; see `schema.py`."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from carpool.media.mesh import MeshFormat
+from carpool.media.sound import SoundFormat
+from carpool.server.bodies.schema import GenerationRequest, Prompt, ours
+from carpool.server.bodies.schema_jobs import JobRecord, Page
+
+
+class MeshRequest(GenerationRequest):
+    """`POST /v1/meshes`, as JSON or as a form; a picture is sent as `input_reference`.
+
+    Any other parameter of the pipeline's `__call__` may be sent too: `GET /v1/models` lists them.
+    """
+
+    prompt: Prompt = ""
+    output_format: MeshFormat = Field(
+        "glb", description="obj and ply have no texture, glb has all that there is"
+    )
+
+
+class SoundRequest(GenerationRequest):
+    """`POST /v1/audio/generations`.
+
+    Any other parameter of the pipeline's `__call__` may be sent too: `GET /v1/models` lists them.
+    """
+
+    seconds: Any = ours("number", "how long it is to be; default: the model's own")
+    output_format: SoundFormat = Field("wav", description="flac and mp3 need PyAV")
+    background_job: bool | None = Field(
+        False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
+    )
+
+
+class MeshJob(JobRecord):
+    """A mesh's job. Moments are Unix time, seconds."""
+
+    object: Literal["mesh"] = "mesh"
+    status: Literal["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
+    prompt: str
+    output_format: str
+    bytes: int | None = Field(description="of its file; null until that exists")
+    seed: int
+    settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
+
+
+class MeshList(Page[MeshJob]):
+    pass
+
+
+class MeshDeleted(BaseModel):
+    id: str
+    object: Literal["mesh.deleted"] = "mesh.deleted"
+    deleted: bool = True

@@ -1,0 +1,236 @@
+"""`/v1/meshes` and `/v1/audio/generations`: meshes and sound, made by jobs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi.responses import JSONResponse
+
+from carpool.errors import InvalidValue, JobNotFound, PipelineFailed, UnsupportedParameter
+from carpool.jobs.database import Record
+from carpool.jobs.work import work_of
+from carpool.media.inputs import packed
+from carpool.media.mesh import check_faces, encode_mesh
+from carpool.media.metadata import with_used
+from carpool.media.sound import encode_sound
+from carpool.request.parameters import check
+from carpool.server.bodies import forms
+from carpool.server.bodies.input_images import REFERENCE, reference_images
+from carpool.server.bodies.schema import GenerationRequest
+from carpool.server.bodies.schema_artifacts import (
+    MeshDeleted,
+    MeshJob,
+    MeshList,
+    MeshRequest,
+    SoundRequest,
+)
+from carpool.server.dependencies import Context, WorkRoute, router_of
+from carpool.server.openai_fields import engine_request, number_of, pipeline_parameters
+from carpool.server.requests import read_form
+from carpool.server.responses.downloads import PARTS, Download, warnings_header
+from carpool.server.routes.jobs import (
+    ACCEPTED,
+    Limit,
+    Order,
+    common_fields,
+    file_of,
+    settings_of,
+    status_of,
+    submit,
+    wait_for_end,
+)
+from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
+from carpool.types import CheckedRequest
+from carpool.worker.protocol import Done
+from carpool.worker.raw_artifacts import mesh_of, sound_of
+
+DURATIONS = (
+    "audio_length_in_s",
+    "audio_end_in_s",
+    "audio_duration_s",
+    "audio_duration",
+    "duration",
+)
+"""Parameters of diffusers' pipelines for the length of sound, in seconds."""
+_PICTURE = (REFERENCE, "image")
+
+router = router_of(WorkRoute, "/v1")
+
+
+def write_mesh(record: Record, done: Sequence[Done], folder: Path) -> None:
+    """The file of a mesh's job."""
+    [answer], output = done, record.work["output"]
+    if answer.mesh is None:
+        raise PipelineFailed("the pipeline gave no mesh")
+    mesh, format = mesh_of(answer.mesh), output["format"]
+    check_faces(mesh, output["max_faces"])
+    content = encode_mesh(mesh, format, with_used(output["told"], answer.settings))
+    (folder / f"mesh.{format}").write_bytes(content)
+
+
+def write_sound(record: Record, done: Sequence[Done], folder: Path) -> None:
+    """The file of a sound's job."""
+    [answer], output = done, record.work["output"]
+    if answer.sound is None:
+        raise PipelineFailed("the pipeline gave no sound")
+    sound, format = sound_of(answer.sound), output["format"]
+    content = encode_sound(sound, format, with_used(output["told"], answer.settings))
+    (folder / f"sound.{format}").write_bytes(content)
+
+
+def _checked(
+    context: AuthenticatedRequest,
+    model: ServedModel,
+    body: GenerationRequest,
+    makes: Literal["meshes", "sound"],
+    more: dict[str, Any],
+) -> CheckedRequest:
+    """Check a body.
+
+    Args:
+        more: arguments of the pipeline that follow from it.
+
+    Raises:
+        Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+    """
+    sent = body.model_dump(exclude_unset=True, exclude_none=True)
+    parameters = pipeline_parameters(model, body, sent, makes, context.client)
+    if body.size not in (None, "auto"):
+        raise UnsupportedParameter(f"size is not taken: {makes} have none", param="size")
+    request = engine_request(body, context.client.key, parameters | more, body.seed)
+    return replace(check(model.card, request, from_json=True), model=model.id)
+
+
+async def _submit(
+    context: AuthenticatedRequest,
+    kind: Literal["mesh", "sound"],
+    sent: dict[str, Any],
+    body: MeshRequest | SoundRequest,
+    checked: CheckedRequest,
+    pictures: dict[str, Any],
+    **output: Any,
+) -> Record:
+    model = await context.load(body.model, "restarting")
+    names, inputs = await context.unless_disconnected(
+        context.intake().run(partial(packed, pictures))
+    )
+    told = model.file_metadata(checked)
+    work = work_of(model.id, [checked], names, format=body.output_format, told=told, **output)
+    asked = {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt}
+    return await submit(context, kind, sent, asked, work, inputs)
+
+
+_MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE})
+
+
+@router.post("/meshes", openapi_extra=_MESH_BODY)
+async def create_mesh(context: Context) -> MeshJob:
+    """Make a mesh, of a picture or of words: a job, to be polled."""
+    form = await read_form(context, "restarting", *_PICTURE)
+    body = forms.validated(MeshRequest, form.values)
+    context.with_headers(body)
+    model = await context.load(body.model, "restarting")
+    intake = context.intake()
+    digests = await context.unless_disconnected(intake.run(form.digests))
+    pictures = await context.unless_disconnected(reference_images(model.card, form, body, intake))
+    checked = _checked(context, model, body, "meshes", pictures)
+    sent = form.values | ({"pictures": digests} if digests else {})
+    limit = context.state.settings.max_faces
+    record = await _submit(context, "mesh", sent, body, checked, pictures, max_faces=limit)
+    return await _mesh(context.state, record)
+
+
+async def _mesh(state: AppState, record: Record) -> MeshJob:
+    return MeshJob(
+        status=record.state,
+        prompt=record.asked.get("prompt", ""),
+        output_format=record.work.get("output", {}).get("format", "glb"),
+        bytes=sum(record.files.values()) or None,
+        seed=next(iter(record.asked.get("seeds", [])), 0),
+        settings=settings_of(record),
+        **await common_fields(state, record),
+    )
+
+
+async def _get(mesh_id: str, context: AuthenticatedRequest) -> Record:
+    record = await context.state.runner.get(mesh_id, context.client.owner)
+    if record.kind != "mesh":
+        raise JobNotFound(f"job {mesh_id} makes no mesh: ask /v1/jobs/{mesh_id}")
+    return record
+
+
+@router.get("/meshes")
+async def list_meshes(
+    context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
+) -> MeshList:
+    """Meshes of this client, the newest first."""
+    records, has_more = await context.state.runner.page(
+        context.client.owner, kind="mesh", after=after, limit=limit,
+        is_newest_first=order == "desc",
+    )  # fmt: skip
+    return MeshList.of([await _mesh(context.state, record) for record in records], has_more)
+
+
+@router.get("/meshes/{mesh_id}")
+async def get_mesh(mesh_id: str, context: Context) -> MeshJob:
+    return await _mesh(context.state, await _get(mesh_id, context))
+
+
+@router.delete("/meshes/{mesh_id}")
+async def delete_mesh(mesh_id: str, context: Context) -> MeshDeleted:
+    """Forget a mesh and its file; one that is being made ends before its next step."""
+    await _get(mesh_id, context)
+    await context.state.runner.remove(mesh_id, context.client.owner)
+    return MeshDeleted(id=mesh_id)
+
+
+@router.get("/meshes/{mesh_id}/content", response_class=Download, responses=PARTS)
+async def get_mesh_content(mesh_id: str, context: Context) -> Download:
+    record = await _get(mesh_id, context)
+    return await file_of(context.state, record, next(iter(record.files), "mesh"))
+
+
+@router.post("/audio/generations", response_class=Download, responses={**PARTS, **ACCEPTED})
+async def create_sound(body: SoundRequest, context: Context) -> Any:
+    """Make sound, and answer with its file once it is there; a disconnect cancels it."""
+    context.with_headers(body)
+    model = await context.load(body.model, "restarting")
+    limit_s = context.state.settings.max_sound
+    checked = _checked(context, model, body, "sound", _duration(model, body, limit_s))
+    values = {p.name: p.default for p in model.card.task(checked.task).parameters}
+    values |= dict(checked.arguments)
+    for name in DURATIONS:
+        if isinstance(length_s := values.get(name), (int, float)):
+            _check_length(name, length_s, limit_s)
+    sent = body.model_dump(exclude_unset=True)
+    record = await _submit(context, "sound", sent, body, checked, {})
+    if body.background_job:
+        status = await status_of(context, record)
+        return JSONResponse(status.model_dump(), 202)
+    record = await wait_for_end(context, record)
+    answer = await file_of(context.state, record, f"sound.{body.output_format}")
+    answer.headers["x-job-id"], answer.headers["x-seed"] = record.id, str(checked.seed)
+    answer.headers.update(warnings_header(list(record.warnings)))
+    return answer
+
+
+def _check_length(name: str, length_s: float, limit_s: float, shown: Any = None) -> None:
+    if not 0 < length_s <= limit_s:
+        rule = f"must be above 0, at most {limit_s:g} (--max-sound)"
+        raise InvalidValue.of(name, length_s if shown is None else shown, rule)
+
+
+def _duration(model: ServedModel, body: SoundRequest, limit_s: float) -> dict[str, float]:
+    """The seconds of a body as the parameter of the model's pipeline."""
+    length_s = number_of(body.seconds)
+    if length_s is None:
+        return {}
+    _check_length("seconds", length_s, limit_s, body.seconds)
+    task = model.card.tasks[0]
+    name = next((name for name in DURATIONS if task.takes(name)), None)
+    if name is None:
+        rule = "its sound has a length of its own: leave it out"
+        raise UnsupportedParameter(f"seconds is not taken by {model.id}: {rule}", param="seconds")
+    return {name: length_s}

@@ -1,0 +1,260 @@
+"""`/v1/meshes` and `/v1/audio/generations`, before a fake worker that makes meshes or sound."""
+
+import asyncio
+import io
+import json
+import wave
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from carpool.request.card import Card, Parameter, Task
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from carpool.worker.protocol import Done
+from carpool.worker.raw_artifacts import RawMesh, RawSound
+from support.app import CARD, AppClient, Grey
+from support.video_app import Scene, play, url_of
+
+MESHES, SOUND = "/v1/meshes", "/v1/audio/generations"
+STEPS = Parameter("num_inference_steps", "int", default=4)
+OF_PICTURES = Task("image-to-mesh", "Sphere", (STEPS, Parameter("image", "other", required=True)))
+OF_WORDS = Task("text-to-mesh", "Sphere", (STEPS, Parameter("prompt", "str")))
+BELL = Task("text-to-audio", "Bell", (STEPS, Parameter("prompt", "str"),
+            Parameter("audio_end_in_s", "float")))  # fmt: skip
+HUM = Task("text-to-audio", "Hum", (STEPS, Parameter("prompt", "str")))
+VERTICES = np.eye(3, dtype=np.float32)
+FACES = np.array([[0, 1, 2], [2, 1, 0]], np.uint32)
+
+
+class Making(Grey):
+    """Makes what its task names, at once."""
+
+    def __init__(self, task: Task, **options: Any) -> None:
+        super().__init__(**options)
+        card: Card = replace(CARD, tasks=(task,), lora=())
+        self.ready, self.makes = protocol.WorkerReady(card, {}, 0.0), task.makes
+
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> Done:
+        done = await super().submit(request)
+        done.pictures = []
+        if self.makes == "meshes":
+            done.mesh = RawMesh(VERTICES.tobytes(), FACES.tobytes())
+        else:
+            samples = np.linspace(-1, 1, 1000, dtype=np.float32)
+            done.sound = RawSound(np.stack([samples, -samples]).tobytes(), 2, 8000)
+        return done
+
+
+def png() -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (16, 16), "red").save(out, "PNG")
+    return out.getvalue()
+
+
+async def completed(opened: AppClient, body: dict[str, Any]) -> dict[str, Any]:
+    answer = await opened.http.post(MESHES, json=body)
+    assert answer.status_code == 200, answer.text
+    await opened.runner.ended(answer.json()["id"])
+    job: dict[str, Any] = (await opened.http.get(f"{MESHES}/{answer.json()['id']}")).json()
+    return job
+
+
+def error_of(answer: Any) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, str(error["param"]), error["message"]
+
+
+@pytest.mark.parametrize("format", ["glb", "obj", "ply"])
+def test_a_mesh_of_a_picture_is_a_job_with_a_file_of_the_format_that_was_asked(format: str) -> None:
+    worker = Making(OF_PICTURES)
+
+    async def scene(opened: AppClient) -> None:
+        body = {"input_reference": {"image_url": url_of(png())}, "seed": 5, "output_format": format}
+        job = await completed(opened, body | {"num_inference_steps": 3})
+        content = await opened.http.get(f"{MESHES}/{job['id']}/content")
+        part = await opened.http.get(
+            f"{MESHES}/{job['id']}/content", headers={"range": "bytes=0-3"}
+        )
+        plain = (await opened.http.get(f"/v1/jobs/{job['id']}")).json()
+
+        assert (job["object"], job["status"], job["progress"]) == ("mesh", "completed", 100)
+        assert (job["seed"], job["output_format"], job["model"]) == (5, format, "grey")
+        assert job["settings"]["num_inference_steps"] == 3
+        assert job["bytes"] == len(content.content)
+        assert (part.status_code, part.content) == (206, content.content[:4])
+        assert (plain["kind"], plain["files"][0]["name"]) == ("mesh", f"mesh.{format}")
+        begins = {"glb": b"glTF", "obj": b"# made by a model", "ply": b"ply\n"}
+        assert content.content.startswith(begins[format])
+        assert content.headers["content-type"].startswith("model/")
+
+    play(scene, worker)
+    assert worker.jobs[0].arguments["image"].size == (16, 16)
+    assert worker.jobs[0].output_type is None  # the pipeline's own: it has no pictures
+
+
+def test_a_form_with_a_picture_and_words_alone_make_meshes_as_well() -> None:
+    async def of_picture(opened: AppClient) -> None:
+        files: dict[str, Any] = {"image": ("a.png", png()), "num_inference_steps": (None, "2")}
+        answer = await opened.http.post(MESHES, files=files)
+        assert answer.status_code == 200, answer.text
+
+    async def of_words(opened: AppClient) -> None:
+        job = await completed(opened, {"prompt": "a cup"})
+        assert (job["status"], job["prompt"]) == ("completed", "a cup")
+
+    play(of_picture, Making(OF_PICTURES))
+    play(of_words, Making(OF_WORDS))
+
+
+def test_meshes_are_listed_deleted_and_no_other_jobs() -> None:
+    async def scene(opened: AppClient) -> None:
+        first, second = [await completed(opened, {"prompt": text}) for text in ("a", "b")]
+        listed = (await opened.http.get(MESHES)).json()
+        gone = (await opened.http.delete(f"{MESHES}/{first['id']}")).json()
+        missing = await opened.http.get(f"{MESHES}/{first['id']}/content")
+        unknown = await opened.http.get(f"{MESHES}/none")
+
+        assert [one["id"] for one in listed["data"]] == [second["id"], first["id"]]
+        assert gone == {"id": first["id"], "object": "mesh.deleted", "deleted": True}
+        assert missing.status_code == unknown.status_code == 404
+
+    play(scene, Making(OF_WORDS))
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "param", "message"),
+    [
+        (OF_PICTURES, {}, "input_reference", "is missing"),
+        (OF_WORDS, {}, "prompt", "is missing"),
+        (OF_WORDS, {"prompt": "a", "output_format": "stl"}, "output_format", "glb"),
+        (OF_WORDS, {"prompt": "a", "size": "64x64"}, "size", "meshes have none"),
+        (OF_WORDS, {"prompt": "a", "n": 2}, "n", ""),
+        (OF_WORDS, {"prompt": "a", "octrees": 2}, "octrees", "no parameter"),
+        (BELL, {"prompt": "a"}, "model", "POST /v1/audio/generations makes them"),
+    ],
+)
+def test_what_cannot_be_a_mesh_is_refused_by_name(
+    task: Task, body: dict[str, Any], param: str, message: str
+) -> None:
+    async def scene(opened: AppClient) -> None:
+        status, named, text = error_of(await opened.http.post(MESHES, json=body))
+        assert status in (400, 422)
+        assert named == param
+        assert message in text
+
+    play(scene, Making(task))
+
+
+def test_a_mesh_of_too_many_faces_fails_with_the_limit() -> None:
+    async def scene(opened: AppClient) -> None:
+        job = await completed(opened, {"prompt": "a"})
+        assert job["status"] == "failed"
+        assert "has 2 faces: at most 1 (--max-faces)" in job["error"]["message"]
+
+    play(scene, Making(OF_WORDS), max_faces=1)
+
+
+@pytest.mark.parametrize(
+    ("format", "kind"), [("wav", "audio/wav"), ("flac", "audio/flac"), ("mp3", "audio/mpeg")]
+)
+def test_sound_is_answered_with_its_file(format: str, kind: str) -> None:
+    worker = Making(BELL)
+
+    async def scene(opened: AppClient) -> None:
+        body = {"prompt": "a bell", "seconds": 2, "seed": 3, "output_format": format}
+        answer = await opened.http.post(SOUND, json=body)
+        assert answer.status_code == 200, answer.text
+        assert (answer.headers["content-type"], answer.headers["x-seed"]) == (kind, "3")
+        job = (await opened.http.get(f"/v1/jobs/{answer.headers['x-job-id']}")).json()
+        assert (job["kind"], job["files"][0]["name"]) == ("sound", f"sound.{format}")
+        if format == "wav":
+            with wave.open(io.BytesIO(answer.content)) as file:
+                assert (file.getnchannels(), file.getframerate()) == (2, 8000)
+
+    play(scene, worker)
+    assert worker.jobs[0].arguments["audio_end_in_s"] == 2.0
+    assert worker.jobs[0].output_type == "pt"
+
+
+def test_sound_may_be_a_job() -> None:
+    async def scene(opened: AppClient) -> None:
+        answer = await opened.http.post(SOUND, json={"prompt": "a bell", "background_job": True})
+        assert (answer.status_code, answer.json()["kind"]) == (202, "sound")
+        ended = await opened.runner.ended(answer.json()["id"])
+        assert list(ended.files) == ["sound.wav"]
+
+    play(scene, Making(BELL))
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "param", "message"),
+    [
+        (BELL, {"seconds": 601}, "seconds", r"at most 600 (--max-sound)"),
+        (BELL, {"seconds": "long"}, "seconds", ""),
+        (BELL, {"audio_end_in_s": 601}, "audio_end_in_s", r"at most 600 (--max-sound)"),
+        (BELL, {"seconds": 0}, "seconds", "above 0"),
+        (HUM, {"seconds": 5}, "seconds", "a length of its own"),
+        (BELL, {"output_format": "ogg"}, "output_format", ""),
+        (BELL, {"size": "64x64"}, "size", "sound have none"),
+        (OF_WORDS, {}, "model", "POST /v1/meshes makes them"),
+    ],
+)
+def test_what_cannot_be_sound_is_refused_by_name(
+    task: Task, body: dict[str, Any], param: str, message: str
+) -> None:
+    async def scene(opened: AppClient) -> None:
+        answer = await opened.http.post(SOUND, json={"prompt": "a", **body})
+        status, named, text = error_of(answer)
+        assert (status in (400, 422), named) == (True, param), text
+        assert message in text
+
+    play(scene, Making(task))
+
+
+def test_a_client_that_goes_away_ends_its_sound() -> None:
+    worker = Making(BELL, is_slow=True)
+
+    async def scene(opened: AppClient) -> None:
+        asking = asyncio.create_task(opened.http.post(SOUND, json={"prompt": "a bell"}))
+        await worker.until(lambda: worker.running == 1)
+        asking.cancel()
+        await worker.until(lambda: worker.running == 0)
+
+    play(scene, worker)
+
+
+def test_the_same_key_has_the_same_mesh() -> None:
+    worker = Making(OF_WORDS)
+
+    async def scene(opened: AppClient) -> None:
+        headers = {"idempotency-key": "a"}
+        answers = [
+            await opened.http.post(MESHES, json={"prompt": "a"}, headers=headers) for _ in range(2)
+        ]
+        other = await opened.http.post(MESHES, json={"prompt": "b"}, headers=headers)
+        assert len({one.json()["id"] for one in answers}) == 1
+        assert other.status_code == 422
+
+    play(scene, worker)
+
+
+def test_files_say_what_made_them_without_prompts_unless_they_may() -> None:
+    def note(of: bytes) -> dict[str, Any]:
+        made: dict[str, Any] = json.loads(of[of.index(b"carpool {") + 8 :].split(b"\n")[0])
+        return made
+
+    found: list[dict[str, Any]] = []
+
+    async def scene(opened: AppClient) -> None:
+        job = await completed(opened, {"prompt": "a cup", "output_format": "obj", "seed": 9})
+        found.append(note((await opened.http.get(f"{MESHES}/{job['id']}/content")).content))
+
+    scenes: list[tuple[Scene, dict[str, Any]]] = [(scene, {}), (scene, {"metadata_prompt": True})]
+    for played, options in scenes:
+        play(played, Making(OF_WORDS), **options)
+    assert [one["seed"] for one in found] == [9, 9]
+    assert ["prompt" in one for one in found] == [False, True]
