@@ -270,12 +270,16 @@ def test_what_a_request_never_turns_back_is_turned_back_at_its_end(inside: str) 
     KEPT.clear()
 
 
-def test_calls_in_inference_mode_share_forwards_and_others_do_not_share_theirs() -> None:
+@pytest.mark.parametrize("mode", ["inference mode", "autocast"])
+def test_calls_in_one_mode_share_forwards_and_others_do_not_share_theirs(mode: str) -> None:
     with driving(made(), isolation="shared") as drive:
-        for seed in range(2):
-            drive.submit("", seed=seed, inside="inference mode")
-            drive.submit("", seed=seed)
+        recorders = [drive.submit("", seed=seed, inside=mode) for seed in range(2)]
+        recorders += [drive.submit("", seed=seed) for seed in range(2)]
         drive.finish()
+
+    arguments = [{"inside": mode}] * 2 + [{}] * 2
+    for place, (recorder, more) in enumerate(zip(recorders, arguments, strict=True)):
+        assert far(recorder, alone(place % 2, **more)) < 1e-6
 
     assert drive.widest("net") == 2 * 2
     assert 2 in drive.widths("net")

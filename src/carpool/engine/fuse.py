@@ -68,8 +68,8 @@ class Fuser:
             ]
         except (Unfusable, AttributeError, KeyError, TypeError):  # not what the rules foresee
             return _Alone(call), 1
-        if target.in_inference:
-            parts.append(("inference_mode", True))
+        if target.modes:
+            parts.append(("modes", target.modes))
         return (target.component, target.method, tuple(parts)), rows
 
     def alone(self, call: Call) -> Hashable:

@@ -44,7 +44,7 @@ class Target:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of what a call may leave out
     is_exclusive: bool = False  # of one request, in whose own state it runs: see `isolation.py`
     is_doubted: bool = False  # its table was written for other code: it is proven first
-    in_inference: bool = False  # it runs in torch's inference mode
+    modes: str = ""  # of torch that it runs in, where they are not the usual ones
 
 
 class Call(Struct, frozen=True, eq=False):

@@ -10,7 +10,7 @@ What else a request changes while it runs, a shared module (`overlay`) or a swit
 
 import contextvars
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from carpool.engine.overlay.functions import FunctionModes
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
 from carpool.engine.switches import Switches
-from carpool.engine.thread_modes import ThreadModes
+from carpool.engine.thread_modes import Modes, ThreadModes
 from carpool.errors import PipelineFailed, named
 
 log = logging.getLogger("carpool")
@@ -119,7 +119,7 @@ class RequestContext:
         self.drawing = drawing  # modules and methods that draw from the global random numbers
         self._modes, self._functions = ThreadModes(), FunctionModes()
         self._switches = switches
-        self._inferring: dict[int, Target] = {}  # by the id of the ordinary one
+        self._in_other_modes: dict[Hashable, Target] = {}
         self._variables = contextvars.copy_context()  # as a fiber begins with them
         self._is_free = False
         self._copies = copies  # from the host to an accelerator
@@ -174,22 +174,24 @@ class RequestContext:
     def own(self, target: Target) -> Target:
         """The method that a call from this request means.
 
-        That is `target` itself, or one that runs alone and in the request's own state: where torch
-        is in other modes than usual (gradients, autocast, `with torch.device(...)`, a dispatch
-        mode), where it has turned a context variable, and where it draws from the global random
-        numbers.
+        That is `target` itself; in autocast or inference mode one that runs in these, and shares
+        forwards with calls that do; or one that runs alone, in the request's own state: in other
+        modes of torch (gradients, `with torch.device(...)`, a dispatch mode), where the request has
+        turned a context variable, and where the method draws from the global random numbers.
 
         Raises:
             PipelineFailed: other processes compute the component, too, and know of no such mode.
         """
-        is_usual = self._modes.are_usual and not self._functions.are_changed
+        modes = Modes.now()
+        is_usual = self._modes.can_share and not self._functions.are_changed
         is_usual = is_usual and contextvars.copy_context() == self._variables
         is_usual = is_usual and target.method != "generate"
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
+        is_plain = not (modes.autocast or torch.is_inference_mode_enabled())
         if is_usual and is_in_half(target.module, self):
             return self._in_half(target)
-        if is_usual:
-            return self._in_inference(target) if torch.is_inference_mode_enabled() else target
+        if is_usual and (is_plain or not computes_together(target.module)):
+            return target if is_plain else self._in_modes(target, modes)
         if computes_together(target.module):
             raise PipelineFailed(
                 f"the request calls {target.component} with gradients, or in another mode of torch "
@@ -198,12 +200,19 @@ class RequestContext:
             )
         return replace(target, original=self._inside(target.original), is_exclusive=True)
 
-    def _in_inference(self, target: Target) -> Target:
-        """The same method in inference mode: calls made in that share forwards among themselves."""
-        if id(target) not in self._inferring:
-            original = torch.inference_mode()(target.original)
-            self._inferring[id(target)] = replace(target, original=original, in_inference=True)
-        return self._inferring[id(target)]
+    def _in_modes(self, target: Target, modes: Modes) -> Target:
+        """The same method in these modes: calls made in them share forwards among themselves."""
+        infers = torch.is_inference_mode_enabled()
+        key = id(target), modes.autocast, infers
+        if key not in self._in_other_modes:
+            original = torch.inference_mode()(target.original) if infers else target.original
+            if modes.autocast:
+                original = modes.entered()(original)
+            names = [f"autocast on {device} in {dtype}" for device, dtype in modes.autocast]
+            names += ["inference mode"] * infers
+            own = replace(target, original=original, modes=", ".join(names))
+            self._in_other_modes[key] = own
+        return self._in_other_modes[key]
 
     def _in_half(self, target: Target) -> Target:
         """The same method of a module that has its float16 meanwhile: see `model.upcast`."""

@@ -8,6 +8,8 @@ itself (`asyncio.run` around a call), with the hooks of its generators.
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +58,16 @@ class Modes:
         while depth > self.depth:
             depth = torch.autocast_decrement_nesting()
 
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Set them for as long as the context lasts."""
+        before = Modes.now()
+        self.set()
+        try:
+            yield
+        finally:
+            before.set()
+
 
 class ThreadModes:
     """The modes of one fiber; see `fiber.FiberContext`."""
@@ -96,10 +108,9 @@ class ThreadModes:
             self._outside.set()
 
     @property
-    def are_usual(self) -> bool:
-        """Whether a forward gives in the running fiber what it gives in the engine's modes."""
-        modes = Modes.now()
-        return not (modes.has_grad or modes.autocast or _length())
+    def can_share(self) -> bool:
+        """Whether others' calls may run in the modes of the running fiber."""
+        return not (torch.is_grad_enabled() or _length())
 
 
 def _exchanged(wanted: list[Any]) -> list[Any]:
