@@ -14,10 +14,13 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 
 
+COMPONENT = "Transformer"
+
+
 def change(pipe: Any, step: int, timestep: Any, tensors: Any) -> Any:
     """Halve what the denoiser's first layer gives, from the second step on."""
-    weight = pipe.transformer.x_embedder.weight
-    pipe.transformer.x_embedder.weight = torch.nn.Parameter(weight / 2, requires_grad=False)
+    layer = getattr(pipe, COMPONENT.lower()).x_embedder  # nothing says so before it runs
+    layer.weight = torch.nn.Parameter(layer.weight / 2, requires_grad=False)
     return {}
 
 

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
-from carpool.engine.reach.names import READ_ALREADY
+from carpool.engine.reach.names import SHIPPED
 
 OURS = "carpool-"  # the names of Carpool's own threads begin so
 _LOCKING = {
@@ -54,7 +54,7 @@ def wait_of(thread: int) -> ThreadWait | None:
     """How a thread stands in code of users; None: it runs code of a library, or has ended."""
     stack = _stack(thread)
     place = len(_of_python(stack))
-    if place == len(stack) or _name(stack[place]).partition(".")[0] in READ_ALREADY:
+    if place == len(stack) or _name(stack[place]).partition(".")[0] in SHIPPED:
         return None
     frame = stack[place]
     return ThreadWait(frame, frame.f_lasti, _is_locking(stack), _cpu_s(thread))

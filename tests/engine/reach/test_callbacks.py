@@ -184,7 +184,7 @@ BROUGHT: dict[str, tuple[Any, str]] = {
     "method of the pipeline": (PIPE.step, "the pipeline itself"),
     "method": (Helper().callback, ""),
     "method of an owner that counts": (Helper().counting, "`Helper.counting` writes `self.n`"),
-    "method of an owner that has the pipeline": (Helper(PIPE).callback, "the pipeline itself"),
+    "method of an owner that has the pipeline and does not use it": (Helper(PIPE).callback, ""),
     "method that reads the pipeline": (Helper(PIPE).reading, "the pipeline itself"),
     "object": (Calling(), ""),
     "object that counts": (CallingAndCounting(), "writes `self.n`"),

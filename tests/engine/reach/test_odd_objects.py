@@ -181,9 +181,3 @@ def test_nothing_is_raised_whatever_a_callback_holds(chosen: list[int], is_calle
         return {**kwargs, "x": held[-1]}
 
     assert isinstance(private_reasons(pipe, {"callback_on_step_end": callback}), list)
-
-
-def test_code_that_is_too_large_is_a_reason() -> None:
-    reasons = private_reasons(stepping(), {"callback_on_step_end": large()})
-
-    assert reasons == ["bytecode cannot be read: f is too large"]

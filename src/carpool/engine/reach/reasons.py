@@ -1,75 +1,106 @@
-"""Decide whether a request may share a ride: by what the pipeline and its callbacks reach."""
+"""Decide whether a request may share a ride: by what the pipeline and its callbacks reach.
+
+Requests interleave on one pipeline only where nothing that their code reaches outlives them and is
+changed by them. `walk` follows code from where it enters a request, `source` reads functions, and
+`objects` says what code reaches. In doubt a ride is private.
+"""
 
 import logging
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import is_
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from carpool.engine.reach.referents import of_class, own_dict
-from carpool.engine.reach.roots import walk_arguments, walk_pipeline
+from carpool.engine.reach.objects import (
+    ABSENT,
+    CODE,
+    CONTAINERS,
+    DATA,
+    HOOKS,
+    Ref,
+    entries,
+    is_plain,
+    own_dict,
+)  # fmt: skip
 from carpool.engine.reach.walk import Walk
 
 log = logging.getLogger("carpool")
-_NONE: Mapping[str, Any] = MappingProxyType({})
-_pipelines: "weakref.WeakKeyDictionary[Any, tuple[Any, list[str]]]" = weakref.WeakKeyDictionary()
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+# reasons, with the parts of their pipeline, and the names that their callback looks up
+_pipelines: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
+_callbacks: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
-def private_reasons(pipe: Any, arguments: Mapping[str, Any] = _NONE) -> list[str]:
-    """Why a request has to ride alone on the user's own pipeline; empty if it may share.
+def private_reasons(pipe: Any, arguments: Mapping[str, Any] = _EMPTY) -> list[str]:
+    """Why a request has to ride alone on the user's own pipeline: one sentence a cause.
 
-    What the pipeline itself reaches is walked once, and again when its parts are exchanged; the
-    callbacks of a request are walked each time, since what they reach may have changed.
+    What the pipeline itself reaches is walked once, and again when its parts are exchanged; so is a
+    callback, and again when what it names is another object, or may have changed.
 
     Args:
         pipe: the user's own pipeline, not a request's view of it.
-        arguments: those of the request.
-
-    Returns:
-        One sentence a cause. It never raises: what cannot be walked is a cause.
     """
     try:
-        reasons = [*_of_pipeline(pipe)]
-        brought = {name: one for name, one in arguments.items() if not isinstance(one, _DATA)}
-        if brought:
-            walk = Walk(pipe)
-            walk_arguments(walk, brought)
-            reasons += [one for one in walk.causes if one not in reasons]
-        return reasons
+        parts, reasons = _of_pipeline(pipe)
+        for name, value in arguments.items():
+            if not is_plain(value):
+                reasons = [*reasons, *_of_argument(pipe, parts, name, value)]
+        return list(dict.fromkeys(reasons))
     except Exception as error:  # objects of others may do anything when they are looked at
         log.debug("what a pipeline reaches cannot be walked", exc_info=True)
         return [f"the code of the request cannot be walked: {type(error).__name__}"]
 
 
-_DATA = (bool, int, float, str, bytes, type(None))
-
-
-def _of_pipeline(pipe: Any) -> list[str]:
-    parts = _parts(pipe)
-    try:
-        known = _pipelines.get(pipe)
-    except TypeError:  # it has no hash, or no weak references
-        known = None
-    if known is not None and known[0] == parts:
-        return known[1]
+def _of_pipeline(pipe: Any) -> Any:
+    parts = [type(pipe), *map(_part, own_dict(pipe).items())]
+    with suppress(TypeError):  # it has no hash, or no weak references
+        if (cached := _pipelines.get(pipe)) and cached[0] == parts:
+            return cached
     walk = Walk(pipe)
-    walk_pipeline(walk)
-    reasons = [*walk.causes]
+    walk.enter(pipe, "own", "the pipeline")
+    answer = parts, walk.read()
     with suppress(TypeError):
-        _pipelines[pipe] = parts, reasons
+        _pipelines[pipe] = answer
+    return answer
+
+
+def _part(item: tuple[str, Any]) -> Any:
+    """What tells an attribute from itself with another forward or more hooks."""
+    (name, value), cls = item, type(item[1])
+    if not isinstance(value, nn.Module):
+        return name, id(value), cls
+    hooks = [len(vars(value).get(name, ())) for name in HOOKS]
+    return name, id(value), cls, id(cls.forward), id(vars(value).get("forward")), hooks
+
+
+def _of_argument(pipe: Any, parts: Any, name: str, value: Any) -> list[str]:
+    owner, function = getattr(value, "__self__", value), getattr(value, "__func__", None)
+    with suppress(TypeError):
+        same_parts, same_function, names, reasons = _callbacks.get(owner) or (None, None, [], [])
+        if same_parts is parts and same_function is function and all(map(_is_same, names)):
+            return list(reasons)
+    walk = Walk(pipe, is_brought=True)
+    first = [frozenset({Ref(pipe, "own")})] if "callback" in name else []
+    walk.enter(value, "shared" if callable(value) else "own", name, *first)
+    reasons, names = walk.read(), [(find, _contents(obj)) for find, obj in walk.names]
+    with suppress(TypeError):
+        if all(map(_is_constant, (obj for _, contents in names for obj in contents))):
+            _callbacks[owner] = parts, function, names, reasons
     return reasons
 
 
-def _parts(pipe: Any) -> Any:
-    """What tells a pipeline from itself with other parts, in a few microseconds."""
-    parts: list[Any] = [id(type(pipe))]
-    for name, value in own_dict(pipe).items():
-        parts.append((name, id(value), id(type(value))))
-        if isinstance(value, nn.Module):
-            mine = own_dict(value)
-            forwards = id(mine.get("forward")), id(of_class(type(value), "forward"))
-            parts.append((forwards, len(mine.get("_forward_hooks", ()))))
-    return parts
+def _is_same(name: tuple[Any, list[Any]]) -> bool:
+    contents = _contents(name[0]())
+    return len(contents) == len(name[1]) and all(map(is_, contents, name[1]))
+
+
+def _contents(obj: Any) -> list[Any]:
+    return list(entries(obj)) if type(obj) in CONTAINERS else [obj]
+
+
+def _is_constant(obj: Any) -> bool:
+    return obj is ABSENT or is_plain(obj) or isinstance(obj, (*CODE, *DATA))

@@ -1,300 +1,287 @@
-"""Follow what foreign code does with the objects that it can reach, call by call.
+"""Follow foreign code from where it enters a request: what of others it reaches and writes.
 
-The walk runs summaries of code over referents instead of values. It goes into every foreign
-function that it meets, with what that one would be given; libraries' functions are judged by name.
+Code that is reached by a name counts as called, with arguments that are the call's own: a thing of
+others that a function is given, or gives, is a reason by itself (`keep`).
 """
 
-from collections.abc import Callable, Mapping
-from types import CodeType, FunctionType
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from carpool.engine.reach.bytecode import UnreadableCode, read
-from carpool.engine.reach.calls import Calls
-from carpool.engine.reach.foreign import is_foreign
-from carpool.engine.reach.frames import (
-    NO_FRAME,
-    Arguments,
-    Frame,
-    bound,
-    global_,
-    imported,
-    parameter_names,
-    text_of,
-)
-from carpool.engine.reach.held import HeldObjects
-from carpool.engine.reach.parts import attribute, item
-from carpool.engine.reach.referents import (
-    CHANGED_BY_OPERATORS,
-    FRESH,
-    OUTSIDE,
+from carpool.engine.foreign_code import all_blocks
+from carpool.engine.reach import names, objects
+from carpool.engine.reach.objects import (
+    ABSENT,
+    CODE,
+    CONTAINERS,
+    DATA,
+    EMPTY,
+    HOOKS,
+    UNKNOWN,
     UNSEEN,
-    Referent,
-    Referents,
-    box,
-    live,
+    Ownership,
+    Ref,
+    Value,
+    function_of,
+    is_foreign,
+    is_plain,
     of_class,
-)
-from carpool.engine.reach.summary import Action, Atom, Value
+    own_dict,
+)  # fmt: skip
+from carpool.engine.reach.source import FunctionReader, tree_of
 
-_DEEPEST, _MOST_FRAMES, _MOST_CAUSES = 40, 4000, 20
+MAX_FUNCTIONS = 2000  # that are read
+_ARGUMENT: Value = frozenset({Ref(UNKNOWN, "given")})
 
 
 class Walk:
-    """One walk from a pipeline's roots; `causes` are the reasons against a shared ride."""
+    """Follows code; `reasons` are those against a shared ride."""
 
-    def __init__(self, pipe: Any) -> None:
-        self.pipe = pipe
-        self.causes: dict[str, None] = {}
-        self.entries: dict[type, dict[str, Any]] = {}  # methods that libraries call, by class
-        self._held = HeldObjects(pipe)
-        self._answers: dict[Any, Referents] = {}  # of runs, by code and what they were given
-        self._fields: dict[
-            tuple[Any, str], Referents
-        ] = {}  # written by the call on what is its own
-        self._kept: list[Frame] = []  # their ids are in keys
-        self._depth = 0
-        self._calls = Calls(self)
+    def __init__(self, pipe: Any, *, is_brought: bool = False) -> None:
+        self.is_brought = is_brought  # by a request
+        self.reasons: dict[str, None] = {}
+        self.names: list[tuple[Callable[[], Any], Any]] = []  # looked up, and what they were then
+        self._pipe, self._place = pipe, "the request"
+        self._entered: dict[Any, Any] = {}  # objects by their ids, and classes without foreign code
+        self._referents, self._functions = set[Ref](), set[Any]()
+        self._unread: list[tuple[FunctionType, dict[str, Value]]] = []
 
-    def cause(self, text: str) -> None:
-        if len(self.causes) < _MOST_CAUSES:  # one is enough, and they are for people
-            self.causes.setdefault(text)
+    def reason(self, text: str) -> None:
+        self.reasons.setdefault(f"`{self._place}` {text}")
 
-    def reason(self, obj: Any) -> str:
-        """Why nobody else may reach an object, or ""."""
-        return self._held.reason(obj, is_own=False)
+    # where code enters
 
-    # functions
+    def enter(self, obj: Any, kind: Ownership, text: str, *first: Value, depth: int = 5) -> None:
+        """Run the code of an object and of its parts.
 
-    def function(self, function: Any, given: Arguments) -> Referents:
-        """Run a Python function that is there already."""
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-        key = (function.__code__, id(function.__globals__), *map(id, cells.values()))
+        Args:
+            first: the first arguments of its functions, or those of its methods behind `self`.
+        """
+        if is_plain(obj) or isinstance(obj, (type, *DATA)) or not depth:
+            return
+        rest = EMPTY if kind == "own" or (self.is_brought and first) else _ARGUMENT
+        if isinstance(obj, FunctionType):
+            return self.run(obj, *first, text=text, rest=rest)
+        self.refer(obj, "shared" if self.is_brought else kind, text)
+        if isinstance(obj, CODE) or id(obj) in self._entered:
+            return
+        self._entered[id(obj)] = obj
+        if self.is_brought:
+            self.names.append((partial(_parts, obj), _parts(obj)))
+        if isinstance(obj, CONTAINERS) and not is_foreign(type(obj)):
+            for part in objects.entries(obj):
+                self.enter(part, kind, text, *first, depth=depth - 1)
+            return
+        kind, depth = ("shared", 5) if isinstance(obj, nn.Module) else (kind, depth)
+        me: Value = frozenset({Ref(obj, kind)})
+        is_used = kind == "own" and not self.is_brought and is_foreign(type(self._pipe))
+        self._enter_methods(obj, me, *first, rest=rest, is_all=not is_used)
+        for block in all_blocks(own_dict(obj).get("_blocks")):
+            self._enter_methods(block, frozenset({Ref(block, "own")}), me, rest=EMPTY, is_all=False)
+        for name, part in own_dict(obj).items():
+            arguments = (me,) if name in HOOKS else first if self.is_brought else ()
+            self.enter(part, kind, name, *arguments, depth=depth - 1)
 
-        def free(name: str) -> Referents:
-            try:
-                return live(cells[name].cell_contents)
-            except (KeyError, ValueError):  # nothing is in it yet
-                return UNSEEN
+    def _enter_methods(self, obj: Any, *first: Value, rest: Value, is_all: bool) -> None:
+        """Run the foreign methods of an object that libraries call.
 
-        defaults = dict(function.__kwdefaults__ or {})
-        names = function.__code__.co_varnames[: function.__code__.co_argcount]
-        values = function.__defaults__ or ()
-        defaults.update(zip(names[len(names) - len(values) :], values, strict=True))
-        referents = {name: live(value) for name, value in defaults.items()}
-        return self._run(function.__code__, key, function.__globals__, free, True, given, referents)
+        These are its overrides of a library's methods; all, where no library knows its class.
+        """
+        cls, order = type(obj), type(obj).__mro__[:-1]
+        functions = {} if cls in self._entered else dict(objects.foreign_functions(cls))
+        if not functions:
+            self._entered[cls] = cls
+        is_all = is_all and all(map(is_foreign, order))
+        for name in functions:
+            is_override = any(name in vars(base) for base in order if not is_foreign(base))
+            is_override = (is_override and not names.SETTING_UP.match(name)) or name == "forward"
+            if (is_all or is_override) and not names.AT_CREATION.match(name):
+                self.run(of_class(cls, name), *first, rest=rest)
 
-    def made(self, made: Any, number: int, frame: Frame, given: Arguments) -> Referents:
-        """Run a function that the call has made."""
+    # objects
 
-        def free(name: str) -> Referents:
-            if name in frame.summary.cells:
-                return self._cell(frame, name)
-            return frame.free(name)
+    def refer(self, obj: Any, kind: Ownership, text: str) -> Value:
+        """An object that code has reached, if it may change; code that is reached is run."""
+        obj = obj() if isinstance(obj, weakref.ReferenceType) else obj
+        if is_plain(obj):
+            return EMPTY
+        ref = Ref(obj, "shared" if isinstance(obj, (nn.Module, *CODE)) else kind)
+        value: Value = frozenset({ref})
+        if ref in self._referents:
+            return value
+        self._referents.add(ref)
+        if cause := objects.cause(obj, self._pipe, is_own=ref.kind == "own"):
+            self.reason(f"reaches `{text}`: {cause}")
+        elif isinstance(obj, nn.Module):
+            self.enter(obj, "shared", text)
+        elif isinstance(obj, partial):
+            parts = [self.refer(part, kind, text) for part in (*obj.args, *obj.keywords.values())]
+            self.run(obj.func, *parts[: len(obj.args)], text=text)
+        elif isinstance(obj, MethodType):  # what it is bound to is copied with its object
+            self.run(obj.__func__, self.refer(obj.__self__, kind, text), text=text)
+        elif isinstance(obj, BuiltinFunctionType) and isinstance(obj.__self__, CONTAINERS):
+            self.attribute(self.refer(obj.__self__, kind, text), obj.__name__, text)
+        elif isinstance(obj, type) and is_foreign(type(obj)):
+            self.reason(f"reaches `{text}`, whose metaclass decides what it does")
+        elif not isinstance(obj, (type, ModuleType)):
+            self.run(obj, text=text)
+            self.methods(value, _is_operator)
+        return value
 
-        anything = self.value(frame, made.defaults)
-        names = parameter_names(made.code)[0] if anything - FRESH else []
-        return self._run(
-            made.code, (made.code, id(frame), number), frame.globals, free,
-            frame.cells_are_shared, given, dict.fromkeys(names, anything), outer=frame,
-        )  # fmt: skip
+    def methods(self, value: Value, is_called: Callable[[str], bool] = bool) -> Value:
+        """Run the foreign methods of objects, by their names; gives what they may give."""
+        for ref in value:
+            for name, member in objects.foreign_functions(ref.cls):
+                if name in ("__getattr__", "__getattribute__"):
+                    self.reason(f"reaches a {ref.cls.__name__}, whose {name} decides what it is")
+                elif is_called(name) and (name == "__init__" or not names.AT_CREATION.match(name)):
+                    self.run(member, _first(ref, member))
+        return UNSEEN if any(ref.kind == "shared" for ref in value) else EMPTY
 
-    def _run(
-        self,
-        code: CodeType,
-        key: Any,
-        globals_: Mapping[str, Any],
-        free: Callable[[str], Referents],
-        cells_are_shared: bool,
-        given: Arguments,
-        defaults: Mapping[str, Referents],
-        outer: Frame | None = None,
-    ) -> Referents:
-        parameters = bound(code, given, defaults)
-        key = (key, tuple(parameters.items()))
-        if key in self._answers:
-            return self._answers[key]
-        self._answers[key] = FRESH
-        if self._depth >= _DEEPEST or len(self._kept) >= _MOST_FRAMES:
-            self.cause(f"`{code.co_qualname}` calls more code than can be followed")
-            return FRESH
-        try:
-            summary = read(code)
-        except UnreadableCode as error:
-            self.cause(f"bytecode cannot be read: {error}")
-            return FRESH
-        shared = cells_are_shared
-        if outer is not None:
-            mine = set(outer.summary.cells)
-            shared = shared and not mine.issuperset(code.co_freevars)
-        frame = Frame(summary, globals_, free, shared, parameters)
-        self._kept.append(frame)
-        for name, referents in parameters.items():
-            for referent in referents:
-                self._check(frame, frozenset((("param", name),)), referent)
-        self._depth += 1
-        try:
-            for _ in range(3):  # what loops bring back to their beginning
-                frame.is_early, before = False, len(self._fields)
-                for action in summary.actions:
-                    self._follow(frame, action, outer)
-                if not frame.is_early and len(self._fields) == before:
-                    break
-            self._answers[key] = answer = self.value(frame, summary.returns) or FRESH
-        finally:
-            self._depth -= 1
+    def attribute(self, value: Value, name: str, text: str) -> Value:
+        if names.ANYWHERE.match(name):
+            self.reason(f"names `{text}`")
+        return EMPTY.union(*[self._attribute(ref, name, text) for ref in value])
+
+    def _attribute(self, ref: Ref, name: str, text: str) -> Value:
+        obj, own, member = ref.obj, own_dict(ref.obj), of_class(ref.cls, name)
+        function = function_of(member)
+        is_code = isinstance(function, FunctionType) and is_foreign(function)
+        if ref.kind == "shared" and not is_code and not isinstance(obj, CODE):
+            is_of_module = isinstance(obj, nn.Module) and name.startswith(names.OF_MODULES)
+            if names.WRITERS.match(name) or (is_of_module and name not in own):
+                self.write(frozenset({ref}), text)
+        if obj is UNKNOWN:
+            return UNSEEN if name in ("weight", "bias") else frozenset({ref})
+        if name == "__class__":
+            return self.refer(ref.cls, "shared", text)
+        if name == "__dict__" or (name in names.VIEWS and isinstance(obj, DATA)):
+            return frozenset({ref})
+        if ref.kind == "shared" and not isinstance(obj, nn.Module):
+            self.names.append((partial(own.get, name, ABSENT), own.get(name, ABSENT)))
+        if name in own:
+            return self.refer(own[name], ref.kind, text)
+        if is_code:
+            self.run(function, _first(ref, member), text=text)
+            return UNSEEN if function is not member and ref.kind == "shared" else EMPTY
+        if member is ABSENT or (hasattr(type(member), "__get__") and not is_foreign(type(member))):
+            is_fresh = ref.kind == "own" or isinstance(obj, (*DATA, *CODE))
+            return EMPTY if is_fresh and name != "components" else UNSEEN
+        return self.refer(member, "shared", text)
+
+    def items(self, value: Value, text: str, key: Any = ABSENT) -> Value:
+        """What is in containers; of other objects, they themselves."""
+        answer = EMPTY
+        for ref in value:
+            if not isinstance(ref.obj, (*CONTAINERS, nn.Module)):
+                answer |= {ref}
+                continue
+            if isinstance(ref.obj, defaultdict) and key is not ABSENT:
+                self.write(frozenset({ref}), text)
+            answer |= UNSEEN if isinstance(ref.obj, nn.Module) else EMPTY  # its parameters
+            for part in objects.entries(ref.obj, key):
+                is_known = part is not UNKNOWN
+                answer |= self.refer(part, ref.kind, text) if is_known else {Ref(part, ref.kind)}
         return answer
 
-    def _follow(self, frame: Frame, action: Action, outer: Frame | None) -> None:
-        referents = self.value(frame, action.target)
-        if action.kind == "load":
-            for referent in referents:
-                self._check(frame, action.target, referent)
-        elif action.kind == "rebind":
-            if action.target and next(iter(action.target))[0] == "global":
-                self.cause(f"`{frame.name}` writes the global `{action.name}`")
-            elif not _is_made_by(outer, action.name):
-                self.cause(f"`{frame.name}` writes `{action.name}` of the function around it")
-        elif action.kind == "write":
-            self._write(frame, action, referents)
-        elif action.kind == "augment":
-            for referent in referents:
-                if referent.kind == "shared" and isinstance(referent.obj, CHANGED_BY_OPERATORS):
-                    self.cause(f"`{frame.name}` changes `{text_of(action.target)}` in place")
-        else:
-            self._call(frame, action, referents)
+    # what code does
 
-    def _check(self, frame: Frame, value: Value, referent: Referent) -> None:
-        if referent.kind not in ("shared", "own"):
+    def write(self, value: Value, text: str, name: str = "") -> None:
+        """Note a write on objects; on an attribute of theirs, if it has a name."""
+        for ref in value:
+            member = of_class(ref.cls, name)
+            if ref.kind == "shared" or (ref.kind == "given" and name):
+                self.reason(f"writes `{text}`, which others may reach")
+            elif isinstance(member, property):
+                self.run(member.fset, frozenset({ref}))
+            elif is_foreign(type(member)):  # perhaps a descriptor
+                self.refer(member, "shared", text)
+
+    def keep(self, value: Value, text: str) -> None:
+        """Note that code hands on what others reach: it may be changed wherever it goes."""
+        for ref in value:
+            is_object = isinstance(ref.obj, CONTAINERS) or is_foreign(type(ref.obj))
+            if ref.kind == "own" and isinstance(ref.obj, type):  # an object that the call made
+                self.methods(frozenset({ref}))
+            elif ref.kind == "shared" and is_object and not isinstance(ref.obj, (nn.Module, *CODE)):
+                self.reason(f"hands on what others reach: `{text}`")
+
+    def called(self, owner: Value, callee: Value, name: str, args: list[Value], text: str) -> Value:
+        """What comes back from a call; its function has been run."""
+        first, operands = args[0] if args else EMPTY, EMPTY.union(owner, *args)
+        is_of_class = any(isinstance(ref.obj, type) and not is_foreign(ref.obj) for ref in owner)
+        if names.ON_THE_FIRST.match(name) or (is_of_class and names.WRITERS.match(name)):
+            self.write(first, text)
+        if name == "type" and len(args) == 1:
+            return self.attribute(first, "__class__", text) or UNSEEN
+        code = [ref.obj for ref in callee if isinstance(ref.obj, CODE) and is_foreign(ref.obj)]
+        if code:
+            instances = frozenset(Ref(cls, "own") for cls in code if isinstance(cls, type))
+            self.methods(instances, lambda name: name == "__init__" or _is_operator(name))
+            self.keep(EMPTY.union(*args), text)
+            return instances
+        if any(hasattr(ref.obj, "cache_info") for ref in callee):  # of `lru_cache`
+            return UNSEEN
+        if names.ENTRIES.match(name):
+            return self.items(operands, text)
+        return operands if names.VIEWING.match(name) else EMPTY
+
+    def run(self, function: Any, *first: Value, text: str = "", rest: Value = EMPTY) -> None:
+        """Run a function with the first of its arguments, and with what each other may be."""
+        wrapper, function = function, function_of(function)
+        if isinstance(wrapper, FunctionType) and not is_foreign(wrapper):  # a library's decorator
+            cells = [getattr(cell, "cell_contents", None) for cell in wrapper.__closure__ or ()]
+            for inner in [*cells, *getattr(wrapper, "registry", {}).values()]:
+                if isinstance(inner, FunctionType) and is_foreign(inner):
+                    self.run(inner, *first, rest=rest)
+        if not isinstance(function, FunctionType) or not is_foreign(function):
+            if hasattr(function, "__qualname__") and is_foreign(function):
+                self.reason(f"calls compiled code: `{text}`")
             return
-        reason = self._held.reason(referent.obj, is_own=referent.kind == "own")
-        if reason:
-            self.cause(f"`{frame.name}` reaches {reason} as `{text_of(value)}`")
+        code = function.__code__
+        is_made = code.co_filename.startswith("<") and code.co_name.startswith("__")
+        if is_made or (key := (function, *first, rest)) in self._functions:  # or by `dataclass`
+            return
+        self._functions.add(key)
+        positional = code.co_varnames[: code.co_argcount]
+        values = dict.fromkeys(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], rest)
+        values |= dict(zip(positional, first, strict=False))
+        defaults = zip(positional[::-1], (function.__defaults__ or ())[::-1], strict=False)
+        for name, default in [*defaults, *(function.__kwdefaults__ or {}).items()]:
+            values[name] |= self.refer(default, "shared", name)
+        self._unread.append((function, values))
 
-    def _write(self, frame: Frame, action: Action, referents: Referents) -> None:
-        text = (
-            f"{text_of(action.target)}.{action.name}"
-            if action.name
-            else f"{text_of(action.target)}[...]"
-        )
-        value = self.value(frame, action.value)
-        for referent in referents:
-            if referent.kind in OUTSIDE:
-                kind = _kind(referent.obj)
-                self.cause(f"`{frame.name}` writes `{text}`{kind}")
-            elif referent.kind in ("own", "instance", "box", "fresh"):
-                self.set(referent, action.name, value)
-
-    def set(self, referent: Referent, name: str, value: Referents) -> None:
-        cls = referent.obj if referent.kind == "instance" else type(referent.obj)
-        if referent.kind in ("own", "instance") and name:
-            setter = of_class(cls, "__setattr__")
-            descriptor = of_class(cls, name)
-            own = frozenset((referent,))
-            if isinstance(setter, FunctionType) and is_foreign(setter):
-                self.function(setter, Arguments((own, frozenset((Referent("text", name),)), value)))
-            if isinstance(descriptor, property) and is_foreign(descriptor.fset):
-                self.invoke(live(descriptor.fset), Arguments((own, value)))
-            outside = frozenset(one for one in value if one.kind not in ("fresh", "text"))
-            if outside - self._fields.get((referent, name), frozenset()):
-                self._fields[referent, name] = (
-                    self._fields.get((referent, name), frozenset()) | outside
-                )
-                self._answers.clear()
-
-    def written(self, referent: Referent, name: str) -> Referents:
-        return self._fields.get((referent, name), frozenset())
-
-    # values
-
-    def value(self, frame: Frame, value: Value) -> Referents:
-        referents: set[Referent] = set()
-        for atom in value:
-            referents |= self._atom(frame, atom)
-        return frozenset(referents)
-
-    def _atom(self, frame: Frame, atom: Atom) -> Referents:
-        kind = atom[0]
-        if kind == "attr":
-            below = (attribute(self, referent, atom[2]) for referent in self._atom(frame, atom[1]))
-            return frozenset[Referent]().union(*below) or FRESH
-        if kind == "item":
-            below = (item(self, frame.name, referent) for referent in self._atom(frame, atom[1]))
-            return frozenset[Referent]().union(*below) or FRESH
-        if kind == "param":
-            return frame.parameters.get(atom[1], FRESH)
-        if kind == "global":
-            return global_(frame.globals, atom[1])
-        if kind == "free":
-            return frame.free(atom[1])
-        if kind == "cell":
-            return self._cell(frame, atom[1])
-        if kind == "call":
-            if atom[1] not in frame.results:
-                frame.is_early = True
-            return frame.results.get(atom[1], FRESH)
-        if kind == "made":
-            made = frame.summary.made[atom[1]]
-            return frozenset((Referent("made", (id(frame), atom[1]), obj=(made, atom[1], frame)),))
-        if kind == "box":
-            return box(self.value(frame, atom[1]))
-        if kind == "const" and isinstance(atom[1], str):
-            return frozenset((Referent("text", atom[1]),))
-        if kind == "import":
-            return imported(atom[1], atom[2])
-        if kind == "superof":
-            mine = self._atom(frame, atom[1])
-            cls = next((one.obj for one in frame.free("__class__") if one.kind == "shared"), None)
-            return frozenset(Referent("super", cls, frozenset((one,))) for one in mine)
-        return FRESH
-
-    def _cell(self, frame: Frame, name: str) -> Referents:
-        if name in frame.asked:
-            return FRESH
-        frame.asked.add(name)
-        try:
-            return self.value(frame, frame.summary.cells[name]) or FRESH
-        finally:
-            frame.asked.discard(name)
-
-    def _call(self, frame: Frame, action: Action, callees: Referents) -> None:
-        args = [self.value(frame, one) for one in action.args]
-        kwargs = {name: self.value(frame, one) for name, one in action.kwargs}
-        spread: Referents = frozenset()
-        for value in action.spread:
-            referents_of = self.value(frame, value)
-            handed_on = next(iter(referents_of)) if len(referents_of) == 1 else None
-            if handed_on is not None and handed_on.kind == "box" and handed_on.key is not None:
-                for name, one in handed_on.key:  # as they came
-                    if name:
-                        kwargs[name] = one
-                    else:
-                        args.append(one)
+    def read(self) -> list[str]:
+        """Read the functions that were run; gives the reasons."""
+        while self._unread:
+            function, values = self._unread.pop()
+            self._place = function.__qualname__
+            if len(self._functions) > MAX_FUNCTIONS:
+                self.reason("has more code than is read")
+            elif (tree := tree_of(function)) is None:
+                self.reason("has no source that can be read")
             else:
-                spread = spread.union(*(item(self, frame.name, one) for one in referents_of))
-        given = Arguments(tuple(args), kwargs, spread)
-        called = next((atom[2] for atom in action.target if atom[0] == "attr"), "")
-        referents: set[Referent] = set()
-        for callee in callees:
-            referents |= self._calls.answer(frame, callee, called, given, text_of(action.target))
-        frame.results[action.result] = frozenset(referents) or FRESH
-
-    def invoke(self, callees: Referents, given: Arguments) -> Referents:
-        """What calls outside of any summary give."""
-        referents: set[Referent] = set()
-        for callee in callees:
-            referents |= self._calls.answer(NO_FRAME, callee, "", given, "")
-        return frozenset(referents)
+                FunctionReader(self, function, values).read(tree)
+        return list(self.reasons)
 
 
-def _is_made_by(outer: Frame | None, name: str) -> bool:
-    return outer is not None and (name in outer.summary.cells or not outer.cells_are_shared)
+def _parts(obj: Any) -> Any:
+    return obj if type(obj) in CONTAINERS else (*own_dict(obj).values(),)
 
 
-def _kind(obj: Any) -> str:
-    if isinstance(obj, nn.Module):
-        return f" on the module {type(obj).__name__}"
-    if isinstance(obj, type):
-        return f" on the class {obj.__name__}"
-    return ", which outlives the call"
+def _first(ref: Ref, member: Any) -> Value:
+    """The first argument of a class's function that is called by way of an object."""
+    if isinstance(member, classmethod):
+        return frozenset({Ref(ref.cls)})
+    is_object = ref.kind == "own" or not isinstance(ref.obj, type)
+    return frozenset({ref}) if is_object and not isinstance(member, staticmethod) else EMPTY
+
+
+def _is_operator(name: str) -> bool:
+    """Whether syntax calls a method."""
+    return name.startswith("__") and name not in names.CONTEXT and not names.AT_CREATION.match(name)
