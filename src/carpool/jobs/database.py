@@ -98,7 +98,7 @@ class Record:
         return self.state in OPEN
 
 
-_FIELDS = tuple(one.name for one in fields(Record))
+_FIELDS = tuple(column.name for column in fields(Record))
 _JSON = ("asked", "work", "error", "files", "timings", "settings")
 
 
@@ -106,10 +106,10 @@ def record_of(row: sqlite3.Row) -> Record:
     """A row as a record; JSON that the disk has damaged becomes {}."""
     values = {name: row[name] for name in _FIELDS}
     values |= {name: _loads(row[name], dict) for name in _JSON if row[name] is not None}
-    told: list[Any] = _loads(row["warnings"] or "[]", list)
+    warnings: list[Any] = _loads(row["warnings"] or "[]", list)
     skipped: list[Any] = _loads(row["skipped_steps"] or "[]", list)
-    values["skipped_steps"] = tuple(one for one in skipped if isinstance(one, int))
-    return Record(**values | {"warnings": tuple(map(str, told))})
+    values["skipped_steps"] = tuple(count for count in skipped if isinstance(count, int))
+    return Record(**values | {"warnings": tuple(map(str, warnings))})
 
 
 def _loads(text: str, kind: Callable[[], T]) -> T:

@@ -57,6 +57,6 @@ class JobListener:
         record: Record,
         state: End | Literal["completed"],
         took_s: float,
-        done: Sequence[Any],
+        outputs: Sequence[Any],
     ) -> None:
         """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""

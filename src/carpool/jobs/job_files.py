@@ -55,54 +55,54 @@ class JobFiles:
         try:
             files = place.write(job_id, write)
             # inputs take half at most: what becomes of them has to find room, too
-            most = self._max_bytes // 2 if place is self.inputs else self._max_bytes
-            for oldest in self._too_many(job_id, sum(files.values()), most):
-                self.remove([oldest])
+            limit = self._max_bytes // 2 if place is self.inputs else self._max_bytes
+            for victim in self._too_many(job_id, sum(files.values()), limit):
+                self.remove([victim])
             place.flush(job_id)
         except OSError as error:
             raise StoreFailed(f"the files could not be stored: {reason(error)}") from error
         return files
 
-    def _too_many(self, job_id: str, needed: int, most: int) -> Iterator[str]:
+    def _too_many(self, job_id: str, size: int, limit: int) -> Iterator[str]:
         """The completed jobs to delete, the oldest first, until there is room for another's files.
 
         Each has to be deleted before the next one is asked for.
 
         Args:
-            needed: bytes of the files of `job_id`.
-            most: bytes that these and the files of open jobs may take.
+            size: bytes of the files of `job_id`.
+            limit: bytes that these and the files of open jobs may take.
 
         Raises:
             OSError: open jobs hold too much.
         """
         query = """SELECT state, sum(bytes) AS bytes FROM jobs WHERE bytes > 0 AND id != ?
             GROUP BY state"""
-        taken = {row["state"]: row["bytes"] for row in self._db.read(query, [job_id])}
-        held = sum(taken.get(state, 0) for state in OPEN)
-        if held + needed > most:
-            others = f", {held} more are held by jobs that have not ended" if held else ""
-            raise OSError(f"{needed} bytes{others}, the most is {most} (--max-store-bytes)")
-        excess = sum(taken.values()) + needed - self._max_bytes
+        sizes = {row["state"]: row["bytes"] for row in self._db.read(query, [job_id])}
+        open_bytes = sum(sizes.get(state, 0) for state in OPEN)
+        if open_bytes + size > limit:
+            rest = f", {open_bytes} more are held by jobs that have not ended" if open_bytes else ""
+            raise OSError(f"{size} bytes{rest}, the most is {limit} (--max-store-bytes)")
+        excess = sum(sizes.values()) + size - self._max_bytes
         query = """SELECT id, bytes FROM jobs WHERE bytes > 0 AND state = 'completed' AND id != ?
             ORDER BY ended_s, number LIMIT 1"""
-        while excess > 0 and (oldest := self._db.read(query, [job_id])):
-            yield oldest[0]["id"]
-            excess -= oldest[0]["bytes"]
+        while excess > 0 and (victim := self._db.read(query, [job_id])):
+            yield victim[0]["id"]
+            excess -= victim[0]["bytes"]
 
     def remove(self, job_ids: Sequence[str]) -> None:
         """Delete jobs with their files: all of one, or nothing, also if a crash interrupts."""
-        both = (self.outputs, self.inputs)
+        places = (self.outputs, self.inputs)
         try:
-            for place in both:
+            for place in places:
                 place.bury(job_ids)
             with self._db.writing() as db:
                 db.executemany("DELETE FROM jobs WHERE id = ?", [[job_id] for job_id in job_ids])
         except (OSError, StoreFailed) as error:
-            for place in both:
+            for place in places:
                 place.restore(job_ids)
             raise StoreFailed(f"the job could not be removed: {reason(error)}") from error
         for job_id in job_ids:
-            self.drop(job_id, *both)
+            self.drop(job_id, *places)
 
     def drop(self, job_id: str, *places: FileStore) -> None:
         """Remove files of a job that has ended, and its journals."""

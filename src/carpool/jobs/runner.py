@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 from carpool.errors import (
@@ -152,7 +153,9 @@ class Runner:
         """Records with the progress as of before they were read. It is stored before it is shown,
         so that it never falls, not even after a kill."""
         ahead = {
-            one.id: percents[one.id] for one in records if percents.get(one.id, 0) > one.progress
+            record.id: percents[record.id]
+            for record in records
+            if percents.get(record.id, 0) > record.progress
         }
         if ahead:
             try:
@@ -160,7 +163,9 @@ class Runner:
             except StoreFailed as error:
                 log.error("progress cannot be written, and is not shown: %s", in_full(error))
                 ahead = {}
-        return [replace(one, progress=ahead.get(one.id, one.progress)) for one in records]
+        return [
+            replace(record, progress=ahead.get(record.id, record.progress)) for record in records
+        ]
 
     # The jobs that run
 
@@ -169,13 +174,13 @@ class Runner:
         while True:
             await self._client.wait_open()
             try:
-                taken = await self._take()
+                records = await self._take()
                 await self._tidy()
             except StoreFailed as error:
                 log.error("no job can be started: %s", in_full(error))
                 await asyncio.sleep(self._again_s)
                 continue
-            if not taken:
+            if not records:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._tidy_s):  # `wait_for` may miss a cancellation
                         await self._news.wait()
@@ -196,12 +201,12 @@ class Runner:
     async def _take(self) -> int:
         async with self._changing:
             free = self._max_running - len(self._tasks)
-            taken = await asyncio.to_thread(self.store.take, free) if free > 0 else []
-            for record in taken:
+            records = await asyncio.to_thread(self.store.take, free) if free > 0 else []
+            for record in records:
                 work = asyncio.create_task(self._work(record))
                 self._at_work[record.id] = work
                 self._tasks[record.id] = asyncio.create_task(self._follow(record, work))
-        return len(taken)
+        return len(records)
 
     async def _tidy(self) -> None:
         if self._clock() - self._tidied_s >= self._tidy_s:
@@ -221,14 +226,14 @@ class Runner:
             listener.runs(record, requests)
         steps = [(0, 0)] * len(requests)
 
-        def progressed(part: int, done: int, of: int) -> None:
-            steps[part] = done, of
+        def progressed(part: int, step: int, of: int) -> None:
+            steps[part] = step, of
             if all(of for _, of in steps):
-                made, all_ = (sum(numbers) for numbers in zip(*steps, strict=True))
-                percent = min(99, 100 * made // all_)
+                steps_done, steps_total = (sum(numbers) for numbers in zip(*steps, strict=True))
+                percent = min(99, 100 * steps_done // steps_total)
                 self._percents[record.id] = max(percent, self._percents.get(record.id, 0))
                 for listener in self._listeners:
-                    listener.progressed(record, made, all_)
+                    listener.progressed(record, steps_done, steps_total)
 
         def previewed(part: int, preview: Any) -> None:
             for listener in self._listeners:
@@ -240,7 +245,7 @@ class Runner:
 
         try:
             async with asyncio.TaskGroup() as group:
-                parts = [group.create_task(run(*one)) for one in enumerate(requests)]
+                parts = [group.create_task(run(*part)) for part in enumerate(requests)]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [part.result() for part in parts]
@@ -285,25 +290,25 @@ class Runner:
             await self._end(record, "failed", error)
         except Exception as error:
             log.exception("job %s failed unexpectedly", record.id)
-            told = f"the job failed: {named(error)}"
-            await self._end(record, "failed", PipelineFailed(told))
+            problem = f"the job failed: {named(error)}"
+            await self._end(record, "failed", PipelineFailed(problem))
         finally:
             self._percents.pop(record.id, None)
             del self._tasks[record.id]
             self._news.set()
 
-    async def _complete(self, record: Record, done: Sequence[JobOutput]) -> None:
-        write = partial(self._writers[record.kind], record, done)
-        skipped = [one.skipped_steps for one in done]
+    async def _complete(self, record: Record, outputs: Sequence[JobOutput]) -> None:
+        write = partial(self._writers[record.kind], record, outputs)
+        skipped = [output.skipped_steps for output in outputs]
         complete = partial(
             self.store.complete, record.id, write, keep=record.work.get("keep", ()),
-            warnings=list(dict.fromkeys(text for one in done for text in one.warnings)),
-            skipped_steps=skipped if any(skipped) else (), settings=done[0].settings,
-            timings=asdict(max((one.timings for one in done), key=lambda spent: spent.total_s)),
+            warnings=list(dict.fromkeys(text for output in outputs for text in output.warnings)),
+            skipped_steps=skipped if any(skipped) else (), settings=outputs[0].settings,
+            timings=asdict(max((output.timings for output in outputs), key=attrgetter("total_s"))),
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._finisher, complete):
-            self._tell(record, "completed", done)
+            self._tell(record, "completed", outputs)
 
     async def _end(self, record: Record, state: End, error: CarpoolError) -> None:
         if await self._patiently(self.store.end, record, state, error):
@@ -324,13 +329,13 @@ class Runner:
                 await asyncio.sleep(self._again_s)
 
     def _tell(
-        self, record: Record, state: End | Literal["completed"], done: Sequence[JobOutput] = ()
+        self, record: Record, state: End | Literal["completed"], outputs: Sequence[JobOutput] = ()
     ) -> None:
         self._ended.set()
         self._ended = asyncio.Event()
         took_s = self.store.clock.uptime_s() - record.created_up_s
         for listener in self._listeners:
-            listener.ended(record, state, took_s, done)
+            listener.ended(record, state, took_s, outputs)
 
     def _stop_work(self, job_id: str) -> None:
         if work := self._at_work.get(job_id):

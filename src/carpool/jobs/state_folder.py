@@ -138,23 +138,23 @@ def _names(path: Path) -> set[str]:
 
 def _check(path: Path, names: Collection[str]) -> None:
     """Raise OSError if a folder with these names is no store's, or not whole. Changes nothing."""
-    found = identify(path / DATABASE) if DATABASE in names else "missing"
-    if MARKER not in names and found not in ("ours", "newer"):
-        shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+    version = identify(path / DATABASE) if DATABASE in names else "missing"
+    if MARKER not in names and version not in ("ours", "newer"):
+        listing = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
         raise OSError(
-            f"it holds files that are not Carpool's ({shown}): give an empty folder, or one that "
+            f"it holds files that are not Carpool's ({listing}): give an empty folder, or one that "
             f"does not exist yet, such as {path / 'carpool'}"
         )
-    if found == "newer":
+    if version == "newer":
         raise OSError("a newer Carpool wrote it: use that one, or give another folder")
-    if found == "foreign":
+    if version == "foreign":
         raise OSError(
             f"{DATABASE} is damaged, or no database of Carpool's: restore it from a backup, or "
             "move it away together with files and inputs to begin anew"
         )
     has_results = any(any((path / name).iterdir()) for name in RESULTS if name in names)
     has_log = LOG in names and (path / LOG).stat().st_size > 0
-    if found == "missing" and (has_results or has_log):
+    if version == "missing" and (has_results or has_log):
         raise OSError(
             f"{DATABASE} is missing or empty, and what belongs to it is there: restore it, with "
             f"{LOG}, or move {LOG}, files and inputs away to begin anew"
@@ -184,8 +184,8 @@ def _check_log(path: Path, *, is_due: bool) -> None:
 def _make(path: Path) -> None:
     """Make what is missing of a folder, and keep other users out."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    seen = path.stat()
-    if seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) & 0o077:
+    status = path.stat()
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(0o700)
     if not (path / MARKER).exists():
         (path / MARKER).write_text(_TEXT)
@@ -212,9 +212,9 @@ def _locked(path: Path, flags: int, *, is_lock_needed: bool = True) -> int:
 
 def _is_ours(path: Path, descriptor: int) -> bool:
     """Return whether an open folder is this user's, private, and still the one at `path`."""
-    seen = os.fstat(descriptor)
-    is_private = seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) == 0o700
+    status = os.fstat(descriptor)
+    is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
     try:
-        return is_private and os.path.samestat(seen, path.lstat())
+        return is_private and os.path.samestat(status, path.lstat())
     except FileNotFoundError:
         return False

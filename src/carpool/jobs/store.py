@@ -166,13 +166,13 @@ class JobStore:
                 (folder / name).write_bytes(content)
 
         try:
-            if inputs and (earlier := find()) is not None:
-                return earlier
+            if inputs and (record := find()) is not None:
+                return record
             if inputs:
                 size = sum(self._files.write(self._files.inputs, job_id, write).values())
             with self._db.writing() as db:
-                if (earlier := find()) is not None:
-                    return earlier
+                if (record := find()) is not None:
+                    return record
                 [row] = db.execute(
                     "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s,"
                     " created_up_s, bytes, idempotency_key, digest)"
@@ -207,11 +207,11 @@ class JobStore:
                 f"{waiting} jobs wait already, the most is {self._max_waiting} (--max-queue)",
                 retry_after_s=_FULL_AGAIN_S,
             )
-        own, free = self.count_open(owner)["queued"] if owner else 0, self._max_waiting - waiting
-        if own >= _KEPT * free:
+        queued, free = self.count_open(owner)["queued"] if owner else 0, self._max_waiting - waiting
+        if queued >= _KEPT * free:
             raise Overloaded(
-                f"{own} jobs of this API key wait already, and {free} places are free: those are "
-                "kept for other keys (--max-queue)",
+                f"{queued} jobs of this API key wait already, and {free} places are free: those "
+                "are kept for other keys (--max-queue)",
                 retry_after_s=_FULL_AGAIN_S,
             )
         return None
@@ -266,12 +266,12 @@ class JobStore:
 
     # For the runner
 
-    def take(self, most: int) -> list[Record]:
+    def take(self, count: int) -> list[Record]:
         """Put the queued jobs in progress whose turn it is: owners take turns."""
         query = f"""UPDATE jobs SET state = 'in_progress', started_s = coalesce(started_s, ?)
             WHERE number IN (SELECT number FROM ({_IN_TURN}) ORDER BY turn, number LIMIT ?)
             RETURNING *"""
-        rows = self._db.write(query, [self.clock(), most])
+        rows = self._db.write(query, [self.clock(), count])
         return sorted(map(record_of, rows), key=lambda record: record.number)
 
     def requeue(self, job_id: str, *, progress: int = 0) -> None:
@@ -366,7 +366,7 @@ class JobStore:
             AND (state = 'in_progress' OR (state = 'queued' AND :state != 'completed'))
             RETURNING id"""
         values: dict[str, Any] = {
-            **{name: json.dumps(one) if one else None for name, one in columns.items()},
+            **{name: json.dumps(value) if value else None for name, value in columns.items()},
             **{"id": job_id, "state": state, "progress": progress},
             **{"files": json.dumps(files or {}), "bytes": sum((files or {}).values())},
             **{"now": self.clock(), "up": self.clock.uptime_s()},
@@ -381,9 +381,9 @@ class JobStore:
         late = self._db.read(query, [old_s])
         error = DeadlineExceeded(f"the job did not end within {self.ttl_s:g} s (--job-ttl)")
         expired = [record_of(row) for row in late if self.end(row["id"], "expired", error)]
-        gone = self._db.read("SELECT id FROM jobs WHERE ended_up_s < ?", [old_s])
-        if gone:
-            self._files.remove([row["id"] for row in gone])
+        expired_rows = self._db.read("SELECT id FROM jobs WHERE ended_up_s < ?", [old_s])
+        if expired_rows:
+            self._files.remove([row["id"] for row in expired_rows])
         return expired
 
     def expires_s(self, record: Record) -> float | None:

@@ -27,13 +27,13 @@ def work_of(
         inputs: by argument of the pipeline the file names and modes of stored pictures; all
             requests have the same.
     """
-    given = inputs or {}
-    plain = [
-        asdict(replace(one, arguments={n: v for n, v in one.arguments.items() if n not in given}))
-        for one in requests
-    ]
+    files = inputs or {}
+    plain = []
+    for request in requests:
+        arguments = {n: v for n, v in request.arguments.items() if n not in files}
+        plain.append(asdict(replace(request, arguments=arguments)))
     work = {"model": model, "jobs": plain, "output": output}
-    return work | ({"inputs": given} if given else {})
+    return work | ({"inputs": files} if files else {})
 
 
 def requests_of(
@@ -56,14 +56,15 @@ def requests_of(
         DeadlineExceeded: its time is over.
     """
     try:
-        wanted, asked = record.work["model"], [CheckedRequest(**one) for one in record.work["jobs"]]
+        name = record.work["model"]
+        parts = [CheckedRequest(**part) for part in record.work["jobs"]]
     except (KeyError, TypeError):
         raise StoreFailed("the job was stored, but cannot be read any more") from None
     served = [model] if isinstance(model, str) else list(model)
-    if wanted not in served:
+    if name not in served:
         names = ", ".join(map(repr, served))
-        told = f"the job wants model {wanted!r}, and the server runs {names} by now"
-        raise ModelNotFound(told, param="model")
+        problem = f"the job wants model {name!r}, and the server runs {names} by now"
+        raise ModelNotFound(problem, param="model")
     pictures = {
         argument: _pictures(files, stored, read)
         for argument, files in record.work.get("inputs", {}).items()
@@ -71,14 +72,14 @@ def requests_of(
     waited_s = uptime_s - record.created_up_s
     return [
         replace(
-            one,
+            part,
             request_id=new_request_id(),
-            model=wanted,
-            arguments={**one.arguments, **pictures},
-            timeout_s=_left(one.timeout_s, waited_s),
-            lora=tuple((str(name), float(scale)) for name, scale in one.lora),
+            model=name,
+            arguments={**part.arguments, **pictures},
+            timeout_s=_left(part.timeout_s, waited_s),
+            lora=tuple((str(name), float(scale)) for name, scale in part.lora),
         )
-        for one in asked
+        for part in parts
     ]
 
 
@@ -86,14 +87,14 @@ def _pictures(files: Any, stored: Stored, read: Reader | None) -> Any:
     """The pictures of an argument, as `media.inputs.packed` was given them."""
     if isinstance(files, dict):
         return [
-            _pictures(one if isinstance(one, dict) else [one], stored, read)
-            for one in files["list"]
+            _pictures(file if isinstance(file, dict) else [file], stored, read)
+            for file in files["list"]
         ]
     contents = [(stored(name), mode) for name, mode in files]
     if read is None or any(content is None for content, _ in contents):
         raise StoreFailed("the job was stored, but its pictures cannot be read any more")
-    found = [read(content, mode) for content, mode in contents if content is not None]
-    return found if len(found) > 1 else found[0]
+    pictures = [read(content, mode) for content, mode in contents if content is not None]
+    return pictures if len(pictures) > 1 else pictures[0]
 
 
 def _left(timeout_s: float | None, waited_s: float) -> float | None:

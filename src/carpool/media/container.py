@@ -115,8 +115,8 @@ def _png(data: bytes) -> Container:
     mode, bands = _PNG_COLOURS.get(colour, ("RGBA", 4))
     mode = "I;16" if colour == 0 and depth >= 16 else mode
     row_bytes = 0  # each row begins with a byte that names its filter
-    for left, top, across, down in _PNG_PASSES if is_laced else ((0, 0, 1, 1),):
-        columns, rows = -((left - width) // across), -((top - height) // down)
+    for x, top, across, down in _PNG_PASSES if is_laced else ((0, 0, 1, 1),):
+        columns, rows = -((x - width) // across), -((top - height) // down)
         if columns > 0:
             row_bytes += max(rows, 0) * (1 + -(-columns * depth * bands // 8))
     pixel_bytes = _PIXEL_BYTES.get(mode, 4)
@@ -133,19 +133,19 @@ def check_rows(png: Container) -> None:
     Raises:
         Unreadable: it has fewer.
     """
-    unpacker, left = zlib.decompressobj(), png.row_bytes
+    unpacker, missing_bytes = zlib.decompressobj(), png.row_bytes
     for name, content, _, _ in _chunks(png.data, 8, ">I4s", crc_bytes=4):
         for start in range(0, len(content) if name == b"IDAT" else 0, _INFLATED):
             piece: bytes | memoryview = content[start : start + _INFLATED]
-            while left > 0:
+            while missing_bytes > 0:
                 rows = unpacker.decompress(piece, _PIECE)
-                left -= len(rows)
+                missing_bytes -= len(rows)
                 piece = unpacker.unconsumed_tail
                 if not piece and len(rows) < _PIECE:
                     break
-            if left <= 0:
+            if missing_bytes <= 0:
                 return
-    if left > 0:
+    if missing_bytes > 0:
         raise Unreadable("it has fewer rows than it states")
 
 
@@ -226,7 +226,7 @@ def _jpeg(data: bytes) -> Container:
     mode = {1: "L", 3: "RGB"}.get(bands, "CMYK")
     pixel_bytes, coefficients = _PIXEL_BYTES.get(mode, 4), 0.0
     if kind in _JPEG_PROGRESSIVE or scans > 1:  # two bytes a coefficient, until the last scan
-        areas = [(one >> 4) * (one & 15) for one in frame[8::3]]
+        areas = [(sampling >> 4) * (sampling & 15) for sampling in frame[8::3]]
         coefficients = 2 * sum(areas) / max([1, *areas])
     return Container(
         "JPEG", width, height, _orientation(metadata),
@@ -260,11 +260,11 @@ def _chunks(
     raise Unreadable(_TOO_MANY_PARTS)
 
 
-def _note(found: dict[str, memoryview], name: bytes, content: memoryview) -> None:
+def _note(chunks: dict[str, memoryview], name: bytes, content: memoryview) -> None:
     """Remember the first EXIF and the first XMP of a file."""
     for kind, prefix in _METADATA.get(name, ()):
         if content[: len(prefix)] == prefix:
-            found.setdefault(kind, content)
+            chunks.setdefault(kind, content)
 
 
 def _orientation(metadata: dict[str, memoryview]) -> int:
@@ -281,12 +281,12 @@ def _orientation(metadata: dict[str, memoryview]) -> int:
                     return value if kind == 3 and 1 <= value <= 8 else 1
     except struct.error:  # it ends before
         pass
-    found = _XMP_ORIENTATION.search(xmp)
-    return int(found[1]) if found else 1
+    match = _XMP_ORIENTATION.search(xmp)
+    return int(match[1]) if match else 1
 
 
-def _count(data: bytes, what: bytes, start: int) -> int:
-    return sum(data.count(what, at, at + _PIECE) for at in range(start, len(data), _PIECE))
+def _count(data: bytes, marker: bytes, start: int) -> int:
+    return sum(data.count(marker, at, at + _PIECE) for at in range(start, len(data), _PIECE))
 
 
 def _joined(data: bytes, parts: Iterable[tuple[int, int]]) -> bytes:

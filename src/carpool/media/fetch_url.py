@@ -150,8 +150,8 @@ async def _address(
     """The address to connect to; refuses a host of which any address is not allowed."""
     port = target.port or (443 if target.scheme == "https" else 80)
     try:
-        found = await resolve(target.raw_host.decode("ascii").strip("[]"), port)
-        addresses = [ipaddress.ip_address(text) for text in found]
+        texts = await resolve(target.raw_host.decode("ascii").strip("[]"), port)
+        addresses = [ipaddress.ip_address(text) for text in texts]
     except (OSError, ValueError) as error:
         raise _wrong(name, "leads to a host that has no address") from error
     if not addresses or not all(map(is_allowed, addresses)):
@@ -193,5 +193,5 @@ async def _read(
     return bytes(data)
 
 
-def _wrong(name: str, what: str) -> InvalidValue:
-    return InvalidValue(f"{name}: the URL {what}", param=name)
+def _wrong(name: str, problem: str) -> InvalidValue:
+    return InvalidValue(f"{name}: the URL {problem}", param=name)

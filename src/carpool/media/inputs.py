@@ -25,10 +25,10 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
     """
     files: dict[str, bytes] = {}
 
-    def stored(given: Any) -> Any:
-        if isinstance(given, (list, tuple)):
-            return {"list": [stored(one) for one in given]}
-        picture = given.convert("L") if given.mode == "1" else given  # as pipelines read masks
+    def stored(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return {"list": [stored(entry) for entry in value]}
+        picture = value.convert("L") if value.mode == "1" else value  # as pipelines read masks
         file = io.BytesIO()
         picture.save(file, "PNG", compress_level=1)
         name = f"input-{len(files)}.png"
@@ -37,13 +37,13 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
 
     named: dict[str, Any] = {}
     for argument in NAMES:
-        if (given := arguments.get(argument)) is None:
+        if (value := arguments.get(argument)) is None:
             continue
-        found = stored(given)
-        plain = found["list"] if isinstance(found, dict) else [found]
-        is_plain = all(isinstance(one, list) for one in plain)
-        is_single_in_list = isinstance(found, dict) and len(plain) == 1
-        named[argument] = plain if is_plain and not is_single_in_list else found
+        entry = stored(value)
+        plain = entry["list"] if isinstance(entry, dict) else [entry]
+        is_plain = all(isinstance(entry, list) for entry in plain)
+        is_single_in_list = isinstance(entry, dict) and len(plain) == 1
+        named[argument] = plain if is_plain and not is_single_in_list else entry
     return named, files
 
 

@@ -35,23 +35,23 @@ def file_metadata(
     model: str,
     request: CheckedRequest | None,
     settings: ServeSettings,
-    used: Mapping[str, Any] | None = None,
-    **more: Any,
+    settings_used: Mapping[str, Any] | None = None,
+    **extra: Any,
 ) -> dict[str, Any] | None:
     """The metadata of a file with one output of a model; {} without a request, None for none.
 
     Args:
         settings: say what of it files may carry.
-        used: the settings as the engine used them, once it is made.
+        settings_used: the settings as the engine used them, once it is made.
         more: of this output alone, such as its size.
     """
-    told: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     if request is not None:
-        own = {"lora": request.lora, "step_cache": request.step_cache}
-        told = {"model": model, "seed": request.seed, **request.arguments}
-        told |= {name: value for name, value in own.items() if value}
-        told |= {**(used or {}), **more}
-    return permitted(told, metadata=settings.metadata, metadata_prompt=settings.metadata_prompt)
+        options = {"lora": request.lora, "step_cache": request.step_cache}
+        metadata = {"model": model, "seed": request.seed, **request.arguments}
+        metadata |= {name: value for name, value in options.items() if value}
+        metadata |= {**(settings_used or {}), **extra}
+    return permitted(metadata, metadata=settings.metadata, metadata_prompt=settings.metadata_prompt)
 
 
 def permitted(
@@ -64,13 +64,15 @@ def permitted(
     """
     if not metadata:
         return None
-    said = {name: value for name, value in settings.items() if name not in PICTURES}
-    return said if metadata_prompt else without_prompts(said)
+    texts = {name: value for name, value in settings.items() if name not in PICTURES}
+    return texts if metadata_prompt else without_prompts(texts)
 
 
-def with_used(told: dict[str, Any] | None, used: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The metadata of a job's file, once it is made; it may name prompts where `told` does."""
-    return None if told is None else {**told, **without_prompts(used)}
+def with_used(
+    metadata: dict[str, Any] | None, settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The metadata of a job's file, once it is made; it may name prompts where `metadata` does."""
+    return None if metadata is None else {**metadata, **without_prompts(settings)}
 
 
 def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,8 +96,8 @@ def exif(metadata: Mapping[str, Any]) -> bytes:
         block = Image.Exif()
         text = as_text(settings).encode("utf-16-be", "replace")
         block.get_ifd(_EXIF_IFD)[_USER_COMMENT] = b"UNICODE\0" + text
-        if len(written := block.tobytes()) <= _MOST_EXIF_BYTES:
-            return written
+        if len(content := block.tobytes()) <= _MOST_EXIF_BYTES:
+            return content
     return b""
 
 

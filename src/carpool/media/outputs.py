@@ -30,14 +30,14 @@ SPRITE_PX = 256  # longer side of one picture of a sheet
 MOST_SPRITES = 16
 
 
-def check_fps(rate: float, name: str, shown: str) -> float:
+def check_fps(rate: float, name: str, text: str) -> float:
     """A rate of frames a second, or InvalidValue.
 
     Args:
         name, shown: of the parameter and its value, for the message.
     """
     if not 1 <= rate <= MOST_FPS:
-        raise InvalidValue(f"{name}={shown}: must be from 1 to {MOST_FPS}", param=name)
+        raise InvalidValue(f"{name}={text}: must be from 1 to {MOST_FPS}", param=name)
     return float(rate)
 
 
@@ -79,7 +79,7 @@ def encode_image(
 
 def write_pictures(
     pictures: Sequence[Image.Image | RawPicture],
-    told: Sequence[dict[str, Any] | None],
+    metadata: Sequence[dict[str, Any] | None],
     folder: Path,
     format: Format,
     compression: int = 100,
@@ -87,9 +87,9 @@ def write_pictures(
     """Write the files of a job: `0.png`, `1.png`, ...
 
     Args:
-        told: metadata of each, as `encode_image` takes it; its size is added.
+        metadata: metadata of each, as `encode_image` takes it; its size is added.
     """
-    for i, (picture, settings) in enumerate(zip(pictures, told, strict=True)):
+    for i, (picture, settings) in enumerate(zip(pictures, metadata, strict=True)):
         if settings:
             settings |= {"width": picture.width, "height": picture.height}
         (folder / f"{i}.{format}").write_bytes(encode_image(picture, format, compression, settings))
@@ -136,8 +136,8 @@ def write_mp4(
             container.mux(stream.encode(av.VideoFrame.from_ndarray(cut, format="rgb24")))
         container.mux(stream.encode())
         if sound is not None:
-            heard = np.ascontiguousarray(np.clip(samples, -1, 1), dtype=np.float32)
-            frame = av.AudioFrame.from_ndarray(heard, format="fltp", layout=layout)
+            clipped = np.ascontiguousarray(np.clip(samples, -1, 1), dtype=np.float32)
+            frame = av.AudioFrame.from_ndarray(clipped, format="fltp", layout=layout)
             frame.sample_rate, frame.pts = rate, 0
             container.mux(sound.encode(frame))
             container.mux(sound.encode())
@@ -169,10 +169,10 @@ def spritesheet(path: Path) -> bytes:
     """Up to 16 frames of a video, evenly spaced, row by row in one JPEG."""
     with pyav().open(str(path)) as container:
         count = container.streams.video[0].frames
-        most = min(count, MOST_SPRITES)
-        wanted = {round(i * (count - 1) / max(most - 1, 1)) for i in range(most)}
+        frames = min(count, MOST_SPRITES)
+        numbers = {round(i * (count - 1) / max(frames - 1, 1)) for i in range(frames)}
         sprites = [
-            frame.to_image() for i, frame in enumerate(container.decode(video=0)) if i in wanted
+            frame.to_image() for i, frame in enumerate(container.decode(video=0)) if i in numbers
         ]
     for sprite in sprites:
         sprite.thumbnail((SPRITE_PX, SPRITE_PX))

@@ -81,7 +81,7 @@ class ImageIntake:
 
     async def open(
         self,
-        sent: Sent,
+        picture: Sent,
         name: str = "image",
         *,
         max_pixels: int = MOST_PIXELS,
@@ -92,7 +92,7 @@ class ImageIntake:
         Raises:
             Rejected, BodyTooLarge: it cannot be had, or read.
         """
-        data = await self._data(sent, name, max_bytes)
+        data = await self._data(picture, name, max_bytes)
         parse = partial(uploads.parse, data, max_pixels=max_pixels, name=name)
         return await self.run(parse, cost=len(data))
 
@@ -127,20 +127,20 @@ class ImageIntake:
         self.held.replace(len(parsed.data), math.prod(image.size) * pixel_bytes)
         return image
 
-    async def _data(self, sent: Sent, name: str, max_bytes: int) -> bytes:
-        if isinstance(sent, bytes):
-            return sent
-        start = sent[:8] if isinstance(sent, str) else bytes(sent[:8]).decode("latin-1")
+    async def _data(self, picture: Sent, name: str, max_bytes: int) -> bytes:
+        if isinstance(picture, bytes):
+            return picture
+        start = picture[:8] if isinstance(picture, str) else bytes(picture[:8]).decode("latin-1")
         scheme = start.partition(":")[0].lower()
         if scheme == "data":
-            unpack = partial(uploads.read_data_url, sent, max_bytes=max_bytes, name=name)
-            data = await self.run(unpack, cost=len(sent))
-            self.held.replace(len(sent), len(data))
+            unpack = partial(uploads.read_data_url, picture, max_bytes=max_bytes, name=name)
+            data = await self.run(unpack, cost=len(picture))
+            self.held.replace(len(picture), len(data))
             return data
         allow_remote = self.reader.allow_remote
-        if scheme not in ("http", "https") or not isinstance(sent, str):
+        if scheme not in ("http", "https") or not isinstance(picture, str):
             rule = f"{DATA_URL} or http(s)://..." if allow_remote else DATA_URL
-            raise InvalidValue.of(name, uploads.cut(sent), f"must be {rule}")
+            raise InvalidValue.of(name, uploads.cut(picture), f"must be {rule}")
         if not allow_remote:
             raise UnsupportedParameter(
                 f"{name} is a URL, which this server does not fetch (--allow-remote-media): send "
@@ -149,7 +149,7 @@ class ImageIntake:
             )
         fetch = partial(
             fetch_url.fetch,
-            sent,
+            picture,
             max_bytes=max_bytes,
             name=name,
             resolve=on_this_loop(self._resolve),
@@ -162,4 +162,4 @@ class ImageIntake:
 
     async def _resolve(self, host: str, port: int) -> Sequence[str]:
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        return [str(found[4][0]) for found in await self.reader.lookups.run(self.tenant, ask)]
+        return [str(address[4][0]) for address in await self.reader.lookups.run(self.tenant, ask)]

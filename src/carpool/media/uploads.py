@@ -68,8 +68,8 @@ def parse(data: bytes, *, max_pixels: int, name: str = "image") -> Container:
         parsed = container.parse(data)
         width, height = parsed.size
         if width * height > max_pixels:
-            seen = f"{name} has {width}x{height} pixels"
-            raise ImageTooLarge(f"{seen}: the most is {max_pixels} in all", param=name)
+            sight = f"{name} has {width}x{height} pixels"
+            raise ImageTooLarge(f"{sight}: the most is {max_pixels} in all", param=name)
         if parsed.frames != 1:
             raise Unreadable(f"it has {parsed.frames} frames: send a single picture")
     except Unreadable as error:
@@ -85,12 +85,14 @@ def decode_cost(
     Raises:
         ImageTooLarge: more than one picture may take.
     """
-    pixels, left = math.prod(parsed.size), math.prod(fitted or parsed.size)
+    pixels, kept_pixels = math.prod(parsed.size), math.prod(fitted or parsed.size)
     copies = {mode: 0, "P": 8, "I;16": 1, "L": 0}.get(parsed.mode, 4)
     if mode == "RGBA":
         copies = max(copies, 4)  # to be resized, its colours are multiplied by it
-    halfway = math.sqrt(pixels * left) if left < pixels else 0  # resized in width alone
-    after = pixels * (parsed.pixel_bytes + copies) + 4 * halfway + 4 * left
+    halfway = (
+        math.sqrt(pixels * kept_pixels) if kept_pixels < pixels else 0
+    )  # resized in width alone
+    after = pixels * (parsed.pixel_bytes + copies) + 4 * halfway + 4 * kept_pixels
     cost = int(max(pixels * parsed.peak_bytes, after))
     if cost > MOST_DECODED_BYTES:
         width, height = parsed.size
@@ -193,17 +195,17 @@ def _base64_pieces(url: str | memoryview, start: int) -> Iterator[bytes]:
         yield (unquote_to_bytes(piece) if b"%" in piece else piece).translate(_URL_SAFE, _BLANKS)
 
 
-def digest_of(sent: bytes | str | memoryview) -> str:
+def digest_of(picture: bytes | str | memoryview) -> str:
     """SHA-256 of a picture as it was sent. Slow: call it on a thread."""
     digest = hashlib.sha256()
-    for at in range(0, len(sent), _PIECE):
-        digest.update(_letters(sent, at, _PIECE))
+    for at in range(0, len(picture), _PIECE):
+        digest.update(_letters(picture, at, _PIECE))
     return digest.hexdigest()
 
 
-def _letters(sent: bytes | str | memoryview, start: int, size: int) -> bytes:
+def _letters(picture: bytes | str | memoryview, start: int, size: int) -> bytes:
     """A piece of an upload as text: a copy of all of it would block other threads."""
-    piece = sent[start : start + size]
+    piece = picture[start : start + size]
     return piece.encode(errors="replace") if isinstance(piece, str) else bytes(piece)
 
 

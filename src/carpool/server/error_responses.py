@@ -33,24 +33,24 @@ _BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # a message, or the e
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Make the response to any exception."""
-    told = _api_error(error)
-    if told.message == _NO_PATH:
+    api_error = _api_error(error)
+    if api_error.message == _NO_PATH:
         paths = [route.path for route in request.app.routes if isinstance(route, Route)]
-        told = errors.NoSuchEndpoint(f"no such path{nearest(request.url.path, paths)}{_SEE}")
+        api_error = errors.NoSuchEndpoint(f"no such path{nearest(request.url.path, paths)}{_SEE}")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(told, errors.MethodNotAllowed):
+    if isinstance(api_error, errors.MethodNotAllowed):
         headers = {"allow": ", ".join(_allowed(request))}
-    elif isinstance(told, errors.InvalidAPIKey):
+    elif isinstance(api_error, errors.InvalidAPIKey):
         headers = {"www-authenticate": "Bearer"}
-    elif told.status >= 429:
-        headers = {"x-should-retry": "true" if told.should_retry else "false"}
-    if told.retry_after_s is not None:
-        headers["retry-after-ms"] = str(round(told.retry_after_s * 1000))
-        headers["retry-after"] = str(max(1, round(told.retry_after_s)))
-    logs.refused(told)
-    if told.status >= 500 and told.__cause__ is not None:
-        log.error("a request failed: %s", in_full(told))
-    return _ErrorResponse({"error": told.body}, status_code=told.status, headers=headers)
+    elif api_error.status >= 429:
+        headers = {"x-should-retry": "true" if api_error.should_retry else "false"}
+    if api_error.retry_after_s is not None:
+        headers["retry-after-ms"] = str(round(api_error.retry_after_s * 1000))
+        headers["retry-after"] = str(max(1, round(api_error.retry_after_s)))
+    logs.refused(api_error)
+    if api_error.status >= 500 and api_error.__cause__ is not None:
+        log.error("a request failed: %s", in_full(api_error))
+    return _ErrorResponse({"error": api_error.body}, status_code=api_error.status, headers=headers)
 
 
 class _ErrorResponse(JSONResponse):
@@ -95,8 +95,8 @@ def _invalid(problem: Any) -> CarpoolError:
     if is_missing and not name:
         return InvalidJSON("the body is empty: send a JSON object")
     if problem["type"] == "json_invalid" or not name:
-        seen = "the body is not a JSON object sent as application/json"
-        return InvalidJSON(f"{seen}: {problem['msg']}")
+        text = "the body is not a JSON object sent as application/json"
+        return InvalidJSON(f"{text}: {problem['msg']}")
     if is_missing:
         return errors.MissingParameter(f"{name} is missing: every request needs one", param=name)
     rule = re.sub(r"^\w+ should ", "must ", problem["msg"])

@@ -145,11 +145,11 @@ class Events(JobListener):
 
     async def _tick(self) -> None:
         """Send periodic events: progress, changes of state, statistics."""
-        told, asking = self._status(), None
+        status_sent, asking = self._status(), None
         count = 0
         while True:
-            if (status := self._status()) != told:
-                told = status
+            if (status := self._status()) != status_sent:
+                status_sent = status
                 self._send_all(status)
             if count % STATISTICS_EVERY == 0 and (asking is None or asking.done()):
                 asking = asyncio.create_task(self._tell_statistics())
@@ -169,12 +169,14 @@ class Events(JobListener):
             return
         name = self._observer.model
         models = models_of(name, statistics)
-        for one in workers_of(name, statistics):
-            about = {"model": one.model, "worker": int(one.worker or 0)}
-            if held := models[one.model].get("held"):
-                about["held"] = held["requests"]
-            shown = {key: one.statistics[key] for key in SHOWN_STATISTICS if key in one.statistics}
-            self._send_all(_event("stats", about | shown))
+        for worker in workers_of(name, statistics):
+            about = {"model": worker.model, "worker": int(worker.worker or 0)}
+            if held_work := models[worker.model].get("held"):
+                about["held"] = held_work["requests"]
+            fields = {
+                key: worker.statistics[key] for key in SHOWN_STATISTICS if key in worker.statistics
+            }
+            self._send_all(_event("stats", about | fields))
 
     def _status(self) -> bytes:
         status = {"status": self._backend.state, "model": self._observer.model}
@@ -182,8 +184,9 @@ class Events(JobListener):
 
     def _activity(self, activity: protocol.Activity) -> None:
         forwards = [
-            asdict(one) | {"began_s": round(one.began_s, 5), "duration_s": round(one.duration_s, 6)}
-            for one in activity.forwards
+            asdict(forward)
+            | {"began_s": round(forward.began_s, 5), "duration_s": round(forward.duration_s, 6)}
+            for forward in activity.forwards
         ]
         now = activity.requests
         common = {
@@ -197,33 +200,33 @@ class Events(JobListener):
         for owner in {viewer.owner for viewer in self._viewers}:
             running = [
                 {
-                    "number": one.number,
-                    "phase": one.phase,
-                    "step": one.step,
-                    "steps": one.steps,
-                    "left_s": _rounded(one.left_s),
-                    **self._own(one.request_id, owner),
+                    "number": request.number,
+                    "phase": request.phase,
+                    "step": request.step,
+                    "steps": request.steps,
+                    "left_s": _rounded(request.left_s),
+                    **self._own(request.request_id, owner),
                 }
-                for one in now.running
+                for request in now.running
             ]
             waiting = [
                 {
-                    "number": one.number,
-                    "waited_s": _rounded(one.waited_s),
-                    "starts_s": _rounded(one.starts_s),
-                    **self._own(one.request_id, owner),
+                    "number": request.number,
+                    "waited_s": _rounded(request.waited_s),
+                    "starts_s": _rounded(request.starts_s),
+                    **self._own(request.request_id, owner),
                 }
-                for one in now.waiting
+                for request in now.waiting
             ]
             moves = [
                 {
-                    "at": round(one.at, 3),
-                    "from": one.from_worker,
-                    "to": one.to_worker,
-                    "why": one.why,
-                    **self._own(one.request_id, owner),
+                    "at": round(move.at, 3),
+                    "from": move.from_worker,
+                    "to": move.to_worker,
+                    "why": move.why,
+                    **self._own(move.request_id, owner),
                 }
-                for one in activity.moves
+                for move in activity.moves
             ]
             requests = {"running": running, "waiting": waiting, "moves": moves}
             event = _event("activity", {**common, **requests})
@@ -239,7 +242,9 @@ class Events(JobListener):
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         self._tell_job(record, "in_progress", parts=len(parts))
 
-    def ended(self, record: Record, state: str, took_s: float, done: Sequence[JobOutput]) -> None:
+    def ended(
+        self, record: Record, state: str, took_s: float, outputs: Sequence[JobOutput]
+    ) -> None:
         self._progress.pop(record.id, None)
         self._tell_job(record, state)
 
@@ -258,13 +263,13 @@ class Events(JobListener):
             media.encode_image, preview.picture, "webp", PREVIEW_QUALITY, self._metadata
         )
         picture = await self._encoder.run(record.owner, encode)
-        told = {"id": record.id, "part": part, "step": preview.step, "steps": preview.steps}
-        told["webp"] = base64.b64encode(picture).decode()
-        self._send(record.owner, _event("preview", told))
+        fields = {"id": record.id, "part": part, "step": preview.step, "steps": preview.steps}
+        fields["webp"] = base64.b64encode(picture).decode()
+        self._send(record.owner, _event("preview", fields))
 
-    def _tell_job(self, record: Record, status: str, **more: int) -> None:
+    def _tell_job(self, record: Record, status: str, **extra: int) -> None:
         if self._viewers:
-            self._send(record.owner, _event("job", {"id": record.id, "status": status, **more}))
+            self._send(record.owner, _event("job", {"id": record.id, "status": status, **extra}))
 
     def _send_all(self, event: bytes) -> None:
         for viewer in self._viewers:

@@ -70,10 +70,10 @@ class ParsedImageRequest:
         n, max_n, prompts = self.n, self.model.max_n, prompts_in(self.sent)
         if prompts * n > max_n:
             name = "n" if prompts <= max_n else "prompt"
-            most = f"{max_n // prompts} of each" if name == "n" else f"{max_n} prompts"
+            limit = f"{max_n // prompts} of each" if name == "n" else f"{max_n} prompts"
             raise InvalidValue(
                 f"{prompts} prompts x n={n} are {prompts * n} pictures: must be at most "
-                f"{max_n} in one request, which is {most}",
+                f"{max_n} in one request, which is {limit}",
                 param=name,
             )
         return prompts * n
@@ -132,11 +132,13 @@ class ParsedImageRequest:
     def user(self) -> str | None:
         return self.body.safety_identifier or self.body.user
 
-    def file(self, number: int, picture: protocol.Picture, used: Mapping[str, Any] | None) -> bytes:
+    def file(
+        self, number: int, picture: protocol.Picture, settings: Mapping[str, Any] | None
+    ) -> bytes:
         """A picture as a file. Blocks: not on the event loop.
 
         Args:
-            used: the settings that decided it; None: it is a preview.
+            settings: the settings that decided it; None: it is a preview.
         """
         compression = self.body.output_compression
         return media.encode_image(
@@ -144,8 +146,8 @@ class ParsedImageRequest:
             self.format,
             100 if compression is None else compression,
             self.model.file_metadata(
-                None if used is None else self.requests[number],
-                used,
+                None if settings is None else self.requests[number],
+                settings,
                 width=picture.width,
                 height=picture.height,
             ),
@@ -156,16 +158,16 @@ class ParsedImageRequest:
         multiple = self.model.card.size_multiple_px
         images = pictures_in(self.requests[0].arguments.get("image", []))
         sizes = [size_of(image) for image in images]
-        sent = sum((size[0] // multiple) * (size[1] // multiple) for size in sizes if size)
-        each = max(1, self.requests[0].group_size) if len(usages) > 1 else 1
-        text = sum(usage.text_tokens for usage in usages[::each])
-        made = sum(usage.image_tokens for usage in usages)
+        image_tokens = sum((size[0] // multiple) * (size[1] // multiple) for size in sizes if size)
+        group = max(1, self.requests[0].group_size) if len(usages) > 1 else 1
+        text = sum(usage.text_tokens for usage in usages[::group])
+        output_tokens = sum(usage.image_tokens for usage in usages)
         return schema.UsageBody(
-            input_tokens=text + sent,
-            input_tokens_details=schema.TokenDetails(text_tokens=text, image_tokens=sent),
-            output_tokens=made,
-            output_tokens_details=schema.TokenDetails(text_tokens=0, image_tokens=made),
-            total_tokens=text + sent + made,
+            input_tokens=text + image_tokens,
+            input_tokens_details=schema.TokenDetails(text_tokens=text, image_tokens=image_tokens),
+            output_tokens=output_tokens,
+            output_tokens_details=schema.TokenDetails(text_tokens=0, image_tokens=output_tokens),
+            total_tokens=text + image_tokens + output_tokens,
         )
 
     def pack(self) -> None:

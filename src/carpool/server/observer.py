@@ -49,12 +49,18 @@ class Observer(JobListener):
         """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
         serving = self._backend
         if isinstance(serving, Fleet):
-            pools = {one.name: one.pool for one in serving.deployments.values() if one.pool}
+            pools = {
+                deployment.name: deployment.pool
+                for deployment in serving.deployments.values()
+                if deployment.pool
+            }
         elif isinstance(serving, Pool):
             pools = {self.model: serving}
         else:
             return []
-        return [{"model": name, **one} for name, pool in pools.items() for one in pool.workers()]
+        return [
+            {"model": name, **worker} for name, pool in pools.items() for worker in pool.workers()
+        ]
 
     @property
     def model(self) -> str:
@@ -64,37 +70,37 @@ class Observer(JobListener):
         ready = self._backend.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
-    def began(self, request: Request, owner: str, made: Sequence[CheckedRequest]) -> None:
+    def began(self, request: Request, owner: str, requests: Sequence[CheckedRequest]) -> None:
         """Note the engine's requests of an HTTP request; a later one of the same id replaces it."""
-        tracing.asked(made[0].model or self.model, [one.seed for one in made], "image")
-        self._note(("request", owner, request.scope["request_id"]), made)
+        tracing.asked(requests[0].model or self.model, [part.seed for part in requests], "image")
+        self._note(("request", owner, request.scope["request_id"]), requests)
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         """Note the engine's requests of a job, which continues the trace of its HTTP request."""
         tracing.take_up(str(record.work.get("trace", "")))
         self._note(("job", record.owner, record.id), parts)
 
-    def _note(self, origin: Origin, made: Sequence[CheckedRequest]) -> None:
+    def _note(self, origin: Origin, requests: Sequence[CheckedRequest]) -> None:
         if self._settings.log_prompts:
-            log.info("%s asks for %r", origin[2], made[0].arguments.get("prompt"))
+            log.info("%s asks for %r", origin[2], requests[0].arguments.get("prompt"))
         self._forget(self._request_ids.pop(origin, ()))
-        self._request_ids[origin] = [one.request_id for one in made]
+        self._request_ids[origin] = [part.request_id for part in requests]
         self._origins |= dict.fromkeys(self._request_ids[origin], origin)
         if len(self._request_ids) > KEPT_REQUESTS:
             self._forget(self._request_ids.popitem(last=False)[1])
 
     def _forget(self, request_ids: Iterable[str]) -> None:
-        for one in request_ids:
-            self._origins.pop(one, None)
+        for request_id in request_ids:
+            self._origins.pop(request_id, None)
 
-    def ended(self, record: Record, state: str, took_s: float, done: Sequence[Any]) -> None:
+    def ended(self, record: Record, state: str, took_s: float, outputs: Sequence[Any]) -> None:
         """Count the end of a job, and its outputs."""
         model = str(record.asked.get("model") or self.model)
         outcome = "ok" if state == "completed" else state
         self._metrics.ended(model, record.kind, outcome, took_s)
-        clips = [one.clip for one in done if one.clip is not None]
-        if drawn := sum(bool(one.pictures) for one in done):
-            self._metrics.drew(model, drawn)
+        clips = [output.clip for output in outputs if output.clip is not None]
+        if drawings := sum(bool(output.pictures) for output in outputs):
+            self._metrics.drew(model, drawings)
         for clip in clips:
             self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
 
@@ -137,7 +143,7 @@ class Observer(JobListener):
                 "kept"
             )
         for phase in (phase for output in outputs for phase in output["phases"]):
-            names = (self.own_name(one, owner) for one in phase["others"])
+            names = (self.own_name(output_id, owner) for output_id in phase["others"])
             phase["others"] = list(dict.fromkeys(name[0] if name else "another" for name in names))
         return reports.RequestReport.model_validate({"id": request_id, "outputs": outputs})
 

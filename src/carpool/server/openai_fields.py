@@ -56,8 +56,8 @@ def video_request(
     Raises:
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
     """
-    card, sent = model.card, body.model_dump(exclude_unset=True, exclude_none=True)
-    parameters = pipeline_parameters(model, body, sent, "videos", client)
+    card, fields = model.card, body.model_dump(exclude_unset=True, exclude_none=True)
+    parameters = pipeline_parameters(model, body, fields, "videos", client)
     if "output_format" in parameters:
         rule = "is not taken: a video is an MP4 file"
         raise UnsupportedParameter(f"output_format {rule}", param="output_format")
@@ -79,24 +79,24 @@ def video_request(
     checked = replace(checked, model=model.id)
     defaults = {p.name: p.default for p in card.task(checked.task).parameters}
     arguments: dict[str, Any] = {**defaults, **checked.arguments}
-    width, height, asked = (
+    width, height, frames = (
         int(arguments.get(name) or 0) for name in ("width", "height", "num_frames")
     )
     length = length_of(card, arguments)
     if length > max_frames:
-        makes_more = f" makes {length} frames" if length != asked else ""
+        makes_more = f" makes {length} frames" if length != frames else ""
         rule = f"must be at most {max_frames}"
         if seconds is not None:
-            most = math.floor(10 * (max_frames - 1) / fps) / 10
+            seconds_limit = math.floor(10 * (max_frames - 1) / fps) / 10
             raise InvalidValue(
                 f"seconds={show(body.seconds)} is {length} frames at {fps:g} a second: {rule} "
-                f"(--max-frames), which is {most:g} seconds",
+                f"(--max-frames), which is {seconds_limit:g} seconds",
                 param="seconds",
             )
         raise InvalidValue(
-            f"num_frames={asked}{makes_more}: {rule} (--max-frames)", param="num_frames"
+            f"num_frames={frames}{makes_more}: {rule} (--max-frames)", param="num_frames"
         )
-    if length != asked:
+    if length != frames:
         checked = replace(checked, arguments={**checked.arguments, "num_frames": length})
     return checked, {
         "model": model.id,
@@ -114,32 +114,32 @@ def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
     Autoencoders decode k * n + 1 frames, as near to what was asked as Wan's pipeline goes. Helios
     makes whole pieces of a video, however few frames are asked for.
     """
-    asked, step = int(arguments.get("num_frames") or 0), card.frame_step
+    frames, step = int(arguments.get("num_frames") or 0), card.frame_step
     latents = arguments.get("num_latent_frames_per_chunk")
-    if not asked or step == 1:
-        return asked
+    if not frames or step == 1:
+        return frames
     if isinstance(latents, int) and latents > 0:
         piece = (latents - 1) * step + 1
-        return (-(-asked // piece) * piece - 1) // step * step + 1
-    return asked // step * step + 1 if asked % step != 1 else asked
+        return (-(-frames // piece) * piece - 1) // step * step + 1
+    return frames // step * step + 1 if frames % step != 1 else frames
 
 
 def pipeline_parameters(
     model: ServedModel,
     body: schema.GenerationRequest,
-    sent: Mapping[str, Any],
+    fields: Mapping[str, Any],
     makes: Makes,
     client: APIClient,
 ) -> dict[str, Any]:
     """The pipeline's own parameters in a body for this model, and its client's default adapters."""
     model.check_name(body.model)
-    if (made := model.card.tasks[0].makes) != makes:
-        way = f"{_ENDPOINTS[made]} makes them"
+    if (product := model.card.tasks[0].makes) != makes:
+        way = f"{_ENDPOINTS[product]} makes them"
         raise UnsupportedParameter(
-            f"{model.id} makes {made}, and this endpoint answers with {makes}: {way}",
+            f"{model.id} makes {product}, and this endpoint answers with {makes}: {way}",
             param="model",
         )
-    for name, value in sent.items():  # JSON can write half a character, "\ud800"
+    for name, value in fields.items():  # JSON can write half a character, "\ud800"
         try:
             for text in value if isinstance(value, list) else [value]:
                 (text if isinstance(text, str) else "").encode()
@@ -149,12 +149,12 @@ def pipeline_parameters(
     declared = type(body).model_fields
     parameters = {
         name: value
-        for name, value in sent.items()
+        for name, value in fields.items()
         if name not in declared or (name in schema.PIPELINE_FIELDS and value is not None)
     }
     if reserved := sorted(parameters.keys() & _RESERVED):
-        seen = f"{model.card.pipeline} has no parameter {reserved[0]!r}"
-        raise UnknownParameter(seen, param=reserved[0])
+        problem = f"{model.card.pipeline} has no parameter {reserved[0]!r}"
+        raise UnknownParameter(problem, param=reserved[0])
     if parameters.get("lora") is None and model.default_lora.get(client.owner):
         parameters["lora"] = model.default_lora[client.owner]
     return parameters
@@ -179,7 +179,9 @@ def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
     if not card.task_for(["image"]).takes("image"):
         return
     names = {*EDITS, "mask_image"}
-    names |= {one for one in (*PICTURES, "strength") if any(task.takes(one) for task in card.tasks)}
+    names |= {
+        name for name in (*PICTURES, "strength") if any(task.takes(name) for task in card.tasks)
+    }
     names -= {"strength"} if card.tasks[0].takes("strength") else set()
     for name in parameters:
         if name in names and parameters[name] is not None:
@@ -193,11 +195,11 @@ def quality_steps(card: Card, quality: str | None, parameters: Mapping[str, Any]
     Nothing where the request says steps itself, and for models distilled to a few steps: they
     were trained for just these.
     """
-    given = {name for name, value in parameters.items() if value is not None}
-    if given & {"num_inference_steps", "sigmas", "timesteps"}:
+    names = {name for name, value in parameters.items() if value is not None}
+    if names & {"num_inference_steps", "sigmas", "timesteps"}:
         return {}
-    own = {p.name: p.default for p in card.task_for(given).parameters}
-    steps = card.defaults.get("num_inference_steps", own.get("num_inference_steps"))
+    defaults = {p.name: p.default for p in card.task_for(names).parameters}
+    steps = card.defaults.get("num_inference_steps", defaults.get("num_inference_steps"))
     factor = QUALITIES[quality or "auto"]
     if not isinstance(steps, int) or steps <= FEW_STEPS or factor == 1:
         return {}

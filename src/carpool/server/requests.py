@@ -40,8 +40,8 @@ async def read_form(
         context.request, card, *names, cards=state.card_of, takes_nested=takes_nested
     )
     named = form.values.get("model")
-    own = await state.card_of(named) if isinstance(named, str) else None
-    form.values = state.translate(form.values, own or card)
+    own_card = await state.card_of(named) if isinstance(named, str) else None
+    form.values = state.translate(form.values, own_card or card)
     return form
 
 
@@ -71,8 +71,8 @@ async def parse_image_request(
     needs: Literal["ready", "restarting"] = "restarting" if body.background_job else "ready"
     model = model or await context.load(body.model, needs)
     if form is None:
-        sent = body.model_dump(exclude_unset=True)
-        if (translated := context.state.translate(sent, model.card)) != sent:
+        fields = body.model_dump(exclude_unset=True)
+        if (translated := context.state.translate(fields, model.card)) != fields:
             body = forms.validated(schema.ImageRequest, translated)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
     context.with_headers(body)
@@ -116,13 +116,13 @@ async def _fit(
 ) -> None:
     """Resize the first picture, and read the mask for it."""
     pictures, intake = image_request.pictures, context.intake(image_request.outputs)
-    first, *others = _listed(pictures["image"])
+    first, *rest = _listed(pictures["image"])
     if size is not None and first.size != size:
         first = await context.unless_disconnected(intake.run(partial(first.resize, size)))
     if mask is not None:
         making = mask(intake, first)
         pictures["mask_image"], first = await context.unless_disconnected(making)
-    pictures["image"] = [first, *others] if others else first
+    pictures["image"] = [first, *rest] if rest else first
 
 
 def _listed(image: Any) -> list[Any]:
@@ -148,5 +148,5 @@ async def video_work(
     reading = reference_images(model.card, form, body, context.intake())
     pictures = await context.unless_disconnected(reading)
     client, max_frames = context.client, context.state.settings.max_frames
-    checked, asked = video_request(model, body, max_frames, client=client, pictures=pictures)
-    return model, checked, asked, pictures
+    checked, fields = video_request(model, body, max_frames, client=client, pictures=pictures)
+    return model, checked, fields, pictures

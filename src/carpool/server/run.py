@@ -107,7 +107,7 @@ async def _serve(
         remote=cluster,
         start=starter.start,
     )
-    at_once = sum(len(one.devices) * one.settings.max_running for one in models)
+    at_once = sum(len(spec.devices) * spec.settings.max_running for spec in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, backend, keys)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, backend.roll)
     runner = Runner(
@@ -125,10 +125,10 @@ async def _serve(
         journals=_job_journals(store, journals, settings),
     )
     server = DrainingServer(backend, settings, runner, keys, traces)
-    at_start = [one for one in models if not one.is_on_demand]
-    for one in at_start:
-        workers = f" on {len(one.devices)} workers" if len(one.devices) > 1 else ""
-        say(settings, f"Loading {one.factory or one.model}{workers} ...")
+    at_start = [spec for spec in models if not spec.is_on_demand]
+    for spec in at_start:
+        workers = f" on {len(spec.devices)} workers" if len(spec.devices) > 1 else ""
+        say(settings, f"Loading {spec.factory or spec.model}{workers} ...")
     worker = backend.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(greet(backend, server, settings))

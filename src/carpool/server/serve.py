@@ -30,14 +30,14 @@ def serve(model: "str | Path | Callable[[], Any]" = "shapes", **settings: Any) -
     Raises:
         SettingRejected, LoraRejected, LoadFailed: found before anything is loaded.
     """
-    known = [field.name for field in fields(ServeSettings)]
+    names = [field.name for field in fields(ServeSettings)]
     for name in settings:
-        if name not in known:
-            raise SettingRejected(f"unknown setting {name!r}{nearest(name, known)}")
-    chosen = ServeSettings.from_environment(os.environ, **settings)
+        if name not in names:
+            raise SettingRejected(f"unknown setting {name!r}{nearest(name, names)}")
+    own_settings = ServeSettings.from_environment(os.environ, **settings)
     factory = None if isinstance(model, (str, Path)) else name_of(model)
-    preflight.check(str(model), chosen.engine(), factory)
-    return run.serve(models_of([str(model)], chosen, factory), chosen)
+    preflight.check(str(model), own_settings.engine(), factory)
+    return run.serve(models_of([str(model)], own_settings, factory), own_settings)
 
 
 def name_of(factory: Any) -> str:

@@ -36,14 +36,14 @@ def check_address(settings: ServeSettings) -> None:
     except (socket.gaierror, UnicodeError) as error:
         raise LoadFailed(f"host={host!r} is no address: {error}") from error
     except OSError as error:
-        told = {
+        events = {
             errno.EADDRINUSE: f"port {port} is taken; use --port for another one (address already "
             "in use)",
             errno.EACCES: f"port {port} needs privileges; use --port for one above 1023",
             errno.EADDRNOTAVAIL: f"host={host!r} is no address of this machine; 0.0.0.0 is all of "
             "them",
         }.get(error.errno or 0, f"host={host!r}, port={port}: {error}")
-        raise LoadFailed(told) from error
+        raise LoadFailed(events) from error
 
 
 def set_limits() -> None:

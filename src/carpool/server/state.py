@@ -60,15 +60,18 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Raise ModelNotFound if a request names another model."""
         if name not in (None, self.id, self.card.id):
-            seen = str(name)[:60]
-            hint = nearest(seen, [self.id])
-            raise ModelNotFound(f"model {seen!r} is not served here, {self.id!r} is{hint}")
+            text = str(name)[:60]
+            hint = nearest(text, [self.id])
+            raise ModelNotFound(f"model {text!r} is not served here, {self.id!r} is{hint}")
 
     def file_metadata(
-        self, made: CheckedRequest | None, used: Mapping[str, Any] | None = None, **more: Any
+        self,
+        request: CheckedRequest | None,
+        settings: Mapping[str, Any] | None = None,
+        **extra: Any,
     ) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
-        return file_metadata(self.id, made, self.settings, used, **more)
+        return file_metadata(self.id, request, self.settings, settings, **extra)
 
 
 class AppState:
@@ -151,8 +154,8 @@ class AppState:
             LoadFailed: it cannot be loaded.
         """
         if self.fleet is not None:
-            one = self.fleet.of(name)
-            if one.is_on_demand and one.ready is None:
+            deployment = self.fleet.of(name)
+            if deployment.is_on_demand and deployment.ready is None:
                 await self.fleet.loaded(name)
         return self.model(needs, name)
 
@@ -195,7 +198,11 @@ class AppState:
         """A loaded model, whose card is used to read a body until that names its own."""
         name = None
         if self.fleet is not None:
-            loaded = (one.name for one in self.fleet.deployments.values() if one.ready)
+            loaded = (
+                deployment.name
+                for deployment in self.fleet.deployments.values()
+                if deployment.ready
+            )
             name = next(loaded, None)
         return await self.load(name, "loaded" if name else needs)
 
@@ -259,12 +266,12 @@ class AuthenticatedRequest:
 
     def with_headers(self, body: schema.GenerationRequest) -> None:
         """Fill fields that the body leaves out from headers."""
-        said = self.request.headers.get("x-step-cache")
-        if said is not None and body.step_cache is None:
+        header = self.request.headers.get("x-step-cache")
+        if header is not None and body.step_cache is None:
             try:
-                body.step_cache = number(said)
+                body.step_cache = number(header)
             except ValueError:
-                body.step_cache = said  # the check says what it must be
+                body.step_cache = header  # the check says what it must be
 
     async def unless_disconnected(self, work: Awaitable[T]) -> T:
         """Do the work, or raise Cancelled as soon as the client disconnects."""
@@ -274,14 +281,14 @@ class AuthenticatedRequest:
                 pass
 
         task = asyncio.ensure_future(work)
-        gone = asyncio.create_task(disconnect())
+        hangup = asyncio.create_task(disconnect())
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise Cancelled("the client closed the connection")
             return task.result()
         finally:
-            gone.cancel()
+            hangup.cancel()
             task.cancel()
 
     async def check_room(self) -> None:

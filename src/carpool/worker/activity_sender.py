@@ -46,10 +46,10 @@ class ActivitySender:
 
     def read(self) -> protocol.Activity | None:
         """The activity to send now; None while the engine is idle and that was sent."""
-        seen, missed = self._log.take()
+        forwards, missed = self._log.take()
         now = self._snapshot()
-        is_idle = not (seen or now.running or now.waiting)
+        is_idle = not (forwards or now.running or now.waiting)
         if is_idle and self._was_idle:
             return None
         self._was_idle = is_idle
-        return protocol.Activity(now, seen, missed)
+        return protocol.Activity(now, forwards, missed)

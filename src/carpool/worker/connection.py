@@ -124,15 +124,15 @@ class WorkerConnection:
         Raises:
             OSError: there is no memory or no file descriptor left.
         """
-        ours, theirs = socket.socketpair()
+        channel, peer = socket.socketpair()
         try:
-            process = await start(theirs)
+            process = await start(peer)
         except BaseException:
-            ours.close()
+            channel.close()
             raise
         finally:
-            theirs.close()
-        return cls(process, *await asyncio.open_unix_connection(sock=ours), spool)
+            peer.close()
+        return cls(process, *await asyncio.open_unix_connection(sock=channel), spool)
 
     def send(self, message: protocol.ToWorker) -> None:
         """Queue a message; they arrive in order."""
@@ -176,8 +176,8 @@ class WorkerConnection:
             with contextlib.suppress(TimeoutError):  # a fork server that is stopped says nothing
                 await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         with contextlib.suppress(OSError):  # such as a folder that was removed
-            mine = f"{self._process.pid}-*"  # other workers use the folder, too
-            for path in self._spool.glob(mine) if self._spool else ():
+            pattern = f"{self._process.pid}-*"  # other workers use the folder, too
+            for path in self._spool.glob(pattern) if self._spool else ():
                 path.unlink()
 
 
@@ -205,19 +205,19 @@ def describe_end(status: int | None, *, is_killed: bool = False) -> str:
     return f"signal {-status}, {name}{hints.get(-status, '')}"
 
 
-def mapped(done: protocol.Done) -> protocol.Done | protocol.RequestFailed:
+def mapped(answer: protocol.Done) -> protocol.Done | protocol.RequestFailed:
     """Map an output that is a file into memory and unlink it; it is freed with its last user."""
-    if done.clip is None or not done.clip.path:
-        return done
-    path, done.clip.path = Path(os.fsdecode(done.clip.path)), b""
+    if answer.clip is None or not answer.clip.path:
+        return answer
+    path, answer.clip.path = Path(os.fsdecode(answer.clip.path)), b""
     try:
         with path.open("rb") as file:
             # used as a buffer only
-            done.clip.rgb = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
+            answer.clip.rgb = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
     except OSError as error:
         log.error("an output could not be taken over: %s", error)
-        said = f"the output could not be taken over: {reason(error)}"
-        return protocol.RequestFailed(done.request_id, StoreFailed.__name__, said)
+        problem = f"the output could not be taken over: {reason(error)}"
+        return protocol.RequestFailed(answer.request_id, StoreFailed.__name__, problem)
     finally:
         path.unlink(missing_ok=True)
-    return done
+    return answer

@@ -57,7 +57,7 @@ def number(value: int) -> bytes:
     return _NUMBER.pack(value)
 
 
-def as_number(sent: bytes) -> int:
+def as_number(content: bytes) -> int:
     """A process id or an exit status that was sent."""
-    [value] = _NUMBER.unpack(sent)
+    [value] = _NUMBER.unpack(content)
     return int(value)

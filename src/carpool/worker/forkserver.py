@@ -101,8 +101,8 @@ class ForkServer:
         if (pid := os.fork()) == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for each in (front, self._source, *self._wakers, *self._fronts.values()):
-                each.close()  # others have to see it when these end
+            for channel in (front, self._source, *self._wakers, *self._fronts.values()):
+                channel.close()  # others have to see it when these end
             self._selector.close()
             os.setsid()  # Ctrl-C is the front's to handle
             _become_worker(passed, request)

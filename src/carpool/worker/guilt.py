@@ -52,14 +52,14 @@ class DeathLog:
 
     def add(self, death: Death) -> None:
         """Add the newest death."""
-        self._recent = [one for one in self._recent if death.at_s - one.at_s <= AT_ONCE_S]
-        others = [
-            one
-            for one in self._recent
-            if one.worker is not death.worker and one.requests.isdisjoint(death.requests)
+        self._recent = [recent for recent in self._recent if death.at_s - recent.at_s <= AT_ONCE_S]
+        company = [
+            recent
+            for recent in self._recent
+            if recent.worker is not death.worker and recent.requests.isdisjoint(death.requests)
         ]
-        for one in [*others, death] if others else []:
-            one.is_explained = True
+        for member in [*company, death] if company else []:
+            member.is_explained = True
         self._recent.append(death)
 
 
@@ -68,7 +68,7 @@ class CrashEvidence:
     """The evidence against one request, over all workers that ran it."""
 
     position: int = 0  # answered calls (steps, without a journal) in the present run, as told
-    furthest: int = 0  # in any run
+    peak: int = 0  # in any run
     lives: int = 0  # workers that died since it got further than ever
     deaths: list[tuple[int, Death]] = field(default_factory=list)  # at points not passed since
 
@@ -77,13 +77,13 @@ class CrashEvidence:
 
         It tells when it is there.
         """
-        self.position, self.furthest = 0, max(self.furthest, journal_end)
+        self.position, self.peak = 0, max(self.peak, journal_end)
 
     def reached(self, position: int) -> None:
         """Note progress; a lower position than before: the run started over."""
         self.position = position
-        if position > self.furthest:
-            self.furthest, self.lives = position, 0
+        if position > self.peak:
+            self.peak, self.lives = position, 0
         if self.deaths:
             self.deaths = [entry for entry in self.deaths if entry[0] >= position]
 
@@ -100,7 +100,7 @@ class CrashEvidence:
     @property
     def is_guilty(self) -> bool:
         """Whether the request is to fail."""
-        deaths = self._unexplained()[self.furthest] if self.deaths else []
+        deaths = self._unexplained()[self.peak] if self.deaths else []
         return self.is_stuck or (len(deaths) >= GUILTY_DEATHS and _alone(deaths) >= ALONE_DEATHS)
 
     @property
@@ -116,8 +116,8 @@ class CrashEvidence:
         point.
         """
         point = self.deaths[-1][0] if self.deaths else 0
-        deaths, others = self._unexplained()[point], int(point == self.furthest)
-        return len(deaths) >= GUILTY_DEATHS - others and _alone(deaths) >= ALONE_DEATHS - others
+        deaths, rest = self._unexplained()[point], int(point == self.peak)
+        return len(deaths) >= GUILTY_DEATHS - rest and _alone(deaths) >= ALONE_DEATHS - rest
 
     @property
     def weight(self) -> tuple[int, int]:

@@ -97,11 +97,11 @@ class InFlight(Generic[T]):
         Requests that only waited in the worker's queue are not counted, unless none is known to
         have started: the worker may have died before it could say.
         """
-        sent = [request for request in self if request.is_sent]
-        ran = [request for request in sent if request.has_started] or sent
+        running = [request for request in self if request.is_sent]
+        ran = [request for request in running if request.has_started] or running
         death.requests = frozenset(request.id for request in ran)
         for request in ran:
             request.evidence.died(death)
-        for request in sent:
+        for request in running:
             request.is_sent = request.has_started = False
         return ran

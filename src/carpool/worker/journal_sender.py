@@ -31,9 +31,9 @@ class AnswerBatch:
 
     def packed(self) -> protocol.Answers:
         entries = []
-        for one in self.answered:
+        for answer in self.answered:
             try:
-                entries.append((one.request_id, one.entry()))
+                entries.append((answer.request_id, answer.entry()))
             except Exception as error:  # of the device: without it that call runs again
                 log.warning("an answer is missing in a journal: %s", reason(error))
         return protocol.Answers(entries, self.passed)

@@ -28,7 +28,7 @@ class _Journal:
     entries: list[JournalEntry] = field(default_factory=list)
     file: File | None = None
     is_whole: bool = True  # nothing was dropped for want of room
-    told: dict[str, int] = field(default_factory=dict)  # the last step, by what was told of it
+    last_steps: dict[str, int] = field(default_factory=dict)  # reported so far, by their kinds
 
     @property
     def bytes(self) -> int:
@@ -59,32 +59,32 @@ class Journals:
 
     def starts_late(self, request_id: str) -> bool:
         """Whether a new worker goes on with the request; else it starts over."""
-        one = self._journals.get(request_id)
-        if one is not None and not one.entries:
-            one.told.clear()
-        return one is not None and bool(one.entries)
+        journal = self._journals.get(request_id)
+        if journal is not None and not journal.entries:
+            journal.last_steps.clear()
+        return journal is not None and bool(journal.entries)
 
     def is_whole(self, request_id: str) -> bool:
         """Whether all that was added of a request is there."""
-        one = self._journals.get(request_id)
-        return one is not None and one.is_whole
+        journal = self._journals.get(request_id)
+        return journal is not None and journal.is_whole
 
     def tell(self, kind: str, request_id: str, step: int) -> bool:
         """Whether so much is news of a request; step 0: it starts over."""
-        one = self._journals.get(request_id)
-        told = {} if one is None else one.told
+        journal = self._journals.get(request_id)
+        steps = {} if journal is None else journal.last_steps
         if not step:
-            told.clear()
+            steps.clear()
             return True
-        is_news = step > told.get(kind, 0)
+        is_news = step > steps.get(kind, 0)
         self.steps_again += kind == "step" and not is_news
-        told[kind] = max(step, told.get(kind, 0))
+        steps[kind] = max(step, steps.get(kind, 0))
         return is_news
 
     def entries(self, request_id: str) -> list[JournalEntry]:
         """The entries of a request, in the order of its calls."""
-        one = self._journals.get(request_id)
-        return [] if one is None else list(one.entries)
+        journal = self._journals.get(request_id)
+        return [] if journal is None else list(journal.entries)
 
     def open(
         self, request_id: str, past: Iterable[JournalEntry] = (), file: File | None = None
@@ -100,48 +100,48 @@ class Journals:
             for entry in past:
                 self.add(request_id, entry)
         if file is not None:
-            one = self._journals[request_id]
-            if one.file is not None:
-                one.file.close()
-            one.file = file
+            journal = self._journals[request_id]
+            if journal.file is not None:
+                journal.file.close()
+            journal.file = file
 
     def add(self, request_id: str, entry: JournalEntry) -> None:
         """Add an answer. One that is not later than all before: the request has started over."""
-        one = self._journals.get(request_id)
-        if one is None:
+        journal = self._journals.get(request_id)
+        if journal is None:
             return  # it was answered, or given up
-        while one.entries and one.entries[-1].number >= entry.number:
-            self.bytes -= _bytes(one.entries.pop())
-        one.entries.append(entry)
+        while journal.entries and journal.entries[-1].number >= entry.number:
+            self.bytes -= _bytes(journal.entries.pop())
+        journal.entries.append(entry)
         self.bytes += _bytes(entry)
-        if one.file is not None:
-            one.file.append(entry)
+        if journal.file is not None:
+            journal.file.append(entry)
         if self.bytes > self._most_bytes:
             self._make_room()
 
     def clear(self, request_id: str) -> None:
         """Drop what is known of a request, which goes on."""
-        if (one := self._journals.get(request_id)) is not None:
-            self.bytes -= one.bytes
-            one.entries.clear()
-            if one.file is not None:
-                one.file.clear()
+        if (journal := self._journals.get(request_id)) is not None:
+            self.bytes -= journal.bytes
+            journal.entries.clear()
+            if journal.file is not None:
+                journal.file.clear()
 
     def close(self, request_id: str) -> None:
         """The request is answered, or given up."""
-        if (one := self._journals.pop(request_id, None)) is not None:
-            self.bytes -= one.bytes
-            if one.file is not None:
-                one.file.close()
+        if (journal := self._journals.pop(request_id, None)) is not None:
+            self.bytes -= journal.bytes
+            if journal.file is not None:
+                journal.file.close()
 
     def _make_room(self) -> None:
-        for one in self._journals.values():
+        for journal in self._journals.values():
             if self.bytes <= self._most_bytes:
                 return
-            if one.entries:
-                self.bytes -= one.bytes
-                one.entries.clear()
-                one.is_whole = False
+            if journal.entries:
+                self.bytes -= journal.bytes
+                journal.entries.clear()
+                journal.is_whole = False
 
 
 def _bytes(entry: JournalEntry) -> int:

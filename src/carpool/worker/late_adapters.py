@@ -31,15 +31,15 @@ class LateAdapters:
         """
         if is_ready:
             answer = self._queries.add_lora(name, path)
-            answer.add_done_callback(lambda told: self._added(told, name, path))
+            answer.add_done_callback(lambda answer: self._added(answer, name, path))
         else:
             self._paths[name] = path
             answer = asyncio.get_running_loop().create_future()
             answer.set_result([])
         return answer
 
-    def _added(self, told: "asyncio.Future[list[str]]", name: str, path: str) -> None:
-        if not told.cancelled() and not told.result():
+    def _added(self, answer: "asyncio.Future[list[str]]", name: str, path: str) -> None:
+        if not answer.cancelled() and not answer.result():
             self._paths[name] = path
 
     def greet(self, ready: protocol.WorkerReady) -> protocol.WorkerReady | None:

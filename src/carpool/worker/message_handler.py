@@ -47,11 +47,11 @@ class OpenRequests:
     def reset(self, cancel: Callable[[str], None], after: Callable[[], None]) -> None:
         """Cancel all, and call `after` once they have ended."""
         with self._lock:
-            left = list(self._ids)
-            self._after_reset = after if left else None
-        if not left:
+            open_ids = list(self._ids)
+            self._after_reset = after if open_ids else None
+        if not open_ids:
             after()
-        for request_id in left:
+        for request_id in open_ids:
             cancel(request_id)
 
 
@@ -103,8 +103,8 @@ class MessageHandler:
         self.engine.after_turn = journals.after_turn
         self._meter = Meter(loaded)
         self._convert = partial(raw_output, spool=message.spool)
-        nothing, requests = Snapshot(0.0, (), (), 0), self.engine.requests
-        snapshot = partial(self.engine.contain, "count", nothing, requests)
+        empty, requests = Snapshot(0.0, (), (), 0), self.engine.requests
+        snapshot = partial(self.engine.contain, "count", empty, requests)
         self._viewers = ActivitySender(activity, snapshot, send)
         self._requests = OpenRequests()
         self._adding: queue.SimpleQueue[Callable[[], list[str]]] = queue.SimpleQueue()

@@ -21,13 +21,13 @@ class Queries:
 
     def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
         self._send = send
-        self._asked = deque[asyncio.Future[Any]]()
+        self._queries = deque[asyncio.Future[Any]]()
         self._adding = deque[asyncio.Future[list[str]]]()  # of adapters
 
     async def ask(self, query: Query) -> Any:
         """Ask the worker; returns statistics, timelines, or an `Estimated`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked.append(future)
+        self._queries.append(future)
         self._send(query)
         return await future
 
@@ -40,14 +40,14 @@ class Queries:
 
     def answered(self, message: Answer) -> None:
         """The oldest question is answered."""
-        found: Any = message
+        answer: Any = message
         if isinstance(message, protocol.Statistics):
-            found = message.statistics
+            answer = message.statistics
         elif isinstance(message, protocol.Timelines):
-            found = message.timelines
-        query = self._asked.popleft()
+            answer = message.timelines
+        query = self._queries.popleft()
         if not query.done():  # its client has gone
-            query.set_result(found)
+            query.set_result(answer)
 
     def added(self, problems: list[str]) -> None:
         """The oldest addition is answered."""
@@ -66,7 +66,7 @@ class Queries:
             adding.set_result(problems)
 
     def fail(self, error: CarpoolError) -> None:
-        while self._asked:
-            query = self._asked.popleft()
+        while self._queries:
+            query = self._queries.popleft()
             if not query.done():
                 query.set_exception(error)

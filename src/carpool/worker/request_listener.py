@@ -67,12 +67,12 @@ class RequestListener:
     ) -> protocol.Done | protocol.RequestFailed:
         request_id, seed = self._request.request_id, self._request.seed
         try:
-            made = self._convert(outcome.fields)
-            used = protocol.TokenUsage(*usage.result())
+            output = self._convert(outcome.fields)
+            tokens = protocol.TokenUsage(*usage.result())
         except BaseException as error:  # of the classes that the output is made of
             return failed(request_id, error)
         return protocol.Done(
-            request_id, seed, made.pictures, outcome.timings, used, *made[1:],
+            request_id, seed, output.pictures, outcome.timings, tokens, *output[1:],
             warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
             settings=dict(outcome.settings),
         )  # fmt: skip
@@ -80,13 +80,13 @@ class RequestListener:
 
 def failed(request_id: str, error: BaseException) -> protocol.RequestFailed:
     """The message about a request that failed; logs what it leaves out."""
-    known = error
-    if not isinstance(known, CarpoolError):
-        known = PipelineFailed(named(error))
-        known.__cause__ = error
-    cause = known.__cause__  # it is not sent to the front
-    if cause is not None and (known.status >= 500 or reason(cause) != text_of(cause)):
-        log.error("request %s failed: %s", request_id, in_full(known))
+    failure = error
+    if not isinstance(failure, CarpoolError):
+        failure = PipelineFailed(named(error))
+        failure.__cause__ = error
+    cause = failure.__cause__  # it is not sent to the front
+    if cause is not None and (failure.status >= 500 or reason(cause) != text_of(cause)):
+        log.error("request %s failed: %s", request_id, in_full(failure))
     return protocol.RequestFailed(
-        request_id, type(known).__name__, text_of(known), known.param, known.retry_after_s
+        request_id, type(failure).__name__, text_of(failure), failure.param, failure.retry_after_s
     )

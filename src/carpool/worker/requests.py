@@ -189,8 +189,8 @@ class WorkerRequests:
                 is_news = self._is_news("preview", preview.request_id, preview.step)
                 if request is not None and request.on_preview is not None and is_news:
                     request.on_preview(preview)
-            case protocol.Done() as done:
-                self.answer(done.request_id, done)
+            case protocol.Done() as answer:
+                self.answer(answer.request_id, answer)
             case protocol.RequestFailed() as failed:
                 error = by_name(failed.error)(
                     failed.message, param=failed.param, retry_after_s=failed.retry_after_s

@@ -62,9 +62,9 @@ class ForkingStarter:
     """Starts the workers of one event loop, and the fork server that they come from."""
 
     def __init__(self) -> None:
-        said = os.environ.get(FORKSERVER_VARIABLE, "")
-        self._path = "" if said == "off" else said  # of one that others have started
-        self._may_fork = sys.platform == "linux" and said != "off"
+        setting = os.environ.get(FORKSERVER_VARIABLE, "")
+        self._path = "" if setting == "off" else setting  # of one that others have started
+        self._may_fork = sys.platform == "linux" and setting != "off"
         self._server: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None  # to the server
         self._has_forked = False
@@ -117,32 +117,32 @@ class ForkingStarter:
     async def _request_socket(self) -> socket.socket:
         """A socket to the fork server on which one worker can be asked for."""
         if self._path:
-            ours = socket.socket(socket.AF_UNIX)
+            channel = socket.socket(socket.AF_UNIX)
             try:
-                ours.connect(self._path)
+                channel.connect(self._path)
             except BaseException:
-                ours.close()
+                channel.close()
                 raise
-            return ours
+            return channel
         async with self._is_starting:
             if self._server is None or self._server.returncode is not None:
                 await self._start_server()
         assert self._channel is not None
-        ours, theirs = socket.socketpair()
-        with theirs:
+        channel, peer = socket.socketpair()
+        with peer:
             try:
-                socket.send_fds(self._channel, [b"\0"], [theirs.fileno()])
+                socket.send_fds(self._channel, [b"\0"], [peer.fileno()])
             except BaseException:
-                ours.close()
+                channel.close()
                 raise
-        return ours
+        return channel
 
     async def _start_server(self) -> None:
         if self._channel is not None:
             self._channel.close()
-        self._channel, theirs = socket.socketpair()
-        with theirs:
-            self._server = await _run_python("carpool.worker.forkserver", theirs)
+        self._channel, peer = socket.socketpair()
+        with peer:
+            self._server = await _run_python("carpool.worker.forkserver", peer)
 
 
 class _ForkedProcess:

@@ -256,8 +256,8 @@ class Supervisor:
                 is_lost=self._is_lost,
                 is_first=not self._first_ready.is_set(),
             )
-            what = "the worker is out of reach" if self._is_lost else "the worker died"
-            log.error("%s (%s); a new start in %g s", what, self._end, delay_s)
+            event = "the worker is out of reach" if self._is_lost else "the worker died"
+            log.error("%s (%s); a new start in %g s", event, self._end, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> bool:

@@ -230,7 +230,7 @@ async def _three_of(worker: Grey) -> list[bytes]:
     stream = events(
         worker,
         generation,
-        drew=lambda images, usage: None,
+        on_output=lambda images, usage: None,
         previewed=lambda seconds: None,
         run=asyncio.to_thread,
         heartbeat_s=0.001,

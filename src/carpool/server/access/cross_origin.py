@@ -103,8 +103,8 @@ def _is_foreign(scope: Scope, headers: Headers) -> bool:
         return True
     if sites:  # the browser knows its own origin better than a server behind a proxy
         return "null" in origins
-    own = _origin(f"{scope['scheme']}://{headers.get('host', '')}")
-    return any(_origin(origin) != own for origin in origins)
+    server_origin = _origin(f"{scope['scheme']}://{headers.get('host', '')}")
+    return any(_origin(origin) != server_origin for origin in origins)
 
 
 def _origin(text: str) -> str:

@@ -126,10 +126,10 @@ class IdempotencyCache(Generic[T]):
                 del self._entries[place]
 
     def _make_room(self) -> None:
-        held = sum(entry.bytes for entry in self._entries.values())
+        total = sum(entry.bytes for entry in self._entries.values())
         for place, entry in list(self._entries.items()):
-            if held <= self._most_bytes:
+            if total <= self._most_bytes:
                 break
             if entry.bytes:
-                held -= entry.bytes
+                total -= entry.bytes
                 del self._entries[place]

@@ -51,8 +51,8 @@ class Keyring:
 
     def read(self) -> int:
         """Read the file again, and return the number of keys. On an error the old ones stay."""
-        given = [(f"api_key, entry {n}", one) for n, one in enumerate(self._entries, start=1)]
-        self._keys = parse_keys([_checked(*one) for one in [*given, *_lines(self._file)]])
+        entries = [(f"api_key, entry {n}", entry) for n, entry in enumerate(self._entries, start=1)]
+        self._keys = parse_keys([_checked(*entry) for entry in [*entries, *_lines(self._file)]])
         return len(self._keys)
 
     @property
@@ -72,10 +72,10 @@ class Keyring:
         if not keys and self._file is None:
             return KEYLESS
         # every key is compared, so that the time taken says nothing about them
-        known = [name for name, key in keys.items() if hmac.compare_digest(token, key)]
-        if not token or not known:
+        names = [name for name, key in keys.items() if hmac.compare_digest(token, key)]
+        if not token or not names:
             raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
-        return APIClient(known[0], owner_of(token))
+        return APIClient(names[0], owner_of(token))
 
     def knows(self, owner: str) -> bool:
         """Return whether an owner's key is still one of these."""
@@ -101,8 +101,10 @@ def parse_keys(entries: Iterable[str]) -> dict[str, bytes]:
         if keys.setdefault(name, key) != key:
             raise SettingRejected(f"api_key: two keys are called {name!r}: give each its own name")
         if names.setdefault(key, name) != name:
-            both = f"{names[key]!r} and {name!r}"
-            raise SettingRejected(f"api_key: one key is called {both}: give each client its own")
+            name_pair = f"{names[key]!r} and {name!r}"
+            raise SettingRejected(
+                f"api_key: one key is called {name_pair}: give each client its own"
+            )
     return keys
 
 

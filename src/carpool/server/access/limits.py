@@ -28,9 +28,9 @@ class _Bucket:
 class Permit:
     """The place of one admitted request among those of its key."""
 
-    def __init__(self, name: str, bucket: _Bucket, most: int | None) -> None:
+    def __init__(self, name: str, bucket: _Bucket, limit: int | None) -> None:
         self._name, self._bucket, self._is_released = name, bucket, False
-        self.most = most  # open at once; None: any number
+        self.most = limit  # open at once; None: any number
 
     def release(self) -> bool:
         """Release the slot; returns whether it was held."""
@@ -47,10 +47,10 @@ class Permit:
         Raises:
             RateLimited: it is one too many.
         """
-        others = self._bucket.in_flight - (not self._is_released)
-        if self.most is not None and others + jobs >= self.most:
+        company = self._bucket.in_flight - (not self._is_released)
+        if self.most is not None and company + jobs >= self.most:
             raise RateLimited(
-                f"{others} other requests of {self._name} are unanswered and {jobs} jobs have not "
+                f"{company} other requests of {self._name} are unanswered and {jobs} jobs have not "
                 f"ended, the most together is {self.most} (--max-in-flight-per-key)",
                 retry_after_s=JOBS_RETRY_S,
             )
@@ -62,7 +62,7 @@ class RateLimiter:
     def __init__(
         self, requests_per_minute: int | None, max_in_flight: int | None, clock: Clock
     ) -> None:
-        self._per_minute, self._most, self._clock = requests_per_minute, max_in_flight, clock
+        self._per_minute, self._limit, self._clock = requests_per_minute, max_in_flight, clock
         self._buckets: dict[str, _Bucket] = {}  # as many as there are keys
 
     @asynccontextmanager
@@ -75,12 +75,12 @@ class RateLimiter:
             RateLimited: it is one too many; `retry_after_s` says when it would not be.
         """
         name = f"API key {key!r}" if key else "all clients together"
-        if self._per_minute is None and self._most is None:
+        if self._per_minute is None and self._limit is None:
             yield Permit(name, _Bucket(0.0, 0.0), None)
             return
         began_s = self._clock()
         bucket = self._enter(key, name, began_s)
-        slot = Permit(name, bucket, self._most)
+        slot = Permit(name, bucket, self._limit)
         try:
             yield slot
         finally:
@@ -92,10 +92,10 @@ class RateLimiter:
         bucket = self._buckets.setdefault(key, _Bucket(size, now_s))
         bucket.tokens = min(size, bucket.tokens + (now_s - bucket.filled_s) * size / 60)
         bucket.filled_s = now_s
-        if self._most is not None and bucket.in_flight >= self._most:
+        if self._limit is not None and bucket.in_flight >= self._limit:
             raise RateLimited(
                 f"{bucket.in_flight} requests of {name} are unanswered, the most is "
-                f"{self._most} (--max-in-flight-per-key)",
+                f"{self._limit} (--max-in-flight-per-key)",
                 retry_after_s=_bounded(bucket.mean_s / bucket.in_flight),
             )
         if self._per_minute is not None:
@@ -111,5 +111,5 @@ class RateLimiter:
 
 
 def _bounded(seconds: float) -> float:
-    least, most = BOUNDS_S
-    return min(max(seconds, least), most)
+    low, high = BOUNDS_S
+    return min(max(seconds, low), high)

@@ -60,8 +60,8 @@ class SignedFiles:
                     path.unlink()
             self._secret = _secret(folder / "secret")
             now_s = self._clock()
-            found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-            for path in sorted(found, key=lambda path: path.stat().st_mtime):
+            paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+            for path in sorted(paths, key=lambda path: path.stat().st_mtime):
                 self._sizes[path.name] = path.stat().st_size
                 if path.stat().st_mtime > now_s:  # of another wall clock: it is new from now on
                     os.utime(path, (now_s, now_s))
@@ -105,13 +105,13 @@ class SignedFiles:
         return len(self._sizes)
 
     def _tidy(self) -> None:
-        held = sum(self._sizes.values())
+        total = sum(self._sizes.values())
         for name, size in list(self._sizes.items()):
             path = self._folder / name
-            if held <= self._most_bytes and not (path.is_file() and self._is_old(path)):
+            if total <= self._most_bytes and not (path.is_file() and self._is_old(path)):
                 return
             path.unlink(missing_ok=True)
-            held -= self._sizes.pop(name, size)
+            total -= self._sizes.pop(name, size)
 
     def _is_old(self, path: Path) -> bool:
         return path.stat().st_mtime + TTL_S <= self._clock()

@@ -93,16 +93,16 @@ class Form:
 
     def digests(self) -> list[str]:
         """Digests of the pictures as they were sent. Blocks: not on the event loop."""
-        sent = [*self.images, self.mask or ""] if self.images or self.mask else []
-        return [digest_of(one) for one in sent]
+        pictures = [*self.images, self.mask or ""] if self.images or self.mask else []
+        return [digest_of(picture) for picture in pictures]
 
-    def add(self, name: str, sent: Sent) -> None:
+    def add(self, name: str, picture: Sent) -> None:
         if name != "mask":
-            self.images.append(sent)
+            self.images.append(picture)
         elif self.mask is not None:
             raise InvalidValue("mask is given twice: say it once", param="mask")
         else:
-            self.mask = sent
+            self.mask = picture
 
 
 CardOf = Callable[[str | None], Awaitable[Card | None]]
@@ -135,16 +135,16 @@ async def read_body(
     if takes_nested:
         form.nested = taken(values, card)
     for name in names:
-        given = values.pop(name, None)
-        if takes_nested and isinstance(given, list) and any(isinstance(x, list) for x in given):
-            form.nested["image"] = given
+        value = values.pop(name, None)
+        if takes_nested and isinstance(value, list) and any(isinstance(x, list) for x in value):
+            form.nested["image"] = value
             continue
-        for one in given if isinstance(given, list) else [given]:
-            if one is not None:
-                form.add(name, url_of(one, name))
+        for entry in value if isinstance(value, list) else [value]:
+            if entry is not None:
+                form.add(name, url_of(entry, name))
     if (picture := picture_in(values)) is not None:
-        seen = f"the body has a data: URL of {len(picture)} bytes where none is taken"
-        raise InvalidValue(f"{seen}: only {', '.join(names)} may be a picture")
+        problem = f"the body has a data: URL of {len(picture)} bytes where none is taken"
+        raise InvalidValue(f"{problem}: only {', '.join(names)} may be a picture")
     return form
 
 
@@ -155,8 +155,8 @@ async def _read_form(
     async with _parts_of(request, card, names[0]) as parts:
         for part, value in parts:
             part = _text(part)
-            found = _PART.fullmatch(part)
-            name = found[1] if found and found[1] in names else ""
+            match = _PART.fullmatch(part)
+            name = match[1] if match and match[1] in names else ""
             if isinstance(value, UploadFile):
                 if not name:
                     rule = f"is a file: only {', '.join(names)} may be"
@@ -166,8 +166,8 @@ async def _read_form(
             text = _text(value, part)
             if name and text == NULL:
                 continue
-            if found and name:
-                form.add(name, _sent({found[2]: text} if found[2] else text, name))
+            if match and name:
+                form.add(name, _sent({match[2]: text} if match[2] else text, name))
             else:
                 texts.append((part, text))
     if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
@@ -205,15 +205,15 @@ async def _parts_of(
         parts = await parser.parse()
     except MultiPartException as error:
         if error.message.startswith("Too many files"):
-            most = min(MOST_IMAGES, card.task_for(["image"]).max_images)
-            seen = f"{name} is given more than {MOST_IMAGES} times"
-            raise InvalidValue(f"{seen}: {card.id} takes at most {most}", param=name) from error
+            limit = min(MOST_IMAGES, card.task_for(["image"]).max_images)
+            problem = f"{name} is given more than {MOST_IMAGES} times"
+            raise InvalidValue(f"{problem}: {card.id} takes at most {limit}", param=name) from error
         if error.message.startswith("Too many fields"):
             raise InvalidValue(f"a form has at most {MOST_FIELDS} texts") from error
         raise InvalidJSON(f"the body is not a form: {error.message}") from error
     except OSError as error:
-        said = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise StoreFailed(f"the server has no room for uploads just now ({said})") from error
+        cause = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise StoreFailed(f"the server has no room for uploads just now ({cause})") from error
     try:
         yield parts.multi_items()
     finally:
@@ -248,8 +248,8 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
             value = value.replace(b" ", b"+")
         if len(value) > MOST_TEXT_BYTES and b"%" in value:
             raise BodyTooLarge(f"a text of this form has more than {MOST_TEXT_BYTES} bytes")
-        both = (unquote_to_bytes(name.replace(b"+", b" ")), unquote_to_bytes(value))
-        texts.append((both[0].decode("latin-1"), both[1].decode("latin-1")))
+        name, value = unquote_to_bytes(name.replace(b"+", b" ")), unquote_to_bytes(value)
+        texts.append((name.decode("latin-1"), value.decode("latin-1")))
     return texts
 
 
@@ -270,19 +270,21 @@ def _text(part: str, name: str = "a name") -> str:
 
 
 async def _read(name: str, file: UploadFile) -> bytes:
-    most = MOST_MASK_BYTES if name == "mask" else MOST_BYTES
-    if (file.size or 0) > most:
-        raise BodyTooLarge(f"{name} is larger than {most} bytes", param=name)
+    limit = MOST_MASK_BYTES if name == "mask" else MOST_BYTES
+    if (file.size or 0) > limit:
+        raise BodyTooLarge(f"{name} is larger than {limit} bytes", param=name)
     return await file.read()
 
 
 def url_of(value: Any, name: str) -> Sent:
     """The URL in a reference to a picture: {"image_url": ...}, or as it is."""
-    said = {key: one for key, one in value.items() if one} if isinstance(value, dict) else {}
-    if "file_id" in said:
+    fields = (
+        {key: entry for key, entry in value.items() if entry} if isinstance(value, dict) else {}
+    )
+    if "file_id" in fields:
         rule = "files are not kept here: send the picture itself, or its image_url"
         raise UnsupportedParameter(f"{name}.file_id: {rule}", param=name)
-    url = said["image_url"] if said.keys() == {"image_url"} else value
+    url = fields["image_url"] if fields.keys() == {"image_url"} else value
     if not isinstance(url, str | memoryview):
         raise InvalidValue.of(name, value, 'must be {"image_url": "data:image/png;base64,..."}')
     return url
@@ -329,7 +331,7 @@ def validated(model: type[Body], values: Any) -> Body:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
         raise RequestValidationError(problems) from error
 
 
@@ -351,6 +353,6 @@ def document(
     content = {}
     for kind, pictures in (("multipart/form-data", in_form), ("application/json", in_json)):
         fields = schema["properties"] | pictures
-        needed = [name for name in required if name in fields]
-        content[kind] = {"schema": schema | {"properties": fields, "required": needed}}
+        names = [name for name in required if name in fields]
+        content[kind] = {"schema": schema | {"properties": fields, "required": names}}
     return {"requestBody": {"required": True, "content": content}}

@@ -44,9 +44,9 @@ def edit_task(
     """
     task = card.task_for(["image"])
     if not task.takes("image") or (is_variation and not _starts_from_pixels(task)):
-        does = ", ".join(one.name for one in card.tasks)
-        what = "vary" if is_variation else "edit"
-        raise ModelNotSupported(f"{card.id} cannot {what} pictures: it does {does}", param="model")
+        does = ", ".join(task.name for task in card.tasks)
+        verb = "vary" if is_variation else "edit"
+        raise ModelNotSupported(f"{card.id} cannot {verb} pictures: it does {does}", param="model")
     if has_mask or form.mask is not None:
         task = card.task_for(["image", "mask_image"])
         if not task.takes("mask_image"):
@@ -67,27 +67,29 @@ async def edit_images(
         Rejected, BodyTooLarge: one of them breaks a rule.
         RateLimited, Overloaded: there is no memory for it now.
     """
-    name, sent, mask = form.name, form.images, form.mask
+    name, pictures, mask = form.name, form.images, form.mask
     form.images, form.mask = [], None
     extra = body.model_extra or {}
     sizes = body.size, extra.get("width"), extra.get("height")
-    is_sized = any(one not in (None, "auto") for one in sizes)
-    if len(sent) > (most := min(MOST_IMAGES, task.max_images)):
-        seen = f"{name} is given {len(sent)} times"
-        raise InvalidValue(f"{seen}: {card.id} takes at most {most} for this", param=name)
+    is_sized = any(size not in (None, "auto") for size in sizes)
+    if len(pictures) > (limit := min(MOST_IMAGES, task.max_images)):
+        problem = f"{name} is given {len(pictures)} times"
+        raise InvalidValue(f"{problem}: {card.id} takes at most {limit} for this", param=name)
     mode: Mode = "RGBA" if task.image_mode == "RGBA" else "RGB"
     images: list[Any] = []
     original, size = (0, 0), None
-    while sent:  # one by one: decoded, a picture may take 100 MB
-        picture = await intake.open(sent.pop(0), name)
+    while pictures:  # one by one: decoded, a picture may take 100 MB
+        picture = await intake.open(pictures.pop(0), name)
         fitted = within(picture.size, card.max_pixels, 1)
         if not images:
             original = picture.size
             size = None if is_sized else _result_size(card, task, original, name)
         is_flattened = form.is_before_white and picture.has_alpha and mode == "RGB"
         then = partial(_ready, size=size, is_flattened=is_flattened)
-        own: Mode = "RGBA" if is_flattened else mode
-        images.append(await intake.decode(picture, name, mode=own, fitted=fitted, then=then))
+        picture_mode: Mode = "RGBA" if is_flattened else mode
+        images.append(
+            await intake.decode(picture, name, mode=picture_mode, fitted=fitted, then=then)
+        )
     arguments: dict[str, Any] = {}
     if size is not None and task.takes("width") and task.takes("height"):
         arguments |= {"width": size[0], "height": size[1]}
@@ -99,8 +101,8 @@ async def edit_images(
             raise UnsupportedImage("mask cannot be read: it must be a PNG", param="mask")
         picture = await intake.open(mask, "mask")
         if picture.size != original:
-            seen = f"mask has {_by(picture.size)} pixels, and {name} {_by(original)}"
-            raise MaskMismatch(f"{seen}: both must have the same size", param="mask")
+            problem = f"mask has {_by(picture.size)} pixels, and {name} {_by(original)}"
+            raise MaskMismatch(f"{problem}: both must have the same size", param="mask")
         then = partial(_white_mask, size=images[0].size)
         arguments["mask_image"] = await intake.decode(picture, "mask", mode="RGBA", then=then)
     return {**arguments, "image": images[0] if len(images) == 1 else images}
@@ -113,14 +115,14 @@ async def reference_images(
     if (task := card.task_for(["image"])).makes not in ("videos", "meshes"):
         return {}  # what checks the parameters refuses
     if not form.images:
-        if any(one.name == "image" and one.required for one in card.parameters):
+        if any(parameter.name == "image" and parameter.required for parameter in card.parameters):
             rule = f"{card.id} does {card.tasks[0].name}, send the picture as a file"
             raise MissingParameter(f"{REFERENCE} is missing: {rule}", param=REFERENCE)
         return {}
     if not task.takes("image"):
-        does = ", ".join(one.name for one in card.tasks)
-        seen = f"{REFERENCE} is not taken: {card.id} does {does}"
-        raise UnsupportedParameter(seen, param=REFERENCE)
+        does = ", ".join(task.name for task in card.tasks)
+        problem = f"{REFERENCE} is not taken: {card.id} does {does}"
+        raise UnsupportedParameter(problem, param=REFERENCE)
     return await edit_images(card, task, form, body, intake)
 
 
@@ -132,8 +134,8 @@ def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | No
     if not _starts_from_pixels(task):
         return None
     max_pixels = card.max_pixels
-    own = {one.name: one.default for one in task.parameters} | card.defaults
-    width, height = own.get("width"), own.get("height")
+    defaults = {parameter.name: parameter.default for parameter in task.parameters} | card.defaults
+    width, height = defaults.get("width"), defaults.get("height")
     if task.makes == "videos" and isinstance(width, int) and isinstance(height, int):
         max_pixels = min(max_pixels, width * height)
     size = within(original, max_pixels, card.size_multiple_px)

@@ -54,16 +54,16 @@ def check_is_json(headers: Headers) -> None:
     kind = headers.get("content-type", "").strip()
     is_there = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     if is_there and not _KIND.fullmatch(kind):
-        seen = f"is {kind[:60]!a}" if kind else "has no content-type"
+        text = f"is {kind[:60]!a}" if kind else "has no content-type"
         raise HTTPException(
             415,
-            f"the body {seen}: it must be JSON, sent as application/json "
+            f"the body {text}: it must be JSON, sent as application/json "
             "(curl: -H 'content-type: application/json'), or a form with pictures, sent as "
             "multipart/form-data",
         )
 
 
-async def received(request: Request, most: int | None = None) -> bytearray:
+async def received(request: Request, limit: int | None = None) -> bytearray:
     """The body of a request, as it was sent.
 
     Raises:
@@ -72,8 +72,8 @@ async def received(request: Request, most: int | None = None) -> bytearray:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if most is not None and len(body) > most:
-            raise BodyTooLarge(f"the picture is larger than {most} bytes")
+        if limit is not None and len(body) > limit:
+            raise BodyTooLarge(f"the picture is larger than {limit} bytes")
     return body
 
 
@@ -119,18 +119,18 @@ def parse(text: bytes, *, has_places: bool = True) -> Any:
 
 def check(text: bytes) -> None:
     """Refuse (400) JSON with too many values or levels, without parsing it."""
-    most = 2 * MOST_VALUES  # a list in a list counts twice, and so does a key
-    if _values(text.translate(None, _NO_MARK)) <= most and text.count(b'"') <= 2 * most:
+    limit = 2 * MOST_VALUES  # a list in a list counts twice, and so does a key
+    if _values(text.translate(None, _NO_MARK)) <= limit and text.count(b'"') <= 2 * limit:
         return  # even if none of these characters is part of a string
     marks, strings = bytearray(), 0
     for start, end in _outside(text):
         marks += text[start:end].translate(None, _NO_MARK)
         strings += 1
-        if max(len(marks), strings) > 2 * most:
+        if max(len(marks), strings) > 2 * limit:
             break
     if max(accumulate(map(_DEPTH.__getitem__, marks)), default=0) > MOST_DEPTH:
         raise _deep()
-    if max(_values(marks), strings) > most:
+    if max(_values(marks), strings) > limit:
         raise HTTPException(400, f"the body has more than {MOST_VALUES} values")
 
 
@@ -145,8 +145,8 @@ def _outside(text: bytes) -> Iterator[tuple[int, int]]:
     while at < len(text):
         until = min(at + _PIECE, len(text))
         if is_inside:
-            found = _IN_STRING.match(text, at, until)
-            end = found.end() if found else until
+            match = _IN_STRING.match(text, at, until)
+            end = match.end() if match else until
             is_inside = end == until or not text.startswith(b'"', end)
             at = end + 1 if not is_inside else max(end, at + 1)
         else:
@@ -172,26 +172,26 @@ def cut(
     """
     parts, pictures = list[bytes](), dict[str, memoryview]()
     secret = secrets.token_hex(8)  # no client can guess the placeholder of a picture
-    at = seen = 0  # ends of what is kept, and of what was searched for pictures
-    left = MOST_BYTES
-    while len(body) - at > left:
-        found = _BEGINS[takes_base64].search(body, seen, at + left)
-        if found is None or len(pictures) == MOST_PICTURES:
+    at = search_end = 0  # ends of what is kept, and of what was searched for pictures
+    budget = MOST_BYTES
+    while len(body) - at > budget:
+        match = _BEGINS[takes_base64].search(body, search_end, at + budget)
+        if match is None or len(pictures) == MOST_PICTURES:
             raise HTTPException(
                 413,
                 f"the body has more than {MOST_BYTES} bytes beside {len(pictures)} pictures, which "
                 "are data:image/...;base64, URLs",
             )
-        start = found.start()
-        seen = start + 1
-        end = body.find(b'"', seen)
-        if body.startswith(b"\\", start - 1) or (url := _picture(body, seen, end)) is None:
+        start = match.start()
+        search_end = start + 1
+        end = body.find(b'"', search_end)
+        if body.startswith(b"\\", start - 1) or (url := _picture(body, search_end, end)) is None:
             continue
         name = f"{secret}-{len(pictures)}"
         pictures[name] = url
         parts += [bytes(body[at:start]), f'"{name}"'.encode()]
-        left -= start - at
-        at = seen = end + 1
+        budget -= start - at
+        at = search_end = end + 1
     return b"".join([*parts, bytes(body[at:])]), pictures
 
 

@@ -56,14 +56,14 @@ class MemoryLease:
 class MemoryBudget:
     """The bytes that all requests hold. On one event loop."""
 
-    def __init__(self, most: int, alone: int = 0) -> None:
+    def __init__(self, limit: int, alone: int = 0) -> None:
         """Make a budget of which nothing is held.
 
         Args:
-            most: bytes in all; one key may hold half of them.
+            limit: bytes in all; one key may hold half of them.
             alone: what the only request of a key, or of all, may hold, if that is more.
         """
-        self._most, self._alone = most, alone
+        self._limit, self._alone = limit, alone
         self._by_key: Counter[str] = Counter()
 
     @contextmanager
@@ -80,25 +80,25 @@ class MemoryBudget:
         if not self._by_key[key]:
             del self._by_key[key]
 
-    def check(self, key: str, own: int, more: int) -> None:
+    def check(self, key: str, own_bytes: int, size: int) -> None:
         """Refuse more bytes for a request that holds `own` ones."""
-        share = self._most // 2 if key else self._most
-        if own + more > max(share, self._alone):
+        share = self._limit // 2 if key else self._limit
+        if own_bytes + size > max(share, self._alone):
             raise BodyTooLarge(
                 f"body and pictures of this request take more than {share} bytes ({_FLAG}): send "
                 "fewer or smaller pictures, or a smaller n"
             )
-        others = self._by_key[key] - own
-        if key and others and others + own + more > share:
+        other_bytes = self._by_key[key] - own_bytes
+        if key and other_bytes and other_bytes + own_bytes + size > share:
             raise RateLimited(
-                f"bodies and pictures of other requests of API key {key!r} hold {others} bytes: "
-                f"with this one it would be more than {share} ({_FLAG})",
+                f"bodies and pictures of other requests of API key {key!r} hold {other_bytes} "
+                f"bytes: with this one it would be more than {share} ({_FLAG})",
                 retry_after_s=RETRY_S,
             )
-        others = self._by_key.total() - own
-        if others and others + own + more > self._most:
+        other_bytes = self._by_key.total() - own_bytes
+        if other_bytes and other_bytes + own_bytes + size > self._limit:
             raise Overloaded(
-                f"bodies and pictures of other requests hold {others} bytes: with this one it "
-                f"would be more than {self._most} ({_FLAG})",
+                f"bodies and pictures of other requests hold {other_bytes} bytes: with this one it "
+                f"would be more than {self._limit} ({_FLAG})",
                 retry_after_s=RETRY_S,
             )

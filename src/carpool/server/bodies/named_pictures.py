@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from carpool.errors import InvalidValue
-from carpool.media.reader import ImageIntake, Sent
+from carpool.media.reader import ImageIntake
 from carpool.media.uploads import Mode, digest_of
 from carpool.request.card import Card
 from carpool.request.images import MASKS, PICTURES
 from carpool.request.sizes import within
 
-NAMES = tuple(one for one in (*PICTURES, *MASKS) if one not in ("image", "mask_image"))
+NAMES = tuple(name for name in (*PICTURES, *MASKS) if name not in ("image", "mask_image"))
 MOST_PICTURES = 64  # pictures of a request
 
 Nested = dict[str, Any]
@@ -24,15 +24,15 @@ Nested = dict[str, Any]
 
 def taken(values: dict[str, Any], card: Card) -> Nested:
     """Take the pictures out of a body that some task of the model has a parameter for."""
-    known = [name for name in NAMES if any(task.takes(name) for task in card.tasks)]
-    return {name: values.pop(name) for name in known if values.get(name) is not None}
+    names = [name for name in NAMES if any(task.takes(name) for task in card.tasks)]
+    return {name: values.pop(name) for name in names if values.get(name) is not None}
 
 
 def pictures_in(value: Any) -> Iterator[Any]:
     """Yield the entries of nested lists, in order."""
     if isinstance(value, list):
-        for one in value:
-            yield from pictures_in(one)
+        for entry in value:
+            yield from pictures_in(entry)
     else:
         yield value
 
@@ -73,10 +73,9 @@ async def decoded(
 
     async def read(name: str, value: Any) -> Any:
         if isinstance(value, list):
-            return [await read(name, one) for one in value]
-        sent: Sent = url(value, name)
+            return [await read(name, entry) for entry in value]
         mode: Mode = "L" if name in MASKS else "RGB"
-        picture = await intake.open(sent, name)
+        picture = await intake.open(url(value, name), name)
         fitted = within(picture.size, card.max_pixels, 1)
         return await intake.decode(picture, name, mode=mode, fitted=fitted)
 

@@ -50,26 +50,28 @@ def parsed(body: bytearray, takes_base64: bool = False) -> Any:
 def _with(value: Any, pictures: dict[str, memoryview]) -> Any:
     """Put each picture in place of the text that stands for it."""
     if isinstance(value, dict):
-        return {name: _with(one, pictures) for name, one in value.items()}
+        return {name: _with(entry, pictures) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_with(one, pictures) for one in value]
+        return [_with(entry, pictures) for entry in value]
     return pictures.get(value, value) if isinstance(value, str) else value
 
 
-def as_url(sent: Any, name: str) -> Sent:
+def as_url(picture: Any, name: str) -> Sent:
     """A picture as a URL: it may be base64 alone.
 
     Raises:
         InvalidValue: it is no text at all.
     """
-    if not isinstance(sent, str | memoryview):
-        raise InvalidValue.of(name, sent, "must be a picture: base64, or data:image/png;base64,...")
-    start = sent[:8] if isinstance(sent, str) else bytes(sent[:8]).decode("latin-1")
+    if not isinstance(picture, str | memoryview):
+        raise InvalidValue.of(
+            name, picture, "must be a picture: base64, or data:image/png;base64,..."
+        )
+    start = picture[:8] if isinstance(picture, str) else bytes(picture[:8]).decode("latin-1")
     if ":" in start:
-        return sent
-    if isinstance(sent, str):
-        return _NO_URL.decode() + sent
-    return memoryview(_NO_URL + sent)
+        return picture
+    if isinstance(picture, str):
+        return _NO_URL.decode() + picture
+    return memoryview(_NO_URL + picture)
 
 
 def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
@@ -83,5 +85,5 @@ def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
 def picture_in(value: Any) -> memoryview | None:
     """Find a long picture anywhere in a value."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    found = [value] if isinstance(value, memoryview) else map(picture_in, inner)
-    return next((one for one in found if one is not None), None)
+    pictures = [value] if isinstance(value, memoryview) else map(picture_in, inner)
+    return next((picture for picture in pictures if picture is not None), None)

@@ -41,7 +41,7 @@ def _single(prompt: Any) -> Any:
 
 
 def _one_or_several(prompt: Any, validated: ValidatorFunctionWrapHandler) -> Any:
-    return [validated(one) for one in prompt] if isinstance(prompt, list) else validated(prompt)
+    return [validated(text) for text in prompt] if isinstance(prompt, list) else validated(prompt)
 
 
 Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]

@@ -75,17 +75,17 @@ async def infer(context: Context) -> Response:
             raise MissingParameter("the body is empty: send a picture's file, or JSON")
         images.append(bytes(body))
     else:
-        asked = validated(InferenceRequest, await read_json(request, takes_base64=True))
-        values = without_pictures(dict(asked.parameters or {}))
-        if isinstance(asked.inputs, memoryview) or _BASE64.match(str(asked.inputs)):
-            images.append(as_url(asked.inputs, "inputs"))
-        elif not isinstance(asked.inputs, str):
-            raise InvalidValue.of("inputs", asked.inputs, "must be a text")
+        inference = validated(InferenceRequest, await read_json(request, takes_base64=True))
+        values = without_pictures(dict(inference.parameters or {}))
+        if isinstance(inference.inputs, memoryview) or _BASE64.match(str(inference.inputs)):
+            images.append(as_url(inference.inputs, "inputs"))
+        elif not isinstance(inference.inputs, str):
+            raise InvalidValue.of("inputs", inference.inputs, "must be a text")
         elif "prompt" in values:
             rule = "inputs is the prompt, or else a picture: leave one out"
             raise InvalidValue(f"prompt is given beside a text in inputs: {rule}", param="prompt")
         else:
-            values["prompt"] = asked.inputs
+            values["prompt"] = inference.inputs
     if values.get("prompt") is None and images:
         values["prompt"] = ""
     form = Form(images=images, name="inputs")

@@ -25,8 +25,8 @@ PARTS: dict[int | str, dict[str, Any]] = {
 
 MOST_WARNINGS = 4096  # bytes of them in a header
 
-_ONE = r"(?:[0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})"
-_RANGES = re.compile(rf"bytes=[ \t]*{_ONE}(?:[ \t]*,[ \t]*{_ONE})*[ \t]*", re.IGNORECASE)
+_RANGE = r"(?:[0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})"
+_RANGES = re.compile(rf"bytes=[ \t]*{_RANGE}(?:[ \t]*,[ \t]*{_RANGE})*[ \t]*", re.IGNORECASE)
 _files = StaticFiles()
 
 
@@ -39,14 +39,14 @@ class Download(FileResponse):
         except OSError as error:
             raise FileNotFound("the file has just been removed") from error
         self.set_stat_headers(self.stat_result)
-        sent = Headers(scope=scope)
-        if _files.is_not_modified(self.headers, sent):
+        conditions = Headers(scope=scope)
+        if _files.is_not_modified(self.headers, conditions):
             await NotModifiedResponse(self.headers)(scope, receive, send)
             return
-        headers = MutableHeaders(raw=list(sent.raw))
+        headers = MutableHeaders(raw=list(conditions.raw))
         if "range" in headers:  # what Starlette would answer in plain text, or not at all
-            known = self.headers["last-modified"], self.headers["etag"]
-            is_current = headers.get("if-range", known[0]) in known
+            validators = self.headers["last-modified"], self.headers["etag"]
+            is_current = headers.get("if-range", validators[0]) in validators
             ranges = satisfiable(headers["range"], self.stat_result.st_size) if is_current else None
             del headers["range"]
             if ranges:
@@ -62,18 +62,18 @@ def satisfiable(ranges: str, size: int) -> str | None:
     """
     if not _RANGES.fullmatch(ranges):
         return None
-    asked = [one.strip().split("-") for one in ranges.partition("=")[2].split(",")]
-    if any(first and last and int(first) > int(last) for first, last in asked):
+    bounds = [part.strip().split("-") for part in ranges.partition("=")[2].split(",")]
+    if any(first and last and int(first) > int(last) for first, last in bounds):
         return None
     within = [
         f"{first}-{last}"
-        for first, last in asked
+        for first, last in bounds
         if (int(first) < size if first else size and int(last))
     ]
     if not within:
-        seen = f"range={ranges[:60]!r} lies behind the end"
+        problem = f"range={ranges[:60]!r} lies behind the end"
         headers = {"content-range": f"bytes */{size}"}
-        raise HTTPException(416, f"{seen}: the file has {size} bytes", headers)
+        raise HTTPException(416, f"{problem}: the file has {size} bytes", headers)
     return "bytes=" + ",".join(within)
 
 

@@ -50,27 +50,28 @@ async def generate(
         run: runs the encoding, a picture at a time.
     """
     requests = image_request.requests
-    done = await gather(lambda number: backend.submit(requests[number]), len(requests))
-    pictures = [one.pictures[0] for one in done]
+    outputs = await gather(lambda number: backend.submit(requests[number]), len(requests))
+    pictures = [output.pictures[0] for output in outputs]
 
     def answered(number: int) -> schema.Image:
-        one = done[number]
-        file = image_request.file(number, pictures[number], one.settings)
-        image = schema.Image(seed=one.seed, skipped_steps=one.skipped_steps or None)
+        output = outputs[number]
+        file = image_request.file(number, pictures[number], output.settings)
+        image = schema.Image(seed=output.seed, skipped_steps=output.skipped_steps or None)
         if image_request.body.response_format == "url":
             return image.model_copy(update={"url": link(file)})
         return image.model_copy(update={"b64_json": encoded(file)})
 
     return schema.ImagesResponse(
         created=int(time.time()),
-        data=[await run(partial(answered, number)) for number in range(len(done))],
+        data=[await run(partial(answered, number)) for number in range(len(outputs))],
         model=image_request.model.id,
         size=f"{pictures[0].width}x{pictures[0].height}",
         quality=image_request.quality,
         output_format=image_request.format,
         safety_identifier=image_request.user,
-        timings=max((one.timings for one in done), key=lambda timings: timings.total_s),
-        usage=image_request.usage([one.usage for one in done]),
-        warnings=list(dict.fromkeys(text for one in done for text in one.warnings)) or None,
-        settings=without_prompts(done[0].settings) or None,
+        timings=max((output.timings for output in outputs), key=lambda timings: timings.total_s),
+        usage=image_request.usage([output.usage for output in outputs]),
+        warnings=list(dict.fromkeys(text for output in outputs for text in output.warnings))
+        or None,
+        settings=without_prompts(outputs[0].settings) or None,
     )

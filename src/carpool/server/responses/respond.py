@@ -44,16 +44,16 @@ async def respond(
                 link=lambda file: base + state.files.keep(file, image_request.format),
                 run=run,
             )
-        told = events(
+        stream = events(
             state.backend,
             image_request,
-            drew=partial(state.observer.drew, image_request.model.id),
+            on_output=partial(state.observer.drew, image_request.model.id),
             previewed=partial(state.observer.first_preview, image_request.model.id),
             run=run,
         )
         final = []
-        async with aclosing(told):  # type: ignore[type-var]
-            async for event in told:
+        async with aclosing(stream):  # type: ignore[type-var]
+            async for event in stream:
                 live.put_nowait(event)
                 final += [event] if is_final(event) else []
         return final

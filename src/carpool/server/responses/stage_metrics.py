@@ -18,7 +18,9 @@ async def peak_memory_mb(state: AppState, model: str) -> float | None:
         if (serving := state.serving(model)) is not None:
             async with asyncio.timeout(PATIENCE_S):
                 statistics = await serving.statistics()
-            peaks = [one.statistics["memory"]["peak_bytes"] for one in workers_of("", statistics)]
+            peaks = [
+                worker.statistics["memory"]["peak_bytes"] for worker in workers_of("", statistics)
+            ]
             return round(max(peaks) / 1e6, 3) if peaks else None
     return None
 
@@ -26,8 +28,8 @@ async def peak_memory_mb(state: AppState, model: str) -> float | None:
 def stage_durations(timings: Timings) -> dict[str, float]:
     """Seconds of each phase, and milliseconds in all without the queue (`_gen_ms`)."""
     phases = ("queue", "encode", "denoise", "decode")
-    spent = {name: round(getattr(timings, f"{name}_s"), 6) for name in phases}
-    return spent | {"stage_0_gen_ms": round(1000 * (timings.total_s - timings.queue_s), 3)}
+    durations = {name: round(getattr(timings, f"{name}_s"), 6) for name in phases}
+    return durations | {"stage_0_gen_ms": round(1000 * (timings.total_s - timings.queue_s), 3)}
 
 
 async def stage_metrics(state: AppState, model: str, timings: Timings) -> StageMetrics:

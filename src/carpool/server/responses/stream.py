@@ -57,20 +57,20 @@ class EventStream(EventSourceResponse):
     Its outcome is the scope's `ended_as`, a status: the answer's own was sent long before.
     """
 
-    def __init__(self, first: bytes, others: AsyncIterator[bytes]) -> None:
+    def __init__(self, first: bytes, tail: AsyncIterator[bytes]) -> None:
         """An answer whose first event is there already.
 
         Args:
-            others: may raise `CarpoolError`, which becomes the last event.
+            tail: may raise `CarpoolError`, which becomes the last event.
         """
-        self._status, self._events = DISCONNECTED, self._all(first, others)
+        self._status, self._events = DISCONNECTED, self._all(first, tail)
         super().__init__(self._events, headers=HEADERS)
 
-    async def _all(self, first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async with aclosing(others):  # type: ignore[type-var]
+    async def _all(self, first: bytes, tail: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async with aclosing(tail):  # type: ignore[type-var]
             yield first
             try:
-                async for event in others:
+                async for event in tail:
                     yield event
                 self._status = 200
             except CarpoolError as error:
@@ -97,7 +97,7 @@ async def events(
     backend: Serving,
     image_request: ParsedImageRequest,
     *,
-    drew: Callable[[int, schema.UsageBody], None],
+    on_output: Callable[[int, schema.UsageBody], None],
     previewed: Callable[[float], None],
     run: RunInThread,
     heartbeat_s: float = HEARTBEAT_S,
@@ -105,8 +105,8 @@ async def events(
     """Run the requests of a generation, as the stream's bytes.
 
     Args:
-        drew: is told of every picture and its usage.
-        previewed: is told the seconds until the first preview was ready, if there is one.
+        on_output: called with each picture and its usage.
+        previewed: called with the seconds until the first preview, if there is one.
         run: runs the encoding.
         heartbeat_s: the longest silence.
 
@@ -115,10 +115,10 @@ async def events(
     """
     updates: asyncio.Queue[Update] = asyncio.Queue()
     work = asyncio.create_task(_run(backend, image_request, updates))
-    left, is_begun, began_s = len(image_request.requests), False, time.monotonic()
-    previews, last_step = [0] * left, [0] * left  # of each picture
+    open_outputs, is_begun, began_s = len(image_request.requests), False, time.monotonic()
+    previews, last_step = [0] * open_outputs, [0] * open_outputs  # of each picture
     try:
-        while left:
+        while open_outputs:
             try:
                 async with asyncio.timeout(heartbeat_s):
                     update = await updates.get()
@@ -130,16 +130,16 @@ async def events(
                 if not is_begun or update is RESTARTED_COMMENT:
                     yield update
             else:
-                number, shown = update
-                is_first = isinstance(shown, protocol.Preview) and not any(last_step)
-                if isinstance(shown, protocol.Preview):
-                    if shown.step <= last_step[number]:
+                number, sight = update
+                is_first = isinstance(sight, protocol.Preview) and not any(last_step)
+                if isinstance(sight, protocol.Preview):
+                    if sight.step <= last_step[number]:
                         continue  # sent before the worker died
-                    last_step[number] = shown.step
+                    last_step[number] = sight.step
                 else:
-                    left -= 1
-                    drew(1, image_request.usage([shown.usage]))
-                event = await run(partial(_event, image_request, number, shown, previews[number]))
+                    open_outputs -= 1
+                    on_output(1, image_request.usage([sight.usage]))
+                event = await run(partial(_event, image_request, number, sight, previews[number]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
                 previews[number] += 1
@@ -156,14 +156,14 @@ async def _run(
     """Run all requests, and put their previews, outputs or errors into the queue."""
 
     async def one(number: int) -> None:
-        done = await backend.submit(
+        output = await backend.submit(
             image_request.requests[number],
             on_progress=lambda _, steps: updates.put_nowait(
                 KEEPALIVE_COMMENT if steps else RESTARTED_COMMENT
             ),
             on_preview=lambda preview: updates.put_nowait((number, preview)),
         )
-        updates.put_nowait((number, done))
+        updates.put_nowait((number, output))
 
     try:
         await gather(one, len(image_request.requests))
@@ -174,30 +174,30 @@ async def _run(
         updates.put_nowait(CarpoolError("the server failed; its log says more"))
 
 
-def _event(image_request: ParsedImageRequest, number: int, shown: Shown, index: int) -> bytes:
+def _event(image_request: ParsedImageRequest, number: int, sight: Shown, index: int) -> bytes:
     """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop."""
     if image_request.write_event is not None:
-        return image_request.write_event(image_request, number, shown, index)
+        return image_request.write_event(image_request, number, sight, index)
     event: dict[str, Any]
-    if isinstance(shown, protocol.Done):
-        picture, kind = shown.pictures[0], f"{image_request.kind}.completed"
+    if isinstance(sight, protocol.Done):
+        picture, kind = sight.pictures[0], f"{image_request.kind}.completed"
         event = {
-            "usage": image_request.usage([shown.usage]).model_dump(),
-            "timings": asdict(shown.timings),
+            "usage": image_request.usage([sight.usage]).model_dump(),
+            "timings": asdict(sight.timings),
         }
-        if shown.skipped_steps:
-            event["skipped_steps"] = shown.skipped_steps
-        if shown.warnings:
-            event["warnings"] = shown.warnings
-        if settings := without_prompts(shown.settings):
+        if sight.skipped_steps:
+            event["skipped_steps"] = sight.skipped_steps
+        if sight.warnings:
+            event["warnings"] = sight.warnings
+        if settings := without_prompts(sight.settings):
             event["settings"] = settings
         if image_request.user is not None:
             event["safety_identifier"] = image_request.user
     else:
-        picture, kind = shown.picture, f"{image_request.kind}.partial_image"
-        event = {"partial_image_index": index, "step": shown.step, "steps": shown.steps}
-    used = shown.settings if isinstance(shown, protocol.Done) else None
-    content = image_request.file(number, picture, used)
+        picture, kind = sight.picture, f"{image_request.kind}.partial_image"
+        event = {"partial_image_index": index, "step": sight.step, "steps": sight.steps}
+    final_settings = sight.settings if isinstance(sight, protocol.Done) else None
+    content = image_request.file(number, picture, final_settings)
     event |= {
         "type": kind,
         "b64_json": base64.b64encode(content).decode(),

@@ -63,16 +63,20 @@ def _operations(document: Schema) -> Iterator[str]:
             yield f"<h3><code>{method.upper()} {escape(path)}</code>{key}</h3>"
             yield _text(operation.get("description") or operation.get("summary", ""))
             if parameters := operation.get("parameters"):
-                fields = {one["name"]: one["schema"] | one for one in parameters}
-                yield from _table(fields, [one["name"] for one in parameters if one["required"]])
+                fields = {
+                    parameter["name"]: parameter["schema"] | parameter for parameter in parameters
+                }
+                yield from _table(
+                    fields, [parameter["name"] for parameter in parameters if parameter["required"]]
+                )
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
                 yield f"<p>Body: <code>{escape(kind)}</code> {_kind(body['schema'])}"
                 yield from _fields(body["schema"])
             answers: dict[str, list[str]] = {}
             for status, answer in operation["responses"].items():
                 answers.setdefault(_content(answer), []).append(escape(status))
-            told = (f"{', '.join(statuses)} {kind}" for kind, statuses in answers.items())
-            yield f"<p>Answers: {'; '.join(told)}"
+            rows = (f"{', '.join(statuses)} {kind}" for kind, statuses in answers.items())
+            yield f"<p>Answers: {'; '.join(rows)}"
 
 
 def _content(answer: Schema) -> str:
@@ -101,8 +105,8 @@ def _table(fields: Schema, required: list[str]) -> Iterator[str]:
     for name, schema in fields.items():
         default = escape(json.dumps(schema["default"])) if "default" in schema else ""
         default = "required" if name in required else default
-        what = _inline(schema.get("description", ""))
-        yield f"<tr><td><code>{escape(name)}</code><td>{_kind(schema)}<td>{default}<td>{what}"
+        text = _inline(schema.get("description", ""))
+        yield f"<tr><td><code>{escape(name)}</code><td>{_kind(schema)}<td>{default}<td>{text}"
     yield "</table>"
 
 
@@ -112,7 +116,7 @@ def _kind(schema: Schema) -> str:
         name = escape(reference.rsplit("/", 1)[-1])
         return f'<a href="#{name}">{name}</a>'
     if choices := schema.get("anyOf"):
-        return " or ".join(_kind(one) for one in choices if one.get("type") != "null")
+        return " or ".join(_kind(choice) for choice in choices if choice.get("type") != "null")
     if "enum" in schema or "const" in schema:
         return ", ".join(map(escape, map(json.dumps, schema.get("enum", [schema.get("const")]))))
     if schema.get("type") == "array":

@@ -24,12 +24,12 @@ from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
 from carpool.server.state import AppState, AuthenticatedRequest
 
 _NAMES = "image", "images"  # in a form, in JSON
-_SEVERAL = {"type": "array", "maxItems": MOST_IMAGES}
+_LIST = {"type": "array", "maxItems": MOST_IMAGES}
 _IN_FORM = {
-    "image": {**_SEVERAL, "items": FILE},
+    "image": {**_LIST, "items": FILE},
     "mask": {**FILE, "description": "PNG; transparent where to draw anew"},
 }
-_IN_JSON = {"images": {**_SEVERAL, "items": REFERENCE}, "mask": REFERENCE}
+_IN_JSON = {"images": {**_LIST, "items": REFERENCE}, "mask": REFERENCE}
 _ANSWERS: dict[str, Any] = {
     "response_model": schema.ImagesResponse,
     "responses": {**STREAMED, **ACCEPTED},
@@ -78,11 +78,11 @@ async def _answer(context: AuthenticatedRequest, image_request: ParsedImageReque
     if image_request.body.background_job:
         record = await submit_images(context, image_request)
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
-    drawn = await respond(context, image_request)
-    if image_request.body.return_stage_metrics and isinstance(drawn, schema.ImagesResponse):
-        metrics = await stage_metrics(context.state, image_request.model.id, drawn.timings)
-        return drawn.model_copy(update={"metrics": metrics})
-    return drawn
+    answer = await respond(context, image_request)
+    if image_request.body.return_stage_metrics and isinstance(answer, schema.ImagesResponse):
+        metrics = await stage_metrics(context.state, image_request.model.id, answer.timings)
+        return answer.model_copy(update={"metrics": metrics})
+    return answer
 
 
 @router.get("/models")
@@ -106,11 +106,11 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
     """A model, whose worker may be away; one of several (`name`) may never have been loaded."""
     now: dict[str, Any] = {"state": state.backend.state}
     if state.fleet is not None:
-        one = state.fleet.of(name)
+        deployment = state.fleet.of(name)
         now_s = asyncio.get_running_loop().time()
-        now = {"state": one.state, "ready_in_s": one.ready_in_s(now_s)}
-        if one.ready is None:
-            return reports.ModelEntry(id=one.name, created=state.started_s, **now)
+        now = {"state": deployment.state, "ready_in_s": deployment.ready_in_s(now_s)}
+        if deployment.ready is None:
+            return reports.ModelEntry(id=deployment.name, created=state.started_s, **now)
     model = state.model("loaded", name)
     card, size = model.card, model.card.usual_size_px
     return reports.ModelEntry(
@@ -127,7 +127,9 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
             num_inference_steps=card.max_steps,
             pixels=card.max_pixels,
             num_frames=state.settings.max_frames,
-            pictures=max((one.max_images for one in card.tasks if one.takes("image")), default=0),
+            pictures=max(
+                (task.max_images for task in card.tasks if task.takes("image")), default=0
+            ),
         ),
         **now,
     )
@@ -135,25 +137,27 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
 
 def _parameters_of(card: Card) -> list[reports.ModelParameter]:
     """Parameters that requests may have, each with its default and the tasks that take it."""
-    known = set(card.names()) - {"output_type"}  # output_format instead
-    found: dict[str, reports.ModelParameter] = {}
+    names = set(card.names()) - {"output_type"}  # output_format instead
+    parameters: dict[str, reports.ModelParameter] = {}
     for task in card.tasks:
-        sent = {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
-        for one in task.parameters:
-            is_picture = one.name in ("image", "mask_image") or (
-                task.makes == "pictures" and one.name in NAMES
+        body_names = (
+            {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
+        )
+        for parameter in task.parameters:
+            is_picture = parameter.name in ("image", "mask_image") or (
+                task.makes == "pictures" and parameter.name in NAMES
             )
-            if one.name not in known or (one.kind == "other" and not is_picture):
+            if parameter.name not in names or (parameter.kind == "other" and not is_picture):
                 continue
             entry = reports.ModelParameter(
-                name=sent.get(one.name, one.name),
-                kind="picture" if is_picture else one.kind,
-                required=one.required,
-                default=card.defaults.get(one.name, one.default),
+                name=body_names.get(parameter.name, parameter.name),
+                kind="picture" if is_picture else parameter.kind,
+                required=parameter.required,
+                default=card.defaults.get(parameter.name, parameter.default),
                 tasks=[],
             )
-            found.setdefault(entry.name, entry).tasks.append(task.name)
-    return list(found.values())
+            parameters.setdefault(entry.name, entry).tasks.append(task.name)
+    return list(parameters.values())
 
 
 @links.get("/v1/files/{file_id}", response_class=Download, responses=PARTS)

@@ -51,7 +51,7 @@ async def submit(
     context: AuthenticatedRequest,
     kind: str,
     body: dict[str, Any],
-    asked: dict[str, Any],
+    fields: dict[str, Any],
     work: dict[str, Any],
     inputs: Mapping[str, bytes],
 ) -> Record:
@@ -59,7 +59,7 @@ async def submit(
 
     Args:
         body: as the client sent it: with the same `Idempotency-Key` it must be the same.
-        asked: what clients see of it.
+        fields: what clients see of it.
         work: of `work_of`.
         inputs: the files that its `inputs` name.
 
@@ -71,7 +71,7 @@ async def submit(
     request.state.slot.release()  # a job counts as one in the store
     record = await context.state.runner.submit(
         kind,
-        asked,
+        fields,
         work | {"trace": tracing.carried()},
         owner=context.client.owner,
         key=key_of(request),
@@ -79,8 +79,8 @@ async def submit(
         room=request.state.slot.check,
         inputs=inputs,
     )
-    told = asked | record.asked
-    tracing.asked(told["model"], told["seeds"], kind, job_id=record.id)
+    shown_fields = fields | record.asked
+    tracing.asked(shown_fields["model"], shown_fields["seeds"], kind, job_id=record.id)
     return record
 
 
@@ -108,27 +108,30 @@ async def submit_images(context: AuthenticatedRequest, image_request: ParsedImag
     model, body = image_request.model, image_request.body
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
-    made = image_request.requests
+    requests = image_request.requests
     packing = context.intake().run(partial(packed, image_request.pictures))
     names, inputs = await context.unless_disconnected(packing)
     work = work_of(
         model.id,
-        made,
+        requests,
         inputs=names,
         format=body.output_format or "png",
         compression=100 if body.output_compression is None else body.output_compression,
-        told=[model.file_metadata(one) for one in made],
+        told=[model.file_metadata(part) for part in requests],
     )
-    shown = {"model": model.id, "seeds": [one.seed for one in made]}
-    return await submit(context, "image", image_request.identity(), shown, work, inputs)
+    fields = {"model": model.id, "seeds": [part.seed for part in requests]}
+    return await submit(context, "image", image_request.identity(), fields, work, inputs)
 
 
-def write_images(record: Record, done: Sequence[Done], folder: Path) -> None:
+def write_images(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     """The files of a job of pictures."""
     form = record.work["output"]
-    pictures = [one.pictures[0] for one in done]
-    told = [with_used(said, one.settings) for said, one in zip(form["told"], done, strict=True)]
-    write_pictures(pictures, told, folder, form["format"], form["compression"])
+    pictures = [output.pictures[0] for output in outputs]
+    metadata = [
+        with_used(permit, output.settings)
+        for permit, output in zip(form["told"], outputs, strict=True)
+    ]
+    write_pictures(pictures, metadata, folder, form["format"], form["compression"])
 
 
 async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
@@ -179,10 +182,9 @@ async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
 def settings_of(record: Record) -> dict[str, Any]:
     """Settings that make a job's outputs again, input pictures aside."""
     first, output = _first(record), record.work.get("output", {})
-    used = without_prompts(record.settings or {})
-    settings = {**first.get("arguments", {}), **used}
-    parts = [one for one in record.work.get("jobs") or [] if isinstance(one, dict)]
-    texts = [one.get("arguments", {}).get("prompt") for one in parts]
+    settings = {**first.get("arguments", {}), **without_prompts(record.settings or {})}
+    parts = [part for part in record.work.get("jobs") or [] if isinstance(part, dict)]
+    texts = [part.get("arguments", {}).get("prompt") for part in parts]
     prompts = list(dict.fromkeys(text for text in texts if isinstance(text, str)))
     settings |= {"seed": first.get("seed", 0), "n": len(parts) // max(1, len(prompts))}
     if len(prompts) > 1:

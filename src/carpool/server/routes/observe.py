@@ -40,7 +40,7 @@ async def health(response: Response, state: ServerState) -> reports.Health:
     is_group = isinstance(serving, Pool) and serving.ranks > 1
     if not isinstance(serving, (Fleet, Pool)) or not (serving.has_several or is_group):
         return reports.Health(status=state.backend.state, workers=None)
-    workers = [reports.WorkerHealth.model_validate(one) for one in state.observer.workers()]
+    workers = [reports.WorkerHealth.model_validate(worker) for worker in state.observer.workers()]
     return reports.Health(
         status="degraded" if serving.is_degraded else serving.state, workers=workers
     )
@@ -81,8 +81,8 @@ async def events(
     """
     if context.request.scope.get(IS_HEAD):
         seconds = 0.0
-    told = context.state.events.follow(context.client.owner, seconds)
-    return EventStream(await anext(told), told)
+    stream = context.state.events.follow(context.client.owner, seconds)
+    return EventStream(await anext(stream), stream)
 
 
 @router.post("/v1/estimates")
@@ -94,13 +94,15 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
     name = values.get("model") if isinstance(values.get("model"), str) else None
     model = await context.load(name, "ready")
     if model.card.tasks[0].makes == "videos":
-        body, most = validated(schema.VideoRequest, values), context.state.settings.max_frames
-        checked, _ = video_request(model, body, most, client=context.client)
+        body, limit = validated(schema.VideoRequest, values), context.state.settings.max_frames
+        checked, _ = video_request(model, body, limit, client=context.client)
     else:
         drawing = validated(schema.ImageRequest, values)
         checked = ParsedImageRequest(model, drawing, context.client).requests[0]
-    told = await context.state.backend.estimate(checked)
-    return reports.EstimateReport(seconds=told.seconds, wait_s=told.wait_s, speed=told.speed)
+    estimated = await context.state.backend.estimate(checked)
+    return reports.EstimateReport(
+        seconds=estimated.seconds, wait_s=estimated.wait_s, speed=estimated.speed
+    )
 
 
 @router.get("/v1/requests/{request_id}")

@@ -49,7 +49,7 @@ def add_playground(app: FastAPI) -> None:
 @cache
 def names() -> frozenset[str]:
     """Its files."""
-    return frozenset(one.name for one in FOLDER.iterdir() if one.name[-1] != "_")
+    return frozenset(file.name for file in FOLDER.iterdir() if file.name[-1] != "_")
 
 
 @cache

@@ -57,9 +57,9 @@ UNSUPPORTED |= {"/videos/characters/{name}": "GET"}
 router = router_of(WorkRoute, "/v1")
 
 
-def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
+def write_video(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     """The files of a video's job: the MP4, and its small pictures."""
-    [clip] = [one.clip for one in done]
+    [clip] = [output.clip for output in outputs]
     if clip is None:
         raise PipelineFailed("the pipeline gave no video")
     output = record.work["output"]
@@ -68,16 +68,20 @@ def write_video(record: Record, done: Sequence[Done], folder: Path) -> None:
     audio = None
     if clip.rate:
         audio = np.frombuffer(clip.sound, np.float32).reshape(clip.channels, -1), clip.rate
-    told = with_used(output["told"], {**done[0].settings, "fps": output["fps"]})
-    write_mp4(pixels, output["fps"], audio, path, metadata=told)
+    metadata = with_used(output["told"], {**outputs[0].settings, "fps": output["fps"]})
+    write_mp4(pixels, output["fps"], audio, path, metadata=metadata)
     (folder / FILES["thumbnail"]).write_bytes(thumbnail(path))
     (folder / FILES["spritesheet"]).write_bytes(spritesheet(path))
 
 
 async def _video(state: AppState, record: Record) -> Video:
     """A job in OpenAI's words."""
-    asked = record.asked
-    body, fps, length = asked.get("body", {}), asked.get("fps", FPS), asked.get("num_frames", 0)
+    details = record.asked
+    body, fps, length = (
+        details.get("body", {}),
+        details.get("fps", FPS),
+        details.get("num_frames", 0),
+    )
     fields = await common_fields(state, record)
     if record.state != "completed":
         fields["completed_at"] = None
@@ -89,10 +93,10 @@ async def _video(state: AppState, record: Record) -> Video:
             fields["stage_durations"] = stage_durations(Timings(**record.timings))
     return Video(
         status=STATUS.get(record.state, record.state),
-        size=asked.get("size", ""),
+        size=details.get("size", ""),
         seconds=str(body.get("seconds", f"{length / fps:.4g}")),
         prompt=body.get("prompt", ""),
-        remixed_from_video_id=asked.get("remixed_from"),
+        remixed_from_video_id=details.get("remixed_from"),
         fps=fps,
         num_frames=length,
         seed=body.get("seed", 0),
@@ -129,15 +133,15 @@ async def _get(video_id: str, context: AuthenticatedRequest) -> Record:
 
 
 async def _submit(
-    context: AuthenticatedRequest, form: forms.Form, sent: dict[str, Any], **more: Any
+    context: AuthenticatedRequest, form: forms.Form, content: dict[str, Any], **extra: Any
 ) -> Video:
-    model, checked, asked, pictures = await video_work(context, form)
+    model, checked, fields, pictures = await video_work(context, form)
     packing = context.intake().run(partial(packed, pictures))
     names, inputs = await context.unless_disconnected(packing)
-    told = model.file_metadata(checked)
-    work = work_of(model.id, [checked], names, fps=asked["fps"], told=told)
+    metadata = model.file_metadata(checked)
+    work = work_of(model.id, [checked], names, fps=fields["fps"], told=metadata)
     work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
-    record = await submit(context, "video", sent, asked | more, work, inputs)
+    record = await submit(context, "video", content, fields | extra, work, inputs)
     return await _video(context.state, record)
 
 
@@ -157,8 +161,8 @@ async def _create(context: AuthenticatedRequest) -> Video:
         rule = "a request makes one video, send several"
         raise UnsupportedParameter(f"num_outputs_per_prompt: {rule}", param="n")
     digests = await context.unless_disconnected(context.intake().run(form.digests))
-    sent = form.values | ({"pictures": digests} if digests else {})
-    return await _submit(context, form, sent)
+    content = form.values | ({"pictures": digests} if digests else {})
+    return await _submit(context, form, content)
 
 
 @router.post("/videos/sync", response_class=Download, openapi_extra=_BODY)
@@ -196,9 +200,9 @@ async def list_videos(
 @router.get("/videos/{video_id}")
 async def get_video(video_id: str, response: Response, context: Context) -> Video:
     video = await _video_with_memory(context.state, await _get(video_id, context))
-    least, most = POLL_MS
-    wait_ms = 2 * least if video.eta_s is None else 1000 * video.eta_s / 20
-    response.headers["openai-poll-after-ms"] = str(round(min(max(wait_ms, least), most)))
+    low, high = POLL_MS
+    wait_ms = 2 * low if video.eta_s is None else 1000 * video.eta_s / 20
+    response.headers["openai-poll-after-ms"] = str(round(min(max(wait_ms, low), high)))
     return video
 
 

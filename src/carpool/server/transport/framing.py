@@ -26,16 +26,16 @@ class ContentLengthBody:
     """A body of known length."""
 
     def __init__(self, length: int) -> None:
-        self._left = length
+        self._missing = length
 
     @property
     def is_whole(self) -> bool:
-        return not self._left
+        return not self._missing
 
     def scan(self, received: bytearray) -> int:
         """The number of these bytes that belong to the body; they are not to be scanned again."""
-        step = min(self._left, len(received))
-        self._left -= step
+        step = min(self._missing, len(received))
+        self._missing -= step
         return step
 
 
@@ -43,7 +43,7 @@ class ChunkedBody:
     """A body in chunks. Finds where it ends; the parser checks what is in its lines."""
 
     def __init__(self) -> None:
-        self._left = 0  # bytes of the current chunk that are to come, CR LF included
+        self._missing = 0  # bytes of the current chunk that are to come, CR LF included
         self._excess = 0
         self._is_in_trailers = False
         self.is_whole = False
@@ -54,9 +54,9 @@ class ChunkedBody:
         Raises:
             InvalidHTTP: a chunk has no size, or there is too much beside the content.
         """
-        at = min(self._left, len(received))
-        self._left -= at
-        if self._left:
+        at = min(self._missing, len(received))
+        self._missing -= at
+        if self._missing:
             return at
         if not self._is_in_trailers:
             at = self._scan_chunks(received, at)
@@ -84,7 +84,7 @@ class ChunkedBody:
                 self._is_in_trailers = True
                 break
             at += size + 2
-        self._left, self._excess = max(0, at - end), excess
+        self._missing, self._excess = max(0, at - end), excess
         return min(at, end)
 
     def _scan_trailers(self, received: bytearray, at: int) -> int:
@@ -98,8 +98,8 @@ class ChunkedBody:
 
 def _check_excess(excess: int) -> None:
     if excess > MOST_EXCESS_BYTES:
-        said = f"more than {MOST_EXCESS_BYTES} bytes of chunk extensions and trailers"
-        raise InvalidHTTP(f"the body has {said}")
+        problem = f"more than {MOST_EXCESS_BYTES} bytes of chunk extensions and trailers"
+        raise InvalidHTTP(f"the body has {problem}")
 
 
 MessageBody = ContentLengthBody | ChunkedBody
@@ -155,7 +155,7 @@ def body_of(version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]])
             raise InvalidHTTP("the target is neither a path nor a URL of the host in Host")
     lengths = values(b"content-length")
     if codings:
-        if version == "1.0" or lengths or [one.lower() for one in codings] != [b"chunked"]:
+        if version == "1.0" or lengths or [coding.lower() for coding in codings] != [b"chunked"]:
             rule = "must be 'chunked', once, without Content-Length"
             raise InvalidHTTP(f"Transfer-Encoding {rule}")
         return ChunkedBody()

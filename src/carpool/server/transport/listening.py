@@ -51,18 +51,18 @@ def listen_on(host: str, port: int) -> list[ListeningSocket]:
         socket.gaierror, UnicodeError: it has none.
         OSError: an address is taken or needs privileges, or none is of this machine.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[ListeningSocket] = []
     foreign: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
         try:
             plain = socket.create_server(address, family=family)
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 foreign = error  # localhost without IPv6
                 continue
-            for one in sockets:
-                one.close()
+            for listener in sockets:
+                listener.close()
             raise
         sockets.append(ListeningSocket(family, kind, protocol, fileno=plain.detach()))
         sockets[-1].listen()

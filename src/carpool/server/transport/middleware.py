@@ -58,8 +58,8 @@ class RequestLogging(HTTPMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, began_s = Headers(scope=scope), time.monotonic()
-        given = headers.get("x-request-id", "")
-        request_id = given if _CLIENT_ID.fullmatch(given) else new_request_id()
+        header = headers.get("x-request-id", "")
+        request_id = header if _CLIENT_ID.fullmatch(header) else new_request_id()
         token = logs.about.set({"request_id": request_id})
         scope["request_id"] = request_id
         status = 0
@@ -67,11 +67,13 @@ class RequestLogging(HTTPMiddleware):
         async def identified(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status, own = message["status"], MutableHeaders(scope=message)
-                own.append("x-request-id", request_id)
-                own["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
-                own.setdefault("cache-control", "no-store")
-                own.setdefault("x-content-type-options", "nosniff")
+                status, answer_headers = message["status"], MutableHeaders(scope=message)
+                answer_headers.append("x-request-id", request_id)
+                answer_headers["openai-processing-ms"] = str(
+                    round((time.monotonic() - began_s) * 1000)
+                )
+                answer_headers.setdefault("cache-control", "no-store")
+                answer_headers.setdefault("x-content-type-options", "nosniff")
             await send(message)
 
         try:
@@ -115,16 +117,16 @@ class BodySizeLimit(HTTPMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_upload = scope["path"].removeprefix(scope.get("root_path", "")) in self._uploads
-        most, flag = self._upload if is_upload else self._body
+        limit, flag = self._upload if is_upload else self._body
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         announced = int(length) if length.isdecimal() else 0
         is_waiting = headers.get("expect", "").lower() == "100-continue"
         received, is_answered = 0, False
 
-        def check(size: int, seen: str) -> None:
-            if size > most and not is_answered:  # else its end is awaited, and nothing is kept
-                raise HTTPException(413, f"the body has {seen} bytes: the most is {most} ({flag})")
+        def check(size: int, text: str) -> None:
+            if size > limit and not is_answered:  # else its end is awaited, and nothing is kept
+                raise HTTPException(413, f"the body has {text} bytes: the most is {limit} ({flag})")
 
         async def limited() -> Message:
             nonlocal received, is_waiting
@@ -132,7 +134,7 @@ class BodySizeLimit(HTTPMiddleware):
             is_waiting = False
             message = await receive()
             received += len(message.get("body", b""))
-            check(received, f"more than {most}")
+            check(received, f"more than {limit}")
             return message
 
         async def answered(message: Message) -> None:

@@ -29,7 +29,7 @@ class UnixSocket:
             with _locked(path.parent):
                 mode = _remove_stale(path)
                 self.socket.bind(str(path))
-                self._seen = path.lstat()
+                self._status = path.lstat()
                 path.chmod(mode)
                 self.socket.listen()  # before others probe it
         except OSError:
@@ -39,7 +39,7 @@ class UnixSocket:
     def remove(self) -> None:
         """Remove the file, unless another server's has taken its place."""
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(self.path.lstat(), self._seen):
+            if os.path.samestat(self.path.lstat(), self._status):
                 self.path.unlink()
 
 

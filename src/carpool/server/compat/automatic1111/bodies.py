@@ -156,15 +156,15 @@ class Options(BaseModel):
 def info(
     body: Text2Image,
     values: Mapping[str, Any],
-    drawn: schema.ImagesResponse,
+    answer: schema.ImagesResponse,
     warnings: Sequence[str] = (),
 ) -> str:
     """The `info` of an answer: the settings of its pictures, as JSON."""
-    width, _, height = drawn.size.partition("x")
-    seeds = [one.seed for one in drawn.data]
-    used = {**values, **(drawn.settings or {})}
+    width, _, height = answer.size.partition("x")
+    seeds = [image.seed for image in answer.data]
+    settings = {**values, **(answer.settings or {})}
     prompt, negative = body.prompt, body.negative_prompt or ""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt": prompt,
         "all_prompts": [prompt] * len(seeds),
         "negative_prompt": negative,
@@ -174,19 +174,21 @@ def info(
         "width": int(width),
         "height": int(height),
         "sampler_name": SAMPLER,
-        "cfg_scale": used.get("true_cfg_scale", used.get("guidance_scale")),
-        "steps": used.get("num_inference_steps"),
+        "cfg_scale": settings.get("true_cfg_scale", settings.get("guidance_scale")),
+        "steps": settings.get("num_inference_steps"),
         "batch_size": len(seeds),
-        "denoising_strength": used.get("strength"),
-        "sd_model_name": drawn.model,
-        "infotexts": [as_text({**used, **_drawn(prompt, negative, drawn, seed)}) for seed in seeds],
-        "warnings": list(dict.fromkeys([*warnings, *(drawn.warnings or [])])),
+        "denoising_strength": settings.get("strength"),
+        "sd_model_name": answer.model,
+        "infotexts": [
+            as_text({**settings, **_drawn(prompt, negative, answer, seed)}) for seed in seeds
+        ],
+        "warnings": list(dict.fromkeys([*warnings, *(answer.warnings or [])])),
     }
-    return json.dumps(told)
+    return json.dumps(fields)
 
 
-def _drawn(prompt: str, negative: str, drawn: schema.ImagesResponse, seed: int) -> dict[str, Any]:
+def _drawn(prompt: str, negative: str, answer: schema.ImagesResponse, seed: int) -> dict[str, Any]:
     """What a picture shows beside its settings."""
-    width, _, height = drawn.size.partition("x")
-    told = {"prompt": prompt, "negative_prompt": negative, "seed": seed, "model": drawn.model}
-    return {**told, "width": width, "height": height}
+    width, _, height = answer.size.partition("x")
+    fields = {"prompt": prompt, "negative_prompt": negative, "seed": seed, "model": answer.model}
+    return {**fields, "width": width, "height": height}

@@ -69,17 +69,17 @@ def translated(
     Raises:
         Rejected: a field would change the picture in a way that is not known here.
     """
-    known = {one.name for task in card.tasks for one in task.parameters}
+    names = {parameter.name for task in card.tasks for parameter in task.parameters}
     extra = body.model_extra or {}
     prompt, tags = split_tags(body.prompt)
     refuse_tags(body.negative_prompt or "", "negative_prompt")
     negative = body.negative_prompt or ""
-    made = Translation({"prompt": without_escapes(prompt), "n": _pictures(body)})
-    made.warnings += syntax_warning(prompt, "prompt")
-    made.warnings += syntax_warning(negative, "negative_prompt")
+    translation = Translation({"prompt": without_escapes(prompt), "n": _pictures(body)})
+    translation.warnings += syntax_warning(prompt, "prompt")
+    translation.warnings += syntax_warning(negative, "negative_prompt")
     if tags and not extra.get("disable_extra_networks"):
-        made.values["lora"] = adapters_of(tags, card.adapters)
-    given = {
+        translation.values["lora"] = adapters_of(tags, card.adapters)
+    fields = {
         "seed": None if body.seed in (-1, "") else body.seed,
         "negative_prompt": without_escapes(negative) or None,
         "num_inference_steps": body.steps,
@@ -87,30 +87,30 @@ def translated(
         "height": None if keeps_size else body.height,
         "strength": body.denoising_strength if isinstance(body, Image2Image) else None,
     }
-    if "image_guidance_scale" in known:
-        given["image_guidance_scale"] = extra.get("image_cfg_scale")
-    made.values |= {name: value for name, value in given.items() if value is not None}
-    _add_guidance(made, body, known)
-    _add_eta(made, extra.get("eta"), known)
+    if "image_guidance_scale" in names:
+        fields["image_guidance_scale"] = extra.get("image_cfg_scale")
+    translation.values |= {name: value for name, value in fields.items() if value is not None}
+    _add_guidance(translation, body, names)
+    _add_eta(translation, extra.get("eta"), names)
     settings = {name: v for name, v in (body.override_settings or {}).items() if v is not None}
-    _add_settings(made, {_CLIP_SKIP: extra.get("clip_skip")} | settings, card, model)
+    _add_settings(translation, {_CLIP_SKIP: extra.get("clip_skip")} | settings, card, model)
     _check_scripts(body.alwayson_scripts or {})
-    others = {"sampler_name": body.sampler_name, "scheduler": body.scheduler, **extra}
-    for name, value in others.items():
+    rest = {"sampler_name": body.sampler_name, "scheduler": body.scheduler, **extra}
+    for name, value in rest.items():
         if value is None or name in UNREAD or name.startswith("hr_"):
             continue  # `hr_...` belong to enable_hr
         if value in _RESTING.get(name, ()) or _is_own(name, value):
             continue
         if name == "sampler_index" and body.sampler_name:  # that one counts
             continue
-        if name in known and name not in _RESTING:
-            made.values[name] = value
+        if name in names and name not in _RESTING:
+            translation.values[name] = value
             continue
         rule = "is not supported, and would change the picture: leave it out"
         if name in _SAMPLERS:
             rule = f"is not known here: the model has a sampler of its own, {SAMPLER!r}"
         raise UnsupportedParameter(f"{name[:60]}={show(value)} {rule}", param=name[:60])
-    return made
+    return translation
 
 
 def _is_own(name: str, value: Any) -> bool:
@@ -126,34 +126,38 @@ def _pictures(body: Text2Image) -> int:
     return int(body.batch_size or 1) * int(body.n_iter or 1)
 
 
-def _add_guidance(made: Translation, body: Text2Image, known: set[str]) -> None:
+def _add_guidance(translation: Translation, body: Text2Image, names: set[str]) -> None:
     """Add `cfg_scale`, and Forge's `distilled_cfg_scale` where a model is distilled."""
     distilled = body.distilled_cfg_scale or None
-    is_distilled = "true_cfg_scale" in known or "negative_prompt" not in known
-    cfg = "true_cfg_scale" if "true_cfg_scale" in known else "guidance_scale"
+    is_distilled = "true_cfg_scale" in names or "negative_prompt" not in names
+    cfg = "true_cfg_scale" if "true_cfg_scale" in names else "guidance_scale"
     if body.cfg_scale is not None:
-        made.values[cfg] = body.cfg_scale
+        translation.values[cfg] = body.cfg_scale
     if distilled is None:
         return
     if is_distilled:
-        made.values["guidance_scale"] = distilled
+        translation.values["guidance_scale"] = distilled
     elif distilled != _FORGE_GUIDANCE:
-        seen = f"distilled_cfg_scale={show(distilled)}"
-        made.warnings.append(f"{seen} changes nothing: this model's guidance is cfg_scale")
+        text = f"distilled_cfg_scale={show(distilled)}"
+        translation.warnings.append(f"{text} changes nothing: this model's guidance is cfg_scale")
 
 
-def _add_eta(made: Translation, eta: Any, known: set[str]) -> None:
+def _add_eta(translation: Translation, eta: Any, names: set[str]) -> None:
     if eta is None or (is_number(eta) and eta == 0):
         return
-    if "eta" in known:
-        made.values["eta"] = eta
+    if "eta" in names:
+        translation.values["eta"] = eta
     elif is_number(eta):
-        made.warnings.append(f"eta={show(eta)} changes nothing: this model's sampler takes none")
+        translation.warnings.append(
+            f"eta={show(eta)} changes nothing: this model's sampler takes none"
+        )
     else:
         raise InvalidValue.of("eta", eta, "must be a number")
 
 
-def _add_settings(made: Translation, settings: Mapping[str, Any], card: Card, model: str) -> None:
+def _add_settings(
+    translation: Translation, settings: Mapping[str, Any], card: Card, model: str
+) -> None:
     """Add the settings of one request."""
     check_model(settings.get("sd_model_checkpoint"), card, model)
     for name, value in settings.items():
@@ -164,10 +168,10 @@ def _add_settings(made: Translation, settings: Mapping[str, Any], card: Card, mo
         raise UnsupportedParameter(f"override_settings.{name[:60]} {rule}", param=name[:60])
     layers = settings.get(_CLIP_SKIP)
     if (skipped := skipped_layers(layers, card)) is not None:
-        made.values["clip_skip"] = skipped
+        translation.values["clip_skip"] = skipped
     elif layers not in (None, 1, 2):
         rule = "this model always takes the last layer but one of its text encoders"
-        made.warnings.append(f"{_CLIP_SKIP}={show(layers)} changes nothing: {rule}")
+        translation.warnings.append(f"{_CLIP_SKIP}={show(layers)} changes nothing: {rule}")
 
 
 def skipped_layers(layers: Any, card: Card) -> int | None:
@@ -181,19 +185,19 @@ def skipped_layers(layers: Any, card: Card) -> int | None:
     """
     if layers is None or (is_int(layers) and layers == 1):
         return None
-    known = {one.name for task in card.tasks for one in task.parameters}
-    if "clip_skip" not in known:
+    names = {parameter.name for task in card.tasks for parameter in task.parameters}
+    if "clip_skip" not in names:
         raise InvalidValue.of(_CLIP_SKIP, layers, "must be 1 for this model")
     if not is_int(layers) or not 1 <= layers <= _MOST_LAYERS:
         raise InvalidValue.of(_CLIP_SKIP, layers, f"must be from 1 to {_MOST_LAYERS}")
-    return None if "prompt_2" in known or card.has_fixed_text_layer else int(layers) - 1
+    return None if "prompt_2" in names or card.has_fixed_text_layer else int(layers) - 1
 
 
 def check_model(name: Any, card: Card, model: str) -> None:
     """Refuse the name of another model than the served one."""
     if name not in (None, "", model, card.id):
-        seen = f"sd_model_checkpoint={show(name)}"
-        raise ModelNotFound(f"{seen} is not served here, {model!r} is")
+        text = f"sd_model_checkpoint={show(name)}"
+        raise ModelNotFound(f"{text} is not served here, {model!r} is")
 
 
 def _check_scripts(scripts: Mapping[str, Any]) -> None:
@@ -226,9 +230,9 @@ def check_fill(body: Image2Image, card: Card) -> dict[str, Any]:
     if body.mask is None:
         return {}
     if body.inpainting_fill not in (None, 0, 1):
-        seen = f"inpainting_fill={show(body.inpainting_fill)}"
+        text = f"inpainting_fill={show(body.inpainting_fill)}"
         rule = "is not supported: 1, the picture itself, and 0, the colours around it, are"
-        raise UnsupportedParameter(f"{seen} {rule}", param="inpainting_fill")
+        raise UnsupportedParameter(f"{text} {rule}", param="inpainting_fill")
     if not body.inpaint_full_res:
         return {}
     if not card.task_for(["image", "mask_image"]).takes("padding_mask_crop"):

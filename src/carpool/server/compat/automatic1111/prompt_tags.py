@@ -48,9 +48,9 @@ def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[Tag]]:
     """
     tags = list(_TAG.finditer(prompt))
     text = _TAG.sub("", prompt).strip() if tags else prompt
-    if broken := _BROKEN.search(text):
+    if match := _BROKEN.search(text):
         raise InvalidValue(
-            f"{param} has a tag that is none, {show(broken[0])}: {_FORM}", param=param
+            f"{param} has a tag that is none, {show(match[0])}: {_FORM}", param=param
         )
     return text, [_tag(tag[1], tag[2], param) for tag in tags]
 
@@ -77,9 +77,9 @@ def _entries(tag: Tag, adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
         name, _, target = tag.name.rpartition("@")
         adapter = find_adapter(name, adapters)
     if adapter is None or not adapter.targets:
-        seen = f"te={tag.text_scale:g}, unet={tag.scale:g}"
+        text = f"te={tag.text_scale:g}, unet={tag.scale:g}"
         rule = "which modules it changes is not known, so give one scale"
-        raise UnsupportedParameter(f"lora has {show(tag.name)} with {seen}: {rule}", param="lora")
+        raise UnsupportedParameter(f"lora has {show(tag.name)} with {text}: {rule}", param="lora")
     texts = [name for name in adapter.targets if name.startswith(_TEXT_ENCODER)]
     if target.startswith(_TEXT_ENCODER) or len(texts) == len(adapter.targets):
         return [whole | {"scale": tag.text_scale}]
@@ -91,8 +91,8 @@ def _entries(tag: Tag, adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
 def refuse_tags(prompt: str, param: str) -> None:
     """Refuse adapters in a prompt where tags are not read, and would be drawn as words."""
     if tag := _TAG.search(prompt) or _BROKEN.search(prompt):
-        seen = show(tag[0].strip())
-        raise UnsupportedParameter(f"{param} has {seen}: adapters stand in prompt", param=param)
+        text = show(tag[0].strip())
+        raise UnsupportedParameter(f"{param} has {text}: adapters stand in prompt", param=param)
 
 
 def without_escapes(prompt: str) -> str:
@@ -102,12 +102,12 @@ def without_escapes(prompt: str) -> str:
 
 def syntax_warning(prompt: str, param: str) -> list[str]:
     """A warning of a prompt with weights, emphasis, editing or composition; empty without any."""
-    found = dict.fromkeys(_SYNTAX.findall(_ESCAPE.sub(" ", prompt)))
-    if not found:
+    parts = dict.fromkeys(_SYNTAX.findall(_ESCAPE.sub(" ", prompt)))
+    if not parts:
         return []
-    seen = ", ".join(show(part) for part in list(found)[:_MOST_SHOWN])
+    text = ", ".join(show(part) for part in list(parts)[:_MOST_SHOWN])
     rule = "weights, editing and composition of prompts are not applied, and are drawn as words"
-    return [f"{param} has {seen}: {rule}"]
+    return [f"{param} has {text}: {rule}"]
 
 
 def _tag(kind: str, content: str, param: str) -> Tag:

@@ -112,28 +112,28 @@ def _body(model: Any) -> dict[str, Any]:
 @router.post("/txt2img", openapi_extra=_body(Text2Image))
 async def txt2img(context: Context) -> Drawn:
     """Draw from a text."""
-    sent = without_pictures(await read_json(context.request))
-    body = validated(Text2Image, sent)
+    values = without_pictures(await read_json(context.request))
+    body = validated(Text2Image, values)
     model = await _model(context, body)
-    return await _drawn(context, model, body, translated(body, model.card, model.id), sent)
+    return await _drawn(context, model, body, translated(body, model.card, model.id), values)
 
 
 @router.post("/img2img", openapi_extra=_body(Image2Image))
 async def img2img(context: Context) -> Drawn:
     """Draw pictures anew; with a mask, where it is white."""
-    sent = await read_json(context.request, takes_base64=True)
-    pictures = {name: sent[name] for name in ("init_images", "mask") if name in sent}
-    told = without_pictures({name: sent[name] for name in sent.keys() - pictures})
-    body = validated(Image2Image, told | pictures)
+    values = await read_json(context.request, takes_base64=True)
+    pictures = {name: values[name] for name in ("init_images", "mask") if name in values}
+    texts = without_pictures({name: values[name] for name in values.keys() - pictures})
+    body = validated(Image2Image, texts | pictures)
     body.mask = body.mask or None  # "" is none
     model = await _model(context, body)
     task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
     size = None if task.takes("width") else _size(body, model.card)
-    made = translated(body, model.card, model.id, keeps_size=size is not None)
-    made.values |= check_fill(body, model.card)
-    images = [as_url(one, "init_images") for one in body.init_images]
+    translation = translated(body, model.card, model.id, keeps_size=size is not None)
+    translation.values |= check_fill(body, model.card)
+    images = [as_url(picture, "init_images") for picture in body.init_images]
     mask = None if body.mask is None else _mask_of(body)
-    return await _drawn(context, model, body, made, told, images, size, mask)
+    return await _drawn(context, model, body, translation, texts, images, size, mask)
 
 
 async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel:
@@ -147,13 +147,13 @@ async def _drawn(
     context: AuthenticatedRequest,
     model: ServedModel,
     body: Text2Image,
-    made: Translation,
-    sent: dict[str, Any],
+    translation: Translation,
+    values: dict[str, Any],
     images: list[Sent] | None = None,
     size: tuple[int, int] | None = None,
     mask: MakeMask | None = None,
 ) -> Drawn:
-    drawing = validated(schema.ImageRequest, made.values)
+    drawing = validated(schema.ImageRequest, translation.values)
     form = Form(images=images or [], name="init_images", is_before_white=True)
 
     async def draw() -> Any:
@@ -176,9 +176,13 @@ async def _drawn(
     finally:
         running.pop(task, None)
     if answer is None:  # interrupted: that program answers with what there is
-        return Drawn(images=[], parameters=sent, info='{"all_seeds": [], "infotexts": []}')
-    files = [one.b64_json or "" for one in answer.data] if body.send_images is not False else []
-    return Drawn(images=files, parameters=sent, info=info(body, made.values, answer, made.warnings))
+        return Drawn(images=[], parameters=values, info='{"all_seeds": [], "infotexts": []}')
+    files = [image.b64_json or "" for image in answer.data] if body.send_images is not False else []
+    return Drawn(
+        images=files,
+        parameters=values,
+        info=info(body, translation.values, answer, translation.warnings),
+    )
 
 
 def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
@@ -201,7 +205,7 @@ def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
 
 def _mask_of(body: Image2Image) -> MakeMask:
     """Return a function that reads the mask, for the picture that is drawn anew."""
-    sent = as_url(body.mask, "mask")
+    picture = as_url(body.mask, "mask")
     is_filled = body.inpainting_fill == 0
     radii = {"mask_blur_x": body.mask_blur_x, "mask_blur_y": body.mask_blur_y}
     if body.mask_blur is not None:
@@ -215,7 +219,7 @@ def _mask_of(body: Image2Image) -> MakeMask:
     )
 
     async def read(intake: ImageIntake, image: Any) -> tuple[Any, Any]:
-        parsed = await intake.open(sent, "mask")
+        parsed = await intake.open(picture, "mask")
         then = partial(fit, size=image.size)
         mode: Mode = "RGBA" if parsed.has_alpha else "L"
         mask = await intake.decode(parsed, "mask", mode=mode, then=then)
@@ -235,17 +239,17 @@ def _blur(name: str, radius: Any) -> int:
 @lists.get("/progress")
 async def progress(context: Context, skip_current_image: bool = False) -> ProgressResponse:
     """Progress of the requests of this API key, on average."""
-    mine = list(_interruptible(context).values())
+    request_ids = list(_interruptible(context).values())
     steps = [(0, 0)]
-    for request_id in set(mine):
+    for request_id in set(request_ids):
         with contextlib.suppress(CarpoolError, TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 report = await context.state.observer.report(context.client.owner, request_id)
-            steps += [(one.step, one.steps) for one in report.outputs]
-    done, total = (sum(column) for column in zip(*steps, strict=True))
+            steps += [(output.step, output.steps) for output in report.outputs]
+    step, total = (sum(column) for column in zip(*steps, strict=True))
     return ProgressResponse(
-        progress=min(0.99, done / total) if total else 0.0,
-        state=ProgressState(job_count=len(mine), sampling_step=done, sampling_steps=total),
+        progress=min(0.99, step / total) if total else 0.0,
+        state=ProgressState(job_count=len(request_ids), sampling_step=step, sampling_steps=total),
     )
 
 
@@ -268,11 +272,11 @@ async def set_options(body: Options, context: Context) -> dict[str, Any]:
     """Accepted where it changes nothing: the model is the served one."""
     model = await context.load(None, "loaded")
     check_model(body.sd_model_checkpoint, model.card, model.id)
-    sent = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
+    values = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
     now = Options().model_dump()
-    if skipped_layers(sent.get("CLIP_stop_at_last_layers"), model.card) is None:
-        sent.pop("CLIP_stop_at_last_layers", None)  # it would change nothing
-    for name, value in sent.items():
+    if skipped_layers(values.get("CLIP_stop_at_last_layers"), model.card) is None:
+        values.pop("CLIP_stop_at_last_layers", None)  # it would change nothing
+    for name, value in values.items():
         if value is not None and (name not in now or value != now[name]):
             rule = "cannot be set here: leave it out, or send it with a request"
             raise InvalidValue(f"{name[:60]}={show(value)} {rule}", param=name[:60])
@@ -300,9 +304,9 @@ async def schedulers(context: Context) -> list[SchedulerName]:
 async def loras(context: Context) -> list[Lora]:
     """The adapters that a prompt may name, as `<lora:NAME:1>`."""
     model = await context.load(None, "loaded")
-    known = {one.id: one for one in model.card.adapters if not one.problem}
-    offered = [known.get(name, AdapterInfo(name)) for name in model.card.lora]
-    return [Lora(name=name_for_tag(one, offered), alias=one.id) for one in offered]
+    by_id = {adapter.id: adapter for adapter in model.card.adapters if not adapter.problem}
+    offered = [by_id.get(name, AdapterInfo(name)) for name in model.card.lora]
+    return [Lora(name=name_for_tag(adapter, offered), alias=adapter.id) for adapter in offered]
 
 
 @lists.post("/refresh-checkpoints")
@@ -312,13 +316,13 @@ async def refresh(context: Context) -> dict[str, Any]:
     return {}
 
 
-def _answering(nothing: Any) -> Any:
+def _answering(empty: Any) -> Any:
     async def answer(context: Context) -> Any:
         """Empty: there are none here."""
-        return nothing
+        return empty
 
     return answer
 
 
-for _name, _nothing in EMPTY_LISTS.items():
-    lists.add_api_route(f"/{_name}", _answering(_nothing), methods=["GET"])
+for _name, _empty in EMPTY_LISTS.items():
+    lists.add_api_route(f"/{_name}", _answering(_empty), methods=["GET"])

@@ -31,7 +31,7 @@ from carpool.worker import protocol
 
 def completion(
     request_id: str,
-    drawn: schema.ImagesResponse,
+    images: schema.ImagesResponse,
     *,
     has_parts: bool,
     warnings: Sequence[str] = (),
@@ -43,28 +43,28 @@ def completion(
         has_parts: are pictures parts of the content, and not images beside it?
     """
     parts = [
-        _part(one.b64_json or "", drawn.output_format, one.seed, one.skipped_steps)
-        for one in drawn.data
+        _part(image.b64_json or "", images.output_format, image.seed, image.skipped_steps)
+        for image in images.data
     ]
     return ChatCompletion(
         id=f"chatcmpl-{request_id}",
-        created=drawn.created,
-        model=drawn.model,
+        created=images.created,
+        model=images.model,
         choices=[ChatChoice(message=ChatMessage.model_validate(_placed(parts, has_parts)))],
-        usage=usage_of(drawn.usage),
+        usage=usage_of(images.usage),
         metrics=metrics,
-        warnings=list(dict.fromkeys([*warnings, *(drawn.warnings or [])])) or None,
-        settings=drawn.settings,
+        warnings=list(dict.fromkeys([*warnings, *(images.warnings or [])])) or None,
+        settings=images.settings,
     )
 
 
 def usage_of(usage: schema.UsageBody) -> ChatUsage:
     """Usage under the names of chat completions."""
-    sent = usage.input_tokens_details
+    details = usage.input_tokens_details
     return ChatUsage(
         prompt_tokens=usage.input_tokens,
         prompt_tokens_details=ChatTokens(
-            text_tokens=sent.text_tokens, image_tokens=sent.image_tokens
+            text_tokens=details.text_tokens, image_tokens=details.image_tokens
         ),
         completion_tokens=usage.output_tokens,
         completion_tokens_details=ChatTokens(image_tokens=usage.output_tokens),
@@ -89,23 +89,23 @@ class ChunkWriter:
         self,
         image_request: ParsedImageRequest,
         number: int,
-        shown: protocol.Preview | protocol.Done,
+        update: protocol.Preview | protocol.Done,
         _index: int,
     ) -> bytes:
         """The events of a picture. Encodes: not on the event loop."""
-        assert isinstance(shown, protocol.Done)  # no previews are image_request for
-        self._usages.append(shown.usage)
-        self._timings.append(shown.timings)
-        self._warnings |= dict.fromkeys(shown.warnings)
-        file = image_request.file(number, shown.pictures[0], shown.settings)
-        part = _part(encoded(file), image_request.format, shown.seed, shown.skipped_steps)
+        assert isinstance(update, protocol.Done)  # no previews are image_request for
+        self._usages.append(update.usage)
+        self._timings.append(update.timings)
+        self._warnings |= dict.fromkeys(update.warnings)
+        file = image_request.file(number, update.pictures[0], update.settings)
+        part = _part(encoded(file), image_request.format, update.seed, update.skipped_steps)
         events = [self._chunk(image_request, _placed([part], self.has_parts), modality="image")]
         if len(self._usages) == len(image_request.requests):
-            slowest = max(self._timings, key=lambda timings: timings.total_s)
-            metrics = {"metrics": {"stage_durations": stage_durations(slowest)}}
-            more: dict[str, Any] = metrics if self.has_metrics else {}
-            more = more | ({"warnings": [*self._warnings]} if self._warnings else {})
-            events.append(self._chunk(image_request, {}, finish_reason="stop", **more))
+            timings = max(self._timings, key=lambda timings: timings.total_s)
+            metrics = {"metrics": {"stage_durations": stage_durations(timings)}}
+            extra: dict[str, Any] = metrics if self.has_metrics else {}
+            extra = extra | ({"warnings": [*self._warnings]} if self._warnings else {})
+            events.append(self._chunk(image_request, {}, finish_reason="stop", **extra))
             if self.has_usage:
                 usage = usage_of(image_request.usage(self._usages)).model_dump()
                 events.append(self._event(image_request, choices=[], usage=usage))
@@ -117,10 +117,10 @@ class ChunkWriter:
         delta: dict[str, Any],
         *,
         finish_reason: str | None = None,
-        **more: Any,  # vLLM-Omni's clients count pictures by `modality`
+        **extra: Any,  # vLLM-Omni's clients count pictures by `modality`
     ) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        return self._event(image_request, choices=[choice], **more)
+        return self._event(image_request, choices=[choice], **extra)
 
     def _event(self, image_request: ParsedImageRequest, **fields: Any) -> bytes:
         chunk = {

@@ -144,7 +144,7 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
         raise UnsupportedParameter.of(
             "modalities", body.modalities, 'only pictures are made here: send ["image", "text"]'
         )
-    *earlier, last = body.messages
+    *history, last = body.messages
     if last.get("role") != "user":
         raise InvalidValue(
             f"the last message has role {show(last.get('role'))}: it must be the user's, whose "
@@ -153,24 +153,27 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
         )
     prompt, images = _content(last)
     values = peers.translated(body.model_extra or {}, card)
-    known = {one.name for task in card.tasks for one in task.parameters}
+    names = {parameter.name for task in card.tasks for parameter in task.parameters}
     values = {
         name: value
         for name, value in values.items()
-        if value is not None and name not in NEUTRAL - known
+        if value is not None and name not in NEUTRAL - names
     }
     for name in ("prompt", "partial_images", "background_job", "response_format"):
-        given = values.pop(name, None)
-        if given not in (None, False, 0) and given != {"type": "text"}:
+        value = values.pop(name, None)
+        if value not in (None, False, 0) and value != {"type": "text"}:
             raise UnsupportedParameter(f"{name} is not taken here: leave it out", param=name)
     values |= {"prompt": prompt, "model": body.model, "stream": bool(body.stream)}
     values |= _size(card, body.image_config or {}, values)
-    asked = Conversation(values, images, has_parts=body.modalities is None)
+    talk = Conversation(values, images, has_parts=body.modalities is None)
     if not images and card.tasks[0].takes("image"):
-        asked.images = _newest_answer(earlier)
-    if any(one.get("role") in ("system", "developer") or _content(one)[0] for one in earlier):
-        asked.warnings = ["only the last message is the prompt: earlier texts were not read"]
-    return asked
+        talk.images = _newest_answer(history)
+    if any(
+        message.get("role") in ("system", "developer") or _content(message)[0]
+        for message in history
+    ):
+        talk.warnings = ["only the last message is the prompt: earlier texts were not read"]
+    return talk
 
 
 def _content(message: Mapping[str, Any]) -> tuple[str, list[Sent]]:
@@ -189,17 +192,17 @@ def _content(message: Mapping[str, Any]) -> tuple[str, list[Sent]]:
         elif kind == "image_url":
             images.append(_picture(part))
         else:
-            seen = f"a part of type {show(kind)}" if kind else f"part {show(part)}"
+            text = f"a part of type {show(kind)}" if kind else f"part {show(part)}"
             rule = 'must be {"type": "text", "text": ...} or {"type": "image_url", ...}'
-            raise InvalidValue(f"{seen} in messages: {rule}", param="messages")
+            raise InvalidValue(f"{text} in messages: {rule}", param="messages")
     if len(images) > MOST_IMAGES:
         raise InvalidValue(f"a message has at most {MOST_IMAGES} pictures", param="messages")
     return "\n".join(texts), images
 
 
 def _picture(part: Mapping[str, Any]) -> Sent:
-    given = part.get("image_url")
-    return as_url(given.get("url") if isinstance(given, dict) else given, "image_url")
+    value = part.get("image_url")
+    return as_url(value.get("url") if isinstance(value, dict) else value, "image_url")
 
 
 def _newest_answer(messages: Sequence[Mapping[str, Any]]) -> list[Sent]:
@@ -207,9 +210,9 @@ def _newest_answer(messages: Sequence[Mapping[str, Any]]) -> list[Sent]:
     for message in reversed(messages):
         if message.get("role") == "assistant":
             beside = message.get("images")
-            found = [_picture(one) for one in beside or [] if isinstance(one, dict)]
-            if found := found or _content(message)[1]:
-                return found[:MOST_IMAGES]
+            pictures = [_picture(part) for part in beside or [] if isinstance(part, dict)]
+            if pictures := pictures or _content(message)[1]:
+                return pictures[:MOST_IMAGES]
     return []
 
 
@@ -226,11 +229,11 @@ def _size(card: Card, config: Mapping[str, Any], values: Mapping[str, Any]) -> d
     match = _RATIO.fullmatch(str(config.get("aspect_ratio") or "1:1"))
     area = AREAS.get(str(config["image_size"])) if config.get("image_size") else None
     if match is None or not int(match[1]) or not int(match[2]):
-        seen = f"image_config.aspect_ratio={show(config.get('aspect_ratio'))}"
-        raise InvalidValue(f"{seen}: must be such as 16:9", param="image_config")
+        text = f"image_config.aspect_ratio={show(config.get('aspect_ratio'))}"
+        raise InvalidValue(f"{text}: must be such as 16:9", param="image_config")
     if config.get("image_size") and area is None:
-        seen = f"image_config.image_size={show(config['image_size'])}"
-        raise InvalidValue(f"{seen}: must be {', '.join(AREAS)}", param="image_config")
+        text = f"image_config.image_size={show(config['image_size'])}"
+        raise InvalidValue(f"{text}: must be {', '.join(AREAS)}", param="image_config")
     usual = card.usual_size_px or (8 * card.size_multiple_px,) * 2
     ratio = int(match[1]) / int(match[2])
     width = math.sqrt((area or math.prod(usual)) * ratio)

@@ -35,15 +35,15 @@ async def create_chat_completion(context: Context) -> Any:
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     chat = validated(ChatRequest, values)
     model = await context.load(chat.model, "ready")
-    asked = conversation(model.card, chat)
-    body = validated(schema.ImageRequest, asked.values)
+    talk = conversation(model.card, chat)
+    body = validated(schema.ImageRequest, talk.values)
     request_id = request.scope["request_id"]
     options = chat.stream_options or {}
-    has_metrics = bool(chat.return_stage_metrics) or asked.has_parts
+    has_metrics = bool(chat.return_stage_metrics) or talk.has_parts
     has_usage = options.get("include_usage") is True
-    chunks = ChunkWriter(request_id, asked.has_parts, has_usage, has_metrics)
+    chunks = ChunkWriter(request_id, talk.has_parts, has_usage, has_metrics)
 
-    form = Form(images=asked.images, name="image_url")
+    form = Form(images=talk.images, name="image_url")
     image_request = await parse_image_request(context, body, form, model=model)
     image_request.write_event = chunks
     answer = await respond(
@@ -52,7 +52,7 @@ async def create_chat_completion(context: Context) -> Any:
     if not isinstance(answer, schema.ImagesResponse):
         return answer
     metrics = await stage_metrics(state, model.id, answer.timings) if has_metrics else None
-    told = partial(completion, request_id, answer, has_parts=asked.has_parts)
+    complete = partial(completion, request_id, answer, has_parts=talk.has_parts)
     return JSONResponse(
-        told(warnings=asked.warnings, metrics=metrics).model_dump(exclude_none=True)
+        complete(warnings=talk.warnings, metrics=metrics).model_dump(exclude_none=True)
     )

@@ -126,7 +126,7 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
             await _read(context.state, body.model, name, path)
     model = await _model(context, body.model)
     targets = _each(body.target, len(names), "target")
-    _check_target(targets, {place for one in model.card.adapters for place in one.targets})
+    _check_target(targets, {place for adapter in model.card.adapters for place in adapter.targets})
     entries = [
         {"id": name, "scale": scale} | ({} if target in (None, "all") else {"target": target})
         for name, scale, target in zip(names, strengths, targets, strict=True)
@@ -136,8 +136,10 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
     except InvalidValue as error:
         raise InvalidValue(error.message, param="lora_nickname") from None
     context.state.default_lora[model.id, context.client.owner] = entries
-    told = ", ".join(f"{one['id']} at {one['scale']:g}" for one in entries)
-    return Applied(message=f"requests of this API key that name no adapters get: {told or 'none'}")
+    summary = ", ".join(f"{entry['id']} at {entry['scale']:g}" for entry in entries)
+    return Applied(
+        message=f"requests of this API key that name no adapters get: {summary or 'none'}"
+    )
 
 
 @router.post("/unmerge_lora_weights")
@@ -154,31 +156,31 @@ async def unmerge_lora_weights(body: Unmerge, context: Context) -> Applied:
 async def list_loras(context: Context, model: str | None = None) -> AdapterList:
     """The adapters that requests may name, and the defaults of this API key."""
     served = await _model(context, model)
-    chosen = context.state.default_lora.get((served.id, context.client.owner), [])
+    defaults = context.state.default_lora.get((served.id, context.client.owner), [])
     active = dict[str, list[ActiveAdapter]]()
-    for target in dict.fromkeys(one.get("target", "transformer") for one in chosen):
-        mine = [one for one in chosen if one.get("target", "transformer") == target]
-        names, scales = [one["id"] for one in mine], [one["scale"] for one in mine]
-        one = ActiveAdapter(
+    for target in dict.fromkeys(entry.get("target", "transformer") for entry in defaults):
+        entries = [entry for entry in defaults if entry.get("target", "transformer") == target]
+        names, scales = [entry["id"] for entry in entries], [entry["scale"] for entry in entries]
+        adapter = ActiveAdapter(
             nickname=",".join(names), nicknames=names, strength=scales[0], strengths=scales
         )
-        active[target] = [one]
-    known = {one.id: one for one in served.card.adapters if not one.problem}
-    loaded = [known.get(name, AdapterInfo(name)) for name in served.card.lora]
+        active[target] = [adapter]
+    by_id = {info.id: info for info in served.card.adapters if not info.problem}
+    loaded = [by_id.get(name, AdapterInfo(name)) for name in served.card.lora]
     return AdapterList(
         loaded_adapters=[
             LoadedAdapter(
-                nickname=one.id,
-                names=list(one.names),
-                target=one.target or None,
-                warnings=list(one.warnings),
+                nickname=name.id,
+                names=list(name.names),
+                target=name.target or None,
+                warnings=list(name.warnings),
             )
-            for one in loaded
+            for name in loaded
         ],
         refused_adapters=[
-            RefusedAdapter(nickname=one.id, names=list(one.names), problem=one.problem)
-            for one in served.card.adapters
-            if one.problem
+            RefusedAdapter(nickname=info.id, names=list(info.names), problem=info.problem)
+            for info in served.card.adapters
+            if info.problem
         ],
         active=active,
     )
@@ -199,21 +201,21 @@ def _check_key(context: AuthenticatedRequest) -> None:
 def _check_target(targets: Any, experts: Collection[str] = ()) -> None:
     for target in targets if isinstance(targets, list) else [targets]:
         if target not in (None, "all", *experts):
-            known = " or ".join(("all", *sorted(experts)))
-            rule = f"say {known}, or leave it out"
+            targets_text = " or ".join(("all", *sorted(experts)))
+            rule = f"say {targets_text}, or leave it out"
             raise UnsupportedParameter(
                 f"target={show(target)} is not supported: {rule}", param="target"
             )
 
 
-def _each(given: Any, count: int, name: str) -> list[Any]:
+def _each(value: Any, count: int, name: str) -> list[Any]:
     """A value for each adapter."""
-    if not isinstance(given, list):
-        return [given] * count
-    if len(given) != count:
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
         rule = f"must be {count}, as many as lora_nickname has"
-        raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
-    return given
+        raise InvalidValue(f"{name} has {len(value)} entries: {rule}", param=name)
+    return value
 
 
 async def _read(state: AppState, model: str | None, name: str, path: str) -> None:
@@ -243,24 +245,28 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
     except OSError as error:  # it may not be read, or is gone just now
         why = f"{name}{SUFFIX} cannot be read: {reason(error)}"
         raise InvalidValue(why, param="lora_path") from None
-    workers = {one: one.ready for one in getattr(pool, "handles", [pool])}
+    workers = {worker: worker.ready for worker in getattr(pool, "handles", [pool])}
     pool.reload()
     for _ in range(round(PATIENCE_S / LOOK_S)):
-        if all(before is None or one.ready is not before for one, before in workers.items()):
+        if all(before is None or worker.ready is not before for worker, before in workers.items()):
             break  # each has answered
         await asyncio.sleep(LOOK_S)
-    for one in workers:
-        if one.ready is not None and _offered(one, name) is None:
-            adapter = find_adapter(name, one.ready.card.adapters)
+    for worker in workers:
+        if worker.ready is not None and _offered(worker, name) is None:
+            adapter = find_adapter(name, worker.ready.card.adapters)
             why = adapter.problem if adapter else "is no adapter of this model that can be read"
             raise InvalidValue(f"{name}{SUFFIX}: {why}", param="lora_path")
 
 
 def _offered(worker: Any, name: str) -> AdapterInfo | None:
     card = worker.ready.card
-    known = [one for one in card.adapters if one.id in card.lora and not one.problem]
-    rest = [AdapterInfo(id_) for id_ in card.lora if id_ not in {one.id for one in known}]
-    return find_adapter(name, [*known, *rest])
+    adapters = [
+        adapter for adapter in card.adapters if adapter.id in card.lora and not adapter.problem
+    ]
+    rest = [
+        AdapterInfo(id_) for id_ in card.lora if id_ not in {adapter.id for adapter in adapters}
+    ]
+    return find_adapter(name, [*adapters, *rest])
 
 
 def _in_folder(folder: str | None, file: Path) -> Path | None:
@@ -270,7 +276,7 @@ def _in_folder(folder: str | None, file: Path) -> Path | None:
     place = Path(folder).expanduser().resolve()
     try:
         file = file.expanduser()
-        meant = file.resolve() if file.is_absolute() else Path(os.path.normpath(place / file))
-        return meant if meant.is_relative_to(place) and meant.is_file() else None
+        target = file.resolve() if file.is_absolute() else Path(os.path.normpath(place / file))
+        return target if target.is_relative_to(place) and target.is_file() else None
     except (OSError, ValueError, RuntimeError):  # too long, NUL, no such user, a loop of links
         return None

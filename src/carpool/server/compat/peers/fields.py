@@ -34,28 +34,30 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
         InvalidValue: a field is given twice with different values, or is no object.
         UnsupportedParameter: a field would change the picture in a way that is not known here.
     """
-    found = dict(values)
-    known = {one.name for task in card.tasks for one in task.parameters}
+    fields = dict(values)
+    names = {parameter.name for task in card.tasks for parameter in task.parameters}
     for name in NESTED:
-        if name in found and name not in known:
-            _merge(found, _object(found.pop(name), name), name)
-    if "num_outputs_per_prompt" in found and "num_outputs_per_prompt" not in known:
-        _merge(found, {"n": _count(found.pop("num_outputs_per_prompt"))}, "num_outputs_per_prompt")
-    if "seed" in found:
-        found["seed"] = _seed(found["seed"])
-    for name in NEUTRAL - known:
-        found.pop(name, None)
-    for name in SWITCHES - known & found.keys():
-        if (value := found.pop(name, None)) not in _OFF:
+        if name in fields and name not in names:
+            _merge(fields, _object(fields.pop(name), name), name)
+    if "num_outputs_per_prompt" in fields and "num_outputs_per_prompt" not in names:
+        _merge(
+            fields, {"n": _count(fields.pop("num_outputs_per_prompt"))}, "num_outputs_per_prompt"
+        )
+    if "seed" in fields:
+        fields["seed"] = _seed(fields["seed"])
+    for name in NEUTRAL - names:
+        fields.pop(name, None)
+    for name in SWITCHES - names & fields.keys():
+        if (value := fields.pop(name, None)) not in _OFF:
             rule = "is not supported, and would change the picture: leave it out"
             raise UnsupportedParameter(f"{name}={show(value)} {rule}", param=name)
-    device = found.get("generator_device")
-    if "generator_device" not in known and device is not None:
-        if found.get("seed") is not None and device != "cpu":
+    device = fields.get("generator_device")
+    if "generator_device" not in names and device is not None:
+        if fields.get("seed") is not None and device != "cpu":
             rule = "noise is drawn on the CPU here, the same for every device: send cpu"
             raise UnsupportedParameter.of("generator_device", device, f"{rule}, or no seed")
-        del found["generator_device"]
-    return found
+        del fields["generator_device"]
+    return fields
 
 
 def _seed(seed: Any) -> Any:
@@ -64,14 +66,14 @@ def _seed(seed: Any) -> Any:
     return seed[0] if isinstance(seed, list) and len(seed) == 1 else seed
 
 
-def _merge(found: dict[str, Any], more: Mapping[str, Any], source: str) -> None:
-    for name, value in more.items():
+def _merge(fields: dict[str, Any], extra: Mapping[str, Any], source: str) -> None:
+    for name, value in extra.items():
         if name in NESTED:
             raise InvalidValue(f"{source} has another {name} in it: say it once", param=source)
-        if found.get(name) is not None and found[name] != value:
-            both = f"{show(found[name])}, and {show(value)} in {source}"
-            raise InvalidValue(f"{name} is {both}: say it once", param=name[:60])
-        found[name] = value
+        if fields.get(name) is not None and fields[name] != value:
+            value_pair = f"{show(fields[name])}, and {show(value)} in {source}"
+            raise InvalidValue(f"{name} is {value_pair}: say it once", param=name[:60])
+        fields[name] = value
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
