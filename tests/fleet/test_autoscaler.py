@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from carpool.fleet.autoscaler import UP_S, Autoscaler, Demand, Scale
 
-SCALE = Scale(least=1, most=8, wait_s=10.0, idle_s=60.0)
+SCALE = Scale(low=1, high=8, wait_s=10.0, idle_s=60.0)
 scales = st.tuples(st.integers(1, 6), st.integers(0, 20)).map(
     lambda pair: Scale(pair[0], pair[0] + pair[1], wait_s=10.0, idle_s=60.0)
 )
@@ -31,7 +31,7 @@ def test_the_bounds_hold_whatever_the_load(
 ) -> None:
     fleet = Fleet(scale, workers)
     for busy, held_s in load:
-        assert scale.least <= fleet.look(busy, held_s) <= scale.most
+        assert scale.low <= fleet.look(busy, held_s) <= scale.high
 
 
 @given(loads)
@@ -57,7 +57,7 @@ def test_a_wait_below_the_limit_never_adds_a_worker(workers: int, wait_s: float,
 def test_a_load_that_stays_comes_to_rest(workers: int, busy: int, held_s: float) -> None:
     """Within so many idle times as there may be workers, it changes no more."""
     fleet = Fleet(SCALE, workers)
-    for _ in range(int(SCALE.idle_s * SCALE.most)):
+    for _ in range(int(SCALE.idle_s * SCALE.high)):
         fleet.look(busy, held_s)
     rest = fleet.workers
     assert all(fleet.look(busy, held_s) == rest for _ in range(200))

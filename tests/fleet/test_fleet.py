@@ -463,7 +463,7 @@ def test_a_deadline_that_loading_would_exceed_loads_nothing() -> None:
         models.newest("one").finish("a")
         await first
         assert one.pool is not None
-        one.known, one.pool, one.took_s = one.pool.ready, None, 60.0  # as if it was unloaded
+        one.last_ready, one.pool, one.took_s = one.pool.ready, None, 60.0  # as if it was unloaded
         with pytest.raises(TooLate, match="loading takes some 60 s"):
             await fleet.submit(request("b", "one", deadline_s=5.0))
         assert len(models.workers["one"]) == 1

@@ -212,9 +212,9 @@ def test_workers_follow_the_load_from_the_fewest_on_and_have_devices_for_the_mos
     [fixed] = models_of(["shapes"], settings(workers=3, device="cpu"))
 
     assert one.scale is not None
-    assert (one.workers, one.scale.least, one.scale.most, len(one.devices)) == (2, 2, 4, 4)
+    assert (one.workers, one.scale.low, one.scale.high, len(one.devices)) == (2, 2, 4, 4)
     assert more.scale is not None
-    assert (more.workers, more.scale.least) == (3, 1)
+    assert (more.workers, more.scale.low) == (3, 1)
     assert (fixed.workers, fixed.scale, len(fixed.devices)) == (3, None, 3)
 
 

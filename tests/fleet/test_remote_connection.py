@@ -16,7 +16,7 @@ from carpool.fleet import handshake, host, packets
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.packets import HEADER, PACKET_BYTES, Malformed, PacketStream
 from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
-from carpool.fleet.unproven import MOST
+from carpool.fleet.unproven import LIMIT
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from support.app import CARD
@@ -198,7 +198,7 @@ def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
     monkeypatch.setattr(host, "HANDSHAKE_S", 0.2)
 
     async def story(stage: Stage) -> None:
-        silent = [await stage.raw() for _ in range(MOST + 4)]
+        silent = [await stage.raw() for _ in range(LIMIT + 4)]
         for reader, writer in silent:
             await ended(reader)
             writer.close()

@@ -268,7 +268,7 @@ def test_no_route_fails_before_a_model_was_ever_loaded() -> None:
                     for method in methods:
                         for name in (None, "second"):
                             for one in models:  # as if the server had just started
-                                one.pool = one.known = None
+                                one.pool = one.last_ready = None
                             body = BODIES.get(route, [{}])[0] | ({"model": name} if name else {})
                             sent = (
                                 {"json": body} if method == "post" else {"params": {"seconds": 0}}

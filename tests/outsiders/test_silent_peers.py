@@ -10,7 +10,7 @@ from carpool.config import EngineSettings
 from carpool.fleet import host
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
-from carpool.fleet.unproven import MOST, PER_ADDRESS
+from carpool.fleet.unproven import LIMIT, PER_ADDRESS
 from carpool.worker import protocol
 from support.app import CARD
 from support.fake_hosts import FakeChild, until
@@ -102,7 +102,7 @@ def test_silent_peers_keep_no_front_of_their_own_address_out(
 
 def test_silent_peers_of_many_addresses_keep_no_front_out(patient: None) -> None:
     async def scene(stage: Stage) -> None:
-        for number in range(2, MOST + 10):
+        for number in range(2, LIMIT + 10):
             await stage.silent(2, f"127.0.0.{number}")
         await stage.front_is_served()
 
@@ -114,7 +114,7 @@ def test_one_address_takes_no_place_of_another_ones(patient: None) -> None:
 
     async def scene(stage: Stage) -> None:
         [first] = await stage.silent(1, "127.0.0.2")
-        crowd = await stage.silent(2 * MOST, "127.0.0.3")
+        crowd = await stage.silent(2 * LIMIT, "127.0.0.3")
         assert not await is_closed(first)
         assert await is_closed(crowd[0])
         open_ = [not await is_closed(peer) for peer in crowd[-PER_ADDRESS:]]

@@ -20,13 +20,13 @@ class Scale:
     """The bounds of a model's workers.
 
     Args:
-        least, most: workers, both from one on.
+        low, high: workers, both from one on.
         wait_s: longest predicted wait of what is held.
         idle_s: before a worker goes.
     """
 
-    least: int
-    most: int
+    low: int
+    high: int
     wait_s: float = 10.0
     idle_s: float = 300.0
 
@@ -51,24 +51,24 @@ class Autoscaler:
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
-        self._needed: deque[tuple[float, int]] = deque()  # by the time of the look
+        self._needs: deque[tuple[float, int]] = deque()  # by the time of the look
 
     def workers(self, now_s: float, demand: Demand) -> int:
         """The number of workers there should be now; looks come with growing times."""
         scale = self._scale
         now = max(1, demand.workers)
-        if not scale.least <= demand.workers <= scale.most:
-            return min(max(demand.workers, scale.least), scale.most)
-        self._needed.append((now_s, self._need(demand, now)))
-        while len(self._needed) > 1 and self._needed[1][0] <= now_s - scale.idle_s:
-            self._needed.popleft()
-        up = [need for at_s, need in self._needed if at_s >= now_s - UP_S]
-        is_seen = self._needed[0][0] <= now_s - UP_S
+        if not scale.low <= demand.workers <= scale.high:
+            return min(max(demand.workers, scale.low), scale.high)
+        self._needs.append((now_s, self._need(demand, now)))
+        while len(self._needs) > 1 and self._needs[1][0] <= now_s - scale.idle_s:
+            self._needs.popleft()
+        up = [need for at_s, need in self._needs if at_s >= now_s - UP_S]
+        is_seen = self._needs[0][0] <= now_s - UP_S
         if is_seen and min(up) > demand.workers:
-            return min(min(up), 2 * now, scale.most)
-        is_old = self._needed[0][0] <= now_s - scale.idle_s
-        if is_old and max(need for _, need in self._needed) < demand.workers:
-            return max(demand.workers - 1, scale.least)
+            return min(min(up), 2 * now, scale.high)
+        is_old = self._needs[0][0] <= now_s - scale.idle_s
+        if is_old and max(need for _, need in self._needs) < demand.workers:
+            return max(demand.workers - 1, scale.low)
         return demand.workers
 
     def _need(self, demand: Demand, now: int) -> int:

@@ -19,7 +19,7 @@ class Deployment:
     is_on_demand: bool = False
     keep_alive_s: float = float("inf")
     pool: Pool | None = None
-    known: protocol.WorkerReady | None = None  # as it was loaded last
+    last_ready: protocol.WorkerReady | None = None  # as it was loaded last
     in_flight: int = 0
     used_s: float = 0.0  # the event loop's clock
     began_s: float = 0.0  # to load
@@ -41,8 +41,8 @@ class Deployment:
     @property
     def ready(self) -> protocol.WorkerReady | None:
         if self.pool is not None and self.pool.ready is not None:
-            self.known = self.pool.ready
-        return self.known
+            self.last_ready = self.pool.ready
+        return self.last_ready
 
     def check_open(self) -> None:
         """Raise unless requests are accepted now. One that is not loaded is loaded for them."""

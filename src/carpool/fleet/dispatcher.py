@@ -52,34 +52,34 @@ class Dispatcher:
     ) -> protocol.Done:
         """Run a request; the arguments and what it raises are as for `Pool.submit`."""
         has_begun = self._journals is not None and self._journals.starts_late(request.request_id)
-        one = self.queue.admit(request, waited_s, has_begun=has_begun)
+        entry = self.queue.admit(request, waited_s, has_begun=has_begun)
         to: int | None = None
         try:
             while True:
-                member = self._members[await self.queue.bound(one, to)]
+                member = self._members[await self.queue.bound(entry, to)]
                 now_s = asyncio.get_running_loop().time()
-                self.mover.bound(one, member.number, now_s)
+                self.mover.bound(entry, member.number, now_s)
                 try:
                     return await member.handle.submit(
-                        one.request,
+                        entry.request,
                         on_progress,
                         on_preview,
-                        waited_s=now_s - one.work.arrived_s,
-                        evidence=one.evidence,
-                        is_admitted=one.is_admitted,
+                        waited_s=now_s - entry.work.arrived_s,
+                        evidence=entry.evidence,
+                        is_admitted=entry.is_admitted,
                     )
                 except Moved as moved:
-                    to = self.mover.released(one) if moved.was_released else None
+                    to = self.mover.released(entry) if moved.was_released else None
                 except (Starting, WorkerLost):  # it died as the request was on its way
                     if self._is_draining():
                         raise
-                one.is_admitted = True
-                self.queue.drop(one)
+                entry.is_admitted = True
+                self.queue.drop(entry)
         finally:
             if self._journals is not None:
-                self._journals.close(one.id)
-            self.mover.ended(one)
-            self.queue.end(one)
+                self._journals.close(entry.id)
+            self.mover.ended(entry)
+            self.queue.end(entry)
 
     def changed(self, member: Member, *, is_open: bool) -> None:
         """A worker takes requests, or no more."""
@@ -110,5 +110,5 @@ class Dispatcher:
     def statistics(self) -> dict[str, Any]:
         """The held requests, and the moves."""
         queue = self.queue
-        held = {"requests": queue.held, "work_s": queue.router.held_s, "stage": queue.stage}
-        return {**self.mover.statistics(), "held": held}
+        line = {"requests": queue.held, "work_s": queue.router.held_s, "stage": queue.stage}
+        return {**self.mover.statistics(), "held": line}

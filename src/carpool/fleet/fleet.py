@@ -26,7 +26,7 @@ class Fleet:
     """
 
     def __init__(self, deployments: Sequence[Deployment], max_loaded: int | None = None) -> None:
-        self._deployments = {one.name: one for one in deployments}
+        self._deployments = {model.name: model for model in deployments}
         self._first = deployments[0]
         self._loader = Loader(deployments, max_loaded, self._open)
         self._is_draining = False
@@ -43,18 +43,20 @@ class Fleet:
     @property
     def ready(self) -> protocol.WorkerReady | None:
         """The first model, once one is loaded."""
-        found = (one.ready for one in self._deployments.values())
-        return self._first.ready or next((one for one in found if one is not None), None)
+        loaded_models = (model.ready for model in self._deployments.values())
+        return self._first.ready or next(
+            (ready for ready in loaded_models if ready is not None), None
+        )
 
     @property
     def state(self) -> WorkerState:
-        states = {one.state for one in self._deployments.values()}
+        states = {model.state for model in self._deployments.values()}
         if self._is_draining:
             return "draining" if "stopped" not in states else "stopped"
-        if any(one.is_on_demand for one in self._deployments.values()):
+        if any(model.is_on_demand for model in self._deployments.values()):
             return "ready"  # it can be loaded
         order: tuple[WorkerState, ...] = ("ready", "starting", "worker_lost", "stopped")
-        return next((one for one in order if one in states), "stopped")
+        return next((state for state in order if state in states), "stopped")
 
     @property
     def has_several(self) -> bool:
@@ -65,9 +67,9 @@ class Fleet:
     def is_degraded(self) -> bool:
         """Whether a model that is to be loaded is not, or lacks workers."""
         return self.state == "ready" and any(
-            (not one.is_on_demand and (one.pool is None or one.pool.state != "ready"))
-            or (one.pool is not None and one.pool.is_degraded)
-            for one in self._deployments.values()
+            (not model.is_on_demand and (model.pool is None or model.pool.state != "ready"))
+            or (model.pool is not None and model.pool.is_degraded)
+            for model in self._deployments.values()
         )
 
     def of(self, name: str | None) -> Deployment:
@@ -78,28 +80,28 @@ class Fleet:
         """
         if not name:
             return self._first
-        found = self._deployments.get(name)
-        if found is None:
+        model = self._deployments.get(name)
+        if model is None:
             names = ", ".join(map(repr, self._deployments))
             hint = nearest(name[:60], list(self._deployments))
             raise ModelNotFound(
                 f"model {name[:60]!r} is not served here; there are {names}{hint}", param="model"
             )
-        return found
+        return model
 
     @property
     def loads_at_start(self) -> bool:
         """Whether any model is loaded before it is asked for."""
-        return any(not one.is_on_demand for one in self._deployments.values())
+        return any(not model.is_on_demand for model in self._deployments.values())
 
     # Its life
 
     def start(self) -> "asyncio.Task[None]":
         """Load what is not on demand, side by side. The task fails with the first `LoadFailed`."""
         self._failed = asyncio.get_running_loop().create_future()
-        for one in self._deployments.values():
-            if not one.is_on_demand:
-                self._open(one)
+        for model in self._deployments.values():
+            if not model.is_on_demand:
+                self._open(model)
         self._tidying = asyncio.create_task(self._loader.tidy())
         return asyncio.create_task(self._wait_failed())
 
@@ -107,13 +109,13 @@ class Fleet:
         assert self._failed is not None
         await self._failed
 
-    def _open(self, one: Deployment) -> Pool:
-        pool = one.pool = one.make()
-        one.began_s = self._now_s()
-        one.running = pool.start(None if one.is_on_demand else self._is_any_ready)
-        pool.watch_activity(_of_model(self._on_activity, one.name))
-        if not one.is_on_demand:
-            one.running.add_done_callback(self._ended)
+    def _open(self, model: Deployment) -> Pool:
+        pool = model.pool = model.make()
+        model.began_s = self._now_s()
+        model.running = pool.start(None if model.is_on_demand else self._is_any_ready)
+        pool.watch_activity(_of_model(self._on_activity, model.name))
+        if not model.is_on_demand:
+            model.running.add_done_callback(self._ended)
         return pool
 
     def _is_any_ready(self) -> bool:
@@ -126,7 +128,7 @@ class Fleet:
 
     async def wait_ready(self) -> protocol.WorkerReady:
         """Wait until one of the models that are to be loaded is."""
-        at_start = [one.pool for one in self._deployments.values() if not one.is_on_demand]
+        at_start = [model.pool for model in self._deployments.values() if not model.is_on_demand]
         if not at_start:
             return (await self.loaded(self._first.name))[1]
         return await first_of([pool.wait_ready() for pool in at_start if pool is not None])
@@ -134,12 +136,16 @@ class Fleet:
     async def wait_open(self, model: str | None = None) -> None:
         """Wait until requests are accepted, by a model that is loaded for it, or by any."""
         if model is not None:
-            one = self.of(model)
-            pool = await self._loader.loaded(one) if one.is_on_demand else one.pool
+            deployment = self.of(model)
+            pool = (
+                await self._loader.loaded(deployment)
+                if deployment.is_on_demand
+                else deployment.pool
+            )
             assert pool is not None
-            with self._loader.using(one):
+            with self._loader.using(deployment):
                 await pool.wait_open()
-        elif not any(one.is_on_demand for one in self._deployments.values()):
+        elif not any(deployment.is_on_demand for deployment in self._deployments.values()):
             await first_of([pool.wait_open() for pool in self._pools()])
         if self._is_draining:
             await asyncio.Event().wait()
@@ -152,16 +158,16 @@ class Fleet:
             LoadFailed: it cannot be loaded.
             Draining: the server ends.
         """
-        one = self.of(name)
-        if one.is_on_demand:
-            pool = await self._loader.loaded(one)
+        model = self.of(name)
+        if model.is_on_demand:
+            pool = await self._loader.loaded(model)
             assert pool.ready is not None
             return pool, pool.ready
         self._loader.check_open()
-        assert one.pool is not None
-        if one.pool.ready is None:
-            one.pool.check_open()
-        return one.pool, await one.pool.wait_ready()
+        assert model.pool is not None
+        if model.pool.ready is None:
+            model.pool.check_open()
+        return model.pool, await model.pool.wait_ready()
 
     async def drain(self, timeout_s: float) -> None:
         """As `Supervisor.drain`, of all models."""
@@ -180,7 +186,7 @@ class Fleet:
         await asyncio.gather(*(pool.stop() for pool in self._pools()))
 
     def _pools(self) -> list[Pool]:
-        return [one.pool for one in self._deployments.values() if one.pool is not None]
+        return [model.pool for model in self._deployments.values() if model.pool is not None]
 
     # Requests
 
@@ -191,13 +197,13 @@ class Fleet:
         on_preview: OnPreview | None = None,
     ) -> protocol.Done:
         """Run a request by the model that it names; as `Supervisor.submit`, and `loaded`."""
-        one, waited_s = self.of(request.model), 0.0
-        if one.is_on_demand and (one.state != "ready" or one.makes_room):
+        model, waited_s = self.of(request.model), 0.0
+        if model.is_on_demand and (model.state != "ready" or model.makes_room):
             arrived_s = self._now_s()
-            await self._loader.loaded_in_time(one, request)
+            await self._loader.loaded_in_time(model, request)
             waited_s = self._now_s() - arrived_s
-        pool, _ = await self.loaded(one.name)
-        with self._loader.using(one):
+        pool, _ = await self.loaded(model.name)
+        with self._loader.using(model):
             return await pool.submit(request, on_progress, on_preview, waited_s=waited_s)
 
     def check_open(self) -> None:
@@ -221,17 +227,17 @@ class Fleet:
     async def statistics(self) -> dict[str, Any]:
         """Sums, and the statistics of every model that is loaded, by name."""
         models: dict[str, Any] = {}
-        for name, one in self._deployments.items():
-            shown: dict[str, Any] = {"state": one.state, "in_flight": one.in_flight}
-            if one.pool is not None:
+        for name, model in self._deployments.items():
+            fields: dict[str, Any] = {"state": model.state, "in_flight": model.in_flight}
+            if model.pool is not None:
                 with contextlib.suppress(CarpoolError):
-                    shown |= await one.pool.statistics()
-            models[name] = shown
+                    fields |= await model.pool.statistics()
+            models[name] = fields
         total = {
-            key: sum(one.get(key, 0) for one in models.values())
+            key: sum(counts.get(key, 0) for counts in models.values())
             for key in ("waiting", "running", "requests")
         }
-        again = max(one.get("steps_again", 0) for one in models.values())  # of all, each says
+        again = max(counts.get("steps_again", 0) for counts in models.values())  # of all, each says
         return {**total, "steps_again": again, "models": models}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
@@ -242,17 +248,19 @@ class Fleet:
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what all engines do, those of models that are loaded later too."""
         self._on_activity = listener
-        for one in self._deployments.values():
-            if one.pool is not None:
-                one.pool.watch_activity(_of_model(listener, one.name))
+        for model in self._deployments.values():
+            if model.pool is not None:
+                model.pool.watch_activity(_of_model(listener, model.name))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests."""
-        found: dict[str, dict[str, Any]] = {}
+        timelines: dict[str, dict[str, Any]] = {}
         for pool in self._pools():
             with contextlib.suppress(CarpoolError):
-                found |= {one["id"]: one for one in await pool.timelines(request_ids)}
-        return [found[name] for name in request_ids if name in found]
+                timelines |= {
+                    timeline["id"]: timeline for timeline in await pool.timelines(request_ids)
+                }
+        return [timelines[name] for name in request_ids if name in timelines]
 
     def roll(self) -> None:
         """Replace the workers of all models that are loaded."""
@@ -269,12 +277,12 @@ class Fleet:
         return asyncio.get_running_loop().time()
 
 
-async def first_of(several: Sequence[Coroutine[Any, Any, T]]) -> T:
+async def first_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> T:
     """The result of the one that ends first; the others are cancelled."""
-    tasks = [asyncio.create_task(one) for one in several]
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
+        finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return finished.pop().result()
     finally:
         for task in tasks:
             task.cancel()

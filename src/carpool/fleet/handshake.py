@@ -39,13 +39,13 @@ async def welcome(
     Raises:
         Refused, OSError, asyncio.IncompleteReadError: it is no front of this fleet.
     """
-    mine = secrets.token_bytes(NONCE_BYTES)
-    writer.write(MAGIC + mine)
-    said = await reader.readexactly(NONCE_BYTES + PROOF_BYTES)
-    theirs, proven = said[:NONCE_BYTES], said[NONCE_BYTES:]
-    if not hmac.compare_digest(proven, proof(secret, b"front", mine, theirs)):
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    writer.write(MAGIC + nonce)
+    answer = await reader.readexactly(NONCE_BYTES + PROOF_BYTES)
+    peer_nonce, proven = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
+    if not hmac.compare_digest(proven, proof(secret, b"front", nonce, peer_nonce)):
         raise Refused("a connection was refused: it does not know the fleet's secret")
-    writer.write(proof(secret, b"worker", mine, theirs))
+    writer.write(proof(secret, b"worker", nonce, peer_nonce))
     await writer.drain()
 
 
@@ -57,11 +57,11 @@ async def introduce(
     Raises:
         Refused, OSError, asyncio.IncompleteReadError: it is no worker of this fleet.
     """
-    said = await reader.readexactly(len(MAGIC) + NONCE_BYTES)
-    if not said.startswith(MAGIC):
+    greeting = await reader.readexactly(len(MAGIC) + NONCE_BYTES)
+    if not greeting.startswith(MAGIC):
         raise Refused("there is no worker of this version of Carpool at that address")
-    theirs, mine = said[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
-    writer.write(mine + proof(secret, b"front", theirs, mine))
+    peer_nonce, nonce = greeting[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
+    writer.write(nonce + proof(secret, b"front", peer_nonce, nonce))
     proven = await reader.readexactly(PROOF_BYTES)
-    if not hmac.compare_digest(proven, proof(secret, b"worker", theirs, mine)):
+    if not hmac.compare_digest(proven, proof(secret, b"worker", peer_nonce, nonce)):
         raise Refused("what answers at that address does not know the fleet's secret")

@@ -135,16 +135,16 @@ class WorkerHost:
         message.spool = os.fsencode(self._spool)
         # whether it is a restart says nothing of what is loaded
         is_restart, message.is_restart = message.is_restart, False
-        wanted = protocol.encode(message)
+        content = protocol.encode(message)
         message.is_restart = is_restart
-        if self._child is None or self._loaded != wanted:
+        if self._child is None or self._loaded != content:
             await self._end_child()
             try:
                 child = self._child = await self._open_child(self._spool)
             except OSError as error:  # no memory or file descriptors left just now
                 await stream.say_farewell(f"its process cannot be started: {error}")
                 return
-            self._loaded, self._ready, self._is_resetting = wanted, None, False
+            self._loaded, self._ready, self._is_resetting = content, None, False
             child.send(message)
             self._begin(self._pump(child))
         elif self._ready is not None and not self._is_resetting:

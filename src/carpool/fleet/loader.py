@@ -31,9 +31,9 @@ class Loader:
     """
 
     def __init__(
-        self, models: Collection[Deployment], most: int | None, start: Callable[[Deployment], Pool]
+        self, models: Collection[Deployment], limit: int | None, start: Callable[[Deployment], Pool]
     ) -> None:
-        self._models, self._most, self._start = models, most, start
+        self._models, self._limit, self._start = models, limit, start
         self._is_draining = False
         self._placing = asyncio.Lock()
         self._freed = asyncio.Event()
@@ -50,18 +50,18 @@ class Loader:
             raise Draining.of_new_work()
 
     @contextlib.contextmanager
-    def using(self, one: Deployment) -> Iterator[None]:
+    def using(self, model: Deployment) -> Iterator[None]:
         """Keep a model loaded meanwhile."""
-        one.in_flight += 1
+        model.in_flight += 1
         try:
             yield
         finally:
-            one.in_flight -= 1
-            one.used_s = _now_s()
-            if not one.in_flight:
+            model.in_flight -= 1
+            model.used_s = _now_s()
+            if not model.in_flight:
                 self._freed.set()
 
-    async def loaded(self, one: Deployment) -> Pool:
+    async def loaded(self, model: Deployment) -> Pool:
         """A model's pool, once it is loaded.
 
         Raises:
@@ -70,24 +70,24 @@ class Loader:
         """
         while True:
             self.check_open()
-            one.used_s = _now_s()
-            if one.pool is not None and one.pool.ready is not None:
-                if not one.makes_room:
-                    return one.pool
+            model.used_s = _now_s()
+            if model.pool is not None and model.pool.ready is not None:
+                if not model.makes_room:
+                    return model.pool
                 await self._room_made.wait()
                 continue
-            if one.loading is None:
-                one.loading = asyncio.create_task(self._load_alone(one))
-                one.loading.add_done_callback(partial(_ended, one))
-            one.waiting += 1
+            if model.loading is None:
+                model.loading = asyncio.create_task(self._load_alone(model))
+                model.loading.add_done_callback(partial(_ended, model))
+            model.waiting += 1
             try:
-                await asyncio.shield(one.loading)
+                await asyncio.shield(model.loading)
             finally:
-                one.waiting -= 1
-                if not one.waiting:
+                model.waiting -= 1
+                if not model.waiting:
                     self._freed.set()
 
-    async def loaded_in_time(self, one: Deployment, request: CheckedRequest) -> None:
+    async def loaded_in_time(self, model: Deployment, request: CheckedRequest) -> None:
         """Wait until a request's model is loaded, for as long as the request may take.
 
         Raises:
@@ -95,70 +95,73 @@ class Loader:
             TooLate: its `deadline_s` passed, or will, by what loading took the last time.
             LoadFailed, Draining: as `loaded`.
         """
-        due_s = None if one.admits_late else request.deadline_s
-        needed_s = one.ready_in_s(_now_s()) or 0.0
+        due_s = None if model.admits_late else request.deadline_s
+        needed_s = model.ready_in_s(_now_s()) or 0.0
         try:
-            if due_s is not None and one.known is not None and needed_s > due_s:
+            if due_s is not None and model.last_ready is not None and needed_s > due_s:
                 raise TimeoutError
             limits_s = [limit for limit in (request.timeout_s, due_s) if limit is not None]
             async with asyncio.timeout(min(limits_s, default=None)):
-                await self.loaded(one)
+                await self.loaded(model)
         except TimeoutError:
-            why = f"{one.name!r} is not loaded yet"
+            why = f"{model.name!r} is not loaded yet"
             if due_s is None or (request.timeout_s is not None and request.timeout_s <= due_s):
                 ran_out = f"timeout_s={request.timeout_s} ran out after 0 steps"
                 raise DeadlineExceeded(f"{ran_out}: {why}") from None
             late = f"deadline_s={due_s:g} cannot be met: {why}"
-            told = f"{late}; loading takes some {one.took_s:.3g} s"
-            raise TooLate(told, param="deadline_s") from None
+            text = f"{late}; loading takes some {model.took_s:.3g} s"
+            raise TooLate(text, param="deadline_s") from None
 
-    async def _load_alone(self, one: Deployment) -> None:
+    async def _load_alone(self, model: Deployment) -> None:
         """As `_load`, one model at a time."""
         try:
             async with self._placing:
-                await self._load(one)
+                await self._load(model)
         finally:
-            one.loading = None  # at once: a request that comes now is not to wait for this task
+            model.loading = None  # at once: a request that comes now is not to wait for this task
 
-    async def _load(self, one: Deployment) -> None:
+    async def _load(self, model: Deployment) -> None:
         """Load a model, in the place of others if it has to be, while requests wait for it."""
         began_s, error = _now_s(), None
-        while self._is_wanted(one) and one.pool is None:
+        while self._is_wanted(model) and model.pool is None:
             if error is None and self._has_place():
-                error = await self._try(one)
+                error = await self._try(model)
                 continue
             # more memory helps if that is what it lacks
             is_hopeless = error is not None and not error.wants_memory
-            if not is_hopeless and await self._make_room(one, began_s):
+            if not is_hopeless and await self._make_room(model, began_s):
                 error = None
             elif error is not None:
                 raise error
 
-    def _is_wanted(self, one: Deployment) -> bool:
-        return one.waiting > 0 and not self._is_draining
+    def _is_wanted(self, model: Deployment) -> bool:
+        return model.waiting > 0 and not self._is_draining
 
-    async def _try(self, one: Deployment) -> LoadFailed | None:
+    async def _try(self, model: Deployment) -> LoadFailed | None:
         """Load a model that has a place; returns why it could not be."""
-        log.info("loading %s", one.name)
-        pool = self._start(one)
+        log.info("loading %s", model.name)
+        pool = self._start(model)
         ready = asyncio.create_task(pool.wait_ready())
-        assert one.running is not None
-        await asyncio.wait({ready, one.running}, return_when=asyncio.FIRST_COMPLETED)
+        assert model.running is not None
+        await asyncio.wait({ready, model.running}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            one.took_s = _now_s() - one.began_s
+            model.took_s = _now_s() - model.began_s
             return None
         ready.cancel()
-        error = one.running.exception()
-        one.pool = None
+        error = model.running.exception()
+        model.pool = None
         await pool.stop()
         if not isinstance(error, LoadFailed):
             raise error or Draining.of_new_work()
         return error
 
     def _has_place(self) -> bool:
-        return self._most is None or sum(one.pool is not None for one in self._models) < self._most
+        return (
+            self._limit is None
+            or sum(model.pool is not None for model in self._models) < self._limit
+        )
 
-    async def _make_room(self, one: Deployment, began_s: float) -> bool:
+    async def _make_room(self, model: Deployment, began_s: float) -> bool:
         """Unload the model that was used least recently, once it has no requests.
 
         If all always have some, that one gets no new ones after `PATIENCE_S`: they wait until it is
@@ -168,14 +171,14 @@ class Loader:
             Whether one was unloaded: none is, where none is loaded or nothing waits any more.
         """
         try:
-            while self._is_wanted(one):
-                loaded = [each for each in self._models if each.is_loaded_on_demand]
+            while self._is_wanted(model):
+                loaded = [candidate for candidate in self._models if candidate.is_loaded_on_demand]
                 if not loaded:
                     return False
-                if idle := [each for each in loaded if _is_idle(each)]:
+                if idle := [candidate for candidate in loaded if _is_idle(candidate)]:
                     await _unload(min(idle, key=_last_use))
                     return True
-                working = [each for each in loaded if each.in_flight]
+                working = [candidate for candidate in loaded if candidate.in_flight]
                 if working and _now_s() - began_s >= PATIENCE_S:
                     min(working, key=_last_use).makes_room = True
                     self._room_made.clear()
@@ -185,44 +188,44 @@ class Loader:
                         await self._freed.wait()
             return False
         finally:
-            for each in self._models:
-                each.makes_room = False
+            for candidate in self._models:
+                candidate.makes_room = False
             self._room_made.set()
 
     async def tidy(self) -> None:
         """Unload what was not used for long, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for one in self._models:
-                if _is_idle(one) and _now_s() - one.used_s >= one.keep_alive_s:
-                    await _unload(one)
+            for model in self._models:
+                if _is_idle(model) and _now_s() - model.used_s >= model.keep_alive_s:
+                    await _unload(model)
                     self._freed.set()
 
 
-def _is_idle(one: Deployment) -> bool:
+def _is_idle(model: Deployment) -> bool:
     """Whether a model on demand is loaded, and no request has it or is about to."""
-    if one.makes_room:
-        return not one.in_flight  # what waits, waits until it is loaded again
-    is_asked_for = one.in_flight or one.waiting or one.loading is not None
-    return one.is_loaded_on_demand and not is_asked_for
+    if model.makes_room:
+        return not model.in_flight  # what waits, waits until it is loaded again
+    is_asked_for = model.in_flight or model.waiting or model.loading is not None
+    return model.is_loaded_on_demand and not is_asked_for
 
 
-async def _unload(one: Deployment) -> None:
-    pool, one.pool = one.pool, None
+async def _unload(model: Deployment) -> None:
+    pool, model.pool = model.pool, None
     if pool is not None:
-        one.known = pool.ready or one.known
-        log.info("unloading %s", one.name)
+        model.last_ready = pool.ready or model.last_ready
+        log.info("unloading %s", model.name)
         await pool.stop()
 
 
-def _ended(one: Deployment, task: "asyncio.Task[None]") -> None:
+def _ended(model: Deployment, task: "asyncio.Task[None]") -> None:
     """A model is loaded, or could not be."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("%s: %s", one.name, error)
+        log.error("%s: %s", model.name, error)
 
 
-def _last_use(one: Deployment) -> tuple[float, str]:
-    return one.used_s, one.name
+def _last_use(model: Deployment) -> tuple[float, str]:
+    return model.used_s, model.name
 
 
 def _now_s() -> float:

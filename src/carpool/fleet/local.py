@@ -105,8 +105,8 @@ def local_pool(
 
     workers = spec.workers
     if remote is not None and spec.scale is not None:  # those that are loaded already
-        found = remote.workers(name_of(spec))
-        workers = min(max(found, workers or 1, spec.scale.least), spec.scale.most)
+        count = remote.workers(name_of(spec))
+        workers = min(max(count, workers or 1, spec.scale.low), spec.scale.high)
     return Pool(
         make,
         spec.devices,

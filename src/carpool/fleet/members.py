@@ -64,7 +64,7 @@ class Members:
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
         self._lora: dict[str, str] = {}  # registered since the start
-        self._known: protocol.WorkerReady | None = None
+        self._last_ready: protocol.WorkerReady | None = None
         self._differing: Set[str] = frozenset()  # ids of adapters
         self._refusing: tuple[protocol.WorkerReady, protocol.WorkerReady] | None = None
         self._warned_of: dict[str, list[str]] = {}  # workers by model
@@ -97,9 +97,9 @@ class Members:
         """The model, as the oldest worker that loaded it serves it."""
         for handle in self.handles:
             if handle.ready is not None:
-                self._known = handle.ready
+                self._last_ready = handle.ready
                 break
-        return self._known if self._known is None else self._consistent(self._known)
+        return self._last_ready if self._last_ready is None else self._consistent(self._last_ready)
 
     def _consistent(self, ready: protocol.WorkerReady) -> protocol.WorkerReady:
         """The model without the adapters of which workers have read different files."""
@@ -109,7 +109,8 @@ class Members:
             card, ids = ready.card, self._differing
             lora = tuple(id_ for id_ in card.lora if id_ not in ids)
             refused = (
-                (replace(one, problem=_DIFFERS) if one.id in ids else one) for one in card.adapters
+                (replace(adapter, problem=_DIFFERS) if adapter.id in ids else adapter)
+                for adapter in card.adapters
             )
             self._refusing = (
                 ready,
@@ -121,7 +122,7 @@ class Members:
     def state(self) -> WorkerState:
         """The best state of any worker."""
         states: set[WorkerState] = {handle.state for handle in self.handles}
-        return next((one for one in _ORDER if one in states), "stopped")
+        return next((state for state in _ORDER if state in states), "stopped")
 
     def shown(self, requests: Callable[[int], int]) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and why it cannot load."""
@@ -157,7 +158,7 @@ class Members:
             log.warning(
                 "workers have loaded different models (%s): their files, libraries or kinds of "
                 "device differ; which one a request gets is open; SIGUSR2 replaces all workers",
-                " | ".join(", ".join(one) for one in numbers.values()),
+                " | ".join(", ".join(group) for group in numbers.values()),
             )
         self._warned_of = numbers
 
@@ -171,10 +172,10 @@ class Members:
         for member in self:
             ready = member.handle.ready
             if ready is not None and member.handle.takes_requests and not member.is_leaving:
-                for one in ready.card.adapters:
-                    digests.setdefault(one.id, set()).add(one.digest)
-        several = {id_ for id_, seen in digests.items() if len(seen - {""}) > 1}
-        self._differing, self._refusing = frozenset[str]() if is_rolling else several, None
+                for adapter in ready.card.adapters:
+                    digests.setdefault(adapter.id, set()).add(adapter.digest)
+        conflicts = {id_ for id_, versions in digests.items() if len(versions - {""}) > 1}
+        self._differing, self._refusing = frozenset[str]() if is_rolling else conflicts, None
         if self._differing:
             log.error("adapters %s: %s", ", ".join(sorted(self._differing)), _DIFFERS)
 
@@ -186,8 +187,8 @@ class Members:
         """
         failed = [member.error for member in self if member.error]
         if failed and len(failed) == len(self):
-            told = f"the model cannot be loaded now: {failed[0]}; it is tried again"
-            raise Starting(told, retry_after_s=again_s)
+            text = f"the model cannot be loaded now: {failed[0]}; it is tried again"
+            raise Starting(text, retry_after_s=again_s)
         errors = []
         for handle in self.handles:
             try:
@@ -195,9 +196,9 @@ class Members:
             except CarpoolError as error:
                 errors.append(error)
         if errors:
-            soonest = min(errors, key=lambda error: error.retry_after_s or 0.0)
-            lost = (error for error in errors if isinstance(error, WorkerLost))
-            raise next(lost, soonest) if was_ready else soonest
+            first = min(errors, key=lambda error: error.retry_after_s or 0.0)
+            losses = (error for error in errors if isinstance(error, WorkerLost))
+            raise next(losses, first) if was_ready else first
 
     def release(self, worker: int, request_id: str) -> None:
         """Ask a worker to give a request up."""
@@ -216,30 +217,32 @@ class Members:
         """
         self._lora[name] = path
         try:
-            told = await asyncio.gather(*(handle.add_lora(name, path) for handle in self.handles))
+            answers = await asyncio.gather(
+                *(handle.add_lora(name, path) for handle in self.handles)
+            )
         except asyncio.CancelledError:  # whoever asked was told that it is not there
             del self._lora[name]
             raise
-        if problems := [problem for several in told for problem in several]:
+        if problems := [problem for answer in answers for problem in answer]:
             del self._lora[name]
             raise LoraRejected(problems[0])
 
-    async def statistics(self, shown: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    async def statistics(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Sums, and the statistics of every worker that is ready, beside what is shown of it."""
-        workers, known = list[dict[str, Any]](), {one["worker"]: one for one in shown}
+        workers, row_of = list[dict[str, Any]](), {row["worker"]: row for row in rows}
         for member in self:
             with contextlib.suppress(CarpoolError):  # it died, or loads
                 if member.handle.state in ("ready", "draining"):
-                    workers.append(known[member.number] | await member.handle.statistics())
+                    workers.append(row_of[member.number] | await member.handle.statistics())
         keys = ("waiting", "running", "requests")
-        return {**{key: sum(one[key] for one in workers) for key in keys}, "workers": workers}
+        return {**{key: sum(worker[key] for worker in workers) for key in keys}, "workers": workers}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """Predict the time of a request that came now, on the worker that would start it first."""
-        told = [
+        estimates = [
             await handle.estimate(request) for handle in self.handles if handle.state == "ready"
         ]
-        return min(told, key=lambda one: one.wait_s)
+        return min(estimates, key=lambda estimate: estimate.wait_s)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Tell a listener what the engines do; None: nobody any more."""
@@ -249,19 +252,19 @@ class Members:
 
     def _watch(self, member: Member) -> None:
         listener = self._on_activity
-        seen = None if listener is None else partial(_numbered, listener, member.number)
-        member.handle.watch_activity(seen)
+        watcher = None if listener is None else partial(_numbered, listener, member.number)
+        member.handle.watch_activity(watcher)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, of the worker that had each last."""
-        found: dict[str, dict[str, Any]] = {}
+        timelines: dict[str, dict[str, Any]] = {}
         for handle in self.handles:
             with contextlib.suppress(CarpoolError):
-                for one in await handle.timelines(request_ids):
-                    before = found.setdefault(one["id"], one)
-                    if one.get("submitted_at", 0.0) > before.get("submitted_at", 0.0):
-                        found[one["id"]] = one  # it had the request later
-        return [found[name] for name in request_ids if name in found]
+                for timeline in await handle.timelines(request_ids):
+                    before = timelines.setdefault(timeline["id"], timeline)
+                    if timeline.get("submitted_at", 0.0) > before.get("submitted_at", 0.0):
+                        timelines[timeline["id"]] = timeline  # it had the request later
+        return [timelines[name] for name in request_ids if name in timelines]
 
 
 def _numbered(listener: OnActivity, number: int, activity: protocol.Activity) -> None:

@@ -54,7 +54,7 @@ def models_of(
         LoadFailed: there is no such model.
     """
     workers, scale = _workers(settings, settings.workers)
-    count = scale.most if scale else workers
+    count = scale.high if scale else workers
     devices = _devices(settings, settings.device, count, None, settings.context_parallel)
     specs = []
     for text in models:
@@ -77,23 +77,23 @@ def read_models(path: Path, settings: ServeSettings) -> list[ModelSpec]:
     entries = data.get("models") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries:
         raise SettingRejected(f"config={str(path)!r}: write `models:` and a list of models")
-    return _checked([_spec(one, settings, str(path)) for one in entries], settings)
+    return _checked([_spec(entry, settings, str(path)) for entry in entries], settings)
 
 
 def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
     entry = {"model": entry} if isinstance(entry, str) else entry
     if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
         raise SettingRejected(f"config={path!r}: every model needs `model:`, as in `model: shapes`")
-    known = [*_MODEL_KEYS, *(field.name for field in fields(EngineSettings))]
+    names = [*_MODEL_KEYS, *(field.name for field in fields(EngineSettings))]
     for key in entry:
-        if key not in known:
-            hint = nearest(str(key), known)
+        if key not in names:
+            hint = nearest(str(key), names)
             raise SettingRejected(f"config={path!r}: unknown setting {key!r}{hint}")
-    own = {key: value for key, value in entry.items() if key not in _MODEL_KEYS}
-    own = {key: tuple(v) if isinstance(v, list) else v for key, v in own.items()}
+    overrides = {key: value for key, value in entry.items() if key not in _MODEL_KEYS}
+    overrides = {key: tuple(v) if isinstance(v, list) else v for key, v in overrides.items()}
     engine = settings.engine()
-    said = {field.name: getattr(engine, field.name) for field in fields(EngineSettings)}
-    chosen = EngineSettings(**with_mode(said | own))
+    values = {field.name: getattr(engine, field.name) for field in fields(EngineSettings)}
+    model_settings = EngineSettings(**with_mode(values | overrides))
     load, keep_alive = entry.get("load", "start"), entry.get("keep_alive", float("inf"))
     if load not in LOADS:
         raise SettingRejected(f"config={path!r}: load={load!r}: must be of {', '.join(LOADS)}")
@@ -112,14 +112,14 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
     workers, scale = _workers(settings, workers)
     return ModelSpec(
         entry["model"],
-        chosen,
+        model_settings,
         str(entry.get("name") or _id(entry["model"])),
         _devices(
             settings,
-            chosen.device,
-            scale.most if scale else workers,
+            model_settings.device,
+            scale.high if scale else workers,
             devices,
-            chosen.context_parallel,
+            model_settings.context_parallel,
         ),
         is_on_demand=load == "on_demand",
         keep_alive_s=float(keep_alive),
@@ -130,19 +130,19 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
 
 def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, Scale | None]:
     """The number of workers at the start, and their bounds if it follows the load."""
-    least, most = settings.min_workers, settings.max_workers
-    if least is None and most is None:
+    low, high = settings.min_workers, settings.max_workers
+    if low is None and high is None:
         return workers, None
-    least = least or 1
-    if most is None:
-        raise SettingRejected(f"min_workers={least}: needs max_workers, the most that there may be")
-    if not least <= (workers or least) <= most:
-        told = "" if workers is None else f"workers={workers}, "
+    low = low or 1
+    if high is None:
+        raise SettingRejected(f"min_workers={low}: needs max_workers, the most that there may be")
+    if not low <= (workers or low) <= high:
+        text = "" if workers is None else f"workers={workers}, "
         raise SettingRejected(
-            f"{told}min_workers={least}, max_workers={most}: must not decrease in the order "
+            f"{text}min_workers={low}, max_workers={high}: must not decrease in the order "
             "min_workers, workers, max_workers"
         )
-    return workers or least, Scale(least, most, settings.scale_up_wait, settings.scale_down_after)
+    return workers or low, Scale(low, high, settings.scale_up_wait, settings.scale_down_after)
 
 
 def _devices(
@@ -174,9 +174,9 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
             f"served_model_name={settings.served_model_name!r}: there are {len(specs)} models: "
             "name each, as NAME=MODEL"
         )
-    for needed, others in _NEEDED_BY.items():
-        if getattr(settings, needed) is None:
-            _refuse_others(settings, needed, others)
+    for setting, dependents in _NEEDED_BY.items():
+        if getattr(settings, setting) is None:
+            _refuse_others(settings, setting, dependents)
     at_start = sum(not spec.is_on_demand for spec in specs)
     places = at_start + (at_start < len(specs))  # one at least for those on demand
     if settings.max_loaded is not None and settings.max_loaded < places:
@@ -187,12 +187,12 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
     return list(specs)
 
 
-def _refuse_others(settings: ServeSettings, needed: str, others: Sequence[str]) -> None:
+def _refuse_others(settings: ServeSettings, setting: str, dependents: Sequence[str]) -> None:
     """Refuse settings that do nothing without another one."""
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if field.name in others and value != field.default:
-            raise SettingRejected(f"{field.name}={value!r}: does nothing without {needed}")
+        if field.name in dependents and value != field.default:
+            raise SettingRejected(f"{field.name}={value!r}: does nothing without {setting}")
 
 
 def _id(model: str) -> str:
@@ -217,13 +217,13 @@ def devices_of(
         SettingRejected: they do not fit.
     """
     if devices is not None:
-        named = tuple(one.strip() for one in devices.split(","))
-        if not all(re.fullmatch(r"cpu(:0)?|(cuda|xpu)(:[0-9]{1,3})?", one) for one in named):
+        named = tuple(name.strip() for name in devices.split(","))
+        if not all(re.fullmatch(r"cpu(:0)?|(cuda|xpu)(:[0-9]{1,3})?", name) for name in named):
             raise SettingRejected(
                 f"devices={devices!r}: write devices by commas, as cuda:0,cuda:1, xpu:0,xpu:1 or "
                 "cpu,cpu"
             )
-        if ranks > 1 and not all(one.startswith("cpu") for one in named):
+        if ranks > 1 and not all(name.startswith("cpu") for name in named):
             if len(named) % ranks or len(set(named)) < len(named):
                 raise SettingRejected(
                     f"devices={devices!r}: context_parallel={ranks} takes {ranks} different "
@@ -281,7 +281,9 @@ def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     """
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if (visible := environ.get(name)) is not None:
-            return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+            return len(
+                [device for device in visible.split(",") if device.strip() not in ("", "-1")]
+            )
     nvidia = len(list((root / "dev").glob("nvidia[0-9]*")))
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
     return nvidia or sum(_is_gpu(node) for node in nodes)

@@ -45,8 +45,8 @@ class Mover:
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_MOVES)
         self.counts = Counter[str]()  # of requests that were given up, by reason
 
-    def ended(self, one: PoolRequest) -> None:
-        self._policy.ended(one.number)
+    def ended(self, entry: PoolRequest) -> None:
+        self._policy.ended(entry.number)
 
     def look(self, now_s: float) -> None:
         """Ask for what is worth it now. To be called about once a second and worker."""
@@ -58,47 +58,47 @@ class Mover:
         for move in self._policy.drain(worker) if self._journals is not None else ():
             self._ask(move)
 
-    def released(self, one: PoolRequest) -> int | None:
+    def released(self, entry: PoolRequest) -> int | None:
         """A worker has given a request up: only what is left of it counts from now on.
 
         Returns:
             The worker that is to have it; None: whichever.
         """
-        move, one.asked = one.asked, None
-        owner = self._queue.router.owner(one.number)
+        move, entry.move = entry.move, None
+        owner = self._queue.router.owner(entry.number)
         if owner is not None:
-            one.work = left(owner.bound[one.number])
+            entry.work = left(owner.bound[entry.number])
         if move is None:
             return None
         self.counts[move.why] += 1
-        told = {"at": time.time(), "from": move.worker, "to": None, "why": move.why}
-        self._moves.setdefault(one.id, []).append(told)
-        self._moves.move_to_end(one.id)
+        record = {"at": time.time(), "from": move.worker, "to": None, "why": move.why}
+        self._moves.setdefault(entry.id, []).append(record)
+        self._moves.move_to_end(entry.id)
         while len(self._moves) > KEPT_REQUESTS:
             self._moves.popitem(last=False)
         return move.to
 
-    def bound(self, one: PoolRequest, worker: int, now_s: float) -> None:
+    def bound(self, entry: PoolRequest, worker: int, now_s: float) -> None:
         """A request was bound to a worker."""
-        moves = self._moves.get(one.id)
+        moves = self._moves.get(entry.id)
         if moves and moves[-1]["to"] is None:
             last = moves[-1]
-            last["to"], one.moved_s = worker, now_s
-            self._news.append((one.id, last))
+            last["to"], entry.moved_s = worker, now_s
+            self._news.append((entry.id, last))
             log.info(
                 "request %s moves from worker %d to %d (%s)",
-                one.id, last["from"] + 1, worker + 1, last["why"],
+                entry.id, last["from"] + 1, worker + 1, last["why"],
             )  # fmt: skip
 
     def replayed(self, worker: int, replays: Iterable[protocol.Replayed], now_s: float) -> None:
         """A worker has replayed requests that moved, or that another worker had when it died."""
-        moved = {one.id: one for one in self._queue.of(worker) if one.moved_s is not None}
+        moved = {entry.id: entry for entry in self._queue.of(worker) if entry.moved_s is not None}
         for replay in replays:
             self._policy.cost.replayed(replay.steps, replay.took_s)
-            one = moved.get(replay.request_id)
-            if one is not None and one.moved_s is not None:
-                self._policy.cost.moved(now_s - replay.ago_s - replay.took_s - one.moved_s)
-                one.moved_s = None
+            entry = moved.get(replay.request_id)
+            if entry is not None and entry.moved_s is not None:
+                self._policy.cost.moved(now_s - replay.ago_s - replay.took_s - entry.moved_s)
+                entry.moved_s = None
 
     def statistics(self) -> dict[str, Any]:
         """Moves by reason, and what one takes."""
@@ -109,17 +109,22 @@ class Mover:
     def news(self) -> list[SeenMove]:
         """The moves since the last time."""
         news = [self._news.popleft() for _ in range(len(self._news))]
-        return [SeenMove(name, one["at"], one["from"], one["to"], one["why"]) for name, one in news]
+        return [
+            SeenMove(name, record["at"], record["from"], record["to"], record["why"])
+            for name, record in news
+        ]
 
     def moves_of(self, request_id: str) -> list[dict[str, Any]]:
         """When a request moved, from where to where, and why."""
         return list(self._moves.get(request_id, ()))
 
     def _can_move(self, number: int) -> bool:
-        one = self._queue.requests.get(number)
-        return one is not None and self._journals is not None and self._journals.is_whole(one.id)
+        entry = self._queue.requests.get(number)
+        return (
+            entry is not None and self._journals is not None and self._journals.is_whole(entry.id)
+        )
 
     def _ask(self, move: Move) -> None:
-        one = self._queue.requests[move.request]
-        one.asked = move
-        self._release(move.worker, one.id)
+        entry = self._queue.requests[move.request]
+        entry.move = move
+        self._release(move.worker, entry.id)

@@ -101,12 +101,12 @@ class Pool:
     @property
     def is_degraded(self) -> bool:
         """Whether some of its workers are ready, and others are not."""
-        return self.state == "ready" and any(one.state != "ready" for one in self.handles)
+        return self.state == "ready" and any(handle.state != "ready" for handle in self.handles)
 
     def workers(self) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and why it cannot load."""
-        shown = self._members.shown(self._queue.requests_of)
-        return [one | {"ranks": self.ranks} for one in shown] if self.ranks > 1 else shown
+        workers = self._members.shown(self._queue.requests_of)
+        return [worker | {"ranks": self.ranks} for worker in workers] if self.ranks > 1 else workers
 
     # Its life
 
@@ -179,8 +179,8 @@ class Pool:
 
     def add_worker(self, device: str | None = None) -> Member:
         """Start a worker, on this device, or on the one that has the fewest."""
-        used = Counter(member.device for member in self._members)  # those that leave, too
-        member = self._add(device or min(self.devices, key=lambda device: used[device]))
+        counts = Counter(member.device for member in self._members)  # those that leave, too
+        member = self._add(device or min(self.devices, key=lambda device: counts[device]))
         self._tasks.begin(member)
         return member
 

@@ -35,7 +35,7 @@ class PoolRequest:
         default_factory=CrashEvidence
     )  # from workers that ran it and died
     worker: "asyncio.Future[int] | None" = None  # while it is held: which one gets it
-    asked: Move | None = None  # its worker was asked to give it up
+    move: Move | None = None  # for which its worker was asked to give it up
     moved_s: float | None = None  # when it went to another worker, until it goes on there
 
     @property
@@ -82,15 +82,15 @@ class PoolQueue:
     @property
     def held(self) -> int:
         """Requests that no worker has."""
-        return sum(one.worker is not None for one in self.requests.values())
+        return sum(entry.worker is not None for entry in self.requests.values())
 
     def requests_of(self, worker: int) -> int:
         return len(self.router.workers[worker].bound)
 
     def add_worker(self, worker: int) -> None:
         """A worker is there, which takes no requests yet."""
-        most = self._settings.max_running
-        self.router.add_worker(WorkerLoad(worker, {}, most, is_open=False))
+        limit = self._settings.max_running
+        self.router.add_worker(WorkerLoad(worker, {}, limit, is_open=False))
 
     def remove_worker(self, worker: int) -> None:
         """A worker without requests is gone."""
@@ -106,12 +106,12 @@ class PoolQueue:
         Raises:
             Overloaded: as many requests are in flight as may run and wait, or of the tenant.
         """
-        own = None
+        own_requests = None
         if tenant and self._settings.fair_share:
-            own = sum(one.request.tenant == tenant for one in self.requests.values())
+            own_requests = sum(entry.request.tenant == tenant for entry in self.requests.values())
         running = self._settings.max_running * len(self.router.workers)
         again_s = min(self._places_s.values(), default=1.0)
-        check_room(len(self), running, self._settings.max_queue, again_s, own=own)
+        check_room(len(self), running, self._settings.max_queue, again_s, own=own_requests)
 
     def admit(
         self, request: CheckedRequest, waited_s: float = 0.0, *, has_begun: bool = False
@@ -132,13 +132,13 @@ class PoolQueue:
         if self._is_choice:
             self._check_line(request, work, waited_s, has_begun=has_begun)
         self._is_empty.clear()
-        pooled = PoolRequest(
+        entry = PoolRequest(
             replace(request, previews=0) if self.stage else request,
             work,
             is_admitted=self._is_choice or has_begun,
         )
-        self.requests[pooled.number] = pooled
-        return pooled
+        self.requests[entry.number] = entry
+        return entry
 
     def _check_line(
         self, request: CheckedRequest, work: RoutedRequest, waited_s: float, *, has_begun: bool
@@ -156,17 +156,17 @@ class PoolQueue:
             due_s, needed_s = request.deadline_s, needed_s + waited_s
             self._overload.check_deadline(request.request_id, due_s, needed_s)
 
-    def end(self, one: PoolRequest) -> None:
+    def end(self, entry: PoolRequest) -> None:
         """A request is answered, or given up."""
-        del self.requests[one.number]
+        del self.requests[entry.number]
         if not self.requests:
             self._is_empty.set()
-        self.drop(one)
+        self.drop(entry)
         self.assign_soon()
 
-    def drop(self, one: PoolRequest) -> None:
+    def drop(self, entry: PoolRequest) -> None:
         """No worker has the request any more, and it is not held."""
-        self.router.drop(one.number)
+        self.router.drop(entry.number)
         for worker, idle in self._idle.items():
             if not self.requests_of(worker):
                 idle.set()
@@ -212,7 +212,7 @@ class PoolQueue:
         default = (card.usual_size_px if card else None) or (None, None)
         return width or default[0], height or default[1], frames
 
-    async def bound(self, one: PoolRequest, to: int | None = None) -> int:
+    async def bound(self, entry: PoolRequest, to: int | None = None) -> int:
         """Hold a request until the router has bound it; returns the worker.
 
         Args:
@@ -221,21 +221,21 @@ class PoolQueue:
         Raises:
             DeadlineExceeded: its `timeout_s` ran out.
         """
-        timeout_s, left_s = one.request.timeout_s, None
+        timeout_s, left_s = entry.request.timeout_s, None
         if timeout_s is not None:
-            left_s = max(0.0, one.work.arrived_s + timeout_s - self._now_s())
-        self.router.hold(one.work)
-        if to is not None and self.router.bind_to(one.number, to):
+            left_s = max(0.0, entry.work.arrived_s + timeout_s - self._now_s())
+        self.router.hold(entry.work)
+        if to is not None and self.router.bind_to(entry.number, to):
             return to
-        one.worker = asyncio.get_running_loop().create_future()
+        entry.worker = asyncio.get_running_loop().create_future()
         self.assign_soon()
         try:
             async with asyncio.timeout(left_s):
-                return await one.worker
+                return await entry.worker
         except TimeoutError:
             raise DeadlineExceeded(f"timeout_s={timeout_s} ran out after 0 steps") from None
         finally:
-            one.worker = None
+            entry.worker = None
 
     def assign_soon(self) -> None:
         """Ask the router once all that comes together is there."""
@@ -246,15 +246,15 @@ class PoolQueue:
     def _assign(self) -> None:
         self._is_due = False
         for binding in self.router.assign(self._now_s()):
-            one = self.requests.get(binding.request)
-            if one is not None and one.worker is not None and not one.worker.done():
-                one.worker.set_result(binding.worker)
+            entry = self.requests.get(binding.request)
+            if entry is not None and entry.worker is not None and not entry.worker.done():
+                entry.worker.set_result(binding.worker)
 
     def fail(self, error: CarpoolError) -> None:
         """Fail all that is held."""
-        for one in self.requests.values():
-            if one.worker is not None and not one.worker.done():
-                one.worker.set_exception(error)
+        for entry in self.requests.values():
+            if entry.worker is not None and not entry.worker.done():
+                entry.worker.set_exception(error)
 
     def of(self, worker: int) -> list[PoolRequest]:
         """The requests that are bound to a worker."""
@@ -267,12 +267,16 @@ class PoolQueue:
             Predicted seconds of its part of the work that is held.
         """
         tables: dict[Hashable, StepTable] = {
-            self._kind(one.width, one.height, one.frames): tuple(one.seconds)
-            for one in report.costs
+            self._kind(cost.width, cost.height, cost.frames): tuple(cost.seconds)
+            for cost in report.costs
         }
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
-        left = report.steps_left
-        steps = {one.number: left[one.id] for one in self.of(worker) if one.id in left}
+        steps_left = report.steps_left
+        steps = {
+            entry.number: steps_left[entry.id]
+            for entry in self.of(worker)
+            if entry.id in steps_left
+        }
         if report.place_s is not None:
             self._places_s[worker] = report.place_s
         self.router.progressed(worker, steps, self._now_s())

@@ -134,7 +134,7 @@ class RayCluster:
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        self._found: dict[str, list[Any]] = {}  # actors of an earlier front, by model
+        self._actors: dict[str, list[Any]] = {}  # actors of an earlier front, by model
         self._secret = new_secret()
         self._gpus = 0.0
         self._suspects: dict[str, float] = {}  # nodes, and when they were suspected
@@ -165,9 +165,9 @@ class RayCluster:
         self._gpus = float(has_gpus) if settings.gpus is None else settings.gpus
         for name in ray.util.list_named_actors():
             if "|" in name:
-                self._found.setdefault(name.partition("|")[0], []).append(ray.get_actor(name))
-        if self._found:
-            log.info("workers of an earlier front: %d", sum(map(len, self._found.values())))
+                self._actors.setdefault(name.partition("|")[0], []).append(ray.get_actor(name))
+        if self._actors:
+            log.info("workers of an earlier front: %d", sum(map(len, self._actors.values())))
 
     def disconnect(self) -> None:
         """Leave the cluster; the workers stay. Blocks."""
@@ -175,7 +175,7 @@ class RayCluster:
 
     def workers(self, model: str) -> int:
         """The number of workers that an earlier front has left for a model."""
-        return len(self._found.get(_named(model), []))
+        return len(self._actors.get(_named(model), []))
 
     def take(self, model: str, ranks: int = 1) -> Any:
         """A worker of an earlier front, or a new one. Blocks.
@@ -183,11 +183,11 @@ class RayCluster:
         Args:
             ranks: processes of a worker that is a group; what they take is on one node.
         """
-        found = self._found.get(_named(model))
-        if found:
-            return found.pop(0)
+        actors = self._actors.get(_named(model))
+        if actors:
+            return actors.pop(0)
         ray, settings = _ray(), self._settings
-        resources, lost = {}, self._lost_nodes()
+        resources, dead_nodes = {}, self._lost_nodes()
         if settings.workers_per_node is not None:
             # every node has one of it; Ray Serve's `max_replicas_per_node` is made of the same
             prefix = ray._raylet.IMPLICIT_RESOURCE_PREFIX
@@ -204,7 +204,9 @@ class RayCluster:
                 num_gpus=self._gpus * ranks,
                 resources=resources,
                 scheduling_strategy="SPREAD",
-                label_selector={"ray.io/node-id": f"!in({','.join(lost)})"} if lost else None,
+                label_selector={"ray.io/node-id": f"!in({','.join(dead_nodes)})"}
+                if dead_nodes
+                else None,
             )
             .remote(self._secret, settings.keep_s, settings.certificate, settings.key)
         )
@@ -229,8 +231,10 @@ class RayCluster:
         except errors.RayError as error:
             raise ConnectionError(f"Ray: {str(error).partition(chr(10))[0]}") from error
         if version != carpool.__version__:
-            mine = carpool.__version__
-            log.warning("a worker has Carpool %s, and the front %s: it is replaced", version, mine)
+            version = carpool.__version__
+            log.warning(
+                "a worker has Carpool %s, and the front %s: it is replaced", version, version
+            )
             await asyncio.to_thread(self.end, actor)
             return None
         return WorkerAddress(host, port, secret, self._settings.certificate, *node)

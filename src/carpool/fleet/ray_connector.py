@@ -113,30 +113,30 @@ class RayConnector:
 
     async def _reach_at_last(self, actor: Any) -> Reached | None:
         """As `_reach`, of a worker that is out of reach for a while."""
-        told = ""
+        problem = ""
         while True:
             try:
                 return await self._reach(actor)
             except OSError as error:
-                if told != (told := str(error)):
+                if problem != (problem := str(error)):
                     log.warning("a worker of %s is out of reach: %s", self._model, error)
                 await asyncio.sleep(AGAIN_S)
 
-    async def _reach_any(self, lost: Any) -> tuple[Any, Reached]:
+    async def _reach_any(self, dead_actor: Any) -> tuple[Any, Reached]:
         """Connect to the worker that was lost, or to another one: whichever is reached first."""
-        tries: Tries = {asyncio.create_task(self._reach_at_last(lost)): lost}
-        winner = lost
+        tries: Tries = {asyncio.create_task(self._reach_at_last(dead_actor)): dead_actor}
+        winner = dead_actor
         try:
             patience_s = PATIENCE_S if self._node else FIRST_S
             for timeout_s in itertools.chain((patience_s, SPARE_S), itertools.repeat(None)):
-                if (found := await _first(tries, timeout_s)) is not None:
-                    winner = found[0]
-                    return found
+                if (contact := await _first(tries, timeout_s)) is not None:
+                    winner = contact[0]
+                    return contact
                 if timeout_s == patience_s and tries and self._node:
                     self._cluster.suspect(self._node)
                 log.warning("a worker of %s is lost: another one is placed", self._model)
                 # the one before may wait for a place that Ray thought was there
-                await self._give_up(tries, without=lost)
+                await self._give_up(tries, without=dead_actor)
                 spare = await self._take()
                 tries[asyncio.create_task(self._reach_at_last(spare))] = spare
             raise AssertionError("it is tried for ever")
@@ -147,7 +147,7 @@ class RayConnector:
 
     async def _give_up(self, tries: Tries, without: Any) -> None:
         """End workers that are not needed; all but one."""
-        for task in [one for one, actor in tries.items() if actor is not without]:
+        for task in [attempt for attempt, actor in tries.items() if actor is not without]:
             actor = tries.pop(task)
             task.cancel()
             await asyncio.wait([task])
@@ -175,11 +175,11 @@ async def _first(tries: Tries, timeout_s: float | None) -> tuple[Any, Reached] |
     end_s = None if timeout_s is None else loop.time() + timeout_s
     while tries:
         left_s = None if end_s is None else max(0.0, end_s - loop.time())
-        done, _ = await asyncio.wait(tries, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        ready, _ = await asyncio.wait(tries, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in ready:
             if (reached := task.result()) is not None:
                 return tries.pop(task), reached
             del tries[task]
-        if not done:
+        if not ready:
             return None
     return None

@@ -102,8 +102,8 @@ class RemoteConnection:
             message.clip.path = os.fsencode(self._stream.take_file())
         except OSError as error:
             log.error("an output could not be kept: %s", error)
-            said = f"the output could not be kept: {reason(error)}"
-            return protocol.RequestFailed(message.request_id, StoreFailed.__name__, said)
+            problem = f"the output could not be kept: {reason(error)}"
+            return protocol.RequestFailed(message.request_id, StoreFailed.__name__, problem)
         return mapped(message)
 
     def kill(self) -> None:

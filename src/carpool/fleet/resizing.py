@@ -51,7 +51,9 @@ class Resizer:
             self._following = asyncio.create_task(self._follow(Autoscaler(self._scale)))
 
     async def stop(self) -> None:
-        tasks = [one for one in (self._following, self._rolling, *self._leaving) if one is not None]
+        tasks = [
+            task for task in (self._following, self._rolling, *self._leaving) if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -66,20 +68,20 @@ class Resizer:
         if self.is_rolling:
             return
         demand = self._pool.demand
-        wanted = autoscaler.workers(now_s, demand)
-        if wanted == demand.workers:
+        target = autoscaler.workers(now_s, demand)
+        if target == demand.workers:
             return
         log.info(
             "%d workers instead of %d: requests for %.3g s of work wait, %d workers are busy",
-            wanted, demand.workers, demand.held_s, demand.busy,
+            target, demand.workers, demand.held_s, demand.busy,
         )  # fmt: skip
-        for _ in range(demand.workers, wanted):
+        for _ in range(demand.workers, target):
             self._pool.add_worker()
-        for member in self._least_used()[: max(0, demand.workers - wanted)]:
+        for member in self._least_used()[: max(0, demand.workers - target)]:
             self._remove(member)
 
     def _least_used(self) -> list[Member]:
-        requests = {one["worker"]: one["requests"] for one in self._pool.workers()}
+        requests = {worker["worker"]: worker["requests"] for worker in self._pool.workers()}
 
         def use(member: Member) -> tuple[bool, int, int]:
             is_ready = member.handle.state == "ready"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PER_ADDRESS = 8
-MOST = 32
+LIMIT = 32
 
 
 class UnprovenConnections:
@@ -28,8 +28,8 @@ class UnprovenConnections:
         counts = Counter(self._addresses.values())
         if counts[address] >= PER_ADDRESS:
             self._close_oldest(address)
-        elif len(self._addresses) >= MOST:
-            self._close_oldest(max(counts, key=lambda one: counts[one]))
+        elif len(self._addresses) >= LIMIT:
+            self._close_oldest(max(counts, key=lambda address: counts[address]))
         self._addresses[writer] = address
         try:
             yield
@@ -37,6 +37,6 @@ class UnprovenConnections:
             self._addresses.pop(writer, None)
 
     def _close_oldest(self, address: str) -> None:
-        oldest = next(one for one, of in self._addresses.items() if of == address)
-        del self._addresses[oldest]
-        oldest.transport.abort()
+        first = next(writer for writer, of in self._addresses.items() if of == address)
+        del self._addresses[first]
+        first.transport.abort()
