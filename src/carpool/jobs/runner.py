@@ -153,9 +153,7 @@ class Runner:
         """Records with the progress as of before they were read. It is stored before it is shown,
         so that it never falls, not even after a kill."""
         ahead = {
-            record.id: percents[record.id]
-            for record in records
-            if percents.get(record.id, 0) > record.progress
+            row.id: percents[row.id] for row in records if percents.get(row.id, 0) > row.progress
         }
         if ahead:
             try:
@@ -163,9 +161,7 @@ class Runner:
             except StoreFailed as error:
                 log.error("progress cannot be written, and is not shown: %s", in_full(error))
                 ahead = {}
-        return [
-            replace(record, progress=ahead.get(record.id, record.progress)) for record in records
-        ]
+        return [replace(row, progress=ahead.get(row.id, row.progress)) for row in records]
 
     # The jobs that run
 

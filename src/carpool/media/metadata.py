@@ -68,11 +68,9 @@ def permitted(
     return texts if metadata_prompt else without_prompts(texts)
 
 
-def with_used(
-    metadata: dict[str, Any] | None, settings: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The metadata of a job's file, once it is made; it may name prompts where `metadata` does."""
-    return None if metadata is None else {**metadata, **without_prompts(settings)}
+def with_used(data: dict[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The metadata of a job's file, once it is made; it may name prompts where `data` does."""
+    return None if data is None else {**data, **without_prompts(settings)}
 
 
 def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:

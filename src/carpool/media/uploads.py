@@ -85,14 +85,12 @@ def decode_cost(
     Raises:
         ImageTooLarge: more than one picture may take.
     """
-    pixels, kept_pixels = math.prod(parsed.size), math.prod(fitted or parsed.size)
+    pixels, area = math.prod(parsed.size), math.prod(fitted or parsed.size)
     copies = {mode: 0, "P": 8, "I;16": 1, "L": 0}.get(parsed.mode, 4)
     if mode == "RGBA":
         copies = max(copies, 4)  # to be resized, its colours are multiplied by it
-    halfway = (
-        math.sqrt(pixels * kept_pixels) if kept_pixels < pixels else 0
-    )  # resized in width alone
-    after = pixels * (parsed.pixel_bytes + copies) + 4 * halfway + 4 * kept_pixels
+    halfway = math.sqrt(pixels * area) if area < pixels else 0  # resized in width alone
+    after = pixels * (parsed.pixel_bytes + copies) + 4 * halfway + 4 * area
     cost = int(max(pixels * parsed.peak_bytes, after))
     if cost > MOST_DECODED_BYTES:
         width, height = parsed.size

@@ -173,9 +173,8 @@ class Events(JobListener):
             about = {"model": worker.model, "worker": int(worker.worker or 0)}
             if held_work := models[worker.model].get("held"):
                 about["held"] = held_work["requests"]
-            fields = {
-                key: worker.statistics[key] for key in SHOWN_STATISTICS if key in worker.statistics
-            }
+            counts = worker.statistics
+            fields = {key: counts[key] for key in SHOWN_STATISTICS if key in counts}
             self._send_all(_event("stats", about | fields))
 
     def _status(self) -> bytes:
@@ -184,9 +183,8 @@ class Events(JobListener):
 
     def _activity(self, activity: protocol.Activity) -> None:
         forwards = [
-            asdict(forward)
-            | {"began_s": round(forward.began_s, 5), "duration_s": round(forward.duration_s, 6)}
-            for forward in activity.forwards
+            asdict(run) | {"began_s": round(run.began_s, 5), "duration_s": round(run.duration_s, 6)}
+            for run in activity.forwards
         ]
         now = activity.requests
         common = {
@@ -242,9 +240,7 @@ class Events(JobListener):
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
         self._tell_job(record, "in_progress", parts=len(parts))
 
-    def ended(
-        self, record: Record, state: str, took_s: float, outputs: Sequence[JobOutput]
-    ) -> None:
+    def ended(self, record: Record, state: str, took_s: float, _: Sequence[JobOutput]) -> None:
         self._progress.pop(record.id, None)
         self._tell_job(record, state)
 

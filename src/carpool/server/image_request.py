@@ -30,6 +30,7 @@ from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 
+Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
 WriteEvent = Callable[["ParsedImageRequest", int, protocol.Preview | protocol.Done, int], bytes]
 """Writes an event of a request: of which picture, what of it, and after how many previews."""
@@ -132,9 +133,7 @@ class ParsedImageRequest:
     def user(self) -> str | None:
         return self.body.safety_identifier or self.body.user
 
-    def file(
-        self, number: int, picture: protocol.Picture, settings: Mapping[str, Any] | None
-    ) -> bytes:
+    def file(self, number: int, picture: protocol.Picture, settings: Settings | None) -> bytes:
         """A picture as a file. Blocks: not on the event loop.
 
         Args:

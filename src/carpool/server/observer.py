@@ -49,18 +49,12 @@ class Observer(JobListener):
         """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
         serving = self._backend
         if isinstance(serving, Fleet):
-            pools = {
-                deployment.name: deployment.pool
-                for deployment in serving.deployments.values()
-                if deployment.pool
-            }
+            pools = {name: model.pool for name, model in serving.deployments.items() if model.pool}
         elif isinstance(serving, Pool):
             pools = {self.model: serving}
         else:
             return []
-        return [
-            {"model": name, **worker} for name, pool in pools.items() for worker in pool.workers()
-        ]
+        return [{"model": name, **row} for name, pool in pools.items() for row in pool.workers()]
 
     @property
     def model(self) -> str:

@@ -179,9 +179,7 @@ def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
     if not card.task_for(["image"]).takes("image"):
         return
     names = {*EDITS, "mask_image"}
-    names |= {
-        name for name in (*PICTURES, "strength") if any(task.takes(name) for task in card.tasks)
-    }
+    names |= {n for n in (*PICTURES, "strength") if any(task.takes(n) for task in card.tasks)}
     names -= {"strength"} if card.tasks[0].takes("strength") else set()
     for name in parameters:
         if name in names and parameters[name] is not None:

@@ -65,13 +65,10 @@ class ServedModel:
             raise ModelNotFound(f"model {text!r} is not served here, {self.id!r} is{hint}")
 
     def file_metadata(
-        self,
-        request: CheckedRequest | None,
-        settings: Mapping[str, Any] | None = None,
-        **extra: Any,
+        self, request: CheckedRequest | None, result: Mapping[str, Any] | None = None, **extra: Any
     ) -> dict[str, Any] | None:
         """The settings that a file may carry; {} without a request, None where files carry none."""
-        return file_metadata(self.id, request, self.settings, settings, **extra)
+        return file_metadata(self.id, request, self.settings, result, **extra)
 
 
 class AppState:
@@ -198,11 +195,7 @@ class AppState:
         """A loaded model, whose card is used to read a body until that names its own."""
         name = None
         if self.fleet is not None:
-            loaded = (
-                deployment.name
-                for deployment in self.fleet.deployments.values()
-                if deployment.ready
-            )
+            loaded = (name for name, model in self.fleet.deployments.items() if model.ready)
             name = next(loaded, None)
         return await self.load(name, "loaded" if name else needs)
 

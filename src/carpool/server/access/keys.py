@@ -101,10 +101,8 @@ def parse_keys(entries: Iterable[str]) -> dict[str, bytes]:
         if keys.setdefault(name, key) != key:
             raise SettingRejected(f"api_key: two keys are called {name!r}: give each its own name")
         if names.setdefault(key, name) != name:
-            name_pair = f"{names[key]!r} and {name!r}"
-            raise SettingRejected(
-                f"api_key: one key is called {name_pair}: give each client its own"
-            )
+            text = f"{names[key]!r} and {name!r}"
+            raise SettingRejected(f"api_key: one key is called {text}: give each client its own")
     return keys
 
 

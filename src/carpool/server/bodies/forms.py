@@ -278,9 +278,7 @@ async def _read(name: str, file: UploadFile) -> bytes:
 
 def url_of(value: Any, name: str) -> Sent:
     """The URL in a reference to a picture: {"image_url": ...}, or as it is."""
-    fields = (
-        {key: entry for key, entry in value.items() if entry} if isinstance(value, dict) else {}
-    )
+    fields = {key: v for key, v in value.items() if v} if isinstance(value, dict) else {}
     if "file_id" in fields:
         rule = "files are not kept here: send the picture itself, or its image_url"
         raise UnsupportedParameter(f"{name}.file_id: {rule}", param=name)

@@ -86,10 +86,8 @@ async def edit_images(
             size = None if is_sized else _result_size(card, task, original, name)
         is_flattened = form.is_before_white and picture.has_alpha and mode == "RGB"
         then = partial(_ready, size=size, is_flattened=is_flattened)
-        picture_mode: Mode = "RGBA" if is_flattened else mode
-        images.append(
-            await intake.decode(picture, name, mode=picture_mode, fitted=fitted, then=then)
-        )
+        colours: Mode = "RGBA" if is_flattened else mode
+        images.append(await intake.decode(picture, name, mode=colours, fitted=fitted, then=then))
     arguments: dict[str, Any] = {}
     if size is not None and task.takes("width") and task.takes("height"):
         arguments |= {"width": size[0], "height": size[1]}

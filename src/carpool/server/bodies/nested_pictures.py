@@ -63,9 +63,8 @@ def as_url(picture: Any, name: str) -> Sent:
         InvalidValue: it is no text at all.
     """
     if not isinstance(picture, str | memoryview):
-        raise InvalidValue.of(
-            name, picture, "must be a picture: base64, or data:image/png;base64,..."
-        )
+        rule = "must be a picture: base64, or data:image/png;base64,..."
+        raise InvalidValue.of(name, picture, rule)
     start = picture[:8] if isinstance(picture, str) else bytes(picture[:8]).decode("latin-1")
     if ":" in start:
         return picture

@@ -71,7 +71,6 @@ async def generate(
         safety_identifier=image_request.user,
         timings=max((output.timings for output in outputs), key=lambda timings: timings.total_s),
         usage=image_request.usage([output.usage for output in outputs]),
-        warnings=list(dict.fromkeys(text for output in outputs for text in output.warnings))
-        or None,
+        warnings=list(dict.fromkeys(text for part in outputs for text in part.warnings)) or None,
         settings=without_prompts(outputs[0].settings) or None,
     )

@@ -18,9 +18,8 @@ async def peak_memory_mb(state: AppState, model: str) -> float | None:
         if (serving := state.serving(model)) is not None:
             async with asyncio.timeout(PATIENCE_S):
                 statistics = await serving.statistics()
-            peaks = [
-                worker.statistics["memory"]["peak_bytes"] for worker in workers_of("", statistics)
-            ]
+            memory = [worker.statistics["memory"] for worker in workers_of("", statistics)]
+            peaks = [sizes["peak_bytes"] for sizes in memory]
             return round(max(peaks) / 1e6, 3) if peaks else None
     return None
 

@@ -63,12 +63,9 @@ def _operations(document: Schema) -> Iterator[str]:
             yield f"<h3><code>{method.upper()} {escape(path)}</code>{key}</h3>"
             yield _text(operation.get("description") or operation.get("summary", ""))
             if parameters := operation.get("parameters"):
-                fields = {
-                    parameter["name"]: parameter["schema"] | parameter for parameter in parameters
-                }
-                yield from _table(
-                    fields, [parameter["name"] for parameter in parameters if parameter["required"]]
-                )
+                fields = {field["name"]: field["schema"] | field for field in parameters}
+                names = [field["name"] for field in parameters if field["required"]]
+                yield from _table(fields, names)
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
                 yield f"<p>Body: <code>{escape(kind)}</code> {_kind(body['schema'])}"
                 yield from _fields(body["schema"])

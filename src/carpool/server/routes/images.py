@@ -127,9 +127,7 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
             num_inference_steps=card.max_steps,
             pixels=card.max_pixels,
             num_frames=state.settings.max_frames,
-            pictures=max(
-                (task.max_images for task in card.tasks if task.takes("image")), default=0
-            ),
+            pictures=max((t.max_images for t in card.tasks if t.takes("image")), default=0),
         ),
         **now,
     )
@@ -140,9 +138,8 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
     names = set(card.names()) - {"output_type"}  # output_format instead
     parameters: dict[str, reports.ModelParameter] = {}
     for task in card.tasks:
-        body_names = (
-            {"image": "input_reference"} if task.makes == "videos" else {"mask_image": "mask"}
-        )
+        is_video = task.makes == "videos"
+        body_names = {"image": "input_reference"} if is_video else {"mask_image": "mask"}
         for parameter in task.parameters:
             is_picture = parameter.name in ("image", "mask_image") or (
                 task.makes == "pictures" and parameter.name in NAMES

@@ -127,10 +127,8 @@ def write_images(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     """The files of a job of pictures."""
     form = record.work["output"]
     pictures = [output.pictures[0] for output in outputs]
-    metadata = [
-        with_used(permit, output.settings)
-        for permit, output in zip(form["told"], outputs, strict=True)
-    ]
+    pairs = zip(form["told"], outputs, strict=True)
+    metadata = [with_used(data, output.settings) for data, output in pairs]
     write_pictures(pictures, metadata, folder, form["format"], form["compression"])
 
 

@@ -99,10 +99,8 @@ async def estimate(values: dict[str, Any], context: Context) -> reports.Estimate
     else:
         drawing = validated(schema.ImageRequest, values)
         checked = ParsedImageRequest(model, drawing, context.client).requests[0]
-    estimated = await context.state.backend.estimate(checked)
-    return reports.EstimateReport(
-        seconds=estimated.seconds, wait_s=estimated.wait_s, speed=estimated.speed
-    )
+    times = await context.state.backend.estimate(checked)
+    return reports.EstimateReport(seconds=times.seconds, wait_s=times.wait_s, speed=times.speed)
 
 
 @router.get("/v1/requests/{request_id}")

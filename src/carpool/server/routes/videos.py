@@ -76,12 +76,8 @@ def write_video(record: Record, outputs: Sequence[Done], folder: Path) -> None:
 
 async def _video(state: AppState, record: Record) -> Video:
     """A job in OpenAI's words."""
-    details = record.asked
-    body, fps, length = (
-        details.get("body", {}),
-        details.get("fps", FPS),
-        details.get("num_frames", 0),
-    )
+    data = record.asked
+    body, fps, length = data.get("body", {}), data.get("fps", FPS), data.get("num_frames", 0)
     fields = await common_fields(state, record)
     if record.state != "completed":
         fields["completed_at"] = None
@@ -93,10 +89,10 @@ async def _video(state: AppState, record: Record) -> Video:
             fields["stage_durations"] = stage_durations(Timings(**record.timings))
     return Video(
         status=STATUS.get(record.state, record.state),
-        size=details.get("size", ""),
+        size=data.get("size", ""),
         seconds=str(body.get("seconds", f"{length / fps:.4g}")),
         prompt=body.get("prompt", ""),
-        remixed_from_video_id=details.get("remixed_from"),
+        remixed_from_video_id=data.get("remixed_from"),
         fps=fps,
         num_frames=length,
         seed=body.get("seed", 0),

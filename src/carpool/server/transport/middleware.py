@@ -67,13 +67,11 @@ class RequestLogging(HTTPMiddleware):
         async def identified(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status, answer_headers = message["status"], MutableHeaders(scope=message)
-                answer_headers.append("x-request-id", request_id)
-                answer_headers["openai-processing-ms"] = str(
-                    round((time.monotonic() - began_s) * 1000)
-                )
-                answer_headers.setdefault("cache-control", "no-store")
-                answer_headers.setdefault("x-content-type-options", "nosniff")
+                status, fields = message["status"], MutableHeaders(scope=message)
+                fields.append("x-request-id", request_id)
+                fields["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
+                fields.setdefault("cache-control", "no-store")
+                fields.setdefault("x-content-type-options", "nosniff")
             await send(message)
 
         try:

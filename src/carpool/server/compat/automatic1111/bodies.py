@@ -179,9 +179,7 @@ def info(
         "batch_size": len(seeds),
         "denoising_strength": settings.get("strength"),
         "sd_model_name": answer.model,
-        "infotexts": [
-            as_text({**settings, **_drawn(prompt, negative, answer, seed)}) for seed in seeds
-        ],
+        "infotexts": [as_text(settings | _drawn(prompt, negative, answer, seed)) for seed in seeds],
         "warnings": list(dict.fromkeys([*warnings, *(answer.warnings or [])])),
     }
     return json.dumps(fields)

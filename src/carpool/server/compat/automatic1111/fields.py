@@ -148,16 +148,13 @@ def _add_eta(translation: Translation, eta: Any, names: set[str]) -> None:
     if "eta" in names:
         translation.values["eta"] = eta
     elif is_number(eta):
-        translation.warnings.append(
-            f"eta={show(eta)} changes nothing: this model's sampler takes none"
-        )
+        reason = "changes nothing: this model's sampler takes none"
+        translation.warnings.append(f"eta={show(eta)} {reason}")
     else:
         raise InvalidValue.of("eta", eta, "must be a number")
 
 
-def _add_settings(
-    translation: Translation, settings: Mapping[str, Any], card: Card, model: str
-) -> None:
+def _add_settings(to: Translation, settings: Mapping[str, Any], card: Card, model: str) -> None:
     """Add the settings of one request."""
     check_model(settings.get("sd_model_checkpoint"), card, model)
     for name, value in settings.items():
@@ -168,10 +165,10 @@ def _add_settings(
         raise UnsupportedParameter(f"override_settings.{name[:60]} {rule}", param=name[:60])
     layers = settings.get(_CLIP_SKIP)
     if (skipped := skipped_layers(layers, card)) is not None:
-        translation.values["clip_skip"] = skipped
+        to.values["clip_skip"] = skipped
     elif layers not in (None, 1, 2):
         rule = "this model always takes the last layer but one of its text encoders"
-        translation.warnings.append(f"{_CLIP_SKIP}={show(layers)} changes nothing: {rule}")
+        to.warnings.append(f"{_CLIP_SKIP}={show(layers)} changes nothing: {rule}")
 
 
 def skipped_layers(layers: Any, card: Card) -> int | None:

@@ -178,11 +178,8 @@ async def _drawn(
     if answer is None:  # interrupted: that program answers with what there is
         return Drawn(images=[], parameters=values, info='{"all_seeds": [], "infotexts": []}')
     files = [image.b64_json or "" for image in answer.data] if body.send_images is not False else []
-    return Drawn(
-        images=files,
-        parameters=values,
-        info=info(body, translation.values, answer, translation.warnings),
-    )
+    text = info(body, translation.values, answer, translation.warnings)
+    return Drawn(images=files, parameters=values, info=text)
 
 
 def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:

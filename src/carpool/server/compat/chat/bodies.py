@@ -168,10 +168,7 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
     talk = Conversation(values, images, has_parts=body.modalities is None)
     if not images and card.tasks[0].takes("image"):
         talk.images = _newest_answer(history)
-    if any(
-        message.get("role") in ("system", "developer") or _content(message)[0]
-        for message in history
-    ):
+    if any(m.get("role") in ("system", "developer") or _content(m)[0] for m in history):
         talk.warnings = ["only the last message is the prompt: earlier texts were not read"]
     return talk
 

@@ -136,10 +136,8 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
     except InvalidValue as error:
         raise InvalidValue(error.message, param="lora_nickname") from None
     context.state.default_lora[model.id, context.client.owner] = entries
-    summary = ", ".join(f"{entry['id']} at {entry['scale']:g}" for entry in entries)
-    return Applied(
-        message=f"requests of this API key that name no adapters get: {summary or 'none'}"
-    )
+    text = ", ".join(f"{entry['id']} at {entry['scale']:g}" for entry in entries) or "none"
+    return Applied(message=f"requests of this API key that name no adapters get: {text}")
 
 
 @router.post("/unmerge_lora_weights")
@@ -260,13 +258,9 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
 
 def _offered(worker: Any, name: str) -> AdapterInfo | None:
     card = worker.ready.card
-    adapters = [
-        adapter for adapter in card.adapters if adapter.id in card.lora and not adapter.problem
-    ]
-    rest = [
-        AdapterInfo(id_) for id_ in card.lora if id_ not in {adapter.id for adapter in adapters}
-    ]
-    return find_adapter(name, [*adapters, *rest])
+    infos = {info.id: info for info in card.adapters if info.id in card.lora and not info.problem}
+    rest = [AdapterInfo(id_) for id_ in card.lora if id_ not in infos]
+    return find_adapter(name, [*infos.values(), *rest])
 
 
 def _in_folder(folder: str | None, file: Path) -> Path | None:

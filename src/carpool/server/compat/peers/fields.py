@@ -39,10 +39,8 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
     for name in NESTED:
         if name in fields and name not in names:
             _merge(fields, _object(fields.pop(name), name), name)
-    if "num_outputs_per_prompt" in fields and "num_outputs_per_prompt" not in names:
-        _merge(
-            fields, {"n": _count(fields.pop("num_outputs_per_prompt"))}, "num_outputs_per_prompt"
-        )
+    if (count := "num_outputs_per_prompt") in fields and count not in names:
+        _merge(fields, {"n": _count(fields.pop(count))}, count)
     if "seed" in fields:
         fields["seed"] = _seed(fields["seed"])
     for name in NEUTRAL - names:
