@@ -43,10 +43,8 @@ class Fleet:
     @property
     def ready(self) -> protocol.WorkerReady | None:
         """The first model, once one is loaded."""
-        loaded_models = (model.ready for model in self._deployments.values())
-        return self._first.ready or next(
-            (ready for ready in loaded_models if ready is not None), None
-        )
+        answers = (model.ready for model in (self._first, *self._deployments.values()))
+        return next((ready for ready in answers if ready is not None), None)
 
     @property
     def state(self) -> WorkerState:
@@ -136,14 +134,10 @@ class Fleet:
     async def wait_open(self, model: str | None = None) -> None:
         """Wait until requests are accepted, by a model that is loaded for it, or by any."""
         if model is not None:
-            deployment = self.of(model)
-            pool = (
-                await self._loader.loaded(deployment)
-                if deployment.is_on_demand
-                else deployment.pool
-            )
+            target = self.of(model)
+            pool = await self._loader.loaded(target) if target.is_on_demand else target.pool
             assert pool is not None
-            with self._loader.using(deployment):
+            with self._loader.using(target):
                 await pool.wait_open()
         elif not any(deployment.is_on_demand for deployment in self._deployments.values()):
             await first_of([pool.wait_open() for pool in self._pools()])
@@ -257,9 +251,7 @@ class Fleet:
         timelines: dict[str, dict[str, Any]] = {}
         for pool in self._pools():
             with contextlib.suppress(CarpoolError):
-                timelines |= {
-                    timeline["id"]: timeline for timeline in await pool.timelines(request_ids)
-                }
+                timelines |= {line["id"]: line for line in await pool.timelines(request_ids)}
         return [timelines[name] for name in request_ids if name in timelines]
 
     def roll(self) -> None:

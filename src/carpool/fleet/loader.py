@@ -156,10 +156,8 @@ class Loader:
         return error
 
     def _has_place(self) -> bool:
-        return (
-            self._limit is None
-            or sum(model.pool is not None for model in self._models) < self._limit
-        )
+        loaded = sum(model.pool is not None for model in self._models)
+        return self._limit is None or loaded < self._limit
 
     async def _make_room(self, model: Deployment, began_s: float) -> bool:
         """Unload the model that was used least recently, once it has no requests.

@@ -108,10 +108,7 @@ class Members:
         if self._refusing is None or self._refusing[0] is not ready:
             card, ids = ready.card, self._differing
             lora = tuple(id_ for id_ in card.lora if id_ not in ids)
-            refused = (
-                (replace(adapter, problem=_DIFFERS) if adapter.id in ids else adapter)
-                for adapter in card.adapters
-            )
+            refused = ((replace(a, problem=_DIFFERS) if a.id in ids else a) for a in card.adapters)
             self._refusing = (
                 ready,
                 ready.with_card(replace(card, lora=lora, adapters=tuple(refused))),
@@ -217,9 +214,7 @@ class Members:
         """
         self._lora[name] = path
         try:
-            answers = await asyncio.gather(
-                *(handle.add_lora(name, path) for handle in self.handles)
-            )
+            answers = await asyncio.gather(*(h.add_lora(name, path) for h in self.handles))
         except asyncio.CancelledError:  # whoever asked was told that it is not there
             del self._lora[name]
             raise

@@ -281,9 +281,7 @@ def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
     """
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if (visible := environ.get(name)) is not None:
-            return len(
-                [device for device in visible.split(",") if device.strip() not in ("", "-1")]
-            )
+            return sum(device.strip() not in ("", "-1") for device in visible.split(","))
     nvidia = len(list((root / "dev").glob("nvidia[0-9]*")))
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
     return nvidia or sum(_is_gpu(node) for node in nodes)

@@ -109,20 +109,15 @@ class Mover:
     def news(self) -> list[SeenMove]:
         """The moves since the last time."""
         news = [self._news.popleft() for _ in range(len(self._news))]
-        return [
-            SeenMove(name, record["at"], record["from"], record["to"], record["why"])
-            for name, record in news
-        ]
+        return [SeenMove(name, m["at"], m["from"], m["to"], m["why"]) for name, m in news]
 
     def moves_of(self, request_id: str) -> list[dict[str, Any]]:
         """When a request moved, from where to where, and why."""
         return list(self._moves.get(request_id, ()))
 
     def _can_move(self, number: int) -> bool:
-        entry = self._queue.requests.get(number)
-        return (
-            entry is not None and self._journals is not None and self._journals.is_whole(entry.id)
-        )
+        entry, journals = self._queue.requests.get(number), self._journals
+        return entry is not None and journals is not None and journals.is_whole(entry.id)
 
     def _ask(self, move: Move) -> None:
         entry = self._queue.requests[move.request]

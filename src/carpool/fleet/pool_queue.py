@@ -271,12 +271,8 @@ class PoolQueue:
             for cost in report.costs
         }
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
-        steps_left = report.steps_left
-        steps = {
-            entry.number: steps_left[entry.id]
-            for entry in self.of(worker)
-            if entry.id in steps_left
-        }
+        rest = report.steps_left
+        steps = {entry.number: rest[entry.id] for entry in self.of(worker) if entry.id in rest}
         if report.place_s is not None:
             self._places_s[worker] = report.place_s
         self.router.progressed(worker, steps, self._now_s())

@@ -187,7 +187,7 @@ class RayCluster:
         if actors:
             return actors.pop(0)
         ray, settings = _ray(), self._settings
-        resources, dead_nodes = {}, self._lost_nodes()
+        resources, dead = {}, self._lost_nodes()
         if settings.workers_per_node is not None:
             # every node has one of it; Ray Serve's `max_replicas_per_node` is made of the same
             prefix = ray._raylet.IMPLICIT_RESOURCE_PREFIX
@@ -204,9 +204,7 @@ class RayCluster:
                 num_gpus=self._gpus * ranks,
                 resources=resources,
                 scheduling_strategy="SPREAD",
-                label_selector={"ray.io/node-id": f"!in({','.join(dead_nodes)})"}
-                if dead_nodes
-                else None,
+                label_selector={"ray.io/node-id": f"!in({','.join(dead)})"} if dead else None,
             )
             .remote(self._secret, settings.keep_s, settings.certificate, settings.key)
         )
@@ -231,10 +229,8 @@ class RayCluster:
         except errors.RayError as error:
             raise ConnectionError(f"Ray: {str(error).partition(chr(10))[0]}") from error
         if version != carpool.__version__:
-            version = carpool.__version__
-            log.warning(
-                "a worker has Carpool %s, and the front %s: it is replaced", version, version
-            )
+            front = carpool.__version__
+            log.warning("a worker has Carpool %s, and the front %s: it is replaced", version, front)
             await asyncio.to_thread(self.end, actor)
             return None
         return WorkerAddress(host, port, secret, self._settings.certificate, *node)

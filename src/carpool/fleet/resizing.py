@@ -51,9 +51,7 @@ class Resizer:
             self._following = asyncio.create_task(self._follow(Autoscaler(self._scale)))
 
     async def stop(self) -> None:
-        tasks = [
-            task for task in (self._following, self._rolling, *self._leaving) if task is not None
-        ]
+        tasks = [t for t in (self._following, self._rolling, *self._leaving) if t is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -28,10 +28,8 @@ def work_of(
             requests have the same.
     """
     files = inputs or {}
-    plain = []
-    for request in requests:
-        arguments = {n: v for n, v in request.arguments.items() if n not in files}
-        plain.append(asdict(replace(request, arguments=arguments)))
+    rest = [{n: v for n, v in r.arguments.items() if n not in files} for r in requests]
+    plain = [asdict(replace(r, arguments=a)) for r, a in zip(requests, rest, strict=True)]
     work = {"model": model, "jobs": plain, "output": output}
     return work | ({"inputs": files} if files else {})
 
