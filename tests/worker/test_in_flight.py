@@ -23,7 +23,7 @@ class Requests(InFlight[InFlightRequest]):
             self.add(request(name))
 
     def due(self) -> list[str]:
-        return [one.id for one in self.take_due()]
+        return [one.request_id for one in self.take_due()]
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -37,7 +37,7 @@ class Requests(InFlight[InFlightRequest]):
     def died(self, *, is_explained: bool = False) -> list[str]:
         """A worker dies; returns what fails once the next one is ready."""
         self.worker_died(Death(self, 0.0, is_explained))
-        return [one.id for one in self.take_guilty()]
+        return [one.request_id for one in self.take_guilty()]
 
     def answer(self, name: str) -> bool:
         found = self.get(name)

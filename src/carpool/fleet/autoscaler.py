@@ -51,7 +51,7 @@ class Autoscaler:
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
-        self._needs: deque[tuple[float, int]] = deque()  # by the time of the look
+        self._needs: deque[tuple[float, int]] = deque()  # time of the look, workers needed
 
     def workers(self, now_s: float, demand: Demand) -> int:
         """The number of workers there should be now; looks come with growing times."""

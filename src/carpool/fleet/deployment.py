@@ -26,7 +26,7 @@ class Deployment:
     took_s: float = 10.0  # to load, last; a guess before
     admits_late: bool = False  # requests whose deadlines cannot be met
     loading: "asyncio.Task[None] | None" = None
-    waiting: int = 0  # for it to be loaded
+    waiting: int = 0  # requests that wait until it is loaded
     makes_room: bool = False  # it gets no requests until it has been loaded again
     running: "asyncio.Task[None] | None" = None
 

@@ -77,7 +77,7 @@ class Dispatcher:
                 self.queue.drop(entry)
         finally:
             if self._journals is not None:
-                self._journals.close(entry.id)
+                self._journals.close(entry.request_id)
             self.mover.ended(entry)
             self.queue.end(entry)
 

@@ -231,7 +231,7 @@ class Fleet:
             key: sum(counts.get(key, 0) for counts in models.values())
             for key in ("waiting", "running", "requests")
         }
-        again = max(counts.get("steps_again", 0) for counts in models.values())  # of all, each says
+        again = max(fields.get("steps_again", 0) for fields in models.values())  # each has the sum
         return {**total, "steps_again": again, "models": models}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
@@ -281,7 +281,7 @@ async def first_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> T:
 
 
 def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:
-    """The same listener, that is told the model's name."""
+    """A listener that adds the model's name."""
     return listener and partial(_named, listener, name)
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger("carpool")
 
 HANDSHAKE_S = 5.0
 FRONT_SILENT_S = 3.0
-RESET_S = 60.0  # until requests of a front that is gone have ended; else the process is killed
+RESET_S = 60.0  # limit for ending the requests of a lost front; then a kill
 
 
 class WorkerHost:
@@ -53,7 +53,7 @@ class WorkerHost:
         self._spool = Path(tempfile.mkdtemp(prefix="carpool-worker-"))
         self._server: asyncio.Server | None = None
         self._unproven = UnprovenConnections()
-        self._stream: PacketStream | None = None  # of the front
+        self._stream: PacketStream | None = None  # to the front
         self._is_attached = False  # it has said what to load
         self._child: Connection | None = None
         self._loaded = b""  # what the child was told to load

@@ -19,7 +19,7 @@ from carpool.types import CheckedRequest
 log = logging.getLogger("carpool")
 
 LOOK_S = 0.5  # between looks for models that were not used for long
-PATIENCE_S = 10.0  # that a model waits for the place of another one, which then gets no requests
+PATIENCE_S = 10.0  # wait for another model's place before that gets no more requests
 
 
 class Loader:
@@ -191,7 +191,7 @@ class Loader:
             self._room_made.set()
 
     async def tidy(self) -> None:
-        """Unload what was not used for long, for ever."""
+        """Background loop: unload idle models."""
         while True:
             await asyncio.sleep(LOOK_S)
             for model in self._models:

@@ -44,7 +44,7 @@ def local_fleet(
     Args:
         max_loaded: as for `Fleet`.
     """
-    options.setdefault("deaths", DeathLog())  # of all models together
+    options.setdefault("deaths", DeathLog())  # shared by all models
 
     def pool_of(spec: ModelSpec) -> Pool:
         return local_pool(spec, **options)

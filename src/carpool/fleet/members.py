@@ -215,7 +215,7 @@ class Members:
         self._lora[name] = path
         try:
             answers = await asyncio.gather(*(h.add_lora(name, path) for h in self.handles))
-        except asyncio.CancelledError:  # whoever asked was told that it is not there
+        except asyncio.CancelledError:  # the caller has reported that it is not there
             del self._lora[name]
             raise
         if problems := [problem for answer in answers for problem in answer]:
@@ -240,7 +240,7 @@ class Members:
         return min(estimates, key=lambda estimate: estimate.wait_s)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
-        """Tell a listener what the engines do; None: nobody any more."""
+        """Send the engines' activity to a listener; None: to no listener."""
         self._on_activity = listener
         for member in self:
             self._watch(member)

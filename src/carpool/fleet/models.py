@@ -36,7 +36,7 @@ class ModelSpec:
     model: str
     settings: EngineSettings
     name: str  # as requests say it; empty: its own id
-    devices: tuple[str, ...]  # of its workers: of as many as there may be
+    devices: tuple[str, ...]  # one for each worker that there may be
     factory: str | None = None  # builds the pipeline, as `module:function`
     is_on_demand: bool = False
     keep_alive_s: float = float("inf")

@@ -20,7 +20,7 @@ from carpool.worker.journals import Journals
 log = logging.getLogger("carpool")
 
 KEPT_REQUESTS = 1000  # whose moves are known
-KEPT_MOVES = 256  # until they are asked for
+KEPT_MOVES = 256  # moves kept until the next report
 
 
 class Mover:
@@ -43,7 +43,7 @@ class Mover:
         self._policy = Moves(queue.router, self._can_move, model_of)
         self._moves: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by request id
         self._news: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_MOVES)
-        self.counts = Counter[str]()  # of requests that were given up, by reason
+        self.counts = Counter[str]()  # requests given up, by reason
 
     def ended(self, entry: PoolRequest) -> None:
         self._policy.ended(entry.number)
@@ -72,27 +72,27 @@ class Mover:
             return None
         self.counts[move.why] += 1
         record = {"at": time.time(), "from": move.worker, "to": None, "why": move.why}
-        self._moves.setdefault(entry.id, []).append(record)
-        self._moves.move_to_end(entry.id)
+        self._moves.setdefault(entry.request_id, []).append(record)
+        self._moves.move_to_end(entry.request_id)
         while len(self._moves) > KEPT_REQUESTS:
             self._moves.popitem(last=False)
         return move.to
 
     def bound(self, entry: PoolRequest, worker: int, now_s: float) -> None:
         """A request was bound to a worker."""
-        moves = self._moves.get(entry.id)
+        moves = self._moves.get(entry.request_id)
         if moves and moves[-1]["to"] is None:
             last = moves[-1]
             last["to"], entry.moved_s = worker, now_s
-            self._news.append((entry.id, last))
+            self._news.append((entry.request_id, last))
             log.info(
                 "request %s moves from worker %d to %d (%s)",
-                entry.id, last["from"] + 1, worker + 1, last["why"],
+                entry.request_id, last["from"] + 1, worker + 1, last["why"],
             )  # fmt: skip
 
     def replayed(self, worker: int, replays: Iterable[protocol.Replayed], now_s: float) -> None:
         """A worker has replayed requests that moved, or that another worker had when it died."""
-        moved = {entry.id: entry for entry in self._queue.of(worker) if entry.moved_s is not None}
+        moved = {e.request_id: e for e in self._queue.of(worker) if e.moved_s is not None}
         for replay in replays:
             self._policy.cost.replayed(replay.steps, replay.took_s)
             entry = moved.get(replay.request_id)
@@ -117,9 +117,9 @@ class Mover:
 
     def _can_move(self, number: int) -> bool:
         entry, journals = self._queue.requests.get(number), self._journals
-        return entry is not None and journals is not None and journals.is_whole(entry.id)
+        return entry is not None and journals is not None and journals.is_whole(entry.request_id)
 
     def _ask(self, move: Move) -> None:
         entry = self._queue.requests[move.request]
         entry.move = move
-        self._release(move.worker, entry.id)
+        self._release(move.worker, entry.request_id)

@@ -49,11 +49,11 @@ class PacketStream:
         self._reader, self._writer, self._spool = reader, writer, spool
         self._silent_s, self._heard_s = silent_s, self._now_s()
         self._was_silent = False  # at the last look
-        self._file: IO[bytes] | None = None  # that arrives
+        self._file: IO[bytes] | None = None  # the file that arrives
         self._path = Path()  # its
         self._file_bytes = 0
         self._unkept: OSError | None = None  # why the file that arrives is none
-        self._sending = asyncio.Lock()  # of one file at a time
+        self._sending = asyncio.Lock()  # one file at a time
         self.is_silent = False  # it was closed for that
         self.farewell = ""  # why the other end closes
         self.is_refused = False  # this end was

@@ -69,7 +69,7 @@ class Pool:
         self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
         self._resizer = Resizer(self, scale)
         self._is_open = asyncio.Event()
-        self._number = 0  # of the next worker
+        self._number = 0  # the next worker's
         for device in self.devices[:workers]:
             self._add(device)
 
@@ -281,7 +281,7 @@ class Pool:
         return await self._members.estimate(request)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
-        """Tell a listener what the engines do, and which requests moved; None: nobody any more."""
+        """Send the engines' activity and moves to a listener; None: to no listener."""
         self._mover.news()  # what was before is not told
         self._members.watch_activity(listener and partial(self._with_moves, listener))
 

@@ -35,11 +35,11 @@ class PoolRequest:
         default_factory=CrashEvidence
     )  # from workers that ran it and died
     worker: "asyncio.Future[int] | None" = None  # while it is held: which one gets it
-    move: Move | None = None  # for which its worker was asked to give it up
+    move: Move | None = None  # the move for which its worker is to give it up
     moved_s: float | None = None  # when it went to another worker, until it goes on there
 
     @property
-    def id(self) -> str:
+    def request_id(self) -> str:
         return self.request.request_id
 
     @property
@@ -272,7 +272,8 @@ class PoolQueue:
         }
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)
         rest = report.steps_left
-        steps = {entry.number: rest[entry.id] for entry in self.of(worker) if entry.id in rest}
+        requests = [entry for entry in self.of(worker) if entry.request_id in rest]
+        steps = {entry.number: rest[entry.request_id] for entry in requests}
         if report.place_s is not None:
             self._places_s[worker] = report.place_s
         self.router.progressed(worker, steps, self._now_s())

@@ -35,7 +35,7 @@ from carpool.fleet.remote_connection import WorkerAddress
 log = logging.getLogger("carpool")
 
 REACH_S = 5.0
-JOIN_S = 30.0  # for an actor that runs to say where it listens
+JOIN_S = 30.0  # limit for a running actor to report its address
 NOTICED_S = 20.0  # Ray notices after 15 s that a node is gone, and places nothing there any more
 
 
@@ -222,7 +222,7 @@ class RayCluster:
         errors = _ray().exceptions
         joining = asyncio.wrap_future(actor.join.remote().future())
         try:
-            host, port, secret, version, *node = await joining  # of earlier versions: none
+            host, port, secret, version, *node = await joining  # earlier versions send none
         except (errors.ActorDiedError, errors.ActorUnschedulableError) as error:
             log.warning("a worker is gone: %s", str(error).partition("\n")[0])
             return None

@@ -16,11 +16,11 @@ from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 
 log = logging.getLogger("carpool")
 
-SLOW_S = 20.0  # until a worker that Ray does not place is worth a line
+SLOW_S = 20.0  # delay of the log line about a worker that Ray does not place
 AGAIN_S = 0.5  # between tries to reach a worker
 PATIENCE_S = 0.5  # with a worker that was lost, until another one is asked for
 FIRST_S = 3.0  # with one of an earlier front: connecting through Ray for the first time takes long
-SPARE_S = 20.0  # for the other one to be reached, until it is asked for anew
+SPARE_S = 20.0  # wait for the spare worker before another request for it
 
 
 Reached = tuple[RemoteConnection, str]
@@ -95,7 +95,7 @@ class RayConnector:
             slow.cancel()
 
     async def _take(self) -> Any:
-        """Have a worker placed. If this is cancelled meanwhile, it ends: nobody would know it."""
+        """Have a worker placed. A cancellation ends it: no front would know it."""
         placing = asyncio.to_thread(self._cluster.take, self._model, self._ranks)
         taking = asyncio.create_task(placing)
         try:
@@ -139,7 +139,7 @@ class RayConnector:
                 await self._give_up(tries, without=dead_actor)
                 spare = await self._take()
                 tries[asyncio.create_task(self._reach_at_last(spare))] = spare
-            raise AssertionError("it is tried for ever")
+            raise AssertionError("the attempts have no end")
         finally:
             await self._give_up(tries, without=winner)
             for task in tries:

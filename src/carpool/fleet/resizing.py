@@ -13,7 +13,7 @@ from carpool.fleet.members import Member
 log = logging.getLogger("carpool")
 
 LOOK_S = 1.0  # between looks at what waits
-PLACE_S = 60.0  # for a new worker to be ready, before an old one makes room for it
+PLACE_S = 60.0  # wait for a new worker before an old one makes room for it
 
 
 class Resizable(Protocol):

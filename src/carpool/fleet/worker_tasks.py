@@ -10,7 +10,7 @@ from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
 
-RETRY_S = 30.0  # until a worker that could not load is tried again, once another one is ready
+RETRY_S = 30.0  # delay before a failed worker loads again, once another is ready
 
 
 class WorkerTasks:
@@ -27,9 +27,9 @@ class WorkerTasks:
         is_draining: Callable[[], bool],
     ) -> None:
         self._loaded, self._is_draining = loaded, is_draining
-        self.first_ready = asyncio.Event()  # of any worker
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the worker's number
-        self._end: asyncio.Future[None] | None = None  # of all
+        self.first_ready = asyncio.Event()  # any worker is ready
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # key: the worker's number
+        self._end: asyncio.Future[None] | None = None  # the end of all workers
         self._others_ready: Callable[[], bool] = lambda: False
 
     def start(

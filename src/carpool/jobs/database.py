@@ -21,7 +21,7 @@ JobState = Literal["queued", "in_progress", "completed", "failed", "cancelled", 
 End = Literal["failed", "cancelled", "expired"]
 OPEN: tuple[JobState, ...] = ("queued", "in_progress")
 NAME = "jobs.sqlite"
-VERSION = 1  # of the schema
+VERSION = 1  # version of the schema
 _APPLICATION = 0x43504F4C  # "CPOL": the application id in SQLite's header
 _LEAST_BYTES = 1 << 20  # a disk with less may have none for SQLite's log and index
 SqlValues = Sequence[Any] | dict[str, Any]
@@ -64,7 +64,7 @@ DROP INDEX IF EXISTS by_end;
 CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
-_COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # of any version
+_COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # columns of every version
 _LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
 _LATER_COLUMNS |= {"timings": "TEXT", "skipped_steps": "TEXT", "settings": "TEXT"}
 
@@ -88,10 +88,10 @@ class Record:
     ended_up_s: float | None
     error: dict[str, Any] | None
     files: dict[str, int] = field(hash=False)  # bytes by name
-    warnings: tuple[str, ...]  # for the client, such as that its prompt was truncated
-    timings: dict[str, float] | None = field(default=None, hash=False)  # of its longest request
-    skipped_steps: tuple[int, ...] = ()  # by `step_cache`, of each output; () where none was
-    settings: dict[str, Any] | None = field(default=None, hash=False)  # of the first output
+    warnings: tuple[str, ...]  # texts for the client, such as "the prompt was truncated"
+    timings: dict[str, float] | None = field(default=None, hash=False)  # its longest request's
+    skipped_steps: tuple[int, ...] = ()  # steps that `step_cache` skipped, by output; () for none
+    settings: dict[str, Any] | None = field(default=None, hash=False)  # the first output's
 
     @property
     def is_open(self) -> bool:

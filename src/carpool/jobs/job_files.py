@@ -32,7 +32,7 @@ class JobFiles:
         self._folder, self._db, self._max_bytes = folder, db, max_bytes
         self.outputs = FileStore(folder / "files")
         self.inputs = FileStore(folder / "inputs")
-        self.journals = FileStore(folder / "journals")  # of open jobs: `JobJournals`
+        self.journals = FileStore(folder / "journals")  # open jobs' journals: `JobJournals`
 
     def output(self, record: Record, name: str) -> Path | None:
         """The path of a completed job's file; None if it has none of this name."""

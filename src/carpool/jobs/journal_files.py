@@ -70,7 +70,7 @@ class JobJournals:
         self._folders, self._memory, self._most_bytes = folders, memory, most_bytes
         self._room_bytes = room_bytes
         self._thread = ThreadPoolExecutor(1, "carpool-journal")
-        self._bytes = 0  # of files of requests that run
+        self._bytes = 0  # bytes of running requests' files
         self._was_told = False
 
     async def resume(self, job_id: str, part: int, request_id: str) -> None:

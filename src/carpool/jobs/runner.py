@@ -43,7 +43,7 @@ from carpool.types import CheckedRequest, Clock, OnProgress
 log = logging.getLogger("carpool")
 
 _TIDY_S = 30.0  # between looks for jobs that are too old
-_STOP_S = 10.0  # for files that are being written as the server ends
+_STOP_S = 10.0  # limit for files that are being written as the server ends
 
 
 class Runner:
@@ -85,7 +85,7 @@ class Runner:
         self._listeners: list[JobListener] = []
         self._changing = asyncio.Lock()  # no job is taken while it is cancelled
         self._news = asyncio.Event()
-        self._ended = asyncio.Event()  # of the next job that ends, whichever it is
+        self._ended = asyncio.Event()  # any job has ended
         self._tidied_s = clock()
         self._finisher = ThreadPoolExecutor(2, "carpool-files")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MOST_PARTS = 20_000  # chunks of a PNG or WebP, segments of a JPEG
-MOST_SCANS = 100  # of a JPEG: each may draw the whole picture again, from a few bytes
+MOST_SCANS = 100  # scans of a JPEG: each may draw the whole picture again
 MOST_PADDING = 1000  # bytes of a JPEG that are none of a segment or scan
 CUT_SHORT = "the file is damaged or cut short"
 UNKNOWN = "it is no PNG, JPEG or WebP, whatever its name says: save it as one of these"
@@ -22,9 +22,9 @@ _TOO_MANY_PARTS = f"it has more than {MOST_PARTS} parts: save it anew"
 _PADDED = f"it has more than {MOST_PADDING} bytes of padding: save it anew"
 _PIECE = 1 << 20  # bytes at a time; between two, other threads may run
 _INFLATED = 1 << 16  # the same, of bytes that are decompressed
-_PIXEL_BYTES = {"L": 1, "P": 1, "I;16": 2}  # of Pillow's images by mode; 4 of all others
+_PIXEL_BYTES = {"L": 1, "P": 1, "I;16": 2}  # Pillow's bytes a pixel, by mode; 4 for all others
 
-_METADATA: dict[bytes, tuple[tuple[str, bytes], ...]] = {  # by chunk: its kind, and how it begins
+_METADATA: dict[bytes, tuple[tuple[str, bytes], ...]] = {  # by chunk: kinds and their prefixes
     b"eXIf": (("exif", b""),),
     b"EXIF": (("exif", b""),),
     b"XMP ": (("xmp", b""),),
@@ -38,7 +38,7 @@ _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _PNG_DRAWS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _PNG_MOST_BYTES = {b"IHDR": 13, b"PLTE": 768, b"tRNS": 256, b"IEND": 0}
 _PNG_COLOURS = {0: ("L", 1), 2: ("RGB", 3), 3: ("P", 1), 4: ("LA", 2), 6: ("RGBA", 4)}
-_PNG_PASSES = (  # of an interlaced PNG: the first column and row, and the steps to the next ones
+_PNG_PASSES = (  # an interlaced PNG's: first column and row, steps to the next
     (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)
 )  # fmt: skip
 _WEBP_DRAWS = (b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
@@ -61,13 +61,13 @@ class Container:
     format: Literal["PNG", "JPEG", "WEBP"]
     width: int  # as stored: before it is turned upright
     height: int
-    orientation: int  # of EXIF, 1 to 8; 1 is upright
+    orientation: int  # EXIF's, 1 to 8; 1 is upright
     frames: int
-    mode: str  # that Pillow decodes it to
-    pixel_bytes: float  # that a decoder takes for each pixel, until it is closed
+    mode: str  # Pillow's mode after decoding
+    pixel_bytes: float  # a decoder's bytes for each pixel, until it is closed
     peak_bytes: float  # the same while it decodes
     data: bytes  # the file without its metadata
-    row_bytes: int = 0  # of all rows of a PNG, decompressed
+    row_bytes: int = 0  # decompressed bytes of all rows of a PNG
     has_alpha: bool = False  # may parts of it be transparent?
 
     @property

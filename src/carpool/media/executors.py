@@ -30,7 +30,7 @@ class FairSemaphore:
         """
         self._free, self._per_tenant, self._budget = slots, per_tenant, budget
         self._held: Counter[str] = Counter()  # slots by tenant
-        self._cost = 0  # of all holders
+        self._cost = 0  # total cost of all holders
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}  # in turn
 
     @asynccontextmanager
@@ -104,7 +104,7 @@ class FairExecutor:
                 the interpreter lock, which leaves half of the time to others.
         """
         self._rests = rests
-        self._rested_s: dict[str, float] = {}  # until when a tenant rests; event loop's clock
+        self._rested_s: dict[str, float] = {}  # end of each tenant's rest; event loop's clock
         self._slots = FairSemaphore(workers, per_tenant=per_tenant, budget=budget)
         self._threads = ThreadPoolExecutor(workers, name)
 

@@ -17,7 +17,7 @@ from carpool.errors import BodyTooLarge, InvalidValue
 
 TYPES = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
 REDIRECTS = 3
-TIMEOUT_S = 15.0  # for all of it
+TIMEOUT_S = 15.0  # limit for the whole fetch
 COUNTED_BYTES = 64 << 10  # at once
 MOST_SMALL, SMALL_BYTES = 1000, 256
 """Pieces that a file may come in, and one more for so many bytes: to parse one takes 20 µs."""

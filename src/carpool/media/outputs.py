@@ -23,7 +23,7 @@ Format = Literal["png", "jpeg", "webp"]
 Audio = tuple[NDArray[np.float32], int]
 """Samples (channels, samples) from -1 to 1, one or two channels; samples a second."""
 
-FPS = 16.0  # of a video where neither the request nor the model says
+FPS = 16.0  # default frame rate of a video
 MOST_FPS = 240
 THUMBNAIL_PX = 512  # longer side
 SPRITE_PX = 256  # longer side of one picture of a sheet

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Sent = bytes | str | memoryview
 """A file, or the URL of one; a long `data:` URL is a memoryview."""
 
-MOST_PIXELS = 32_000_000  # of an upload; a model takes less, and gets it made smaller
+MOST_PIXELS = 32_000_000  # limit for an upload; a model's limit is lower, and it is resized
 LOOKUPS, FETCHES = 8, 16  # at once; one tenant may have a quarter
 
 

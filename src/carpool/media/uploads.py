@@ -22,14 +22,14 @@ from carpool.media import container
 from carpool.media.container import CUT_SHORT, UNKNOWN, Container, Unreadable
 from carpool.request.images import Size
 
-MOST_BYTES = 50 << 20  # of one file, as OpenAI has it
-MOST_DECODED_BYTES = 192 << 20  # that one picture may take with all copies
+MOST_BYTES = 50 << 20  # limit for one file, as OpenAI's
+MOST_DECODED_BYTES = 192 << 20  # limit for one picture with all copies
 DATA_URL = "data:image/png;base64,..."
 _PIECE = 1 << 18  # letters of base64; between two, other threads may run
 _KINDS = (b"data:image/", b"data:application/octet-stream;", b"data:;")  # the file itself says it
 _URL_SAFE, _BLANKS = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\f\v"
 _BAND = 256  # rows of 16 bits
-_UPRIGHT = (  # by EXIF orientation, from 2
+_UPRIGHT = (  # index: EXIF orientation - 2
     Image.Transpose.FLIP_LEFT_RIGHT,
     Image.Transpose.ROTATE_180,
     Image.Transpose.FLIP_TOP_BOTTOM,
@@ -127,7 +127,7 @@ def _decoded(parsed: Container, mode: Mode, fitted: Size | None) -> Image.Image:
             raise Unreadable(CUT_SHORT)
         file.load()
         image = _eight_bits(file)
-        if (image.mode, mode) != ("L", "RGB"):  # that is cheaper once it is small
+        if (image.mode, mode) != ("L", "RGB"):  # cheaper once it is small
             image = _converted(image, mode)
         width, height = fitted or parsed.size
         stored = (height, width) if parsed.orientation > 4 else (width, height)

@@ -96,7 +96,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         await self._backend.drain(self._drain_timeout_s)
-        self._app.state.server.events.close()  # their viewers would stay for ever
+        self._app.state.server.events.close()  # their viewers would never leave
         self.should_exit = True
 
     def port(self) -> int:

@@ -18,7 +18,7 @@ from carpool.telemetry import logs
 
 log = logging.getLogger("carpool")
 
-METHODS = ("GET", "HEAD", "POST", "DELETE")  # of any path
+METHODS = ("GET", "HEAD", "POST", "DELETE")  # the methods of all paths
 _SEE = ": see /openapi.json"
 _NO_PATH = f"no such path{_SEE}"
 _NO_METHOD = "this path has other methods, see `allow` and /openapi.json"

@@ -36,7 +36,7 @@ from carpool.telemetry.worker_statistics import models_of, workers_of
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 
-MOST_VIEWERS = 64  # of one API key
+MOST_VIEWERS = 64  # viewers of one API key
 TICK_S = 0.25
 STATISTICS_EVERY = 8  # ticks
 BUFFERED = 256  # events of a viewer that does not read; it is disconnected then
@@ -86,7 +86,7 @@ class Events(JobListener):
         self._knows, self._encoder = knows, encoder
         self._metadata: dict[str, Any] | None = {} if has_metadata else None
         self._viewers: dict[_Viewer, None] = {}
-        self._progress: dict[str, tuple[Record, int, int]] = {}  # of jobs, since the last tick
+        self._progress: dict[str, tuple[Record, int, int]] = {}  # jobs', since the last tick
         self._ticking: asyncio.Task[None] | None = None
         self._encoding: set[asyncio.Task[None]] = set()
         self._is_closed = False

@@ -48,8 +48,8 @@ class ParsedImageRequest:
     client: APIClient = KEYLESS
     kind: WorkKind = "image_generation"
     pictures: dict[str, Any] = field(default_factory=dict)  # and what follows: arguments
-    digests: list[str] = field(default_factory=list)  # of the pictures, as they were sent
-    write_event: WriteEvent | None = None  # of a stream; None: OpenAI's events
+    digests: list[str] = field(default_factory=list)  # digests of the pictures as they were sent
+    write_event: WriteEvent | None = None  # writes a stream's events; None: OpenAI's
 
     @cached_property
     def sent(self) -> dict[str, Any]:

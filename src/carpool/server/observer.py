@@ -37,7 +37,7 @@ class Observer(JobListener):
         self._backend, self._settings, self._runner = backend, settings, runner
         self._metrics = Metrics()
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
-        self._origins: dict[str, Origin] = {}  # by the ids of the engine's requests
+        self._origins: dict[str, Origin] = {}  # key: id of an engine request
         if runner is not None:
             runner.listen(self)
 

@@ -166,7 +166,7 @@ def engine_request(
     """Make a request that counts for its client's share of the device.
 
     The tenant is the API key, whose share the users that bodies name divide. Without keys only the
-    body tells clients apart, and every user is a tenant.
+    body distinguishes clients, and every user is a tenant.
     """
     user = body.safety_identifier or body.user or ""
     share = {"tenant": key, "user": user} if key else {"tenant": user}

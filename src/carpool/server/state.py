@@ -37,7 +37,7 @@ from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
 
 T = TypeVar("T")
-PARSED_INLINE_BYTES = 64 << 10  # of JSON; more is parsed on a thread
+PARSED_INLINE_BYTES = 64 << 10  # larger JSON is parsed on a thread
 
 Replay = schema.ImagesResponse | list[bytes]
 """The answer that an `Idempotency-Key` gets again: JSON, or the final events of a stream."""
@@ -90,7 +90,7 @@ class AppState:
         threads = max(2, os.cpu_count() or 2)
         store = runner.store if runner else None
         self.backend, self.settings, self._runner = backend, settings, runner
-        self.fleet = backend if isinstance(backend, Fleet) else None  # of models by their names
+        self.fleet = backend if isinstance(backend, Fleet) else None  # None: there is one model
         self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
         self.tracing, self.translate = tracing or Tracing(), translate
         self.observer = Observer(backend, settings, runner)
@@ -111,7 +111,7 @@ class AppState:
             has_metadata=settings.metadata,
         )
         self.started_s = int(time.time())
-        self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by model and owner
+        self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # key: model and owner
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)
         self._memory = MemoryBudget(settings.max_in_flight_bytes, settings.max_upload_bytes)
         self._limits = RateLimiter(

@@ -22,7 +22,7 @@ from carpool.worker.start import Process, Start, has_lost_parent, spawn
 from carpool.worker.watchdog import INTERVAL_S, LOADING_TIMEOUTS, Watchdog
 
 log = logging.getLogger("carpool")
-_EXIT_TIMEOUT_S = 2.0  # of a process whose socket is closed
+_EXIT_TIMEOUT_S = 2.0  # limit for a process to end once its socket is closed
 
 
 class Connection(Protocol):

@@ -30,7 +30,7 @@ from carpool.worker import process, startup
 from carpool.worker.fork_protocol import PASSED_DESCRIPTORS, REFUSED, ForkRequest, number, read
 
 _READ_LATE = (b"CARPOOL_", b"OTEL_")  # variables that nothing reads while it is imported
-_REQUEST_S = 10.0  # for a front to say what it wants
+_REQUEST_S = 10.0  # limit for a front's request to arrive
 _HARMLESS = {"full", "null", "random", "tty", "urandom", "zero"}  # in /dev
 
 
@@ -51,8 +51,8 @@ class ForkServer:
     ) -> None:
         self._source, self._may_differ = source, frozenset(may_differ)
         self._environ = self._read_early(environ)
-        self._fronts: dict[int, socket.socket] = {}  # by process id of their workers
-        self._wakers = socket.socketpair()  # the end of a worker is told through it
+        self._fronts: dict[int, socket.socket] = {}  # key: process id of the worker
+        self._wakers = socket.socketpair()  # carries the end of a worker
         self._is_open = True
         self._selector = selectors.DefaultSelector()
 

@@ -4,10 +4,10 @@ A request that kills its workers (a poison pill) does so at one point of its wor
 Workers also die of causes outside of them. So a death counts against a request at the point that
 the request had reached, until a run of it gets past that point, and never where the death is
 explained: its fork server or its node ended, several workers died at once, or requests that shared
-its thread waited for each other. Requests with
-`SUSPECT_DEATHS` at one point run alone, so that a further death tells more. Only deaths where no
-run got further make a request guilty: at an earlier point, as while its journal is replayed, it has
-proven before that it does not kill there. Such deaths count against its journal.
+its thread waited for each other. Requests with `SUSPECT_DEATHS` at one point run alone, so that a
+further death is clearer evidence. Only deaths where no run got further make a request guilty: at an
+earlier point, as while its journal is replayed, it has proven before that it does not kill there.
+Such deaths count against its journal.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 SUSPECT_DEATHS = 2  # at one point. With 1 each death serialises a batch; with 4 a poison ends more
 GUILTY_DEATHS = 3  # at one point. With 2 an operator's two kills fail a request; with 6 see above
-ALONE_DEATHS = 2  # of these, without another request in the worker. With 1 chance is enough
+ALONE_DEATHS = 2  # deaths alone in the worker. With 1, chance is enough
 MOST_LIVES = 20  # workers in a row without progress, however they died: so every loop ends
 AT_ONCE_S = 0.5  # between deaths of one cause: a process with much memory takes long to end
 
@@ -26,7 +26,7 @@ class Death:
 
     worker: object  # its identity, over restarts
     at_s: float
-    is_explained: bool = False  # by a cause outside of the worker, or by a request found guilty
+    is_explained: bool = False  # its cause lies outside, or another request is guilty
     requests: frozenset[str] = frozenset()  # the ids of those that it ran
 
     @property
@@ -75,7 +75,7 @@ class CrashEvidence:
     def begins(self, journal_end: int) -> None:
         """Note that a worker gets the request, to replay a journal up to this call, or 0.
 
-        It tells when it is there.
+        The worker reports when it has reached it.
         """
         self.position, self.peak = 0, max(self.peak, journal_end)
 

@@ -23,7 +23,7 @@ class InFlightRequest:
     has_started: bool = False  # it left the worker's queue
 
     @property
-    def id(self) -> str:
+    def request_id(self) -> str:
         return self.submit.request.request_id
 
 
@@ -50,13 +50,13 @@ class InFlight(Generic[T]):
 
     def add(self, request: T) -> None:
         """Add a request whose id no other one in flight has."""
-        self._requests[request.id] = request
+        self._requests[request.request_id] = request
 
     def remove(self, request: T) -> bool:
         """Remove a request; returns whether it was still in flight."""
-        if self._requests.get(request.id) is not request:
+        if self._requests.get(request.request_id) is not request:
             return False
-        del self._requests[request.id]
+        del self._requests[request.request_id]
         return True
 
     def take_due(self) -> list[T]:
@@ -99,7 +99,7 @@ class InFlight(Generic[T]):
         """
         running = [request for request in self if request.is_sent]
         ran = [request for request in running if request.has_started] or running
-        death.requests = frozenset(request.id for request in ran)
+        death.requests = frozenset(request.request_id for request in ran)
         for request in ran:
             request.evidence.died(death)
         for request in running:

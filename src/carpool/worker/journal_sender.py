@@ -18,7 +18,7 @@ from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
 
-MOST_BYTES = 128 << 10  # that wait
+MOST_BYTES = 128 << 10  # bytes that may wait
 EVERY_S = 0.02  # at most so often: a crash costs no more than this and the step under way
 
 
@@ -34,7 +34,7 @@ class AnswerBatch:
         for answer in self.answered:
             try:
                 entries.append((answer.request_id, answer.entry()))
-            except Exception as error:  # of the device: without it that call runs again
+            except Exception as error:  # the device failed: that call runs again
                 log.warning("an answer is missing in a journal: %s", reason(error))
         return protocol.Answers(entries, self.passed)
 
@@ -57,7 +57,7 @@ class JournalSender:
     def add(self, answered: Any) -> None:
         """An answer is to be sent. On the engine's thread."""
         self._answered.append(answered)
-        self._passed.pop(answered.request_id, None)  # of an earlier call
+        self._passed.pop(answered.request_id, None)  # an earlier call's
         self._bytes += answered.size
 
     def add_passed(self, request_id: str, number: int) -> None:

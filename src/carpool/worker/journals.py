@@ -10,7 +10,7 @@ from typing import Protocol
 from carpool.types import JournalEntry
 
 MOST_BYTES = 512 << 20
-_OVERHEAD_BYTES = 200  # of an entry
+_OVERHEAD_BYTES = 200  # beside an entry's content
 
 
 class File(Protocol):

@@ -1,6 +1,6 @@
 """Adapters that were registered while the server runs, given to every worker that starts later.
 
-A new worker has only the adapters of its settings. It is told the others as soon as it has loaded
+A new worker has only the adapters of its settings. It gets the others as soon as it has loaded
 its model, and is ready once it has answered for each.
 """
 
@@ -27,7 +27,7 @@ class LateAdapters:
     def add(self, name: str, path: str, *, is_ready: bool) -> "asyncio.Future[list[str]]":
         """Register an adapter; it is forgotten if the answer lists problems.
 
-        A worker that is not ready says nothing: it is told once it has loaded its model.
+        A worker that is not ready answers nothing: it gets the adapter after it has loaded.
         """
         if is_ready:
             answer = self._queries.add_lora(name, path)

@@ -247,12 +247,12 @@ class MessageHandler:
 
 
 def _digest(loaded: Any) -> str:
-    """A digest that tells the model from those of other workers; empty where none can be made."""
+    """The digest of the model, the same in all workers that loaded it; empty: it cannot be made."""
     from carpool.engine.journal import model_digest
 
     try:
         return model_digest(loaded).hex()[:16]
-    except Exception:  # of a model that nobody foresaw
+    except Exception:  # an unforeseen model
         log.exception("the model's digest cannot be made")
         return ""
 

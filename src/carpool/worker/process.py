@@ -92,7 +92,7 @@ class WorkerProcess:
 
     def end(self) -> None:
         """End the process at once, even in the middle of a forward."""
-        self._is_ending.acquire()  # for good: the first thread that comes here ends the process
+        self._is_ending.acquire()  # never released: its first thread ends the process
         self._tracing.stop()
         self._at_end()
         os._exit(0)

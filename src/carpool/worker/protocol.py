@@ -31,7 +31,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
     log_format: LogFormat = "text"
     log_prompts: bool = False
     otel: bool = False  # export traces
-    bars: bool = True  # of progress, while it loads; several workers' would be mixed up
+    bars: bool = True  # show the progress of loading; several workers' would be mixed up
     factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
     is_restart: bool = False  # a worker like it was ready before
     deadlock: str = ""  # the line at which such a worker stood still: requests ride privately
@@ -42,9 +42,9 @@ class Submit(msgspec.Struct, tag="submit"):
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
     waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
-    is_admitted: bool = False  # by a pool, or by another worker: it is not refused any more
+    is_admitted: bool = False  # a pool or another worker accepted it: no refusal any more
     is_journalled: bool = False  # send `Answers`
-    journal: list[JournalEntry] = []  # of an earlier run: go on where that ended
+    journal: list[JournalEntry] = []  # an earlier run's: go on where that ended
 
     def after(self, past: list[JournalEntry], more_s: float) -> "Submit":
         """The same, `more_s` later, to go on where the journal `past` ends."""
@@ -109,11 +109,11 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     """The model is loaded; requests are accepted."""
 
     card: Card
-    versions: dict[str, str]  # of the libraries that the engine uses
+    versions: dict[str, str]  # versions of the libraries that the engine uses
     load_s: float
     device: str = ""
     weights_bytes: int = 0
-    free_bytes: int | None = None  # of the device's memory, once it was loaded; None: not known
+    free_bytes: int | None = None  # device memory after loading; None: unknown
     model_digest: str = ""  # as journals have it; empty: not known
 
     def with_card(self, card: Card) -> "WorkerReady":
@@ -130,7 +130,7 @@ class Reloaded(msgspec.Struct, tag="reloaded"):
 
     card: Card
     problems: list[str]
-    is_addition: bool = False  # of one adapter
+    is_addition: bool = False  # the answer to `AddLora`
 
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
@@ -205,14 +205,14 @@ class StepCost(msgspec.Struct, array_like=True):
     width: int | None  # as requests say it; None: they do not
     height: int | None
     frames: int | None
-    seconds: list[float]  # by the requests that share it, from one on
+    seconds: list[float]  # entry n - 1: with n requests sharing it
 
 
 class Replayed(msgspec.Struct, array_like=True):
     """A request was replayed from its journal, and goes on."""
 
     request_id: str
-    steps: int  # that were replayed
+    steps: int  # replayed steps
     took_s: float
     ago_s: float  # since it ended
 
@@ -221,7 +221,7 @@ class Report(msgspec.Struct, array_like=True):
     """The state of a worker, for the router of the front."""
 
     costs: list[StepCost]
-    steps_left: dict[str, float]  # of running requests, by their ids
+    steps_left: dict[str, float]  # running requests', by id
     shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
     replays: list[Replayed] = []  # since the last report
     place_s: float | None = None  # predicted until the next request can start; None: unknown
@@ -251,9 +251,9 @@ class Done(msgspec.Struct, tag="done"):
     clip: RawVideo | None = None  # in place of pictures
     mesh: RawMesh | None = None  # likewise
     sound: RawSound | None = None  # likewise
-    warnings: list[str] = []  # for the client
+    warnings: list[str] = []  # texts for the client
     skipped_steps: int = 0
-    settings: dict[str, Any] = {}  # that decided it, as they were used
+    settings: dict[str, Any] = {}  # the settings used
 
 
 class RequestFailed(msgspec.Struct, tag="request_failed"):
@@ -288,7 +288,7 @@ class Timelines(msgspec.Struct, tag="timelines"):
 class Estimated(msgspec.Struct, tag="estimated"):
     """The answer to `Estimate`."""
 
-    seconds: float | None  # of its denoising steps, alone on the device; None: not known yet
+    seconds: float | None  # its denoising steps alone on the device; None: unknown
     wait_s: float  # predicted, until it starts
     speed: float  # seconds of such work that a second does just now, as forwards are shared
 

@@ -22,7 +22,7 @@ class Queries:
     def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
         self._send = send
         self._queries = deque[asyncio.Future[Any]]()
-        self._adding = deque[asyncio.Future[list[str]]]()  # of adapters
+        self._adding = deque[asyncio.Future[list[str]]]()  # open additions of adapters
 
     async def ask(self, query: Query) -> Any:
         """Ask the worker; returns statistics, timelines, or an `Estimated`."""
@@ -55,14 +55,14 @@ class Queries:
             self._settle(problems)
 
     def worker_died(self, error: CarpoolError) -> None:
-        """Fail the open queries; the successor is told the adapters."""
+        """Fail the open queries; the successor gets the adapters."""
         while self._adding:
             self._settle([])
         self.fail(error)
 
     def _settle(self, problems: list[str]) -> None:
         adding = self._adding.popleft()
-        if not adding.done():  # whoever asked waits no more
+        if not adding.done():  # its caller waits no more
             adding.set_result(problems)
 
     def fail(self, error: CarpoolError) -> None:

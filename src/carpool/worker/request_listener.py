@@ -69,7 +69,7 @@ class RequestListener:
         try:
             output = self._convert(outcome.fields)
             tokens = protocol.TokenUsage(*usage.result())
-        except BaseException as error:  # of the classes that the output is made of
+        except BaseException as error:  # foreign output classes raise it
             return failed(request_id, error)
         return protocol.Done(
             request_id, seed, output.pictures, outcome.timings, tokens, *output[1:],

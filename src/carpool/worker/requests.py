@@ -76,7 +76,7 @@ class WorkerRequests:
     @property
     def sent(self) -> list[str]:
         """The ids of those that the worker has."""
-        return [request.id for request in self._in_flight if request.is_sent]
+        return [request.request_id for request in self._in_flight if request.is_sent]
 
     @property
     def has_suspects(self) -> bool:
@@ -118,7 +118,7 @@ class WorkerRequests:
             return await pending.answer
         finally:
             if self._in_flight.remove(pending) and pending.is_sent:  # not answered
-                self._send(protocol.Cancel(pending.id))
+                self._send(protocol.Cancel(pending.request_id))
             self._send_due()
             if pending.evidence.deaths:  # it may have kept others from the worker
                 self._changed()
@@ -150,9 +150,9 @@ class WorkerRequests:
         self._deaths.add(death)
         for request in ran:
             if self._journals is not None and request.evidence.is_journal_suspect:
-                self._journals.clear(request.id)  # it may be what the worker died of
+                self._journals.clear(request.request_id)  # it may be what the worker died of
         for request in self._in_flight:
-            goes_on = self._journals is not None and self._journals.starts_late(request.id)
+            goes_on = self._journals is not None and self._journals.starts_late(request.request_id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
             evidence = request.evidence
@@ -205,17 +205,17 @@ class WorkerRequests:
 
     def fail_all(self, error: CarpoolError) -> None:
         for request in self._in_flight:
-            self.answer(request.id, error)
+            self.answer(request.request_id, error)
 
     def _send_due(self) -> None:
         """Send the requests that a ready worker may have now."""
         if self._is_ready:
             for request in self._in_flight.take_due():
-                past = [] if self._journals is None else self._journals.entries(request.id)
+                past = [] if self._journals is None else self._journals.entries(request.request_id)
                 request.evidence.begins(past[-1].number if past else 0)
                 waited_s = asyncio.get_running_loop().time() - request.came_s
                 self._send(request.submit.after(past, waited_s))
-                request.submit.is_admitted = True  # by this worker, or before
+                request.submit.is_admitted = True  # this worker accepts it
 
     def _advanced(self, request_id: str, position: int) -> None:
         """A request has got so far; one that was suspect may not be so any more."""

@@ -3,7 +3,7 @@
 from carpool.errors import LoadFailed
 
 BACKOFF_S = (0.1, 0.5, 2.0, 8.0, 30.0)  # between restarts of workers that never got ready
-FIRST_TRIES = 4  # of a model that was ready nowhere yet, if its workers die as they load
+FIRST_TRIES = 4  # starts of a model that was never ready, if its workers die as they load
 
 
 class Restarts:

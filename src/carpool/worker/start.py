@@ -63,7 +63,7 @@ class ForkingStarter:
 
     def __init__(self) -> None:
         setting = os.environ.get(FORKSERVER_VARIABLE, "")
-        self._path = "" if setting == "off" else setting  # of one that others have started
+        self._path = "" if setting == "off" else setting  # another process's fork server
         self._may_fork = sys.platform == "linux" and setting != "off"
         self._server: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None  # to the server
@@ -146,7 +146,7 @@ class ForkingStarter:
 
 
 class _ForkedProcess:
-    """A worker of a fork server, which is its parent and tells how it ended."""
+    """A worker of a fork server, which is its parent and reports its end."""
 
     def __init__(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -95,13 +95,13 @@ class Supervisor:
         self._late_adapters = LateAdapters(self._queries, self._send)
         self._connection: Connection | None = None
         self._is_lost = False  # only the connection to the newest worker, as far as is known
-        self.ready: protocol.WorkerReady | None = None  # of the newest worker that got so far
+        self.ready: protocol.WorkerReady | None = None  # the newest worker's that was ready
         self._first_ready = asyncio.Event()
         self._started_s = 0.0  # start of the newest worker; event loop's clock
         self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
         self._task: asyncio.Task[None] | None = None
         self._on_activity: OnActivity | None = None
-        self._end = ""  # of the last worker: how it ended, and which requests it had
+        self._end = ""  # how the last worker ended, and which requests it had
 
     @property
     def state(self) -> WorkerState:
@@ -217,7 +217,7 @@ class Supervisor:
         return await self._queries.ask(query)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
-        """Send the engine's activity to a listener, a few times a second; None: to nobody."""
+        """Send the engine's activity to a listener, a few times a second; None: to no listener."""
         was_on, self._on_activity = self._on_activity is not None, listener
         if was_on != (listener is not None) and self._state == "ready":
             self._send(protocol.Watch(listener is not None))
@@ -242,7 +242,7 @@ class Supervisor:
         self._state = "stopped"
 
     async def retire(self) -> None:
-        """As `stop`, for good: nobody takes the worker over, wherever it runs."""
+        """As `stop`, and no later front takes the worker over, wherever it runs."""
         await self.stop()
         await self._connector.end()
 

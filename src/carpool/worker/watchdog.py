@@ -12,7 +12,7 @@ from carpool.worker.protocol import Heartbeat
 
 INTERVAL_S = 1.0  # between heartbeats, and between checks
 OVERRUN_FORWARDS = 5.0
-MISSED_HEARTBEATS = 3.0  # that are allowed, however short the timeout is
+MISSED_HEARTBEATS = 3.0  # missed heartbeats that are always allowed
 UNKNOWN_TIMEOUTS = 10.0
 LOADING_TIMEOUTS = 2.0  # imports may keep all threads of a process from running
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from carpool.errors import RateLimited
 from carpool.types import Clock
 
-BOUNDS_S = (0.1, 120.0)  # of retry hints; SDKs ignore longer ones
+BOUNDS_S = (0.1, 120.0)  # least and most retry hints; SDKs ignore longer ones
 JOBS_RETRY_S = 10.0  # the hint where jobs are among what is open
 
 

@@ -21,7 +21,7 @@ from carpool.jobs.clock import StoreClock
 from carpool.types import Clock
 
 TTL_S = 3600
-MOST_BYTES = 1 << 30  # of all files; the oldest go first
+MOST_BYTES = 1 << 30  # limit for all files; the oldest go first
 TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 _NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
@@ -51,11 +51,11 @@ class SignedFiles:
             folder = Path(tempfile.mkdtemp("-carpool"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = folder
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # by name, the oldest first
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # bytes by name, the oldest first
         self._changing = threading.Lock()
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            for path in folder.iterdir():  # of a server that was killed
+            for path in folder.iterdir():  # left by a killed server
                 if _PART.fullmatch(path.name):
                     path.unlink()
             self._secret = _secret(folder / "secret")
@@ -63,7 +63,7 @@ class SignedFiles:
             paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
             for path in sorted(paths, key=lambda path: path.stat().st_mtime):
                 self._sizes[path.name] = path.stat().st_size
-                if path.stat().st_mtime > now_s:  # of another wall clock: it is new from now on
+                if path.stat().st_mtime > now_s:  # the wall clock was changed: count it as new
                     os.utime(path, (now_s, now_s))
         except OSError as error:
             raise StoreFailed(f"{folder} cannot hold pictures: {error}") from error
@@ -78,7 +78,7 @@ class SignedFiles:
         part = self._folder / f"{name}.part"
         try:
             part.write_bytes(content)
-            os.utime(part, (expires_s - TTL_S,) * 2)  # by which `_tidy` knows its age
+            os.utime(part, (expires_s - TTL_S,) * 2)  # `_tidy` reads its age from it
             part.rename(self._folder / name)
         except OSError as error:
             part.unlink(missing_ok=True)

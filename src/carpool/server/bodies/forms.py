@@ -35,10 +35,10 @@ from carpool.server.bodies.json_bodies import in_text, received
 from carpool.server.bodies.named_pictures import Nested, taken
 from carpool.server.bodies.nested_pictures import parsed, picture_in, read_json
 
-MOST_IMAGES = 16  # of a request, whatever the model takes
+MOST_IMAGES = 16  # limit for a request, whatever the model takes
 MOST_MASK_BYTES = 4 << 20
 MOST_FIELDS = 100
-MOST_TEXT_BYTES = 1 << 20  # of all texts, pictures aside
+MOST_TEXT_BYTES = 1 << 20  # limit for all texts together
 NULL = "null"
 URLENCODED = "application/x-www-form-urlencoded"
 
@@ -87,8 +87,8 @@ class Form:
     values: dict[str, Any] = field(default_factory=dict)
     images: list[Sent] = field(default_factory=list)
     mask: Sent | None = None
-    name: str = "image"  # of the pictures, for messages
-    nested: Nested = field(default_factory=dict)  # of other parameters, or in lists of lists
+    name: str = "image"  # the pictures' field, for messages
+    nested: Nested = field(default_factory=dict)  # pictures elsewhere, or in lists of lists
     is_before_white: bool = False  # what is transparent becomes white; else it counts as opaque
 
     def digests(self) -> list[str]:
@@ -293,7 +293,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
     kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
     kinds |= _KINDS
     values: dict[str, Any] = {}
-    forms: dict[str, str] = {}  # by name: in brackets, with a key in them, or neither
+    forms: dict[str, str] = {}  # key: name; value: how its brackets are written
     for key, text in texts:
         value: Any = text
         inner = _INNER.fullmatch(key)
@@ -302,7 +302,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
         if text == NULL and not is_text and not key.endswith("[]"):
             continue
         try:
-            # of lists, an entry at a time; of objects, numbers look like numbers
+            # lists come an entry at a time; in objects, numbers look like numbers
             if not inner and not key.endswith("[]"):
                 value = _PARSERS[kinds[name]](text)
             elif not TEXTS.fullmatch(name):  # a prompt "7" is no number

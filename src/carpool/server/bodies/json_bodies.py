@@ -25,11 +25,11 @@ from starlette.datastructures import Headers
 from carpool.errors import BodyTooLarge
 from carpool.jsonfile import is_deeper
 
-MOST_DEPTH = 32  # of lists and objects inside each other
+MOST_DEPTH = 32  # depth of nested lists and objects
 MOST_KEY = 200  # characters: keys are repeated in errors
 MOST_VALUES = 10_000
 MOST_BYTES = 1 << 20  # without pictures
-MOST_PICTURES = 64  # that do not count as bytes
+MOST_PICTURES = 64  # pictures that do not count as bytes
 LEAST_PICTURE = 1 << 10  # bytes of one of these
 
 _BEGINS = {  # quoted pictures: URLs, or base64 alone as well, of PNG, JPEG and WebP files

@@ -57,7 +57,7 @@ SETTINGS = (
     "that decided the first output, as they were used: the model's parameters with their defaults, "
     "and what no request chooses in `engine`; without prompts and seed"
 )
-Name = Annotated[str | None, Field(max_length=256)]  # of one of the client's own users
+Name = Annotated[str | None, Field(max_length=256)]  # names one of the client's own users
 
 
 class GenerationRequest(BaseModel):
@@ -92,7 +92,7 @@ class ImageRequest(GenerationRequest):
 
     model_config = _example("a red circle on a blue background", size="64x64")
 
-    prompt: Prompts  # of a list, each has n images, in order
+    prompt: Prompts  # each prompt of a list has n images, in order
     negative_prompt: Any = ours("string", "what not to show; a list where prompt is one")
     n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")

@@ -26,7 +26,7 @@ from carpool.server.responses.respond import respond
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 _KINDS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
 _BASE64 = re.compile(r"data:|iVBORw0KGgo|[/_]9j[/_]|UklGR")  # how PNG, JPEG and WebP files begin
-_FORMATS = {"image/jpeg": "jpeg", "image/webp": "webp"}  # by `accept`; else PNG
+_FORMATS = {"image/jpeg": "jpeg", "image/webp": "webp"}  # key: `accept`; default: PNG
 
 
 class InferenceRequest(BaseModel):

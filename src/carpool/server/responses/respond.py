@@ -22,7 +22,7 @@ async def respond(
     """Check the parameters and run the requests, for as long as the client is connected.
 
     Args:
-        fields: what else tells this request from another with the same `Idempotency-Key`.
+        fields: part of the content that requests with one `Idempotency-Key` must share.
 
     Raises:
         CarpoolError: whatever is wrong with the request, or became of it.
@@ -65,7 +65,7 @@ async def respond(
         streamed = _live(once, live)
         return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
     response = await context.unless_disconnected(once())
-    assert isinstance(response, schema.ImagesResponse)  # by the digest: no stream's
+    assert isinstance(response, schema.ImagesResponse)  # the digest differs for a stream
     state.observer.drew(image_request.model.id, len(response.data), response.usage)
     return response
 
@@ -82,7 +82,7 @@ async def _live(
             is_live = True
             yield event
         final = await answer
-        assert isinstance(final, list)  # by the digest: a stream's
+        assert isinstance(final, list)  # the digest is a stream's
         for event in [] if is_live else final:
             yield event
     finally:

@@ -9,7 +9,7 @@ from carpool.server.state import AppState
 from carpool.telemetry.worker_statistics import workers_of
 from carpool.types import Timings
 
-PATIENCE_S = 1.0  # for the workers' word on memory
+PATIENCE_S = 1.0  # limit for the workers' statistics
 
 
 async def peak_memory_mb(state: AppState, model: str) -> float | None:

@@ -116,7 +116,7 @@ async def events(
     updates: asyncio.Queue[Update] = asyncio.Queue()
     work = asyncio.create_task(_run(backend, image_request, updates))
     open_outputs, is_begun, began_s = len(image_request.requests), False, time.monotonic()
-    previews, last_step = [0] * open_outputs, [0] * open_outputs  # of each picture
+    previews, last_step = [0] * open_outputs, [0] * open_outputs  # one for each picture
     try:
         while open_outputs:
             try:

@@ -136,7 +136,7 @@ async def _submit(
     names, inputs = await context.unless_disconnected(packing)
     metadata = model.file_metadata(checked)
     work = work_of(model.id, [checked], names, fps=fields["fps"], told=metadata)
-    work |= {"keep": list(inputs)} if inputs else {}  # for `remix_video`
+    work |= {"keep": list(inputs)} if inputs else {}  # `remix_video` reads them
     record = await submit(context, "video", content, fields | extra, work, inputs)
     return await _video(context.state, record)
 

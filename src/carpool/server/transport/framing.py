@@ -19,7 +19,7 @@ _HOST = re.compile(rb"([A-Za-z0-9._~-]*|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._~-]+)?\])(
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)/.*", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\r\n]*)?\r\n")
-_CHUNK_LINE_BYTES = 16  # of each chunk that do not count
+_CHUNK_LINE_BYTES = 16  # free bytes of each chunk's line
 
 
 class ContentLengthBody:

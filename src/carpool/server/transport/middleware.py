@@ -51,7 +51,7 @@ class RequestLogging(HTTPMiddleware):
         """Wrap an application.
 
         Args:
-            count: is told the model, path, status and seconds of every answer to a POST.
+            count: called with the model, path, status and seconds of every answer to a POST.
         """
         super().__init__(app)
         self._count = count

@@ -101,7 +101,7 @@ def translated(
             continue  # `hr_...` belong to enable_hr
         if value in _RESTING.get(name, ()) or _is_own(name, value):
             continue
-        if name == "sampler_index" and body.sampler_name:  # that one counts
+        if name == "sampler_index" and body.sampler_name:  # `sampler_name` counts
             continue
         if name in names and name not in _RESTING:
             translation.values[name] = value

@@ -33,8 +33,8 @@ class Tag:
     """An adapter that a prompt names."""
 
     name: str
-    scale: float  # of the denoiser
-    text_scale: float  # of text encoders
+    scale: float  # for the denoiser
+    text_scale: float  # for text encoders
 
 
 def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[Tag]]:

@@ -127,7 +127,7 @@ class ChatCompletion(BaseModel):
 class Conversation:
     """A conversation as the fields of an `ImageRequest`, and its pictures."""
 
-    values: dict[str, Any]  # of an `ImageRequest`
+    values: dict[str, Any]  # fields of an `ImageRequest`
     images: list[Sent] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     has_parts: bool = False  # are pictures parts of the content, and not images beside it?

@@ -28,7 +28,7 @@ from carpool.server.bodies import schema
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
 from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
-PATIENCE_S, LOOK_S = 60.0, 0.05  # until all workers have read a new file
+PATIENCE_S, LOOK_S = 60.0, 0.05  # wait for all workers to read a new file, and between looks
 MERGE_MODES = (None, "auto", "dynamic")
 
 router = router_of(AuthenticatedRoute, "/v1")
