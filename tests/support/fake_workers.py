@@ -165,7 +165,7 @@ class FakeWorker:
         self.lora[name] = path
         return answer
 
-    async def retire(self) -> None:
+    async def stop_without_successor(self) -> None:
         await self.stop()
         self.retired = True
 

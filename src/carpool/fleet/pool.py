@@ -189,7 +189,7 @@ class Pool:
         member.is_leaving = True
         self.worker_changed(member)
         await self._dispatcher.empty(member)
-        await member.handle.retire()
+        await member.handle.stop_without_successor()
         await self._tasks.end(member)
         self._members.remove(member)
         self._queue.remove_worker(member.number)

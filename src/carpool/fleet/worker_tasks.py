@@ -54,7 +54,7 @@ class WorkerTasks:
         task.add_done_callback(self._ended)
 
     async def end(self, member: Member) -> None:
-        """Forget a worker that was retired."""
+        """Forget a worker that was ended."""
         if (task := self._tasks.pop(member.number, None)) is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -79,7 +79,7 @@ class WorkerTasks:
     async def _keep(self, member: Member) -> None:
         """Keep a worker running. One that cannot load ends the pool, unless others are ready."""
         while True:
-            greeting = asyncio.create_task(self._greet(member))
+            waiting = asyncio.create_task(self._wait_ready(member))
             try:
                 await member.handle.start()
                 return
@@ -91,9 +91,9 @@ class WorkerTasks:
                 log.error("worker %d (%s): %s", member.number, member.device, error)
                 await asyncio.sleep(RETRY_S)
             finally:
-                greeting.cancel()
+                waiting.cancel()
 
-    async def _greet(self, member: Member) -> None:
+    async def _wait_ready(self, member: Member) -> None:
         ready = await member.handle.wait_ready()
         member.error = ""
         self.first_ready.set()

@@ -44,7 +44,7 @@ Context = Annotated[AuthenticatedRequest, Depends(request_context)]
 """What a route of class `AuthenticatedRoute` is given."""
 
 
-async def traced(context: Context) -> AsyncIterator[None]:
+async def trace_span(context: Context) -> AsyncIterator[None]:
     """Write a span for every request for work."""
     request = context.request
     if request.method != "POST":
@@ -84,7 +84,7 @@ class WorkRoute(AuthenticatedRoute):
 
 def router_of(route: type[AuthenticatedRoute], prefix: str = "") -> APIRouter:
     """A router for routes of one class."""
-    before = Depends(traced if route.is_work else request_context)
+    before = Depends(trace_span if route.is_work else request_context)
     return APIRouter(prefix=prefix, route_class=route, responses=ERRORS, dependencies=[before])
 
 

@@ -32,10 +32,10 @@ async def read_form(
 ) -> forms.Form:
     """Read a form, or JSON, and translate the names of its fields to ours.
 
-    Args, Raises: as `AppState.some_model`, `forms.read_body` and `AppState.translate`.
+    Args, Raises: as `AppState.any_loaded_model`, `forms.read_body` and `AppState.translate`.
     """
     state = context.state
-    card = (await state.some_model(needs)).card
+    card = (await state.any_loaded_model(needs)).card
     form = await forms.read_body(
         context.request, card, *names, cards=state.card_of, takes_nested=takes_nested
     )

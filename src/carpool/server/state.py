@@ -191,7 +191,7 @@ class AppState:
             {owner: lora for (model, owner), lora in self.default_lora.items() if model == id_},
         )
 
-    async def some_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
+    async def any_loaded_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
         """A loaded model, whose card is used to read a body until that names its own."""
         name = None
         if self.fleet is not None:

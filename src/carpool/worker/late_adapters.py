@@ -21,8 +21,8 @@ class LateAdapters:
     def __init__(self, queries: Queries, send: Callable[[protocol.ToWorker], None]) -> None:
         self._queries, self._send = queries, send
         self._paths: dict[str, str] = {}
-        self._arriving: protocol.WorkerReady | None = None  # a worker that is being told
-        self._untold = 0
+        self._arriving: protocol.WorkerReady | None = None  # a worker that has not answered for all
+        self._unanswered = 0
 
     def add(self, name: str, path: str, *, is_ready: bool) -> "asyncio.Future[list[str]]":
         """Register an adapter; it is forgotten if the answer lists problems.
@@ -42,27 +42,27 @@ class LateAdapters:
         if not answer.cancelled() and not answer.result():
             self._paths[name] = path
 
-    def greet(self, ready: protocol.WorkerReady) -> protocol.WorkerReady | None:
-        """Tell adapters to a worker that has loaded its model; None: it has to answer first."""
+    def send_all(self, ready: protocol.WorkerReady) -> protocol.WorkerReady | None:
+        """Send all adapters to a worker that has loaded its model; None: it has to answer first."""
         if not self._paths:
             return ready
-        self._arriving, self._untold = ready, len(self._paths)
+        self._arriving, self._unanswered = ready, len(self._paths)
         for name, path in self._paths.items():
             self._send(protocol.AddLora(name, path))
         return None
 
     def answered(self, message: protocol.Reloaded) -> protocol.WorkerReady | None:
-        """Take an answer of a worker that is being told; returns it once it has all adapters."""
+        """Take an answer of the arriving worker; returns it once it has all adapters."""
         assert self._arriving is not None
         self._arriving = self._arriving.with_card(message.card)
-        self._untold -= message.is_addition
-        if self._untold:
+        self._unanswered -= message.is_addition
+        if self._unanswered:
             return None
         ready, self._arriving = self._arriving, None
         return ready
 
     @property
-    def is_telling(self) -> bool:
+    def is_sending(self) -> bool:
         return self._arriving is not None
 
     def worker_died(self) -> None:

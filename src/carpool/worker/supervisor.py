@@ -241,7 +241,7 @@ class Supervisor:
                 await self._task
         self._state = "stopped"
 
-    async def retire(self) -> None:
+    async def stop_without_successor(self) -> None:
         """As `stop`, and no later front takes the worker over, wherever it runs."""
         await self.stop()
         await self._connector.end()
@@ -305,12 +305,12 @@ class Supervisor:
     def _receive(self, message: protocol.ToFront) -> None:
         match message:
             case protocol.WorkerReady() as loaded:
-                self._open(self._late_adapters.greet(loaded))
+                self._open(self._late_adapters.send_all(loaded))
             case protocol.Activity() as activity:
                 if self._on_activity is not None:
                     self._on_activity(activity)
             case protocol.Reloaded(card, problems, is_addition) as reloaded:
-                if self._late_adapters.is_telling:
+                if self._late_adapters.is_sending:
                     self._open(self._late_adapters.answered(reloaded))
                 else:
                     if is_addition:
