@@ -23,15 +23,15 @@ _FLOAT, _UINT, _BYTE = 5126, 5125, 5121  # component types of glTF
 _OF_VERTICES, _OF_FACES = 34962, 34963  # targets of its buffer views
 
 
-def check_faces(mesh: Mesh, most: int) -> None:
+def check_faces(mesh: Mesh, limit: int) -> None:
     """Refuse a mesh of too many faces.
 
     Raises:
         InvalidValue: says how many there are.
     """
-    if len(mesh.faces) > most:
+    if len(mesh.faces) > limit:
         raise InvalidValue(
-            f"the mesh has {len(mesh.faces)} faces: at most {most} (--max-faces): ask for a "
+            f"the mesh has {len(mesh.faces)} faces: at most {limit} (--max-faces): ask for a "
             "coarser one"
         )
 
@@ -52,8 +52,8 @@ def _notes(metadata: Mapping[str, Any] | None) -> list[str]:
     """Comments: each is one line, so the settings are written as JSON without line breaks."""
     if metadata is None:
         return []
-    made = ["made by a model (trainedAlgorithmicMedia)"]
-    return [*made, f"carpool {as_json(metadata)}"] if metadata else made
+    comments = ["made by a model (trainedAlgorithmicMedia)"]
+    return [*comments, f"carpool {as_json(metadata)}"] if metadata else comments
 
 
 def _obj(mesh: Mesh, notes: list[str]) -> bytes:
@@ -97,17 +97,17 @@ def _glb(mesh: Mesh, metadata: Mapping[str, Any] | None) -> bytes:
     views: list[dict[str, Any]] = []
     accessors: list[dict[str, Any]] = []
 
-    def view(content: bytes, **more: Any) -> int:
+    def view(content: bytes, **extra: Any) -> int:
         offset = sum(map(len, parts))
-        views.append({"buffer": 0, "byteOffset": offset, "byteLength": len(content), **more})
+        views.append({"buffer": 0, "byteOffset": offset, "byteLength": len(content), **extra})
         parts.append(content + bytes(-len(content) % 4))
         return len(views) - 1
 
-    def accessor(values: NDArray[Any], component: int, kind: str, target: int, **more: Any) -> int:
-        at = view(values.tobytes(), target=target, **more.pop("stride", {}))
+    def accessor(values: NDArray[Any], component: int, kind: str, target: int, **extra: Any) -> int:
+        at = view(values.tobytes(), target=target, **extra.pop("stride", {}))
         count = values.size if kind == "SCALAR" else len(values)
         accessors.append(
-            {"bufferView": at, "componentType": component, "count": count, "type": kind, **more}
+            {"bufferView": at, "componentType": component, "count": count, "type": kind, **extra}
         )
         return len(accessors) - 1
 
@@ -135,9 +135,9 @@ def _glb(mesh: Mesh, metadata: Mapping[str, Any] | None) -> bytes:
         document["textures"] = [{"source": 0}]
         surface["baseColorTexture"] = {"index": 0}
     if metadata is not None:
-        made = {"digitalSourceType": "trainedAlgorithmicMedia"}
-        own = {"carpool": json.loads(as_json(metadata))} if metadata else {}
-        document["asset"]["extras"] = made | own
+        source = {"digitalSourceType": "trainedAlgorithmicMedia"}
+        settings = {"carpool": json.loads(as_json(metadata))} if metadata else {}
+        document["asset"]["extras"] = source | settings
     document |= {"accessors": accessors, "bufferViews": views}
     document["buffers"] = [{"byteLength": sum(map(len, parts))}]
     return b"".join(_chunks(json.dumps(document).encode(), b"".join(parts)))

@@ -17,7 +17,7 @@ from carpool.media.metadata import as_json
 from carpool.media.outputs import pyav
 
 SoundFormat = Literal["wav", "flac", "mp3"]
-_MADE = "made by a model (trainedAlgorithmicMedia)"
+_SOURCE = "made by a model (trainedAlgorithmicMedia)"
 _MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 
 
@@ -33,7 +33,7 @@ def encode_sound(
         LibraryMissing: PyAV is not installed, and the format needs it.
         InvalidValue: the format takes no such number of channels.
     """
-    note = None if metadata is None else as_json(metadata) if metadata else _MADE
+    note = None if metadata is None else as_json(metadata) if metadata else _SOURCE
     if format == "wav":
         return _wav(sound, note)
     if len(sound.samples) > 2:
@@ -89,4 +89,4 @@ def _with_pyav(sound: Sound, format: SoundFormat, note: str | None) -> bytes:
 
 def _mp3_rate(rate: int) -> int:
     """The rate itself, or the next higher one that MP3 knows; else its highest."""
-    return next((known for known in _MP3_RATES if known >= rate), _MP3_RATES[-1])
+    return next((rate_hz for rate_hz in _MP3_RATES if rate_hz >= rate), _MP3_RATES[-1])

@@ -41,8 +41,8 @@ def _where(ready: protocol.WorkerReady | None) -> str:
     """The model's device and the memory left there: a line, or nothing."""
     if ready is None or not ready.device:
         return ""
-    left = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
-    return f"On {ready.device}: {_gib(ready.weights_bytes)} of weights{left}\n"
+    memory = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
+    return f"On {ready.device}: {_gib(ready.weights_bytes)} of weights{memory}\n"
 
 
 def _gib(size_bytes: int) -> str:
@@ -77,8 +77,8 @@ def example(card: Card | None, url: str, curl: str, model: str | None = None) ->
         pictures += " -F mask=@mask.png" if _needs(task, "mask_image") else ""
         fields = " ".join(f"-F '{name}={value}'" for name, value in body.items())
         return f"{curl} {url}/v1/images/edits {pictures} {fields} \\\n  | {_DECODE} > out.png\n"
-    sent = f"{curl} {url}/v1/images/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
-    return f"{sent} \\\n  | {_DECODE} > out.png\n"
+    command = f"{curl} {url}/v1/images/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
+    return f"{command} \\\n  | {_DECODE} > out.png\n"
 
 
 def _clip(url: str, curl: str, body: dict[str, Any]) -> str:
@@ -99,7 +99,7 @@ def _body(task: Task | None) -> dict[str, Any]:
 
 
 def _needs(task: Task, picture: str) -> bool:
-    return any(one.name == picture and one.required for one in task.parameters)
+    return any(parameter.name == picture and parameter.required for parameter in task.parameters)
 
 
 async def greet(backend: Serving, server: DrainingServer, settings: ServeSettings) -> None:
@@ -123,8 +123,8 @@ async def greet(backend: Serving, server: DrainingServer, settings: ServeSetting
     if settings.log_format == "json":
         log.info("%s", serving)
         return
-    several = isinstance(backend, Fleet) and len(backend.deployments) > 1
-    first = next(iter(served_names(backend, settings))) if several else None
+    is_fleet = isinstance(backend, Fleet) and len(backend.deployments) > 1
+    first = next(iter(served_names(backend, settings))) if is_fleet else None
     command = example(ready.card if ready else None, url, f"curl -s {uds}{key}".strip(), first)
     click.echo(
         f"{serving}\n{_where(ready)}"

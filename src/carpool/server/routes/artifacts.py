@@ -59,9 +59,9 @@ _PICTURE = (REFERENCE, "image")
 router = router_of(WorkRoute, "/v1")
 
 
-def write_mesh(record: Record, done: Sequence[Done], folder: Path) -> None:
+def write_mesh(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     """The file of a mesh's job."""
-    [answer], output = done, record.work["output"]
+    [answer], output = outputs, record.work["output"]
     if answer.mesh is None:
         raise PipelineFailed("the pipeline gave no mesh")
     mesh, format = mesh_of(answer.mesh), output["format"]
@@ -70,9 +70,9 @@ def write_mesh(record: Record, done: Sequence[Done], folder: Path) -> None:
     (folder / f"mesh.{format}").write_bytes(content)
 
 
-def write_sound(record: Record, done: Sequence[Done], folder: Path) -> None:
+def write_sound(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     """The file of a sound's job."""
-    [answer], output = done, record.work["output"]
+    [answer], output = outputs, record.work["output"]
     if answer.sound is None:
         raise PipelineFailed("the pipeline gave no sound")
     sound, format = sound_of(answer.sound), output["format"]
@@ -85,28 +85,28 @@ def _checked(
     model: ServedModel,
     body: GenerationRequest,
     makes: Literal["meshes", "sound"],
-    more: dict[str, Any],
+    extra: dict[str, Any],
 ) -> CheckedRequest:
     """Check a body.
 
     Args:
-        more: arguments of the pipeline that follow from it.
+        extra: arguments of the pipeline that follow from it.
 
     Raises:
         Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
     """
-    sent = body.model_dump(exclude_unset=True, exclude_none=True)
-    parameters = pipeline_parameters(model, body, sent, makes, context.client)
+    content = body.model_dump(exclude_unset=True, exclude_none=True)
+    parameters = pipeline_parameters(model, body, content, makes, context.client)
     if body.size not in (None, "auto"):
         raise UnsupportedParameter(f"size is not taken: {makes} have none", param="size")
-    request = engine_request(body, context.client.key, parameters | more, body.seed)
+    request = engine_request(body, context.client.key, parameters | extra, body.seed)
     return replace(check(model.card, request, from_json=True), model=model.id)
 
 
 async def _submit(
     context: AuthenticatedRequest,
     kind: Literal["mesh", "sound"],
-    sent: dict[str, Any],
+    content: dict[str, Any],
     body: MeshRequest | SoundRequest,
     checked: CheckedRequest,
     pictures: dict[str, Any],
@@ -116,10 +116,10 @@ async def _submit(
     names, inputs = await context.unless_disconnected(
         context.intake().run(partial(packed, pictures))
     )
-    told = model.file_metadata(checked)
-    work = work_of(model.id, [checked], names, format=body.output_format, told=told, **output)
-    asked = {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt}
-    return await submit(context, kind, sent, asked, work, inputs)
+    metadata = model.file_metadata(checked)
+    work = work_of(model.id, [checked], names, format=body.output_format, told=metadata, **output)
+    fields = {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt}
+    return await submit(context, kind, content, fields, work, inputs)
 
 
 _MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE})
@@ -136,9 +136,9 @@ async def create_mesh(context: Context) -> MeshJob:
     digests = await context.unless_disconnected(intake.run(form.digests))
     pictures = await context.unless_disconnected(reference_images(model.card, form, body, intake))
     checked = _checked(context, model, body, "meshes", pictures)
-    sent = form.values | ({"pictures": digests} if digests else {})
+    content = form.values | ({"pictures": digests} if digests else {})
     limit = context.state.settings.max_faces
-    record = await _submit(context, "mesh", sent, body, checked, pictures, max_faces=limit)
+    record = await _submit(context, "mesh", content, body, checked, pictures, max_faces=limit)
     return await _mesh(context.state, record)
 
 
@@ -204,8 +204,8 @@ async def create_sound(body: SoundRequest, context: Context) -> Any:
     for name in DURATIONS:
         if isinstance(length_s := values.get(name), (int, float)):
             _check_length(name, length_s, limit_s)
-    sent = body.model_dump(exclude_unset=True)
-    record = await _submit(context, "sound", sent, body, checked, {})
+    content = body.model_dump(exclude_unset=True)
+    record = await _submit(context, "sound", content, body, checked, {})
     if body.background_job:
         status = await status_of(context, record)
         return JSONResponse(status.model_dump(), 202)
@@ -216,10 +216,10 @@ async def create_sound(body: SoundRequest, context: Context) -> Any:
     return answer
 
 
-def _check_length(name: str, length_s: float, limit_s: float, shown: Any = None) -> None:
+def _check_length(name: str, length_s: float, limit_s: float, value: Any = None) -> None:
     if not 0 < length_s <= limit_s:
         rule = f"must be above 0, at most {limit_s:g} (--max-sound)"
-        raise InvalidValue.of(name, length_s if shown is None else shown, rule)
+        raise InvalidValue.of(name, length_s if value is None else value, rule)
 
 
 def _duration(model: ServedModel, body: SoundRequest, limit_s: float) -> dict[str, float]:
