@@ -60,6 +60,14 @@ OF_PYTHON := $(patsubst %,tests/%, outsiders/test_pythons.py test_public_api.py 
 test-pythons:  ## some tests on 3.12 and 3.13, where they are here; ONLY=tests for all, PYTHONS="3.14" for another
 	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(PYTHONS)" $(BY_FILE) $(or $(ONLY),$(OF_PYTHON))
 
+# A row of the matrix a family, compiled and streamed ones, and HTTP, in about ten minutes each.
+VERSIONS ?= 3.12 3.13 3.11+torch==2.6.0 3.11+torch
+OF_VERSIONS := $(patsubst %,tests/%, matrix/test_matrix.py engine/weights server/test_openai_sdk.py)
+
+test-versions:  ## some tests on other Pythons, and on the oldest and newest torch; VERSIONS="3.13" for one
+	mkdir -p build
+	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(VERSIONS)" $(BY_FILE) $(or $(ONLY),$(OF_VERSIONS))
+
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
 	$(KEEP_COMPILED) $(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(BY_FILE) -m "not ray and not bitsandbytes"
 

@@ -67,7 +67,7 @@ def created(environment: Path) -> list[str]:
 
 def with_pip_settings(command: list[str]) -> dict[str, str]:
     """The process's environment and, where uv is not told otherwise, what pip is told."""
-    environ = dict(os.environ)
+    environ = {"UV_INDEX_STRATEGY": "unsafe-best-match", **os.environ}  # of several, as pip has it
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")

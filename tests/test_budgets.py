@@ -33,13 +33,13 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "fleet": (3_200, 4_700),
     "worker": (2_500, 3_300),
     "server": (5_000, 6_810),
-    "compat": (1_300, 1_920),
+    "compat": (1_300, 1_980),
     "jobs, media": (3_000, 3_790),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_200),
     "lab": (4_200, 5_880),
     "benchmarks, proof": (7_000, 8_900),
-    "tests": (50_000, 77_200),
+    "tests": (50_000, 78_500),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 91), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names

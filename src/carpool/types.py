@@ -102,6 +102,7 @@ class CheckedRequest:
     group_size: int = 1  # how many those are, it among them
     model: str = ""  # of those that a server serves; empty: its first
     step_cache: float | None = None  # threshold of skipped steps; 0: none; None: the server's own
+    scheduler: str | None = None  # name of a sampler, of `request.samplers`; None: the model's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,22 @@ def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run
     }
 
 
+def test_a_picture_is_drawn_by_the_sampler_that_is_named_and_says_so(run: Run) -> None:
+    own = run("generate", "a red circle", *FLAGS)
+    first = Path("out.png").read_bytes()
+
+    ended = run("generate", "a red circle", *FLAGS, "--scheduler", "Euler Karras")
+    refused = run("generate", "a red circle", *FLAGS, "--scheduler", "DPM++ 2M")
+
+    assert (own.status, ended.status) == (0, 0), ended.err
+    settings = read_settings(Path("out.png").read_bytes())
+    assert settings["scheduler"] == "euler_karras"
+    assert settings["engine"]["scheduler_config"]["use_karras_sigmas"]
+    assert gap(picture(Path("out.png").read_bytes()), picture(first)) > 1
+    assert refused.status == 1
+    assert "FlowMatchEulerDiscreteScheduler is not compatible" in refused.err
+
+
 def test_the_seed_is_said_and_a_file_is_not_replaced_in_silence(run: Run) -> None:
     unseeded = [flag for flag in FLAGS if flag not in ("--seed", "5")]
     first = run("generate", "a red circle", *unseeded, "--json")

@@ -620,11 +620,7 @@ def test_defaults_of_a_model_are_not_the_callers_and_do_not_count() -> None:
         ("CFG_scale", "; did you mean 'guidance_scale'?"),
         ("Width", "; did you mean 'width'?"),
         ("size", ": say width and height, in pixels"),
-        ("scheduler", ": every request runs a copy of the model's own scheduler"),
-        (
-            "sampler_name",
-            ": every request runs a copy of the model's own scheduler",
-        ),
+        ("sampler_name", "; did you mean 'scheduler'?"),
         ("seconds", ": say num_frames, which is seconds x frames a second"),
         ("torch_dtype", ": it is a setting of the server or engine"),
     ],

@@ -57,6 +57,7 @@ PREVIEWS = 8  # of each picture, with --show; a server gives fewer
     "--n", type=click.IntRange(1), default=1, show_default=True, help="pictures of each prompt"
 )
 @click.option("--guidance", type=float, help="guidance scale")
+@click.option("--scheduler", help="sampler, such as dpmpp_2m_karras  [default: the model's own]")
 @click.option("--negative-prompt", help="what not to draw")
 @click.option(
     "--image",
@@ -142,6 +143,7 @@ def _parameters(flags: dict[str, Any]) -> dict[str, Any]:
         "num_inference_steps": flags.pop("steps"),
         "guidance_scale": flags.pop("guidance"),
         "negative_prompt": flags.pop("negative_prompt"),
+        "scheduler": flags.pop("scheduler"),
     }
     parameters = dict(pairs(flags.pop("parameter"))) | sides(flags["size"])
     return parameters | {name: value for name, value in named.items() if value is not None}

@@ -24,6 +24,7 @@ from carpool.engine.isolation import RequestContext
 from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
+from carpool.engine.model.samplers import exchanged
 from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.view import call, view
 from carpool.engine.observe.loop_progress import LoopProgress
@@ -157,6 +158,8 @@ class RunningRequests:
         own = self._loaded.originals[request.task]
         mine = own if is_private else view(self._loaded, request.task)
         state.context = context = self._context(state, mine)
+        if request.scheduler is not None:  # not by its setter, which writes the configuration, too
+            vars(mine)["scheduler"] = exchanged(own.scheduler, request.scheduler)
         task = self._loaded.card.task(request.task)
         state.pixel_limit = PixelLimit(mine, self._loaded.card, task)
         hook, tell = self._previews.hook, partial(self._tell, state)

@@ -47,7 +47,8 @@ def file_metadata(
     """
     metadata: dict[str, Any] = {}
     if request is not None:
-        options = {"lora": request.lora, "step_cache": request.step_cache}
+        options: dict[str, Any] = {"lora": request.lora, "step_cache": request.step_cache}
+        options["scheduler"] = request.scheduler
         metadata = {"model": model, "seed": request.seed, **request.arguments}
         metadata |= {name: value for name, value in options.items() if value}
         metadata |= {**(settings_used or {}), **extra}

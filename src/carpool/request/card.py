@@ -11,7 +11,7 @@ from carpool.request.adapter_names import AdapterInfo
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.values import ParameterKind
 
-OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache")
+OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache", "scheduler")
 PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
@@ -81,6 +81,8 @@ class Card:
     adapters: tuple[AdapterInfo, ...] = ()  # ... with their other names, and those refused
     frame_step: int = 1  # videos have k * frame_step + 1 frames
     rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
+    scheduler: str = ""  # class of the model's own
+    schedulers: tuple[str, ...] = ()  # samplers that a request may name; see `request.samplers`
     has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
 
     @property

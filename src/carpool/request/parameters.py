@@ -13,12 +13,13 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
-from carpool.request.card import HIDDEN, INSTEAD, PER_PROMPT, Card, Parameter, Task
+from carpool.request.card import HIDDEN, INSTEAD, OURS, PER_PROMPT, Card, Parameter, Task
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures
 from carpool.request.lora import check_lora, refuse_scale
 from carpool.request.own_values import check_priority, check_seed, check_step_cache, check_timeout
 from carpool.request.rules import check_rules, check_strength, check_texts
+from carpool.request.samplers import check_scheduler
 from carpool.request.values import KINDS, as_plain, is_int
 from carpool.types import CheckedRequest, Request
 
@@ -32,12 +33,9 @@ OTHER_NAMES = {  # by parameter: what it is called in other programs
     "frame_rate": "fps",
     "mask_image": "mask",
     "image": "init_image input_image",
+    "scheduler": "sampler sampler_name sampler_index scheduler_name sampling_method",
 }
 ELSEWHERE = {  # what is said otherwise, by how
-    "every request runs a copy of the model's own scheduler; choose another in the model's folder "
-    "(scheduler/scheduler_config.json), or set pipe.scheduler before the pipeline is loaded": (
-        "scheduler sampler sampler_name scheduler_name"
-    ),
     "say width and height, in pixels": "size resolution",
     "say num_frames, which is seconds x frames a second": "seconds duration",
     "it is a setting of the server or engine": "dtype torch_dtype device",
@@ -60,7 +58,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         given["prompt"] = request.prompt
     lora = check_lora(given.pop("lora", None), card.lora, card.adapters)
     deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
-    step_cache = given.pop("step_cache", None)
+    step_cache, scheduler = given.pop("step_cache", None), given.pop("scheduler", None)
     task = card.task_for(name for name, value in given.items() if value is not None)
     known = {parameter.name: parameter for parameter in task.parameters}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
@@ -113,7 +111,12 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         user=request.user,
         output_type=task.file_type if from_json else None,
         step_cache=None if step_cache is None else check_step_cache(step_cache),
+        scheduler=_scheduler(card, scheduler),
     )
+
+
+def _scheduler(card: Card, name: Any) -> str | None:
+    return None if name is None else check_scheduler(name, card.schedulers, card.scheduler)
 
 
 def _is_absent(parameter: Parameter) -> bool:
@@ -138,7 +141,10 @@ def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParam
     else:
         known = [n for n in card.names() if not (from_json and n == "output_type")]
         meant = [ours for ours, names in OTHER_NAMES.items() if lower in names.split()]
-        close = next((n for n in [*filter(task.takes, meant), lower] if n in known), None)
+        close = next(
+            (n for n in [*(m for m in meant if task.takes(m) or m in OURS), lower] if n in known),
+            None,
+        )
         hint = f"; did you mean {close!r}?" if close else nearest(name, known)
     return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
 

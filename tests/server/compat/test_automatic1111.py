@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 from carpool.request.card import Task
+from carpool.server.compat.automatic1111.bodies import Text2Image
+from carpool.server.compat.automatic1111.fields import translated
 from support.app import Grey, app_of, ask, open_app, refusal
 from support.forms import BOTH, FILL, OWN, worker_of
 from support.pictures import picture, png, saved
@@ -293,3 +295,24 @@ def test_the_key_is_the_password(headers: dict[str, str], status: int) -> None:
                 assert (other.status_code == 200) == headers["authorization"].startswith("Bearer")
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("sent", "scheduler"),
+    [
+        ({"sampler_name": "DPM++ 2M", "scheduler": "Karras"}, "DPM++ 2M Karras"),
+        ({"sampler_name": "Euler a", "scheduler": "Automatic"}, "Euler a"),
+        ({"sampler_index": "DPM++ 2M Karras"}, "DPM++ 2M Karras"),
+        ({"sampler_index": "Euler", "sampler_name": "Heun"}, "Heun"),
+        ({"sampler_index": "Euler"}, None),
+        ({"sampler_name": "Automatic", "scheduler": "automatic"}, None),
+    ],
+)
+def test_a_sampler_and_its_schedule_become_one_name(
+    sent: dict[str, Any], scheduler: str | None
+) -> None:
+    card = replace(BOTH, schedulers=("euler", "euler_a", "dpmpp_2m_karras", "heun"))
+
+    values = translated(Text2Image(prompt="a", **sent), card, "grey").values
+
+    assert values.get("scheduler") == scheduler

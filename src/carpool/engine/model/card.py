@@ -10,6 +10,7 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.modular import Pipeline
+from carpool.engine.model.samplers import offered
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
 from carpool.request.parameters import check
@@ -49,6 +50,8 @@ def describe(
         max_steps=settings.max_steps,
         frame_step=_frame_step(pipe),
         rounds_sizes=_rounds_sizes(cls),
+        scheduler=type(pipe.scheduler).__name__ if getattr(pipe, "scheduler", None) else "",
+        schedulers=offered(pipe),
         has_fixed_text_layer=_has_fixed_text_layer(pipe),
     )
     _check_defaults(card, asked)

@@ -14,6 +14,7 @@ import diffusers
 import carpool
 from carpool.config import EngineSettings
 from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.samplers import exchanged
 from carpool.request.card import HIDDEN, Task
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
@@ -28,7 +29,7 @@ class SettingsUsed:
 
     def __init__(self, loaded: LoadedPipeline, settings: EngineSettings) -> None:
         self._card, self._step_cache = loaded.card, settings.step_cache
-        self._engine = _engine(loaded, settings)
+        self._engine, self._loaded = _engine(loaded, settings), loaded
 
     def of(self, request: CheckedRequest, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a request.
@@ -50,7 +51,15 @@ class SettingsUsed:
         if request.lora:
             used["lora"] = [{"id": name, "scale": scale} for name, scale in request.lora]
         threshold = self._step_cache if request.step_cache is None else request.step_cache
-        return used | ({"step_cache": threshold} if threshold else {}) | {"engine": self._engine}
+        used |= {"step_cache": threshold} if threshold else {}
+        return used | self._sampler(request.scheduler)
+
+    def _sampler(self, name: str | None) -> dict[str, Any]:
+        if name is None:
+            return {"engine": self._engine}
+        scheduler = exchanged(self._loaded.pipe.scheduler, name)
+        facts = {"scheduler": type(scheduler).__name__, "scheduler_config": _changed(scheduler)}
+        return {"scheduler": name, "engine": {**self._engine, **facts}}
 
 
 def _defaults(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,6 +77,12 @@ class GenerationRequest(BaseModel):
         "skip steps while the denoiser's answer is predicted to change by less than this share, "
         "0 (none) to 1; the header `x-step-cache` says the same; default: the server's own",
     )
+    scheduler: Any = ours(
+        "string",
+        "a sampler, by diffusers' class or as AUTOMATIC1111 and ComfyUI call it "
+        "(`dpmpp_2m_karras`, `Euler a`), of those that `GET /v1/models` lists as `schedulers`; "
+        "default: the model's own",
+    )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
     user: Name = Field(None, description="of the client's own: users divide a key's share")
@@ -156,7 +162,7 @@ class RemixRequest(BaseModel):
 
 
 _PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_cfg_scale
-negative_prompt num_frames lora deadline_s priority step_cache"""
+negative_prompt num_frames lora deadline_s priority step_cache scheduler"""
 PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
 """Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
 

@@ -38,6 +38,7 @@ class ModelEntry(BaseModel):
     size_multiple_px: int = Field(1, description="both sides are multiples of it")
     parameters: list[ModelParameter] = Field([], description="what requests may say")
     lora: list[str] = Field([], description="adapters that a request may name")
+    schedulers: list[str] = Field([], description="samplers that a request may name")
     limits: ModelLimits | None = Field(
         default=None, description="the most that one request may ask for, once it is loaded"
     )

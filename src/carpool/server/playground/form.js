@@ -5,7 +5,7 @@ import { Pictures } from "./pictures.js";
 
 const TITLES = {
   num_inference_steps: "Steps", guidance_scale: "Guidance", true_cfg_scale: "True guidance",
-  negative_prompt: "Negative prompt", num_frames: "Frames", fps: "Frames a second", strength: "Strength",
+  negative_prompt: "Negative prompt", scheduler: "Sampler", num_frames: "Frames", fps: "Frames a second", strength: "Strength",
   max_sequence_length: "Longest prompt, in tokens",
 };
 const HELP = {
@@ -158,6 +158,8 @@ export class Form {
     let input;
     if (one.kind === "bool") {
       input = el("select", {}, [["", `as the model has it${fallback && ` (${fallback})`}`], ["true", "yes"], ["false", "no"]].map(([value, text]) => el("option", { value }, text)));
+    } else if (one.name === "scheduler") {
+      input = el("select", {}, ["", ...this.entry.schedulers].map((value) => el("option", { value }, value || `the model's own (${fallback})`)));
     } else if (one.kind === "int" || one.kind === "float") {
       input = el("input", { type: "number", step: one.kind === "int" ? 1 : "any", placeholder: fallback || "the model's own" });
     } else if (one.name.includes("prompt")) input = el("textarea", { rows: 2, placeholder: fallback });

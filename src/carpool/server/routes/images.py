@@ -122,6 +122,7 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
         size_multiple_px=card.size_multiple_px,
         parameters=_parameters_of(card),
         lora=list(card.lora),
+        schedulers=list(card.schedulers),
         limits=reports.ModelLimits(
             n=model.max_n,
             num_inference_steps=card.max_steps,
@@ -154,6 +155,11 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
                 tasks=[],
             )
             parameters.setdefault(entry.name, entry).tasks.append(task.name)
+    if card.schedulers:
+        tasks = [task.name for task in card.tasks]
+        parameters["scheduler"] = reports.ModelParameter(
+            name="scheduler", kind="str", required=False, default=card.scheduler, tasks=tasks
+        )
     return list(parameters.values())
 
 

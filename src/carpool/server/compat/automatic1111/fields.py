@@ -96,8 +96,10 @@ def translated(
     _add_settings(translation, {_CLIP_SKIP: extra.get("clip_skip")} | settings, card, model)
     _check_scripts(body.alwayson_scripts or {})
     rest = {"sampler_name": body.sampler_name, "scheduler": body.scheduler, **extra}
+    _add_sampler(translation, rest, card)
     for name, value in rest.items():
-        if value is None or name in UNREAD or name.startswith("hr_"):
+        is_translated = name in _SAMPLERS and "scheduler" in translation.values
+        if is_translated or value is None or name in UNREAD or name.startswith("hr_"):
             continue  # `hr_...` belong to enable_hr
         if value in _RESTING.get(name, ()) or _is_own(name, value):
             continue
@@ -111,6 +113,23 @@ def translated(
             rule = f"is not known here: the model has a sampler of its own, {SAMPLER!r}"
         raise UnsupportedParameter(f"{name[:60]}={show(value)} {rule}", param=name[:60])
     return translation
+
+
+def _add_sampler(translation: Translation, fields: Mapping[str, Any], card: Card) -> None:
+    """Add a sampler with its noise schedule, where the model's own can be exchanged."""
+    names = {
+        name: value
+        for name in _SAMPLERS
+        if isinstance(value := fields.get(name), str) and not _rests(name, value)
+    }
+    sampler = names.get("sampler_name") or names.get("sampler_index")
+    if card.schedulers and sampler:
+        schedule = names.get("scheduler", "")
+        translation.values["scheduler"] = f"{sampler} {schedule}".strip()
+
+
+def _rests(name: str, value: str) -> bool:
+    return value in _RESTING[name] or _is_own(name, value)
 
 
 def _is_own(name: str, value: Any) -> bool:

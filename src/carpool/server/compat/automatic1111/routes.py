@@ -287,8 +287,9 @@ async def sd_models(context: Context) -> list[SDModel]:
 
 @lists.get("/samplers")
 async def samplers(context: Context) -> list[Sampler]:
-    """One: the model's own."""
-    return [Sampler(name=SAMPLER)]
+    """The model's own, and those that it can be exchanged for."""
+    model = await context.load(None, "loaded")
+    return [Sampler(name=name) for name in (SAMPLER, *model.card.schedulers)]
 
 
 @lists.get("/schedulers")
