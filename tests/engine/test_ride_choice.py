@@ -1,10 +1,12 @@
 """The choice of a ride: shared, and private for a request that changes a module."""
 
 import logging
+import re
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from torch import Tensor
 
 from support.engine_driver import Drive, Recorder, driving, fresh
@@ -107,3 +109,36 @@ def test_one_that_is_cancelled_before_it_runs_again_holds_up_no_other() -> None:
 
     assert guilty.error is not None
     assert gap(other, expected(1)) < 1e-5
+
+
+def with_lora() -> Any:
+    pipe: Any = fresh("sd15")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for module, layers in ((pipe.unet, UNET), (pipe.text_encoder, TEXT)):
+            config = LoraConfig(r=2, target_modules=layers, init_lora_weights=False)
+            module.add_adapter(config, adapter_name="style")
+            module.requires_grad_(False)
+    return pipe
+
+
+UNET, TEXT = ["to_q", "to_v"], ["q_proj", "v_proj"]
+
+
+def test_the_scale_of_a_lora_that_the_user_has_loaded_is_each_requests_own() -> None:
+    common = {"height": 32, "width": 32, "output_type": "pt", "num_inference_steps": 3}
+    scales: list[dict[str, Any]] = [
+        {},
+        *({"cross_attention_kwargs": {"scale": s}} for s in (0.2, 0.8)),
+    ]
+    with driving(with_lora()) as drive:
+        recorders = [drive.submit("a cat", seed=1, **common, **scale) for scale in scales]
+        drive.finish()
+
+    for recorder, scale in zip(recorders, scales, strict=True):
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            image = with_lora()("a cat", generator=generator, **common, **scale).images[0]
+        assert gap(recorder, image) < 1e-5
+    [warning] = recorders[1].outcome.warnings
+    assert re.fullmatch(r".*StableDiffusionPipeline changed text_encoder\S+ and \d+ more", warning)

@@ -61,7 +61,9 @@ class RideChoice:
             PipelineFailed: it cannot ride privately: other processes compute with this one.
         """
         self._changes[_form(request)] += 1
-        reason = f"{self._name(request)} changed {', '.join(names)}"
+        first, *others = names
+        more = f" and {len(others)} more" if others else ""
+        reason = f"{self._name(request)} changed {first}{more}"
         self._refuse_in_group(reason)
         self._log_once(f"{reason} while it ran: such requests run alone")
         return f"the request ran alone: {reason}"
