@@ -10,6 +10,8 @@ import carpool
 from carpool.engine import deadlock
 from carpool.errors import CarpoolError, DeadlineExceeded, WorkerLost
 from support import blocking
+from support.engine_driver import driving
+from support.isolation import differences, state_of
 from support.odd_pipeline import Odd, drawn_alone, odd_pipeline
 
 COMPANY = 4
@@ -24,8 +26,9 @@ def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def outcomes(make: Callable[[], Odd], isolation: str, timeout_s: float | None) -> list[object]:
     """The picture, or the error, of each of several requests at once."""
-    odd, seen = make(), list[object]()
-    with carpool.load(odd_pipeline(), device="cpu", isolation=isolation) as engine:  # type: ignore[arg-type]
+    odd, seen, pipe = make(), list[object](), odd_pipeline()
+    before, patched = state_of(pipe), torch.nn.Module.__setattr__
+    with carpool.load(pipe, device="cpu", isolation=isolation) as engine:  # type: ignore[arg-type]
         requests = [
             engine.submit("x", seed=seed, odd=odd, output_type="pt", timeout_s=timeout_s)
             for seed in range(COMPANY)
@@ -37,6 +40,9 @@ def outcomes(make: Callable[[], Odd], isolation: str, timeout_s: float | None) -
                 seen.append(error)
         began_s = time.monotonic()
     assert time.monotonic() - began_s < CLOSED_S
+    assert torch.nn.Module.__setattr__ is patched
+    changed = differences(before, state_of(pipe))  # a private ride that stands has its scheduler
+    assert [name for name in changed if not name.startswith("scheduler.")] == []
     return seen
 
 
@@ -108,3 +114,46 @@ def test_an_engine_closes_around_code_that_sleeps() -> None:
     assert time.monotonic() - began_s < CLOSED_S
     with pytest.raises(CarpoolError, match="closed"):
         request.result(1)
+
+
+@pytest.mark.parametrize("make", blocking.FAILING)
+def test_what_fails_only_among_others_runs_again_alone_and_then_always(
+    make: Callable[[], Odd],
+) -> None:
+    odd = make()
+    with driving(odd_pipeline(), isolation="shared") as drive:
+        heard = [drive.submit("x", seed=seed, odd=odd, output_type="pt") for seed in range(4)]
+        drive.finish()
+        more = [drive.submit("x", seed=seed, odd=odd, output_type="pt") for seed in range(4)]
+        drive.finish()
+
+    for seed, recorder in enumerate([*heard, *more]):
+        assert is_plain(make, recorder.image[0], seed % 4)
+    warned = [recorder for recorder in heard if recorder.outcome.warnings]
+    assert len(warned) == 3
+    assert "ran alone: OddPipeline failed among others: RuntimeError" in str(
+        warned[0].outcome.warnings
+    )
+    assert all("fails among them" in str(one.outcome.warnings) for one in more)
+
+
+def test_what_fails_alone_too_runs_twice_only_the_first_time() -> None:
+    runs = list[int]()
+
+    def fail(pipe: object, latents: object, timestep: object) -> None:
+        runs.append(1)
+        raise RuntimeError("on purpose")
+
+    with driving(odd_pipeline(), isolation="shared") as drive:
+        for count in (3, 5):  # two runs of the first; and the other two, whose failure is known
+            heard = [drive.submit("x", seed=seed, odd=fail) for seed in range(2)]
+            other = drive.submit("x", seed=9, output_type="pt")
+            drive.finish()
+            assert len(runs) <= count + 1
+            assert all("on purpose" in str(recorder.error) for recorder in heard)
+            assert torch.equal(other.image, drawn_alone(9))
+    with driving(odd_pipeline(), isolation="shared") as drive:
+        runs.clear()
+        drive.submit("x", odd=fail)
+        drive.finish()
+        assert len(runs) == 1  # nobody else was there

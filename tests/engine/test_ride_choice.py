@@ -142,3 +142,28 @@ def test_the_scale_of_a_lora_that_the_user_has_loaded_is_each_requests_own() -> 
         assert gap(recorder, image) < 1e-5
     [warning] = recorders[1].outcome.warnings
     assert re.fullmatch(r".*StableDiffusionPipeline changed text_encoder\S+ and \d+ more", warning)
+
+
+def test_a_request_that_rides_alone_says_why_and_so_do_the_statistics() -> None:
+    with driving(fresh("flux")) as drive:
+        guilty, other = changing(drive, 0), plain(drive, 1)
+        drive.finish()
+        isolation = drive.engine.statistics()["isolation"]
+
+    [warning] = guilty.outcome.warnings
+    [cause] = isolation["private"]["text-to-image"]
+    assert warning == f"the request ran alone: {cause}"
+    assert "x_embedder" in cause
+    assert isolation["mode"] == "auto"
+    assert other.outcome.warnings == ()
+
+
+def test_where_all_are_private_no_answer_warns_of_it() -> None:
+    with driving(fresh("flux"), isolation="private") as drive:
+        request = plain(drive, 0)
+        drive.finish()
+        assert drive.engine.statistics()["isolation"]["private"] == {
+            "text-to-image": ["isolation is private"]
+        }
+
+    assert request.outcome.warnings == ()

@@ -223,12 +223,17 @@ def nothing_in_a_queue() -> Odd:
 def shared_event_loop() -> Odd:
     """Fails among others: a loop cannot run twice at a time."""
     loop = asyncio.new_event_loop()
+    KEPT.append(loop)
 
     async def noise(pipe: Any, latents: Any, timestep: Any) -> Any:
         return 0.1 * pipe.net(latents, timestep)
 
     def step(pipe: Any, latents: Any, timestep: Any) -> Any:
-        return latents + loop.run_until_complete(noise(pipe, latents, timestep))
+        coroutine = noise(pipe, latents, timestep)
+        try:
+            return latents + loop.run_until_complete(coroutine)
+        finally:
+            coroutine.close()
 
     return step
 

@@ -211,6 +211,7 @@ class EngineCore:
             **self._stats.statistics(),
             **self.scheduler.statistics(),
             **self.runner.statistics(),
+            "isolation": self.running.rides.statistics(),
         }
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
@@ -250,7 +251,11 @@ class EngineCore:
         """What steps take, and what running requests have left."""
         return LoadReport(
             self.scheduler.step_costs,
-            self.running.steps_left(),
+            {
+                state.request_id: float(state.steps - state.step)
+                for state in self.running.states
+                if state.steps
+            },
             self.loaded.streamer is not None,
             [
                 SeenReplay(replay.request_id, replay.steps, replay.took_s, ago_s)
@@ -298,6 +303,7 @@ class EngineCore:
             self._queue.close(lost)
         self._answers.all(lost)
         self.is_stuck = True
+        self.stages.contain("unwind", None, self._installation.remove)
         self._end.set()
 
     def _deadlocked(self, place: str) -> WorkerLost:
@@ -344,7 +350,8 @@ class EngineCore:
         """End what still runs and give the modules back as they were."""
         self._queue.close()  # after a crash, too: no request may be queued that never runs
         self.running.end_all(Cancelled("the engine was closed"))
-        self._installation.remove()
+        if not self.is_stuck:
+            self._installation.remove()
         self.scheduler.close()
         self.stages.contain("learn", None, self.runner.probation.keep)
         self._off_loop.close()

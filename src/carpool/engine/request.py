@@ -25,6 +25,8 @@ from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
+from carpool.request.card import Card
+from carpool.request.sizes import rounded_size
 from carpool.schedule.views import ParkedCall, QueuedRequest
 from carpool.types import CheckedRequest, Event, Phase, Timings
 
@@ -78,6 +80,8 @@ class RequestState:
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
     is_private: bool = False  # it rides alone, on the pipeline itself
+    has_company: bool = False  # another request was in the engine while it was
+    has_failed: bool = False  # among others
     warnings: list[str] = field(default_factory=list)
     journal: Journal | None = None  # of the answers its calls got, and get
     call: Call = field(init=False)  # the call it is parked on; unset while it is not
@@ -115,6 +119,16 @@ class RequestState:
         """When the client wants it done; engine clock."""
         deadline_s = self.request.deadline_s
         return inf if deadline_s is None else self.submitted_s + deadline_s
+
+    def observe(self, pipe: Any, context: RideContext, card: Card) -> None:
+        """Prepare what is noted about the request while its pipeline runs, and told its client."""
+        request, task = self.request, card.task(self.request.task)
+        self.pixel_limit = PixelLimit(pipe, card, task)
+        self.effects = effects = EffectObserver(card, task, request.arguments)
+        context.request_id, context.warnings = request.request_id, self.warnings
+        context.names, context.note_texts = effects.given.keys(), effects.tokenizes
+        if (warning := rounded_size(card, task, request.arguments)) is not None:
+            self.warnings.append(warning)
 
     def start(
         self,

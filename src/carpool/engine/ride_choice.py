@@ -9,10 +9,11 @@ the process. The change is taken back at once, and the request runs again, priva
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.reach import private_reasons
-from carpool.errors import PipelineFailed
+from carpool.errors import PipelineFailed, named
 from carpool.settings.engine import IsolationMode
 from carpool.types import CheckedRequest
 
@@ -29,6 +30,7 @@ class RideChoice:
         self.deadlock = ""  # the line at which an engine like this one stood still
         self._changes = Counter[tuple[str, frozenset[str]]]()  # requests that changed, by form
         self._logged = set[str]()
+        self._shown: dict[str, list[str]] = {}  # why requests rode privately, by task
 
     def private_reasons(self, request: CheckedRequest) -> list[str]:
         """Why a request rides privately; empty: it shares.
@@ -36,12 +38,28 @@ class RideChoice:
         Raises:
             PipelineFailed: it cannot: other processes compute with this one.
         """
+        if reasons := self._reasons(request):
+            self._shown[request.task] = reasons
+        return reasons
+
+    def statistics(self) -> dict[str, Any]:
+        """The mode, and why requests rode privately, by task. From any thread."""
+        return {"mode": self._mode, "private": dict(self._shown)}
+
+    def warnings(self, reasons: list[str]) -> list[str]:
+        """The warning for the client of a private ride; none where all are private."""
+        if not reasons or self._mode == "private":
+            return []
+        more = f"; further causes: {len(reasons) - 1}" if len(reasons) > 1 else ""
+        return [f"the request ran alone: {reasons[0]}{more}"]
+
+    def _reasons(self, request: CheckedRequest) -> list[str]:
         if self._mode == "private":
             return ["isolation is private"]
         if self.deadlock:
             return [f"a request waited for what another one held, at {self.deadlock}"]
         if self._changes[_form(request)] >= MAX_CHANGES:
-            return [f"{self._name(request)} changes modules or switches while it runs"]
+            return [f"{self._name(request)} changes what others see, or fails among them"]
         if self._mode == "shared":
             return []
         reasons = private_reasons(self._loaded.originals[request.task], request.arguments)
@@ -65,8 +83,23 @@ class RideChoice:
         more = f" and {len(others)} more" if others else ""
         reason = f"{self._name(request)} changed {first}{more}"
         self._refuse_in_group(reason)
+        self._shown[request.task] = [reason]
         self._log_once(f"{reason} while it ran: such requests run alone")
         return f"the request ran alone: {reason}"
+
+    def failed(self, request: CheckedRequest, error: BaseException) -> str:
+        """Note that a shared request has failed among others.
+
+        Returns:
+            The warning for its client, if it does not fail alone.
+        """
+        reason = f"{self._name(request)} failed among others"
+        self._log_once(f"{reason} ({type(error).__name__}): it runs again, alone")
+        return f"the request ran alone: {reason}: {named(error)}"
+
+    def succeeded(self, request: CheckedRequest) -> None:
+        """Note that a request which failed among others has not failed alone."""
+        self._changes[_form(request)] += 1
 
     def _refuse_in_group(self, reason: str) -> None:
         if self._loaded.group is not None:

@@ -28,20 +28,18 @@ from carpool.engine.model.samplers import exchanged
 from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.view import call, view
 from carpool.engine.observe.loop_progress import LoopProgress
-from carpool.engine.observe.no_effect import EffectObserver
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.own_answers import OwnAnswers
 from carpool.engine.pipeline_errors import error_of, to_api_error
-from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState, RideContext
 from carpool.engine.ride_choice import RideChoice
+from carpool.engine.second_runs import SecondRuns
 from carpool.engine.step_cache import StepCache
-from carpool.engine.tokenizers import HostCall
+from carpool.engine.tokenizers import HostCall, run_on_host
 from carpool.errors import CarpoolError, Released
-from carpool.request.sizes import rounded_size
 from carpool.types import Clock, Event
 
 log = logging.getLogger("carpool")
@@ -79,9 +77,10 @@ class RunningRequests:
         self.answers = OwnAnswers(identity, stages, stats, clock)
         self._settings = SettingsUsed(loaded, settings)
         self._step_cache = settings.step_cache  # of requests that do not say it
-        self.rides = RideChoice(loaded, settings.isolation)
+        self.rides, self._second_runs = RideChoice(loaded, settings.isolation), SecondRuns()
         self._states: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
+        self._next: RequestState | None = None  # waits for the end of all others; none may start
         self._held: list[Callable[[], None]] = []  # until it has ended
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
@@ -95,11 +94,6 @@ class RunningRequests:
         """All of them. From any thread."""
         return list(self._states.values())
 
-    def steps_left(self) -> dict[str, float]:
-        """Denoising steps that requests have left, as far as their number is known. From any
-        thread."""
-        return {one.request_id: float(one.steps - one.step) for one in self.states if one.steps}
-
     @property
     def parked(self) -> list[RequestState]:
         """The requests that wait for a forward."""
@@ -111,22 +105,34 @@ class RunningRequests:
         if not self._states:
             self._isolation.note_weights()
         self._states.update((state.number, state) for state in states)
+        if len(self._states) > 1:
+            for state in self._states.values():
+                state.has_company = True
 
     def start(self, state: RequestState) -> None:
         """Start the pipeline of a request that was queued."""
         now_s = self._clock()
         self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
         self._tell(state, Event("started", state.request_id, now_s))
-        if self.private is None:
+        if self.private is None and self._next is None:
             self._do("start", self._begin, state, now_s)
         else:
             self._held.append(partial(self._start_late, state))
 
     def _start_late(self, state: RequestState) -> None:
-        if self.private is not None:
+        if state.has_failed and self._next is None:
+            self._next = state
+        if self._must_wait(state):
             self._held.append(partial(self._start_late, state))
         elif state.status != "finished":
             self._do("start", self._begin, state, self._clock())
+
+    def _must_wait(self, state: RequestState) -> bool:
+        """Whether a request may not start yet; one that failed among others waits for their end."""
+        if self.private is not None or self._next not in (None, state):
+            return True
+        others = [other.fiber for other in self._states.values() if other is not state]
+        return state is self._next and any(fiber and fiber.is_alive for fiber in others)
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
         """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
@@ -150,8 +156,10 @@ class RunningRequests:
 
     def _begin(self, state: RequestState, now_s: float) -> None:
         """Run a request's pipeline from its beginning."""
-        request = state.request
-        is_private = state.is_private or bool(self.rides.private_reasons(request))
+        self._next, request = None if state is self._next else self._next, state.request
+        reasons = [] if state.is_private else self.rides.private_reasons(request)
+        is_private = state.is_private or bool(reasons)
+        state.warnings += self.rides.warnings(reasons)
         if is_private:
             self.private, state.journal = state, None
         self.answers.begin(state)
@@ -160,19 +168,13 @@ class RunningRequests:
         state.context = context = self._context(state, mine)
         if request.scheduler is not None:  # not by its setter, which writes the configuration, too
             vars(mine)["scheduler"] = exchanged(own.scheduler, request.scheduler)
-        task = self._loaded.card.task(request.task)
-        state.pixel_limit = PixelLimit(mine, self._loaded.card, task)
         hook, tell = self._previews.hook, partial(self._tell, state)
         state.preview_hook = self._stages.contain("preview", None, hook, mine, request, tell)
         threshold = self._step_cache if request.step_cache is None else request.step_cache
         state.step_cache = StepCache(threshold) if threshold and not is_private else None
         if is_private and request.step_cache:
             state.warnings.append("step_cache had no effect: the request runs alone")
-        context.request_id, context.warnings = request.request_id, state.warnings
-        state.effects = effects = EffectObserver(self._loaded.card, task, request.arguments)
-        context.names, context.note_texts = effects.given.keys(), effects.tokenizes
-        if (told := rounded_size(self._loaded.card, task, request.arguments)) is not None:
-            state.warnings.append(told)
+        state.observe(mine, context, self._loaded.card)
         state.warnings += self._adapters.warnings(request.lora)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
         self._resume(state)
@@ -190,7 +192,7 @@ class RunningRequests:
         held, self._held = ([], self._held) if self.private else (self._held, [])
         for work in held:
             work()
-        return bool(held)
+        return len(self._held) < len(held)
 
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
@@ -252,21 +254,30 @@ class RunningRequests:
         context = state.context
         changed = list(context.changes.names) if isinstance(context, RequestContext) else []
         if changed and isinstance(came, Call | HostCall):
-            self._do("start", self._go_private, state, changed, now_s)
+            note = partial(self.rides.changed, state.request, changed)
+            self._do("start", self._go_private, state, note, now_s)
             return None
         if isinstance(came, Call):
             return self._park(state, came, now_s)
         if isinstance(came, HostCall):
-            self._off_loop.host(partial(self._run_on_host, state, came))
+            self._off_loop.host(partial(run_on_host, came, self._queue, state))
         elif isinstance(came, Returned):
             if state.timeline.reached(state.steps):
                 self._tell_step(state, now_s)
+            if state.has_failed:
+                self.rides.succeeded(state.request)
             if (effects := state.effects) is not None:
                 warn, about = effects.warn, (state.view, state.warnings, state.request_id)
                 self._stages.contain("effects", None, warn, *about)
             self._end(state, came.value, None)
         else:
             assert isinstance(came, Raised)
+            is_due = self._second_runs.is_due
+            if self._loaded.group is None and is_due(state, came.error, failed_forward):
+                state.has_failed = True
+                note = partial(self.rides.failed, state.request, came.error)
+                self._do("start", self._go_private, state, note, now_s)
+                return None
             raised = state, came.error, failed_forward, self._loaded.card.defaults
             error = self._stages.contain("count", None, error_of, *raised)
             self._fail(state, came.error, error)
@@ -301,11 +312,11 @@ class RunningRequests:
             contain("timeline", None, self._timelines.parked, state.timeline, module, key, now_s)
         return answer
 
-    def _go_private(self, state: RequestState, changed: Iterable[str], now_s: float) -> None:
-        """Run a request from its beginning once more, alone: it has changed these."""
+    def _go_private(self, state: RequestState, note: Callable[[], str], now_s: float) -> None:
+        """Run a request from its beginning once more, alone; `note` gives its client's warning."""
         if state.journal is not None:
             state.journal.drop()
-        warning = self.rides.changed(state.request, changed)
+        warning = note()
         state.rewind()
         state.warnings.append(warning)
         state.is_private = True
@@ -322,13 +333,6 @@ class RunningRequests:
         state.rewind()
         self._tell(state, Event("step", state.request_id, now_s))
         self._begin(state, now_s)
-
-    def _run_on_host(self, state: RequestState, work: HostCall) -> None:
-        try:
-            result = work.run()
-        except BaseException as error:  # raised where the request called it
-            result = Failure(error)
-        self._queue.put_host_result(state, result)
 
     def _tell_step(self, state: RequestState, now_s: float) -> None:
         if state.journal is not None and state.journal.is_replaying:
@@ -363,6 +367,7 @@ class RunningRequests:
         if error is None and state is not self.private:
             self._check_weights()
         self._states.pop(state.number, None)
+        self._next = None if state is self._next else self._next
         self._queue.note_completion()
         state.status = "finished"
         try:

@@ -12,11 +12,16 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
+from carpool.engine.execute import Failure
 from carpool.engine.fiber import current_context, in_fiber, park
+
+if TYPE_CHECKING:
+    from carpool.engine.queue import RequestQueue
+    from carpool.engine.request import RequestState
 
 LONG_TEXT = 1000  # characters; of the slowest kind of text they take 4 ms
 _METHODS = ("__call__", "encode", "tokenize", "apply_chat_template")
@@ -28,6 +33,15 @@ class HostCall:
     """Work that a fiber is parked on and that needs no device."""
 
     run: Callable[[], Any]  # on any one thread; may raise
+
+
+def run_on_host(work: HostCall, queue: "RequestQueue", state: "RequestState") -> None:
+    """Do the work of a request, whose result goes to its engine's thread."""
+    try:
+        result = work.run()
+    except BaseException as error:  # raised where the request called it
+        result = Failure(error)
+    queue.put_host_result(state, result)
 
 
 class Tokenizers:

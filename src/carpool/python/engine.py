@@ -284,7 +284,7 @@ class Engine:
         """Cancel what still runs and give the model's modules back as they were.
 
         Where the engine's thread sleeps in code of the pipeline's author, such as in a lock that
-        no request will release, it is left behind, and the modules stay as they are.
+        no request will release, it is left behind.
 
         Jobs that are not done stay in their `state_dir`, for the next engine that opens it.
         """
