@@ -327,6 +327,22 @@ def test_a_pool_of_one_worker_leaves_the_queue_to_it_and_has_what_it_lost_run_ag
     told(story)
 
 
+def test_the_requests_of_a_single_worker_are_not_compared_for_moves_at_each_of_its_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = list[float]()
+    monkeypatch.setattr("carpool.fleet.moves.Moves.choose", lambda _, now_s: looks.append(now_s))
+
+    async def story(workers: int) -> int:
+        stage = await ready(workers)
+        await stage.submit(*"abcd")
+        looks.clear()
+        stage.workers[0].report(SOLO)
+        return len(looks)
+
+    assert [asyncio.run(story(workers)) for workers in (1, 2)] == [0, 1]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_pool_that_is_full_is_so_until_a_request_ends(workers: int) -> None:
     async def story() -> None:

@@ -95,7 +95,8 @@ class Dispatcher:
         self.queue.assign_soon()
         now_s = asyncio.get_running_loop().time()
         self.mover.replayed(member.number, report.replays, now_s)
-        self.mover.look(now_s)
+        if len(self._members) > 1:  # a single one may have a thousand requests to compare
+            self.mover.look(now_s)
 
     async def empty(self, member: Member) -> None:
         """Wait until a worker has no requests; those that can go on elsewhere move."""
