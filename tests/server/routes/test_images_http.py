@@ -144,7 +144,10 @@ def test_what_makes_no_pictures_points_to_what_it_makes() -> None:
     film = replace(PLAIN, name="text-to-video")
     song = replace(PLAIN, name="text-to-audio")
 
-    for task, says in ((film, "POST /v1/videos makes them"), (song, "`carpool generate`")):
+    for task, says in (
+        (film, "POST /v1/videos makes them"),
+        (song, "POST /v1/audio/generations makes"),
+    ):
         told = refusal(draw(worker_of(tasks=(task,)), size="1x1", image="x"))
         assert (told["code"], told["param"]) == ("unsupported_parameter", "model")
         assert says in told["message"]
