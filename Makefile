@@ -62,7 +62,8 @@ test-pythons:  ## some tests on 3.12 and 3.13, where they are here; ONLY=tests f
 
 # A row of the matrix a family, compiled and streamed ones, and HTTP, in about ten minutes each.
 VERSIONS ?= 3.12 3.13 3.11+torch==2.6.0 3.11+torch
-OF_VERSIONS := $(patsubst %,tests/%, matrix/test_matrix.py engine/weights server/test_openai_sdk.py)
+OF_VERSIONS := $(patsubst %,tests/%, matrix/test_matrix.py engine/model/test_compile.py engine/weights \
+	server/test_openai_sdk.py)
 
 test-versions:  ## some tests on other Pythons, and on the oldest and newest torch; VERSIONS="3.13" for one
 	mkdir -p build

@@ -20,7 +20,10 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "index.md",
+    "SECURITY.md": "security.md",
 }
+SHIM = "https://unpkg.com/iframe-worker/shim"  # of Material's plug-in `offline`
+GLOSSARY = '[Glossary](glossary.md){ title="the words of these pages" }'
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
@@ -53,7 +56,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return target.removeprefix("docs/") + anchor
         return _copy(target) if _outside(link[1], uri) else link[0]
 
-    return LINK.sub(led, markdown)
+    words = "" if uri == "glossary.md" else f"\n\n{GLOSSARY}\n"
+    return LINK.sub(led, markdown) + words
+
+
+def on_post_build(config: Any) -> None:
+    """Take the script by which pages in a folder can search from here, not from another host."""
+    for page in Path(config["site_dir"]).glob("*.html"):
+        page.write_text(page.read_text().replace(SHIM, "assets/iframe-worker.js"))
 
 
 def on_nav(nav: Any, config: Any, files: Files) -> Any:

@@ -24,7 +24,10 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "carpool.json").read_text())
+ALERTS: dict[str, Any] = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 QUERIES = [one["expr"] for panel in DASHBOARD["panels"] for one in panel["targets"]]
+QUERIES += [rule["expr"] for rule in RULES]
 
 
 def lint(tool: str, *arguments: str | Path) -> str:
@@ -102,6 +105,42 @@ def test_kubernetes_understands_the_manifests_and_not_others(tmp_path: Path) -> 
     assert kubernetes(tmp_path, *plain, *pods()) == ""
     first["spec"]["containers"][0]["resource"] = {}
     assert "resource" in kubernetes(tmp_path, first)
+
+
+PLAIN: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+
+
+def test_kubernetes_understands_the_plain_manifest_and_its_command_is_one(tmp_path: Path) -> None:
+    deployment = next(one for one in PLAIN if one["kind"] == "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+
+    settings = parsed(container["args"])
+
+    assert kubernetes(tmp_path, *PLAIN) == ""
+    assert settings.has_keys
+    assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
+    assert {one["kind"] for one in PLAIN} >= {"Service", "HorizontalPodAutoscaler"}
+    scaler = next(one for one in PLAIN if one["kind"] == "HorizontalPodAutoscaler")
+    assert scaler["spec"]["metrics"][0]["pods"]["metric"]["name"] in ALL
+
+
+def test_the_chart_with_its_values_is_the_plain_manifest() -> None:
+    """Its templates hold values only, so that they are rendered here without Helm."""
+    chart = DEPLOY / "helm" / "carpool"
+    values = yaml.safe_load((chart / "values.yaml").read_text())
+    template = (chart / "templates" / "carpool.yaml").read_text()
+
+    rendered = re.sub(r"\{\{ \.Values\.(\w+) \}\}", lambda at: str(values[at[1]]), template)
+
+    assert "{{" not in rendered
+    assert list(yaml.safe_load_all(rendered)) == PLAIN
+    assert set(re.findall(r"\.Values\.(\w+)", template)) == values.keys()
+
+
+def test_every_alert_says_what_to_do() -> None:
+    for rule in RULES:
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"].keys() == {"summary", "action"}
 
 
 def test_kuberay_runs_a_front_on_a_head_without_workers_and_has_pods_for_all_of_them() -> None:

@@ -63,3 +63,15 @@ def test_a_failure_shows_its_last_lines_and_no_traceback(tmp_path: Path) -> None
     assert done.returncode == 1
     assert "No matching distribution found for pip" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("target", ["test-pythons", "test-versions"])
+def test_the_tests_that_a_target_names_are_there(target: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", target],
+        cwd=SCRIPT.parents[1], capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    paths = [word for word in done.stdout.split() if word.startswith("tests/")]
+    assert paths
+    assert all((SCRIPT.parents[1] / path).exists() for path in paths)
