@@ -68,6 +68,7 @@ OF_VERSIONS := $(patsubst %,tests/%, matrix/test_matrix.py engine/model/test_com
 test-versions:  ## some tests on other Pythons, and on the oldest and newest torch; VERSIONS="3.13" for one
 	mkdir -p build
 	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(VERSIONS)" $(BY_FILE) $(or $(ONLY),$(OF_VERSIONS))
+	$(if $(ONLY),,$(MAKE) gpu-dry-run)
 
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
 	$(KEEP_COMPILED) $(ONE_THREAD) CARPOOL_FAULT=forward:noise:1 $(BIN)/python -m pytest $(BY_FILE) -m "not ray and not bitsandbytes"
@@ -126,11 +127,24 @@ bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator:
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.bursts --output docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.fleet --append-to docs/benchmarks.md
 
-bench-gpu: .venv/ready  ## real-size models on a CUDA device: docs/benchmarks-gpu.md
-	$(BIN)/python -m benchmarks.gpu --output docs/benchmarks-gpu.md
+gpu-page: .venv/ready  ## on a machine with a GPU: all that it can tell, in parts of nine minutes: build/gpu/page.md
+	$(BIN)/python -m benchmarks.gpu_page all
 
-gpu-page: .venv/ready  ## on a machine with a GPU: `carpool check`, bench-gpu, streamed weights: docs/gpu-page.md
-	$(BIN)/python -m benchmarks.gpu_everything --output docs/gpu-page.md
+# As on a machine with a GPU and no network. Where the index has CUDA builds only, it is one: 3 GB.
+build/gpu-machine/ready: benchmarks/gpu_wheels.txt
+	rm -rf build/gpu-machine
+	"$$(.ci/pythons --find 3.12)" -m venv build/gpu-machine
+	build/gpu-machine/bin/pip install --quiet torch==2.11.0 transformers==5.17.0 huggingface_hub==1.33.0 numpy==2.5.2
+	build/gpu-machine/bin/pip install --quiet --no-deps --target build/gpu-machine/site --requirement $<
+	touch $@
+
+gpu-dry-run: build/gpu-machine/ready  ## all parts of gpu-page with tiny models, on Python 3.12 and torch 2.11, no driver (ten minutes)
+	rm -rf build/gpu-dry-run
+	PYTHONPATH=src:build/gpu-machine/site HF_HUB_OFFLINE=1 $(ONE_THREAD) build/gpu-machine/bin/python \
+	  -m benchmarks.gpu_page all --device cpu --tiny --output build/gpu-dry-run
+
+real-size: .venv/ready  ## FLUX.1-schnell and Wan 2.2 of published size under 8 GiB, on a CPU: docs/streaming.md (an hour, 60 GB of disk)
+	$(BIN)/python -m proof.real_size --write
 
 bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py

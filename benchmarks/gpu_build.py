@@ -6,6 +6,11 @@ draws the weights on the device. 20 billion of them take seconds.
 """
 
 import functools
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import diffusers
@@ -16,11 +21,117 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu_models import Config, Model, Size
+import carpool
+from benchmarks.gpu_clock import Marks, matmul_tflops
+from benchmarks.gpu_models import MODELS, Config, Model, Size
+from benchmarks.gpu_tiny import tiny
 from carpool import Request
 from carpool.engine.intercept import Call, Interception, Target
 
 NORMS = 1  # axes of a weight that scales, and of biases
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Where everything is measured, and whether with models of real size."""
+
+    device: torch.device
+    is_tiny: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.is_tiny else torch.bfloat16
+
+    @property
+    def marks(self) -> Marks:
+        return Marks(self.device)
+
+    @property
+    def name(self) -> str:
+        if self.device.type == "cpu":
+            return "a CPU"
+        named = getattr(torch.get_device_module(self.device), "get_device_name", None)
+        return str(self.device if named is None else named())
+
+    def tflops(self) -> float:
+        """Of one large product of matrices, measured."""
+        return matmul_tflops(self.marks, 256 if self.is_tiny else 8192, self.dtype)
+
+    def model(self, name: str) -> Model:
+        return tiny(name) if self.is_tiny else MODELS[name]
+
+    @contextmanager
+    def built(self, name: str) -> Iterator["Built"]:
+        """A model on the device; its memory, and compiled code, are given back in the end."""
+        model = self.model(name)
+        parts = [
+            filled(weightless(p), self.device, self.dtype) for p in (model.denoiser, model.vae)
+        ]
+        self.marks.wait()
+        try:
+            yield Built(model, pipeline_of(model, *parts), parts[0], self)
+        finally:
+            parts.clear()
+            torch.compiler.reset()
+            gc.collect()
+            if self.device.type != "cpu":
+                torch.accelerator.empty_cache()
+
+
+def rig(device: str, is_tiny: bool) -> Rig:
+    """The device of this process, or the reason why there is none.
+
+    Raises:
+        SystemExit: it has no such device, or the models would be too large for it.
+    """
+    here = torch.device(device)
+    if here.type == "cpu" and not is_tiny:
+        raise SystemExit("models of real size want an accelerator: --tiny is a dry run on a CPU")
+    if here.type != "cpu" and not torch.accelerator.is_available():
+        raise SystemExit(
+            f"torch {torch.__version__} finds no {here.type} here: --device cpu --tiny"
+        )
+    torch.set_grad_enabled(False)
+    return Rig(here, is_tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model on the device, and the requests for it."""
+
+    model: Model
+    pipe: Any
+    denoiser: Any
+    rig: Rig
+
+    def requests(self, size: Size, count: int, steps: tuple[int, ...] = ()) -> list[Request]:
+        """Requests with guidance as published, and steps in turn.
+
+        Prompts are their own; the negative one is the same object for all, or `dynamic`, which
+        compares it, would not batch them.
+        """
+        first = self.request(size, 1).parameters
+        shared = {name: value for name, value in first.items() if name.startswith("negative_")}
+        turns = enumerate(islice(cycle(steps or self.model.steps), count))
+        return [self.request(size, n, seed=i, **shared) for i, n in turns]
+
+    def request(self, size: Size, steps: int, **more: Any) -> Request:
+        return request(self.model, size, steps, self.rig.device, dtype=self.rig.dtype, **more)
+
+    def engine(self, **settings: Any) -> carpool.Engine:
+        return carpool.load(self.pipe, device=str(self.rig.device), **settings)
+
+    def plain(self, one: Request) -> Any:
+        """What diffusers alone gives for a request."""
+        generator = torch.Generator().manual_seed(one.seed or 0)
+        none = {"negative_prompt": None} if self.model.has_negative else {}  # its embeddings are
+        return self.pipe(**none, **one.parameters, generator=generator)
+
+
+def pixels(output: Any) -> Tensor:
+    """The picture or clip of an answer, values 0-1."""
+    pictures = getattr(output, "images", None)
+    return torch.as_tensor(output.frames if pictures is None else pictures).float().cpu()
 
 
 def weightless(part: tuple[str, Config]) -> Any:

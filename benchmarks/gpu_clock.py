@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,25 +77,6 @@ def matmul_tflops(marks: Marks, side: int, dtype: torch.dtype) -> float:
     """What the device's own library reaches with one product of large random matrices."""
     a, b = (torch.randn(side, side, device=marks.device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / marks.seconds(lambda: a @ b, least=10) / 1e12
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """A moment of the host's clock after which nothing more is begun."""
-
-    at_s: float
-
-    @classmethod
-    def after(cls, seconds: float) -> "Deadline":
-        return cls(time.monotonic() + seconds)
-
-    @property
-    def left_s(self) -> float:
-        return self.at_s - time.monotonic()
-
-    def share(self, parts: int) -> "Deadline":
-        """An equal part of what is left, for the first of so many."""
-        return Deadline.after(self.left_s / parts)
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:

@@ -1,200 +1,151 @@
-"""Requests through the engine: how fast, whether the device ever waited, and whether fusing shows.
+"""Part *engine*: requests through the engine in each mode, and plain diffusers with a lock.
 
-*Waited.* Every forward lies between two CUDA events. If the event at the end of a forward has
-already happened when Python comes to launch the next one, the device had nothing to do: the
-forward came late, and the time from that event to the one before the new forward is counted as
-waiting. It holds the few small kernels that run between forwards too (schedulers, stacking), so it
-is the most that the device can have waited between forwards. What it waits *within* a forward,
-because Python launches kernels one by one, is the model's own code and not the loop: the share of
-a short stretch in which any kernel ran, by torch's profiler, has both.
+*Closed*: twelve clients, each of which sends its next request when the one before is answered.
+*Poisson*: they come at nine tenths of what plain diffusers can do. Steps are those of the published
+measurements, or their guess. `published` are requests a second of others, one by one -> batched
+(SGLang, closed, an H100; FLUX.1-dev and Qwen-Image-2512 at 512 px).
+
+`loop us` and `pipeline us`: the engine's own time and that of pipelines' code, a forward.
 """
 
-import functools
-import json
 import math
+import random
 import statistics
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from benchmarks.gpu_build import Built, Rig
+from benchmarks.gpu_records import Rows
+from carpool import Request
 
-import carpool
-from benchmarks.gpu_clock import Marks, Moment, union_s
-from benchmarks.gpu_report import Likeness, Run
-from carpool.engine.intercept import Interception
-
-WIDTHS = (1, 2, 3, 8)  # together, to warm up: compiled code is made for one row and for several
-
-
-class Watch:
-    """Puts a moment before and after each forward of a pipeline's modules."""
-
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
-        self.spans: list[tuple[Moment, Moment]] = []
-        self.late: list[int] = []  # forwards that the device waited for
-
-    @contextmanager
-    def on(self, pipe: Any) -> Iterator[None]:
-        """Watch forwards of engines that are loaded and closed inside."""
-        targets = Interception(pipe.components).targets
-        for target in targets:
-            plain = getattr(target.module, target.method)
-            target.module.__dict__[target.method] = self._watched(plain)
-        try:
-            yield
-        finally:
-            for target in targets:
-                del target.module.__dict__[target.method]
-
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # keeps the signature, by which the engine knows arguments
-        def method(*args: Any, **kwargs: Any) -> Any:
-            if self.spans and self._marks.is_past(self.spans[-1][1]):
-                self.late.append(len(self.spans))
-            begin = self._marks.now()
-            answer = original(*args, **kwargs)
-            self.spans.append((begin, self._marks.now()))
-            return answer
-
-        return method
-
-    def forget(self) -> None:
-        self.spans, self.late = [], []
-
-    def busy_s(self) -> float:
-        """In forwards, as the device saw it; all of them are over."""
-        return sum(self._marks.between(*span) for span in self.spans)
-
-    def waited_s(self) -> float:
-        """Between forwards, before those that came late."""
-        return sum(self._marks.between(self.spans[i - 1][1], self.spans[i][0]) for i in self.late)
+PUBLISHED = {"FLUX.1-dev": "0.497 -> 0.554", "Qwen-Image": "0.483 -> 0.725"}
+NAMES = ("flux", "qwen-image", "sdxl", "z-image")
+MODES = ("off", "dynamic", "continuous")
+STEPS = {"flux": (28,), "qwen-image": (50,)}  # others: mixed
+CLIENTS, COUNT = 12, 24
+LOAD = 0.9  # of what plain diffusers can do, where requests come by chance
+WARM = (1, 2, 3, 8)  # requests together, so that widths are known
+DELAY_MS = 8.0  # that a batch may wait to fill
 
 
-def warm_up(engine: carpool.Engine, requests: Sequence[carpool.Request]) -> float:
-    """Run a few of the requests in companies of several sizes; seconds that took."""
-    began_s = time.perf_counter()
-    for width in WIDTHS:
-        engine.generate(list(requests[:width]), progress=False)
-    return time.perf_counter() - began_s
+def measure(
+    rig: Rig,
+    rows: Rows,
+    prepare: Callable[[Built], None] = lambda one: None,
+    code: str = "eager",
+    names: Sequence[str] = NAMES,
+    modes: Sequence[str] = ("plain", *MODES),
+) -> None:
+    for name in names:
+        title = rig.model(name).title
+        wanted = [
+            (load, mode, f"{title} {load} {mode} {code}")
+            for load in ("closed", "Poisson")
+            for mode in modes
+        ]
+        if all(rows.has(label) for _, _, label in wanted):
+            continue
+        with rig.built(name) as one:
+            prepare(one)
+            steps = (2, 3) if rig.is_tiny else STEPS.get(name, one.model.steps)
+            requests = one.requests(one.model.sizes[0], 4 if rig.is_tiny else COUNT, steps)
+            alone_s = rig.marks.seconds(partial(one.plain, requests[0]), least=1)
+            needs_s = 1.2 * alone_s * len(requests)
+            for load, mode, label in wanted:
+                work = partial(_row, one, requests, load, mode, alone_s)
+                rows.measure(label, work, needs_s=needs_s)
 
 
-def run(
-    engine: carpool.Engine,
-    requests: Sequence[carpool.Request],
-    watch: Watch,
-    marks: Marks,
-    **names: Any,
-) -> Run:
-    """All requests at once, through an engine that is warm.
+def _row(
+    one: Built, requests: list[Request], load: str, mode: str, alone_s: float
+) -> dict[str, Any]:
+    gaps = [] if load == "closed" else _gaps(len(requests), alone_s / LOAD)
+    marks = one.rig.marks
+    with ExitStack() as stack:
+        if mode == "plain":
+            lock, cells = threading.Lock(), dict[str, Any]()
 
-    Args:
-        names: what `Run` says of it besides: the model, its size, the mode, ...
-    """
-    marks.wait()
-    marks.peak_gib()
-    watch.forget()
-    before, began_s = engine.statistics(), time.perf_counter()
-    outputs = engine.generate(list(requests), progress=False)
-    wall_s = time.perf_counter() - began_s
-    marks.wait()
-    after = engine.statistics()
-    spent = {name: after[name] - before[name] for name in ("turn_s", "forward_s", "fiber_s")}
-    forwards = len(watch.spans)
-    latencies = sorted(one.timings.total_s for one in outputs)
-    return Run(
-        **names,
-        requests=len(requests),
-        per_s=len(requests) / wall_s,
-        p50_s=statistics.median(latencies),
-        p99_s=latencies[math.ceil(0.99 * len(latencies)) - 1],
-        forwards=forwards,
-        rows=_denoised_rows(before, after),
-        loop_us=(spent["turn_s"] - spent["forward_s"] - spent["fiber_s"]) / forwards * 1e6,
-        fiber_us=spent["fiber_s"] / forwards * 1e6,
-        in_forwards=watch.busy_s() / wall_s,
-        late=len(watch.late) / forwards,
-        waited=watch.waited_s() / wall_s,
-        peak_gib=marks.peak_gib(),
-    )
+            def draw(request: Request) -> object:
+                with lock:
+                    return one.plain(request)
+
+        else:
+            engine = stack.enter_context(one.engine(**settings_of(mode)))
+            for width in WARM:
+                short = one.requests(one.model.sizes[0], min(width, len(requests)), (2,))
+                engine.generate(short, progress=False)
+            before = engine.statistics()
+
+            def draw(request: Request) -> object:
+                return engine.generate(request, progress=False)
+
+        marks.peak_gib()
+        took_s, latencies = played(draw, requests, gaps)
+        if mode != "plain":
+            cells = _of_engine(before, engine.statistics())
+    return {
+        "requests/s": len(requests) / took_s,
+        "mean s": statistics.mean(latencies),
+        "p99 s": latencies[math.ceil(0.99 * len(latencies)) - 1],
+        **cells,
+        "peak GiB": marks.peak_gib(),
+        "published": PUBLISHED.get(one.model.title, "") if load == "closed" else "",
+    }
 
 
-def _denoised_rows(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Mean rows of the denoiser's forwards between two statistics."""
-
-    def tally(found: dict[str, Any], sign: int) -> tuple[int, int]:
-        ones = [one for one in found["forwards"] if one["component"] in ("transformer", "unet")]
-        count = sum(one["count"] for one in ones)
-        return sign * count, sign * sum(one["count"] * one["rows"] for one in ones)
-
-    count, rows = (sum(two) for two in zip(tally(after, 1), tally(before, -1), strict=True))
-    return rows / count
+def settings_of(mode: str) -> dict[str, Any]:
+    more = {"batching_max_size": 8, "batching_delay_ms": DELAY_MS} if mode == "dynamic" else {}
+    return {"batching_mode": mode, "max_batch_size": 8, **more}
 
 
-def likeness(engine: carpool.Engine, requests: Sequence[carpool.Request], **names: Any) -> Likeness:
-    """Compare what requests get together with what each gets alone, pixel by pixel.
-
-    Raises:
-        AssertionError: what they get alone is not finite, and no judge.
-    """
-    together = [_pixels(one) for one in engine.generate(list(requests), progress=False)]
-    alone = [_pixels(engine.generate(one, progress=False)[0]) for one in requests]
-    assert all(one.isfinite().all() for one in alone), "a picture alone is not finite"
-    found = [psnr(a, b) for a, b in zip(together, alone, strict=True)]
-    return Likeness(
-        **names,
-        requests=len(requests),
-        worst_db=min(found),
-        median_db=statistics.median(found),
-        others_db=psnr(alone[0], alone[1]),
-    )
+def _gaps(count: int, mean_s: float) -> list[float]:
+    chance = random.Random(0)
+    return [chance.expovariate(1 / mean_s) for _ in range(count)]
 
 
-def _pixels(output: carpool.Output) -> Tensor:
-    found: Any = output.frames if output.images is None else output.images
-    return Tensor.float(found)
-
-
-def psnr(one: Tensor, other: Tensor) -> float:
-    """Peak signal to noise ratio of values 0-1, dB; infinite for equal ones."""
-    error = float((one - other).square().mean())
-    return 10 * math.log10(1 / error) if error else math.inf
-
-
-def kernels_share(
-    engine: carpool.Engine, requests: Sequence[carpool.Request], marks: Marks
-) -> float | None:
-    """The share of a stretch of requests in which the device ran any kernel; None off CUDA."""
-    if not marks.is_cuda:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            engine.generate(list(requests), progress=False)
-        profiler.export_chrome_trace(str(trace))
-        return share_of_kernels(json.loads(trace.read_text())["traceEvents"])
-
-
-def share_of_kernels(events: Sequence[dict[str, Any]]) -> float:
-    """Of the time from the first kernel to the end of the last, what kernels covered.
+def played(
+    draw: Callable[[Request], object], requests: Sequence[Request], gaps: Sequence[float]
+) -> tuple[float, list[float]]:
+    """Send requests; seconds in all, and of each, from when it was due.
 
     Args:
-        events: of a Chrome trace, as torch's profiler writes it.
-
-    Raises:
-        ValueError: there is no kernel among them.
+        gaps: seconds before each; none: `CLIENTS` send their next one when one is answered.
     """
-    spans = [
-        (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
-        for event in events
-        if event.get("cat") == "kernel"
-    ]
-    if not spans:
-        raise ValueError("the profiler saw no kernels")
-    whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
-    return union_s(spans) / whole
+
+    def timed(request: Request, due_s: float | None) -> float:
+        began_s = time.monotonic() if due_s is None else due_s
+        draw(request)
+        return time.monotonic() - began_s
+
+    first_s = time.monotonic()
+    with ThreadPoolExecutor(len(requests) if gaps else CLIENTS) as pool:
+        futures = []
+        for i, request in enumerate(requests):
+            if gaps:
+                time.sleep(gaps[i])
+            futures.append(pool.submit(timed, request, time.monotonic() if gaps else None))
+        latencies = sorted(future.result() for future in futures)
+    return time.monotonic() - first_s, latencies
+
+
+def _of_engine(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Of the engine between two statistics: rows of the denoiser's forwards, time beside them."""
+
+    def tally(stats: dict[str, Any]) -> tuple[int, int, int]:
+        denoised = [f for f in stats["forwards"] if f["component"] in ("transformer", "unet")]
+        count = sum(one["count"] for one in denoised)
+        rows = sum(one["count"] * one["rows"] for one in denoised)
+        return sum(one["count"] for one in stats["forwards"]), count, rows
+
+    forwards, count, rows = (b - a for a, b in zip(tally(before), tally(after), strict=True))
+    turn, forward, fiber = (after[k] - before[k] for k in ("turn_s", "forward_s", "fiber_s"))
+    return {
+        "rows": rows / count,
+        "loop us": round((turn - forward - fiber) / forwards * 1e6),
+        "pipeline us": round(fiber / forwards * 1e6),
+    }

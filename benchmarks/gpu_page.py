@@ -1,171 +1,176 @@
-"""The page of what `gpu.py` found.
+"""Everything that a machine with a GPU can tell, in parts of nine minutes; half a run, half a page.
 
-Its records lie beside it, written one by one, so that a run that is killed leaves what it measured,
-and the page of several runs is that of all their records.
+usage: PYTHONPATH=src python -m benchmarks.gpu_page PART...   [--device cuda] [--tiny]
+                                                              [--output build/gpu]
+
+Parts, by worth: check, rows, engine, compiled, streamed, quantized, waits, language; or all. Each
+runs in a process of its own, which is ended when its time is over: a crash or a hang is a line of
+the page. Rows are kept as they are measured, in OUTPUT/PART.jsonl, and a part that is run again
+goes on with those that it lacks. OUTPUT/page.md is made of all of them after each part.
+
+Beside torch and transformers it needs benchmarks/gpu_wheels.txt, and no network. `--tiny` runs all
+of it on a CPU with small models: a dry run, whose figures mean nothing.
 """
 
-import math
+import argparse
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from benchmarks.gpu_report import (
-    Curve,
-    Kernels,
-    Likeness,
-    Machine,
-    Missing,
-    Record,
-    Run,
-    parsed,
-    written,
-)
+from benchmarks.gpu_records import Rows, outcome, read
 
-
-class Report:
-    """Records as they come, in a file, and the page made of them.
-
-    Args:
-        page: where the page is to be; the records are beside it, as .jsonl. None: only printed.
-    """
-
-    def __init__(self, page: Path | None) -> None:
-        self._page = page
-        self.records: list[Record] = []
-        if page is not None and self._lines.exists():
-            self.records = [parsed(line) for line in self._lines.read_text().splitlines()]
-
-    @property
-    def _lines(self) -> Path:
-        assert self._page is not None
-        return self._page.with_suffix(".jsonl")
-
-    def add(self, record: Record) -> None:
-        print(written(record), flush=True)
-        self.records.append(record)
-        if self._page is not None:
-            with self._lines.open("a") as lines:
-                lines.write(written(record) + "\n")
-            self._page.write_text(page(self.records))
-
-
-def page(records: Sequence[Record]) -> str:
-    """All records as tables; of two of the same part, the later one."""
-    latest = _latest(records)
-    parts = [
-        "# Benchmarks on a GPU",
-        "Made by `benchmarks/gpu.py`: published configs, random bf16 weights, embeddings for"
-        " prompts.\nWhat the columns mean is said there and in `benchmarks/gpu_engine.py`.",
-        *_machines(records),
-    ]
-    for title, make in SECTIONS.items():
-        if rows := [row for record in latest for row in make(record)]:
-            parts.append(f"## {title}\n\n{_table(rows)}")
-    return "\n\n".join(parts) + "\n"
-
-
-def _latest(records: Sequence[Record]) -> list[Record]:
-    """One record of a part; that it was missing once counts only while nothing was measured."""
-    found: dict[tuple[str, str], Record] = {}
-    for record in records:
-        if not isinstance(record, Machine):
-            place = record.model, record.part
-            if not (isinstance(record, Missing) and place in found):
-                found[place] = record
-    return list(found.values())
-
-
-def _machines(records: Sequence[Record]) -> Iterator[str]:
-    found: dict[str, list[Machine]] = {}
-    for one in records:
-        if isinstance(one, Machine):
-            found.setdefault(f"{one.device}, {one.versions}", []).append(one)
-    for name, runs in found.items():
-        least, most = min(one.tflops for one in runs), max(one.tflops for one in runs)
-        commands = dict.fromkeys(f"    {one.command}" for one in runs)
-        yield f"Machine: {name}; a large matrix product reached {least:.3g} to {most:.3g} TFLOP/s."
-        yield "\n".join(commands)
-
-
-def _table(rows: Sequence[dict[str, str]]) -> str:
-    head = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [head, ["---"] * len(head), *([row.get(name, "") for name in head] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _curve(one: Record) -> Iterator[dict[str, str]]:
-    if isinstance(one, Curve):
-        yield {
-            "model": one.model,
-            "size": one.size,
-            "TFLOP a row": f"{one.tflop:.3g}",
-            **{f"{rows} ms": f"{seconds * 1e3:.4g}" for rows, seconds in one.points},
-            "knee": str(one.knee),
-            "rows/s at the knee, of 1": f"{_gain(one):.2f}",
-            "of the ceiling at 1": f"{one.ceiling(one.points[0][0]):.0%}",
-            "at the knee": f"{one.ceiling(one.knee):.0%}",
-            "peak GiB": f"{one.peak_gib:.1f}",
-        }
-
-
-def _gain(one: Curve) -> float:
-    seconds = dict(one.points)
-    return one.knee * seconds[one.points[0][0]] / seconds[one.knee]
-
-
-def _run(one: Record) -> Iterator[dict[str, str]]:
-    if isinstance(one, Run):
-        yield {
-            "model": one.model,
-            "size": one.size,
-            "code": one.code,
-            "mode": f"`{one.mode}`",
-            "requests x steps": f"{one.requests} x {one.steps}",
-            "requests/s": f"{one.per_s:.3g}",
-            "p50 s": f"{one.p50_s:.3g}",
-            "p99 s": f"{one.p99_s:.3g}",
-            "forwards": str(one.forwards),
-            "rows": f"{one.rows:.1f}",
-            "loop us": f"{one.loop_us:.0f}",
-            "pipeline us": f"{one.fiber_us:.0f}",
-            "in forwards": f"{one.in_forwards:.1%}",
-            "late": f"{one.late:.0%}",
-            "waited": f"{one.waited:.2%}",
-            "peak GiB": f"{one.peak_gib:.1f}",
-            "warm-up s": f"{one.warm_up_s:.0f}",
-        }
-
-
-def _kernels(one: Record) -> Iterator[dict[str, str]]:
-    if isinstance(one, Kernels):
-        share = f"{one.share:.1%}"
-        yield {"model": one.model, "size": one.size, "code": one.code, "kernels ran": share}
-
-
-def _likeness(one: Record) -> Iterator[dict[str, str]]:
-    if isinstance(one, Likeness):
-        yield {
-            "model": one.model,
-            "size": one.size,
-            "requests": str(one.requests),
-            "worst dB": _db(one.worst_db),
-            "median dB": _db(one.median_db),
-            "two different ones dB": _db(one.others_db),
-        }
-
-
-def _db(value: float) -> str:
-    return f"{value:.1f}" if math.isfinite(value) else "equal"
-
-
-def _missing(one: Record) -> Iterator[dict[str, str]]:
-    if isinstance(one, Missing):
-        yield {"model": one.model, "part": one.part, "why": one.why.replace("|", "/")}
-
-
-SECTIONS = {
-    "Seconds by rows": _curve,
-    "Through the engine": _run,
-    "Kernels, within a stretch of `continuous`": _kernels,
-    "Fused against alone": _likeness,
-    "Not measured": _missing,
+PARTS = {
+    "check": "Does it run at all, and equal to plain diffusers?",
+    "rows": "Seconds of a forward by its rows, and the knee",
+    "engine": "Through the engine, beside plain diffusers with a lock",
+    "compiled": "The same, compiled",
+    "streamed": "Weights that are streamed",
+    "quantized": "Quantized weights",
+    "waits": "Where the device waits",
+    "language": "Language stages",
 }
+LIMIT_S = 540.0  # of a part: commands of such machines end after ten minutes
+GRACE_S = 60.0  # before its end no row begins any more, or it would be lost
+LAST_LINES = 12  # of what a part said that failed
+
+
+def inside(part: str, options: argparse.Namespace) -> None:
+    """Measure one part, in this process."""
+    faulthandler.enable()
+    began_s = time.monotonic()
+    module = importlib.import_module(f"benchmarks.gpu_{part}")
+    rig = importlib.import_module("benchmarks.gpu_build").rig(options.device, options.tiny)
+    rows = Rows(file_of(options, part), began_s + max(1.0, options.limit_s - GRACE_S))
+    rows.write("machine", "machine", machine(rig))
+    module.measure(rig, rows)
+
+
+def machine(rig: Any) -> dict[str, str]:
+    names = ("torch", "diffusers", "transformers", "numpy")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    return {
+        "device": f"{rig.name}{', TINY MODELS: A DRY RUN' if rig.is_tiny else ''}",
+        "versions": f"{versions}, Python {platform.python_version()}",
+    }
+
+
+def run(part: str, options: argparse.Namespace) -> bool:
+    """Run one part in a process of its own; whether it ended well."""
+    command = [sys.executable, "-m", "benchmarks.gpu_page", part, "--inside"]
+    command += ["--device", options.device, "--output", str(options.output)]
+    command += ["--limit-s", str(options.limit_s), *(["--tiny"] if options.tiny else [])]
+    log, began_s = options.output / f"{part}.log", time.monotonic()
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, stderr=said, start_new_session=True)
+        try:
+            how = f"status {status}" if (status := process.wait(options.limit_s)) else ""
+        except subprocess.TimeoutExpired:
+            how = "ended by its clock"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            process.wait()
+    last = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if how else []
+    end = {"seconds": round(time.monotonic() - began_s), "how": how, "said": "\n".join(last)}
+    with file_of(options, part).open("a") as lines:
+        lines.write(json.dumps({"row": "end", "state": "end", "cells": end}) + "\n")
+    print(f"{part}: {end['seconds']} s{f', {how}' if how else ''}", flush=True)
+    return not how
+
+
+def file_of(options: argparse.Namespace, part: str) -> Path:
+    path: Path = options.output / f"{part}.jsonl"
+    return path
+
+
+def page(folder: Path) -> str:
+    """The page, in Markdown, of all rows in a folder."""
+    lines = ["# Measured on one machine", "", "Made by `python -m benchmarks.gpu_page`; "
+             "do not edit. The columns are explained in `benchmarks/gpu_*.py`."]  # fmt: skip
+    for part, title in PARTS.items():
+        found = read(folder / f"{part}.jsonl")
+        if found:
+            lines += ["", f"## {title}", "", *_part(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _part(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for state in ("machine", "end"):
+        last: dict[str, Any] = next(
+            (line["cells"] for line in reversed(found) if line["state"] == state), {}
+        )
+        if state == "machine" and last:
+            yield f"{last['device']}; {last['versions']}."
+        elif last.get("how"):
+            yield f"\nThe part did not end by itself: {last['how']}.\n\n```\n{last['said']}\n```"
+    rows = outcome([line for line in found if line["state"] not in ("machine", "end")])
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for line in rows:
+        if line["state"] == "measured":
+            cells = dict(line["cells"])
+            tables.setdefault(cells.pop("table", ""), []).append({"": line["row"], **cells})
+    for title, several in tables.items():
+        yield f"\n{f'### {title}' if title else ''}\n".rstrip() + "\n"
+        yield from _table(several)
+    gone = {"began": "the process ended in the middle of it", "failed": "", "left out": ""}
+    missing = [
+        {"": line["row"], "not measured": line["state"] if line["state"] != "began" else "crashed",
+         "why": line["cells"].get("why", gone[line["state"]])}
+        for line in rows if line["state"] in gone
+    ]  # fmt: skip
+    if missing:
+        yield ""
+        yield from _table(missing)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    head = list(dict.fromkeys(name for row in rows for name in row))
+    for cells in (
+        head,
+        ["---"] * len(head),
+        *([row.get(name, "") for name in head] for row in rows),
+    ):
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "/").replace("\n", "<br>")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="+", choices=[*PARTS, "all", "page"], metavar="PART",
+                        help=", ".join(PARTS) + "; all; page: only make it again")  # fmt: skip
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--output", type=Path, default=Path("build/gpu"), help="a folder")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of each part")
+    parser.add_argument("--tiny", action="store_true", help="small models: a dry run, on a CPU too")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    if options.inside:
+        inside(options.parts[0], options)
+        return
+    chosen = PARTS if "all" in options.parts else [one for one in options.parts if one != "page"]
+    ended_well = True
+    for part in chosen:
+        ended_well &= run(part, options)
+        (options.output / "page.md").write_text(page(options.output), encoding="utf-8")
+    (options.output / "page.md").write_text(page(options.output), encoding="utf-8")
+    sys.exit(not ended_well)
+
+
+if __name__ == "__main__":
+    main()

@@ -19,6 +19,13 @@ Made by `make devices`; do not edit.
 events, every forward is waited for before the next one is prepared, and the log says so; where it
 has one stream only, results are copied behind the forwards that are queued.
 
+## What is claimed, and not yet seen on a GPU
+
+The pretended device promised this of a real one. On a machine that has one, `python -m
+benchmarks.gpu_page check waits` holds each claim against it, and says which was wrong.
+
+{{claims}}
+
 ## Where the host waits
 
 A pipeline that reads a number from the device, or copies one to it from ordinary memory, waits
@@ -36,6 +43,14 @@ stages, were not counted.
 pipeline | model | at each step |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
+
+
+def head() -> str:
+    """The page above its table."""
+    sys.path[:0] = [str(ROOT)]
+    from benchmarks.gpu_claims import listed
+
+    return HEAD.replace("{claims}", "\n".join(listed()))
 
 
 def main() -> None:
@@ -56,7 +71,7 @@ def main() -> None:
             raise SystemExit(f"{name} needs torchvision: `make build/torchvision`")
         lines.append(row(name, measure(name)))
         sys.stdout.write(lines[-1] + "\n")
-    PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+    PAGE.write_text(head() + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

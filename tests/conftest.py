@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
 LONG = ("tests/engine/device/", "tests/lab/test_routing.py", "tests/training/")
-PRETENDED = ("tests/engine/device/", "tests/benchmarks/test_gpu_page.py")
+PRETENDED = ("tests/engine/device/",)
 
 gc.disable()  # until all is collected: nothing of what is imported is garbage
 torchvision_cpu.install()

@@ -1,5 +1,12 @@
 """What the benchmark of a GPU makes of its measurements is right, and none of it is lost."""
 
+import importlib
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -7,35 +14,22 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.gpu_clock import Deadline, Marks, union_s
-from benchmarks.gpu_engine import Watch, psnr, share_of_kernels
+from benchmarks.gpu_check import likeness, psnr
+from benchmarks.gpu_claims import CLAIMS, listed
+from benchmarks.gpu_clock import Marks, union_s
 from benchmarks.gpu_models import Size
-from benchmarks.gpu_page import Report, page
-from benchmarks.gpu_report import (
-    Curve,
-    Kernels,
-    Likeness,
-    Machine,
-    Missing,
-    Record,
-    parsed,
-    written,
-)
+from benchmarks.gpu_page import PARTS, page
+from benchmarks.gpu_records import Rows, outcome, read
+from benchmarks.gpu_rows import knee
+from benchmarks.gpu_waits import Watch, share_of_kernels
 
-
-def a_curve(*seconds: float, rows: tuple[int, ...] = (1, 2, 4, 8)) -> Curve:
-    by_rows = dict(zip(map(str, rows), seconds, strict=True))
-    return Curve("M", "8x8", tflop=10.0, seconds=by_rows, tflops=500.0, peak_gib=1.0)
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_knee_is_where_wider_forwards_hardly_give_more_rows_a_second() -> None:
-    assert a_curve(0.1, 0.1, 0.1, 0.1).knee == 8  # a wide forward is free
-    assert a_curve(0.1, 0.2, 0.4, 0.8).knee == 1  # it gains nothing
-    assert a_curve(0.1, 0.12, 0.24, 0.47).knee == 2  # 10, 16.7, 16.7, 17 rows a second
-
-
-def test_the_share_of_the_ceiling_is_operations_over_time_over_the_ceiling() -> None:
-    assert a_curve(0.04, 0.05, 0.1, 0.2).ceiling(2) == pytest.approx(2 * 10 / 0.05 / 500)
+    assert knee({1: 0.1, 2: 0.1, 4: 0.1, 8: 0.1}) == 8  # a wide forward is free
+    assert knee({1: 0.1, 2: 0.2, 4: 0.4, 8: 0.8}) == 1  # it gains nothing
+    assert knee({1: 0.1, 2: 0.12, 4: 0.24, 8: 0.47}) == 2  # 10, 16.7, 16.7, 17 rows a second
 
 
 def test_spans_that_overlap_are_counted_once() -> None:
@@ -96,8 +90,7 @@ def test_a_forward_is_late_when_the_device_had_run_out_of_work_before_it() -> No
         works.forward(5.0)  # three seconds late
 
     assert watch.late == [2]
-    assert watch.waited_s() == 3.0
-    assert watch.busy_s() == 25.0
+    assert watch.gaps_s() == [0.0, 3.0]
     assert "forward" not in vars(works)
 
 
@@ -108,46 +101,124 @@ def test_equal_pictures_have_no_noise_and_one_in_a_hundred_is_forty_db() -> None
     assert psnr(grey, grey + 0.01) == pytest.approx(40.0, abs=0.01)
 
 
-def test_every_record_comes_back_from_its_line() -> None:
-    records: list[Record] = [
-        Machine("D", "torch 2", 700.0, "command"),
-        a_curve(0.1, 0.1, 0.2, 0.4),
-        Kernels("M", "8x8", "eager", 0.9),
-        Likeness("M", "8x8", 4, float("inf"), float("inf"), 9.0),
-        Missing("M", "compiled", "no time"),
-    ]
+def test_another_picture_than_that_of_plain_diffusers_is_a_failure() -> None:
+    black, white = torch.zeros(1, 3, 4, 4), torch.ones(1, 3, 4, 4)
 
-    assert [parsed(written(one)) for one in records] == records
+    assert likeness([black, white], [black, white])["against plain"] == "equal"
+    with pytest.raises(AssertionError, match="dB; two unlike ones have"):
+        likeness([white, black], [black, white])
 
 
-def test_the_page_grows_with_every_record_and_goes_on_where_a_killed_run_stopped(
-    tmp_path: Path,
+def rows_of(folder: Path, left_s: float = 600.0) -> Rows:
+    return Rows(folder / "check.jsonl", time.monotonic() + left_s)
+
+
+def raises() -> dict[str, Any]:
+    raise RuntimeError("no driver")
+
+
+def test_every_row_is_on_the_page_whatever_became_of_it(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    rows.write("machine", "machine", {"device": "D", "versions": "torch 2"})
+    rows.measure("good", lambda: {"table": "T", "ms": 0.5})
+    rows.measure("several", lambda: [{"table": "T", "ms": 1.5}, {"table": "T", "ms": 2.5}])
+    rows.measure("bad", raises)
+    rows.measure("late", lambda: {}, needs_s=9999.0)
+    rows.write("deadly", "began", {})
+    rows.write("end", "end", {"how": "status -11", "said": "Segmentation fault", "seconds": 1})
+
+    text = page(tmp_path)
+
+    assert "D; torch 2." in text
+    assert "| good | 0.5 |" in text
+    assert text.count("| several |") == 2
+    assert "| bad | failed | RuntimeError: no driver |" in text
+    assert "| late | left out | 600 s were left, it needs about 9999 s |" in text
+    assert "| deadly | crashed | the process ended in the middle of it |" in text
+    assert "it did not end" not in text
+    assert "status -11.\n\n```\nSegmentation fault\n```" in text
+
+
+def test_a_part_that_is_run_again_measures_what_it_lacks(tmp_path: Path) -> None:
+    rows_of(tmp_path).measure("first", lambda: {"ms": 1})
+    rows_of(tmp_path, left_s=-1.0).measure("second", lambda: {"ms": 2})
+
+    again = rows_of(tmp_path)
+    again.measure("first", raises)
+    again.measure("second", lambda: {"ms": 3})
+
+    lines = outcome(read(tmp_path / "check.jsonl"))
+    assert [line["cells"].get("ms") for line in lines] == [1, 3]
+
+
+def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+    rows_of(tmp_path).measure("first", lambda: {"ms": 1})
+    with (tmp_path / "check.jsonl").open("a") as file:
+        file.write('{"row": "sec')
+
+    assert [line["row"] for line in read(tmp_path / "check.jsonl")] == ["first", "first"]
+
+
+def run_page(folder: Path, *flags: str) -> int:
+    command = [sys.executable, "-m", "benchmarks.gpu_page", *flags, "--output", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": "src"}
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+@pytest.mark.timeout(120)
+def test_a_part_runs_in_a_process_of_its_own_and_is_on_the_page(tmp_path: Path) -> None:
+    status = run_page(tmp_path, "language", "--device", "cpu", "--tiny")
+
+    text = (tmp_path / "page.md").read_text()
+    assert not status, text
+    assert "TINY MODELS: A DRY RUN" in text
+    assert "| 16 prompts |" in text
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--device", "cpu", "--tiny", "--limit-s", "0.5"), "ended by its clock"),
+        (("--device", "cpu"), "--tiny is a dry run on a CPU"),
+    ],
+)
+def test_a_part_that_does_not_end_well_is_a_line_of_the_page(
+    flags: tuple[str, ...], why: str, tmp_path: Path
 ) -> None:
-    output = tmp_path / "page.md"
-    Report(output).add(Kernels("M", "8x8", "eager", 0.5))
+    status = run_page(tmp_path, "rows", *flags)
 
-    assert "50.0%" in output.read_text()
-    Report(output).add(Kernels("N", "8x8", "eager", 0.25))
-    assert "50.0%" in output.read_text()
-    assert "25.0%" in output.read_text()
+    assert status
+    assert why in (tmp_path / "page.md").read_text()
 
 
-def test_what_was_measured_later_replaces_and_what_is_missing_later_does_not() -> None:
-    missing = Missing("M", "kernels 8x8 eager", "no time")
-    old, new = (Kernels("M", "8x8", "eager", share) for share in (0.25, 0.5))
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_says_what_its_columns_are(part: str) -> None:
+    module = importlib.import_module(f"benchmarks.gpu_{part}")
 
-    text = page([missing, old, new, missing])
-
-    assert "50.0%" in text
-    assert "25.0%" not in text
-    assert "no time" not in text
+    assert (module.__doc__ or "").startswith(f"Part *{part}*")
+    assert callable(module.measure)
 
 
-def test_a_deadline_is_shared_in_equal_parts_of_what_is_left() -> None:
-    deadline = Deadline.after(300.0)
+def test_each_claim_of_the_pretended_device_names_a_test_and_stands_on_its_page() -> None:
+    text = (ROOT / "docs" / "devices.md").read_text()
 
-    assert deadline.share(3).left_s == pytest.approx(100.0, abs=1.0)
-    assert deadline.left_s == pytest.approx(300.0, abs=1.0)
+    for line in listed():
+        assert line in text, "`make devices` writes them"
+    for claim in CLAIMS.values():
+        assert (ROOT / claim.test).is_file()
+
+
+def test_the_wheels_are_pinned_and_bring_what_the_package_needs() -> None:
+    lines = (ROOT / "benchmarks" / "gpu_wheels.txt").read_text().splitlines()
+    wheels = {line.partition("==")[0].lower().replace("_", "-") for line in lines if "==" in line
+              and not line.startswith("#")}  # fmt: skip
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[\[<>=]", one)[0] for one in project["dependencies"]}
+    come_with_torch_and_transformers = {"click", "numpy", "pyyaml", "rich", "safetensors", "torch",
+                                        "tqdm", "transformers", "pydantic"}  # fmt: skip
+
+    assert needed - wheels <= come_with_torch_and_transformers
 
 
 def test_a_size_is_shown_as_it_is_asked_for() -> None:

@@ -137,8 +137,7 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
         elif library == "value":
             parts[component] = what[0]
         else:
-            own = getattr(diffusers, what[0], None) or getattr(sparse_wan, what[0], None)
-            parts[component] = _part(own, what, dtype)
+            parts[component] = part(what, dtype)
     return _model(
         name,
         getattr(diffusers, data["pipeline"])(**parts),
@@ -146,7 +145,9 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
     )
 
 
-def _part(cls: Any, what: list[Any], dtype: torch.dtype) -> Any:
+def part(what: list[Any], dtype: torch.dtype) -> Any:
+    """A part of a pipeline from the name of its class and its configuration, without weights."""
+    cls = getattr(diffusers, what[0], None) or getattr(sparse_wan, what[0], None)
     if cls is None:
         cls = getattr(transformers, what[0])
         with META:

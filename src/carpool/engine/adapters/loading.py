@@ -50,6 +50,9 @@ class Load:
 
     def run(self, file: Path, *, is_second: bool) -> None:
         target = copy.copy(self._pipe)
+        # of every module there, diffusers takes group offloading off and puts its own on again
+        others = {name for name, part in vars(target).items() if isinstance(part, nn.Module)}
+        vars(target).update(dict.fromkeys(others))
         for name, module in self._modules.items():
             setattr(target, name, module)
         options: dict[str, Any] = {"load_into_transformer_2": True} if is_second else {}

@@ -4,6 +4,7 @@ The pipeline's code is never changed. `LoadedPipeline.undo` undoes what loading 
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -152,6 +153,7 @@ def load(
         SettingRejected: the device does not exist.
     """
     extra: Mapping[str, Any] = {}
+    began_s = time.monotonic()
     if isinstance(model, Pipeline):
         at = None if is_asked_for(settings) else model._execution_device
         device = Device(settings, at=at)
@@ -174,6 +176,7 @@ def load(
         except Exception as error:  # of libraries that read files and quantize, of any class
             log.debug("cannot load %s", model, exc_info=error)
             raise LoadFailed(f"cannot load {model!s}: {_cause(error, folder)}") from error
+    read_s = time.monotonic()
     refuse_what_breaks(pipe)
     if not dict(_modules(pipe)):
         raise LoadFailed(f"{name} has no modules yet: call its load_components() first")
@@ -190,6 +193,7 @@ def load(
             undo.callback(streamer.remove)
         elif is_moved:
             pipe.to(device.torch)
+        placed_s = time.monotonic()
         apply(dict(_modules(pipe)), settings, device, undo)
         if streamer is not None and settings.context_parallel > 1:
             raise LoadFailed(
@@ -203,6 +207,10 @@ def load(
         except RecursionError as error:  # a scheduler that cannot be copied
             raise _too_deep(model) from error
         warm_up(pipe, settings, device)
+        log.info(
+            "%s is loaded: reading took %.1f s, placing weights %.1f s, preparing %.1f s",
+            name, read_s - began_s, placed_s - read_s, time.monotonic() - placed_s,
+        )  # fmt: skip
         return LoadedPipeline(
             pipe,
             describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),

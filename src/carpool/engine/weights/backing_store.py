@@ -1,14 +1,14 @@
-"""Where streamed weights are kept: pinned host memory, or a file on the disk.
+"""Where streamed weights are kept: pinned host memory, or files on the disk.
 
-The file has no name, so nothing of it is left when the process ends, however it ends.
+The files are the checkpoint's own, as far as weights lie there as they are used. The others are
+written to a file without a name, so nothing of it is left when the process ends, however it ends.
 """
 
-import ctypes
-import mmap
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from carpool.engine.weights.groups import BlockGroup
+from carpool.engine.weights.mapped_files import MappedFiles
 from carpool.engine.weights.residency import gib
 from carpool.errors import LoadFailed
 
@@ -27,6 +28,7 @@ class Store(Protocol):
     """Keeps the bytes of groups."""
 
     is_pinned: bool  # host memory that an accelerator copies from by itself
+    source: str  # as people read it
 
     def write(self, group: BlockGroup) -> None:
         """Keep the weights that a group has now."""
@@ -40,11 +42,12 @@ class Store(Protocol):
 
 
 class DiskStore:
-    """A file without a name.
+    """A file without a name, and the files that weights are mapped from.
 
     Args:
         folder: on the disk that is to hold it.
         n_bytes: that will be written.
+        mapped: files whose weights are not written again. Default: none, all are written.
 
     Raises:
         LoadFailed: there is no room.
@@ -52,7 +55,7 @@ class DiskStore:
 
     is_pinned = False
 
-    def __init__(self, folder: Path, n_bytes: int) -> None:
+    def __init__(self, folder: Path, n_bytes: int, mapped: MappedFiles | None = None) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(folder).free
@@ -64,31 +67,61 @@ class DiskStore:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  until close
         except OSError as error:
             raise LoadFailed(f"weights cannot be streamed from {folder}: {error}") from error
-        self._at: dict[BlockGroup, int] = {}
+        written = f"a file of {gib(n_bytes)}"
+        self.source = written if mapped is None else "the model's own files"
+        if mapped is not None and n_bytes:
+            self.source += f" and {written}"
+        self._mapped, self._pages = mapped, mapped or MappedFiles()
+        self._pieces: dict[BlockGroup, list[_Piece]] = {}
         self._end = 0
 
     def write(self, group: BlockGroup) -> None:
+        pieces = []
         for place in group.places:
             value = place.read()
-            view, at = memoryview(place.flat(value).numpy().data), self._end + place.at
-            while view:
-                done = os.pwrite(self._file.fileno(), view, at)
-                view, at = view[done:], at + done
-            _forget_pages(value)
-        self._at[group] = self._end
-        self._end += group.n_bytes
-        os.truncate(self._file.fileno(), self._end)
+            is_as_stored = value.stride() == place.stride
+            source = self._mapped.place_of(value) if self._mapped and is_as_stored else None
+            if source is None:
+                source = self._file.fileno(), self._end
+                _write(memoryview(place.flat(value).numpy().data), *source)
+                self._end += place.n_bytes
+            pieces.append(_Piece(place.at, place.n_bytes, *source))
+            self._pages.forget_pages(value)
+        self._pieces[group] = pieces
 
     def read(self, group: BlockGroup, into: Tensor) -> None:
-        view, at = memoryview(into.numpy().data)[: group.n_bytes], self._at[group]
-        while view:
-            done = os.preadv(self._file.fileno(), [view], at)
-            if not done:
-                raise OSError("the file of streamed weights has been cut short")
-            view, at = view[done:], at + done
+        whole = memoryview(into.numpy().data)
+        for piece in self._pieces[group]:
+            if piece.file != self._file.fileno():
+                assert self._mapped is not None
+                self._mapped.check(piece.file)
+            view, offset = whole[piece.at : piece.at + piece.n_bytes], piece.offset
+            while view:
+                done = os.preadv(piece.file, [view], offset)
+                if not done:
+                    raise OSError("the file of streamed weights has been cut short")
+                view, offset = view[done:], offset + done
 
     def close(self) -> None:
         self._file.close()
+        if self._mapped is not None:
+            self._mapped.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes of a group, and where they lie on the disk."""
+
+    at: int  # in the group
+    n_bytes: int
+    file: int  # descriptor
+    offset: int
+
+
+def _write(view: memoryview, file: int, offset: int) -> None:
+    while view:
+        done = os.pwrite(file, view, offset)
+        view, offset = view[done:], offset + done
 
 
 class PinnedStore:
@@ -98,16 +131,18 @@ class PinnedStore:
     """
 
     is_pinned = True
+    source = "pinned memory"
 
     def __init__(self) -> None:
         self._pieces: dict[BlockGroup, list[Tensor]] = {}
+        self._pages = MappedFiles()
 
     def write(self, group: BlockGroup) -> None:
         whole = torch.zeros(group.n_bytes, dtype=torch.uint8)
         for place in group.places:
             value = place.read()
             whole[place.at : place.at + place.n_bytes].copy_(place.flat(value))
-            _forget_pages(value)
+            self._pages.forget_pages(value)
         self._pieces[group] = [
             host_buffer(end - begin).copy_(whole[begin:end])
             for begin, end in _pieces(group.n_bytes)
@@ -148,35 +183,3 @@ def free_host_bytes() -> int:
     except OSError:  # no Linux
         pass
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-_MADV_DONTNEED = 4  # of Linux
-
-
-def _forget_pages(value: Tensor) -> None:
-    """Let go of the memory that reading a weight out of its checkpoint has taken.
-
-    Safetensors maps files into memory, and a page that was read counts as this process's until
-    the whole file is let go of. Only whole pages of mapped files, and of this weight, are dropped:
-    its values are in the store by now.
-    """
-    if value.device.type != "cpu" or not Path("/proc/self/maps").exists():
-        return
-    page = mmap.PAGESIZE
-    begin = -(-value.data_ptr() // page) * page
-    end = (value.data_ptr() + value.nbytes) // page * page
-    if begin < end and _is_file(begin, end):
-        ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED
-        )
-
-
-def _is_file(begin: int, end: int) -> bool:
-    """Whether addresses belong to one mapping of a regular file."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            span, _, rest = line.partition(" ")
-            low, high = (int(word, 16) for word in span.split("-"))
-            if low <= begin and end <= high:
-                return len(fields := rest.split(None, 4)) == 5 and fields[4].startswith("/")
-    return False

@@ -127,7 +127,12 @@ def _shared(blocks: Any) -> set[int]:
 
 def bytes_of(module: nn.Module) -> int:
     """Bytes of a module's weights, each counted once."""
-    return sum(plain.nbytes for _, _, plain in _plain_parts(module))
+    return sum(plain.nbytes for plain in plain_weights(module))
+
+
+def plain_weights(module: nn.Module) -> Iterator[Tensor]:
+    """The plain tensors that a module's weights consist of, each once."""
+    return (plain for _, _, plain in _plain_parts(module))
 
 
 def _plain_parts(module: nn.Module) -> Iterator[tuple[Tensor, str, Tensor]]:
@@ -237,7 +242,7 @@ def _lay_out(block: nn.Module, device: torch.device) -> tuple[tuple[Place, ...],
     """
     places, at = [], 0
     for owner, attribute, value in _plain_parts(block):
-        stride = value.stride() if _is_dense(value) else _contiguous(value.shape)
+        stride = value.stride() if is_dense(value) else _contiguous(value.shape)
         odd = value.data_ptr() % CPU_ALIGNMENT_BYTES if device.type == "cpu" else 0
         begin = at + (0 if odd % value.itemsize else odd)
         places.append(
@@ -252,7 +257,7 @@ def aligned(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _is_dense(value: Tensor) -> bool:
+def is_dense(value: Tensor) -> bool:
     """Whether its elements lie side by side in some order of axes, as `channels_last` does."""
     expected = 1
     axes = [(s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n != 1]

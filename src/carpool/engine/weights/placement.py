@@ -17,7 +17,8 @@ from carpool.engine.weights.backing_store import (
     free_host_bytes,
 )
 from carpool.engine.weights.bus import Bus
-from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of
+from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of, plain_weights
+from carpool.engine.weights.mapped_files import MappedFiles
 from carpool.engine.weights.residency import (
     ACTIVATIONS,
     Component,
@@ -79,13 +80,14 @@ def place(
     for name, module in modules.items():
         if name not in chosen:
             module.to(device)
-    store = _store(device, settings, found.streamed_bytes)
+    blocks = [dict(modules[name].named_modules())[path] for name in chosen for path in chosen[name]]
+    store = _store(device, settings, blocks)
     log.info(
         "%s of weights stay on %s; %s are streamed from %s: %s",
         gib(found.device_bytes),
         device,
         gib(found.streamed_bytes),
-        "pinned memory" if store.is_pinned else "the disk",
+        store.source,
         ", ".join(f"{len(paths)} blocks of {name}" for name, paths in chosen.items()),
     )
     bus = Bus(store, device)
@@ -145,11 +147,24 @@ def _move_rest(module: nn.Module, path: str, chosen: frozenset[str], device: tor
         _move_rest(child, f"{path}.{name}".lstrip("."), chosen, device)
 
 
-def _store(device: torch.device, settings: EngineSettings, n_bytes: int) -> Store:
-    """Pinned memory for an accelerator, while the host has enough; else the disk."""
+def _store(device: torch.device, settings: EngineSettings, blocks: list[nn.Module]) -> Store:
+    """Pinned memory for an accelerator, while the host has enough; else the disk.
+
+    Weights that lie in their checkpoint as they are used are read from there, and only the others
+    are written, unless a folder is named to read all of them from.
+    """
+    n_bytes = sum(map(bytes_of, blocks))
     is_short = n_bytes > HOST_SHARE * free_host_bytes()
     if device.type != "cpu" and settings.stream_dir is None and not is_short:
         return PinnedStore()
+    if settings.stream_dir is not None:
+        return DiskStore(Path(settings.stream_dir).expanduser(), n_bytes)
+    mapped = MappedFiles()
+    written = sum(
+        value.nbytes
+        for block in blocks
+        for value in plain_weights(block)
+        if mapped.place_of(value) is None
+    )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
-    folder = Path(settings.stream_dir).expanduser() if settings.stream_dir else cache
-    return DiskStore(folder, n_bytes)
+    return DiskStore(cache, written, mapped)

@@ -1,0 +1,85 @@
+"""Part *check*: does it run at all, and equal to plain diffusers?
+
+- `carpool check` on the embedded model, and the tests that need a GPU.
+- A request of each main family of real size: two of mixed steps together against each alone with
+  plain diffusers, in decibels of their difference (`equal`: none), beside two unlike pictures.
+- What the pretended device promised: `gpu_claims.py`.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks import gpu_claims
+from benchmarks.gpu_build import Rig, pixels
+from benchmarks.gpu_models import MODELS
+from benchmarks.gpu_records import Rows
+
+LIMIT_S = 240.0  # of a program that this part runs
+CLOSE_DB = 30.0  # what two last bits of bfloat16 may make of a picture of random weights
+STEPS = (2, 3)
+
+
+def measure(rig: Rig, rows: Rows) -> None:
+    command = "from carpool_lab.check.command import check; check()"  # it may not be installed
+    check = ("-c", command, "shapes", "--quick", "--device", str(rig.device))
+    rows.measure("carpool check shapes", partial(_program, check))
+    tests = ("-m", "pytest", "-q", "--noconftest", "-m", "gpu", "tests/engine/test_gpu.py")
+    rows.measure("tests on CUDA", partial(_program, tests))
+    for name, claim in gpu_claims.CLAIMS.items():
+        if claim.check is not None:
+            rows.measure(name, partial(gpu_claims.tried, claim.check, rig))
+    for name in MODELS:
+        rows.measure(MODELS[name].title, partial(_family, rig, name))
+
+
+def _program(arguments: tuple[str, ...]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"},
+    )  # fmt: skip
+    said = (done.stdout + done.stderr).strip().splitlines()
+    if done.returncode:
+        raise RuntimeError(f"status {done.returncode}: {' / '.join(said[-4:])}")
+    last = done.stdout.strip().splitlines()
+    return {"table": "Programs", "outcome": last[-1] if last else "it ended well"}
+
+
+def _family(rig: Rig, name: str) -> dict[str, Any]:
+    with rig.built(name) as one:
+        size = one.model.sizes[0]
+        requests = [
+            one.request(size, n, seed=i, output_type="pt")
+            for i, n in enumerate(STEPS)
+        ]  # fmt: skip
+        alone = [pixels(one.plain(request)) for request in requests]
+        rig.marks.peak_gib()
+        with one.engine() as engine:
+            together = [pixels(answer) for answer in engine.generate(requests, progress=False)]
+        return {"table": "Families", "size": str(size), **likeness(together, alone),
+                "peak GiB": rig.marks.peak_gib()}  # fmt: skip
+
+
+def likeness(together: list[Tensor], alone: list[Tensor]) -> dict[str, str]:
+    """How much pictures differ from those of plain diffusers.
+
+    Raises:
+        AssertionError: they are another picture, or not finite.
+    """
+    assert all(one.isfinite().all() for one in alone), "a picture of plain diffusers is not finite"
+    worst = min(psnr(a, b) for a, b in zip(together, alone, strict=True))
+    others = psnr(alone[0], alone[1])
+    assert worst > max(CLOSE_DB, others), f"{worst:.1f} dB; two unlike ones have {others:.1f}"
+    shown = "equal" if math.isinf(worst) else f"{worst:.1f} dB"
+    return {"against plain": shown, "two unlike ones": f"{others:.1f} dB"}
+
+
+def psnr(one: Tensor, other: Tensor) -> float:
+    """Peak signal to noise ratio of values 0-1, dB; infinite for equal ones."""
+    error = float((one - other).square().mean())
+    return 10 * math.log10(1 / error) if error else math.inf

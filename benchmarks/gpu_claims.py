@@ -1,0 +1,187 @@
+"""What the pretended device promised of a real one; parts *check* and *waits* hold each against it.
+
+`docs/devices.md` lists them (`make devices`). A claim that is wrong is a row that failed.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+import carpool
+from benchmarks.gpu_build import Rig, pixels
+from carpool.models.embedded import MODEL_DIR
+
+CLOSE = 0.02  # of a picture's values: kernels for one row and for several differ in last bits
+PROMPTS = ["a white star on a red background", "a green ring on a black background", "a star"]
+STEPS = (3, 5, 4)
+SIZE = {"width": 64, "height": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One promise, and what holds it here and there."""
+
+    sentence: str
+    test: str  # on the pretended device
+    check: Callable[[Rig], str] | None = None  # None: part *waits* holds it
+
+
+def tried(check: Callable[[Rig], str], rig: Rig) -> dict[str, str]:
+    return {"table": "Claims of the pretended device", "outcome": check(rig)}
+
+
+def _requests() -> list[carpool.Request]:
+    more: dict[str, Any] = {"output_type": "pt", **SIZE}
+    turns = enumerate(zip(PROMPTS, STEPS, strict=True))
+    return [carpool.Request(text, seed=i, num_inference_steps=n, **more) for i, (text, n) in turns]
+
+
+def _drawn(rig: Rig, together: bool = True, **settings: Any) -> list[torch.Tensor]:
+    settings = {"device": str(rig.device), "dtype": "float32", **settings}
+    with carpool.load("shapes", **settings) as engine:
+        sets = [_requests()] if together else [[one] for one in _requests()]
+        return [
+            pixels(one) for few in sets for one in engine.generate(few, progress=False)
+        ]  # fmt: skip
+
+
+def _same(found: list[torch.Tensor], expected: list[torch.Tensor], most: float = CLOSE) -> str:
+    gap = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+    assert gap <= most, f"{gap:.1e} apart"
+    return "equal" if gap == 0 else f"{gap:.1e} apart"
+
+
+def together(rig: Rig) -> str:
+    return _same(_drawn(rig), _drawn(rig, together=False))
+
+
+def exact(rig: Rig) -> str:
+    settings: dict[str, Any] = {"numerics": "exact"}
+    return _same(_drawn(rig, **settings), _drawn(rig, together=False, **settings), 0.0)
+
+
+def streamed(rig: Rig) -> str:
+    return _same(_drawn(rig, stream="transformer"), _drawn(rig))
+
+
+def placed(rig: Rig) -> str:
+    return _same(_drawn(rig, place="text_encoder_2=cpu"), _drawn(rig))
+
+
+def pictures(rig: Rig) -> str:
+    """PIL pictures of the engine, whose bytes are made on the device, and those of diffusers."""
+    pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32).to(rig.device)
+    pipe.set_progress_bar_config(disable=True)
+    request = _requests()[0]
+    given = {**request.parameters, "output_type": "pil", "max_sequence_length": 16}
+    given["guidance_scale"] = 3.5
+    plain = pipe(request.prompt, generator=torch.Generator().manual_seed(0), **given).images[0]
+    with carpool.load("shapes", device=str(rig.device), dtype="float32") as engine:
+        [answer] = engine.generate(request.prompt, seed=0, progress=False, **given)
+    mine, theirs = (
+        torch.frombuffer(bytearray(one.tobytes()), dtype=torch.uint8).int()
+        for one in (answer.images[0], plain)
+    )
+    most = int((mine - theirs).abs().max())
+    assert most <= 2, f"a byte is {most} off"
+    return f"at most {most} of 255 off"
+
+
+def memory(rig: Rig) -> str:
+    """Too little memory for all at once: forwards are cut, and everybody is answered."""
+    if rig.device.type != "cuda":
+        return "not on this device"
+    with carpool.load("shapes", device=str(rig.device), max_batch_size=64) as engine:
+        requests = [_requests()[0] for _ in range(64)]
+        engine.generate(requests[:2], progress=False)
+        _, total = torch.cuda.mem_get_info(rig.device)
+        limit = torch.cuda.memory_reserved(rig.device) + 24 * 2**20
+        torch.cuda.set_per_process_memory_fraction(limit / total, rig.device)
+        try:
+            answers = engine.generate(requests, progress=False)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, rig.device)
+    assert len(answers) == len(requests)
+    return f"64 requests within {limit / 2**20:.0f} MiB"
+
+
+LOST = """
+import sys, torch, carpool
+with carpool.load("shapes", device=sys.argv[1]) as engine:
+    engine.generate("a star", num_inference_steps=2, progress=False)
+    torch.zeros(2, device=sys.argv[1])[torch.tensor([9], device=sys.argv[1])]  # an assertion there
+    try:
+        engine.generate("a star", num_inference_steps=2, progress=False)
+    except carpool.CarpoolError as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+def lost(rig: Rig) -> str:
+    """A device that has failed ends its requests as lost, at once; in a process of its own."""
+    if rig.device.type != "cuda":
+        return "not on this device"
+    command = [sys.executable, "-c", LOST, str(rig.device)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip(), f"nobody was answered: {done.stderr[-200:]}"
+    return done.stdout.strip().splitlines()[-1]
+
+
+_TESTS = "tests/engine/device/test_"
+CLAIMS = {
+    "together": Claim(
+        "Requests of mixed steps get together what each gets alone.",
+        f"{_TESTS}whole_requests.py", together,
+    ),
+    "exact": Claim(
+        "With `numerics=exact` they get the same bits.", "tests/engine/test_numerics.py", exact,
+    ),
+    "streamed": Claim(
+        "Streamed weights are never read before they are there: pictures are the same.",
+        f"{_TESTS}streaming_on_device.py", streamed,
+    ),
+    "placed": Claim(
+        "A component that is placed elsewhere computes there.", f"{_TESTS}places.py", placed,
+    ),
+    "bytes": Claim(
+        "Pictures become bytes on the device, the same as diffusers makes on the host.",
+        f"{_TESTS}pictures_as_bytes.py", pictures,
+    ),
+    "memory": Claim(
+        "Requests that do not fit together run in narrower forwards, and all are answered.",
+        f"{_TESTS}memory.py", memory,
+    ),
+    "lost": Claim(
+        "When the device fails for good, all its requests are answered as lost at once.",
+        f"{_TESTS}device_lost.py", lost,
+    ),
+    "no waits": Claim(
+        "The engine's own code makes the host wait for the device at no step.",
+        f"{_TESTS}whole_requests.py",
+    ),
+    "copies": Claim(
+        "Copies that pipelines and schedulers make from the host wait for nothing.",
+        f"{_TESTS}pinned_copies.py",
+    ),
+    "ahead": Claim(
+        "The loop prepares a forward while the one before runs: gaps stay under 100 us.",
+        f"{_TESTS}heartbeat_on_device.py",
+    ),
+}  # fmt: skip
+
+
+def listed() -> list[str]:
+    """The claims as rows of a table of `docs/devices.md`."""
+    lines = [
+        "| claim | | held on the pretended device by | on a real one by |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, claim in CLAIMS.items():
+        part = "waits" if claim.check is None else "check"
+        lines.append(f"| {name} | {claim.sentence} | `{claim.test}` | `gpu_page {part}` |")
+    return lines

@@ -1,0 +1,22 @@
+"""Part *compiled*: seconds by rows, and the engine, with repeated blocks compiled (`--compile`).
+
+The seconds of compiling are in `took s` of a model's first row.
+"""
+
+from benchmarks import gpu_engine, gpu_rows
+from benchmarks.gpu_build import Built, Rig
+from benchmarks.gpu_records import Rows
+from carpool.engine.model.compiling import keep_device_guard, repeated_blocks
+
+NAMES = ("flux", "qwen-image")  # that go through the engine
+
+
+def compile_blocks(one: Built) -> None:
+    keep_device_guard()
+    for block in repeated_blocks(one.denoiser):  # of classes for which diffusers names none, too
+        block.compile(backend="eager" if one.rig.is_tiny else "inductor")
+
+
+def measure(rig: Rig, rows: Rows) -> None:
+    gpu_rows.measure(rig, rows, compile_blocks, "compiled")
+    gpu_engine.measure(rig, rows, compile_blocks, "compiled", NAMES, ("off", "continuous"))

@@ -1,0 +1,89 @@
+"""Rows of a part of `gpu_page`: each is on the disk, as a line of JSON, as soon as it is measured.
+
+A row that began and has no other line was ended by a crash, or by the part's clock.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Cells = Mapping[str, Any]
+
+
+class Rows:
+    """The rows of one part, measured until its time is over.
+
+    Args:
+        file: of lines; rows that it has already are not measured again.
+        ends_s: of the monotonic clock: no row begins after that.
+    """
+
+    def __init__(self, file: Path, ends_s: float) -> None:
+        self._file, self._ends_s = file, ends_s
+        self._known = {line["row"] for line in read(file) if line["state"] != "left out"}
+
+    @property
+    def left_s(self) -> float:
+        return self._ends_s - time.monotonic()
+
+    def has(self, name: str) -> bool:
+        """Whether a row is measured already, or has failed."""
+        return name in self._known
+
+    def measure(
+        self, name: str, work: Callable[[], Cells | Sequence[Cells]], *, needs_s: float = 0.0
+    ) -> None:
+        """Measure a row, unless there is one or too little time is left.
+
+        Args:
+            work: gives its cells, or those of several rows.
+            needs_s: about how long it takes, if that is known.
+        """
+        if name in self._known:
+            return
+        if self.left_s <= needs_s:
+            why = f"{max(0.0, self.left_s):.0f} s were left, it needs about {needs_s:.0f} s"
+            self.write(name, "left out", {"why": why})
+            return
+        self.write(name, "began", {})
+        began_s = time.monotonic()
+        try:
+            cells = work()
+        except Exception as error:  # the next row may well be measured
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            self.write(name, "failed", {"why": why[:300]})
+            return
+        for one in [cells] if isinstance(cells, Mapping) else cells:
+            self.write(name, "measured", {**one, "took s": round(time.monotonic() - began_s, 1)})
+
+    def write(self, name: str, state: str, cells: Cells) -> None:
+        line = json.dumps({"row": name, "state": state, "cells": cells})
+        print(line, flush=True)
+        with self._file.open("a") as lines:
+            lines.write(line + "\n")
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file, but for one that a crash cut off."""
+    lines = []
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def outcome(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What became of each row: its cells where it was ever measured, else the last word on it."""
+    by_row: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        known = by_row.setdefault(line["row"], [])
+        is_more = line["state"] == "measured" and known and known[-1]["state"] == "measured"
+        if not known or is_more:
+            known.append(line)
+        elif known[-1]["state"] != "measured":
+            by_row[line["row"]] = [line]
+    return [line for known in by_row.values() for line in known]

@@ -1,0 +1,73 @@
+"""Part *rows*: seconds of one forward of the denoiser by its rows, without an engine; and the knee.
+
+*Knee*: the narrowest forward with nearly as many rows a second as the best. *Of the ceiling*: what
+a forward reaches of the machine's own largest product of matrices, by counted operations.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_build import Built, Rig, denoiser_call, operations
+from benchmarks.gpu_models import MODELS, Size
+from benchmarks.gpu_records import Rows
+from carpool.engine.fuse import Fuser
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+KNEE = 0.95  # of the most rows a second: a wider forward hardly gains any more
+PATIENCE_S = 20.0  # a width that would take longer to measure is left out
+
+
+def measure(
+    rig: Rig, rows: Rows, prepare: Callable[[Built], None] = lambda one: None, code: str = "eager"
+) -> None:
+    tflops = rig.tflops()
+    for name in MODELS:
+        model = rig.model(name)
+        wanted = [(size, f"{model.title} {size} {code}") for size in model.sizes]
+        if all(rows.has(label) for _, label in wanted):
+            continue
+        with rig.built(name) as one:
+            prepare(one)
+            for size, label in wanted:
+                rows.measure(label, partial(_curve, one, size, tflops), needs_s=15)
+
+
+def _curve(one: Built, size: Size, tflops: float) -> Mapping[str, Any]:
+    tflop = operations(one.model, size) / 1e12
+    seconds = forwards_s(one, size, WIDTHS[:2] if one.rig.is_tiny else WIDTHS)
+    best = knee(seconds)
+    return {
+        "TFLOP a row": round(tflop, 2),
+        **{f"{width} ms": round(1e3 * took_s, 3) for width, took_s in seconds.items()},
+        "knee": best,
+        "rows/s there, of 1": best * seconds[1] / seconds[best],
+        "of the ceiling at 1": f"{tflop / seconds[1] / tflops:.0%}",
+        "there": f"{tflop * best / seconds[best] / tflops:.0%}",
+        "peak GiB": one.rig.marks.peak_gib(),
+    }
+
+
+def forwards_s(one: Built, size: Size, widths: tuple[int, ...]) -> dict[int, float]:
+    """Seconds by rows: a request's first call, joined with itself as the engine joins requests'."""
+    fuser, marks = Fuser(), one.rig.marks
+    call = denoiser_call(one.pipe, one.model, one.request(size, 2, is_guided=False))
+    assert fuser.describe(call)[1] == 1, "without guidance a step is one row"
+    seconds: dict[int, float] = {}
+    marks.peak_gib()
+    for width in widths:
+        if seconds and 8 * max(seconds.values()) > PATIENCE_S:
+            break
+        try:
+            seconds[width] = marks.seconds(partial(fuser.run, [call] * width, [1] * width))
+        except torch.OutOfMemoryError:
+            break
+    return seconds
+
+
+def knee(seconds: Mapping[int, float]) -> int:
+    """The narrowest width that gives nearly as many rows a second as the best."""
+    best = max(width / took_s for width, took_s in seconds.items())
+    return min(width for width, took_s in seconds.items() if width / took_s >= KNEE * best)

@@ -1,0 +1,78 @@
+"""Part *streamed*: eight requests over weights that are all streamed from pinned memory.
+
+A shared sweep for all, requests one by one, and diffusers' group offload one by one (measured with
+one request, times eight). `s for 8` is of the steps in the row; `published` that of 50 steps on an
+unnamed GPU, one by one -> batched. *Copying* is what the bus takes for the bytes of all sweeps.
+"""
+
+import time
+from functools import partial
+from typing import Any
+
+from diffusers.hooks import apply_group_offloading
+
+from benchmarks.gpu_build import Rig
+from benchmarks.gpu_records import Rows
+from carpool import Request
+
+PUBLISHED = {"FLUX.1-dev": "167.6 -> 34.5 s", "Qwen-Image": "586.7 -> 81.9 s"}
+NAMES = ("flux", "qwen-image")
+COUNT, STEPS = 8, 10
+GIB = 2**30
+
+
+def measure(rig: Rig, rows: Rows) -> None:
+    for name in NAMES:
+        for way in (_shared, _one_by_one, _diffusers):
+            label = f"{rig.model(name).title}, {WAYS[way]}"
+            rows.measure(label, partial(_row, rig, name, way), needs_s=30)
+
+
+def _row(rig: Rig, name: str, way: Any) -> dict[str, Any]:
+    with rig.built(name) as one:
+        size, count = one.model.sizes[0], 2 if rig.is_tiny else COUNT
+        steps = 2 if rig.is_tiny else STEPS
+        cells = way(one, one.requests(size, count, (steps,)))
+        return {"size": str(size), "steps": steps, "requests": count, **cells,
+                "peak GiB": rig.marks.peak_gib(),
+                "published": PUBLISHED[one.model.title]}  # fmt: skip
+
+
+def _shared(one: Any, requests: list[Request]) -> dict[str, Any]:
+    return _through_engine(one, [requests])
+
+
+def _one_by_one(one: Any, requests: list[Request]) -> dict[str, Any]:
+    return _through_engine(one, [[request] for request in requests])
+
+
+def _through_engine(one: Any, sets: list[list[Request]]) -> dict[str, Any]:
+    short = one.requests(one.model.sizes[0], 2, (2,))
+    with one.engine(stream="transformer", max_batch_size=COUNT) as engine:
+        engine.generate(short, progress=False)
+        before, began_s = engine.statistics()["streaming"], time.monotonic()
+        for requests in sets:
+            engine.generate(requests, progress=False)
+        took_s, after = time.monotonic() - began_s, engine.statistics()["streaming"]
+    moved = (after["moved_bytes"] - before["moved_bytes"]) / GIB
+    return {"s for 8": took_s, "sweeps": after["sweeps"] - before["sweeps"], "GiB moved": moved,
+            "copying s": moved * after["seconds_a_gib"]}  # fmt: skip
+
+
+def _diffusers(one: Any, requests: list[Request]) -> dict[str, Any]:
+    device = one.rig.device
+    apply_group_offloading(
+        one.denoiser, onload_device=device, offload_type="block_level", num_blocks_per_group=1,
+        use_stream=device.type in ("cuda", "xpu"),
+    )  # fmt: skip
+    one.plain(one.requests(one.model.sizes[0], 1, (2,))[0])
+    one.rig.marks.wait()
+    began_s = time.monotonic()
+    one.plain(requests[0])
+    one.rig.marks.wait()
+    return {"s for 8": len(requests) * (time.monotonic() - began_s)}
+
+
+WAYS = {
+    _shared: "one sweep for all", _one_by_one: "one by one", _diffusers: "diffusers, one by one",
+}  # fmt: skip

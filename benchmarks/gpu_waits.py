@@ -1,0 +1,187 @@
+"""Part *waits*: where the host waits for the device, and the device for the host.
+
+- *Synchronisations*, as CUDA reports them, while eight mixed requests run: by line and step.
+- *Gaps* between forwards: every forward lies between two events. If the one at the end of a forward
+  has happened when Python launches the next one, the device had nothing to do: that forward came
+  late. A gap holds the small kernels between forwards, too.
+- *A step*: the share of a stretch in which any kernel ran, and the operations that took most of it.
+"""
+
+import functools
+import json
+import statistics
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.gpu_build import Built, Rig
+from benchmarks.gpu_clock import Marks, Moment, union_s
+from benchmarks.gpu_records import Rows
+from carpool.engine.intercept import Interception
+
+NAMES = ("flux", "sdxl")
+COUNT, TOP = 8, 10
+MAX_GAP_US = 100.0  # the claim *ahead*
+OWN = "carpool/engine"
+
+
+def measure(rig: Rig, rows: Rows) -> None:
+    for name in NAMES:
+        title = rig.model(name).title
+        parts: dict[str, Callable[[Built], Any]] = {
+            "synchronisations": _synchronisations,
+            "gaps": _gaps,
+            "a step": _step,
+        }
+        if all(rows.has(f"{title}, {what}") for what in parts):
+            continue
+        with rig.built(name) as one:
+            for what, work in parts.items():
+                rows.measure(f"{title}, {what}", partial(work, one), needs_s=10)
+
+
+def _mixed(one: Built) -> list[Any]:
+    return one.requests(one.model.sizes[0], COUNT)
+
+
+def _synchronisations(one: Built) -> list[dict[str, Any]]:
+    table = {"table": "Synchronisations"}
+    if one.rig.device.type != "cuda":
+        return [{**table, "line": "not reported by this device"}]
+    requests = _mixed(one)
+    steps = sum(request.parameters["num_inference_steps"] for request in requests)
+    with one.engine() as engine:
+        engine.generate(requests, progress=False)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                engine.generate(requests, progress=False)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    sites = Counter(f"{one.filename}:{one.lineno}" for one in said if "sync" in str(one.message))
+    rows = [
+        {**table, "line": site.partition("site-packages/")[2] or site, "times": count,
+         "a request-step": count / steps, "ours": "OURS" if OWN in site else ""}
+        for site, count in sites.most_common(2 * TOP)
+    ]  # fmt: skip
+    return rows or [{**table, "line": "none"}]
+
+
+def _gaps(one: Built) -> dict[str, Any]:
+    marks = one.rig.marks
+    watch, requests = Watch(marks), _mixed(one)
+    with watch.on(one.pipe), one.engine() as engine:
+        engine.generate(requests, progress=False)
+        one.rig.marks.wait()
+        watch.forget()
+        engine.generate(requests, progress=False)
+        one.rig.marks.wait()
+    gaps = [1e6 * gap for gap in watch.gaps_s()]
+    middle = statistics.median(gaps)
+    return {
+        "table": "Gaps between forwards", "forwards": len(watch.spans),
+        "median us": middle, "p90 us": sorted(gaps)[int(0.9 * len(gaps))], "longest us": max(gaps),
+        "late": f"{len(watch.late) / len(watch.spans):.0%}",
+        "ahead": ("holds" if middle < MAX_GAP_US else "WRONG") if marks.is_cuda else "",
+    }  # fmt: skip
+
+
+def _step(one: Built) -> list[dict[str, Any]]:
+    request = one.request(one.model.sizes[0], 2)
+    is_cuda = one.rig.device.type == "cuda"
+    activities = [ProfilerActivity.CUDA] if is_cuda else [ProfilerActivity.CPU]
+    with one.engine() as engine, tempfile.TemporaryDirectory() as folder:
+        engine.generate(request, progress=False)
+        with profile(activities=activities) as profiler:
+            engine.generate(request, progress=False)
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    taken: Counter[str] = Counter()
+    kind = "kernel" if is_cuda else "cpu_op"
+    for event in events:
+        if event.get("cat") == kind:
+            taken[event["name"][:80]] += event["dur"]
+    total = sum(taken.values())
+    first = {"table": "A request of two steps", "operation": "any kernel", "ms": total / 1e3,
+             "share": f"{share_of_kernels(events):.0%} of the time" if is_cuda else ""}  # fmt: skip
+    return [first] + [
+        {
+            "table": first["table"],
+            "operation": name,
+            "ms": took / 1e3,
+            "share": f"{took / total:.0%}",
+        }
+        for name, took in taken.most_common(TOP)
+    ]
+
+
+class Watch:
+    """Puts a moment before and after each forward of a pipeline's modules."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self.spans: list[tuple[Moment, Moment]] = []
+        self.late: list[int] = []  # forwards that the device waited for
+
+    @contextmanager
+    def on(self, pipe: Any) -> Iterator[None]:
+        """Watch forwards of engines that are loaded and closed inside."""
+        targets = Interception(pipe.components).targets
+        for target in targets:
+            plain = getattr(target.module, target.method)
+            target.module.__dict__[target.method] = self._watched(plain)
+        try:
+            yield
+        finally:
+            for target in targets:
+                del target.module.__dict__[target.method]
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # keeps the signature, by which the engine knows arguments
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if self.spans and self._marks.is_past(self.spans[-1][1]):
+                self.late.append(len(self.spans))
+            begin = self._marks.now()
+            answer = original(*args, **kwargs)
+            self.spans.append((begin, self._marks.now()))
+            return answer
+
+        return method
+
+    def forget(self) -> None:
+        self.spans, self.late = [], []
+
+    def gaps_s(self) -> list[float]:
+        """Seconds between the end of each forward and the begin of the next; all are over."""
+        pairs = zip(self.spans, self.spans[1:], strict=False)
+        return [self._marks.between(before[1], after[0]) for before, after in pairs]
+
+
+def share_of_kernels(events: Sequence[dict[str, Any]]) -> float:
+    """Of the time from the first kernel to the end of the last, what kernels covered.
+
+    Args:
+        events: of a Chrome trace, as torch's profiler writes it.
+
+    Raises:
+        ValueError: there is no kernel among them.
+    """
+    spans = [
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("cat") == "kernel"
+    ]
+    if not spans:
+        raise ValueError("the profiler saw no kernels")
+    whole = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    return union_s(spans) / whole

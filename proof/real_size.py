@@ -1,0 +1,343 @@
+"""Serve models of published size on a CPU, under a budget that they exceed four times over.
+
+usage: make real-size   (or: python -m proof.real_size [--model flux,wan] [--memory 8GiB] [--write]
+                         [--folder FOLDER] [--runs together,exact,bus,int8,gguf] [--tiny])
+
+FLUX.1-schnell and Wan 2.2 A14B with random weights are written to a folder, served by `carpool
+serve`, and removed; models in a FOLDER that is named stay, and are not written again. It takes
+24 GB of memory, 60 GB of disk, and up to an hour. Each row is kept as soon as it is measured.
+Memory is that of the worker, as Linux counts it, looked at from outside. `--write` puts the tables
+into docs/streaming.md.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx2
+
+from carpool.engine.weights.backing_store import free_host_bytes
+from proof import real_size_bus, real_size_plan
+from proof.house import House
+from proof.page import machine, table, with_section
+from proof.real_size_model import write, write_gguf, write_lora
+
+PAGE = Path(__file__).parents[1] / "docs" / "streaming.md"
+GIB = 2**30
+START_LIMIT_S, ANSWER_LIMIT_S, LOOK_S = 900.0, 3600.0, 0.25
+SIZES = ((96, 96), (128, 96), (160, 160), (96, 96))  # pixels, of the four requests
+STEPS = (4, 3, 2, 2)
+TEXT = {"flux": {"max_sequence_length": 32}, "wan": {"max_sequence_length": 32, "num_frames": 5}}
+QUANTIZED_BYTES = 15e9  # that quantizing takes while a model is read
+DENOISERS = ("transformer", "transformer_2")
+
+
+@dataclass(slots=True)
+class Served:
+    """A server of a model, and what its worker holds."""
+
+    house: House
+    http: httpx2.Client
+    ready_s: float = 0.0
+    samples: list[float] = field(default_factory=list)  # bytes
+
+    def draw(self, bodies: Sequence[dict[str, Any]]) -> list[tuple[bytes, float]]:
+        """Files of requests sent at once, and the seconds of each."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            return list(pool.map(self._draw, bodies))
+
+    def _draw(self, body: dict[str, Any]) -> tuple[bytes, float]:
+        began_s = time.monotonic()
+        if "num_frames" not in body:
+            answer = self._post("/v1/images/generations", {**body, "response_format": "b64_json"})
+            return answer["data"][0]["b64_json"].encode(), time.monotonic() - began_s
+        video = self._post("/v1/videos", body)
+        while video["status"] not in ("completed", "failed"):
+            time.sleep(LOOK_S)
+            video = self.http.get(f"/v1/videos/{video['id']}").json()
+        if video["status"] == "failed":
+            raise RuntimeError(f"a clip failed: {video['error']}")
+        file = self.http.get(f"/v1/videos/{video['id']}/content").content
+        return file, time.monotonic() - began_s
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        answer = self.http.post(path, json=body)
+        if answer.status_code >= 300:
+            raise RuntimeError(f"{path}: {answer.status_code} {answer.text}")
+        return answer.json()
+
+    def statistics(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.http.get("/stats").json()
+        own: dict[str, Any] = found.get("engine", found)
+        return own
+
+    def memory(self) -> tuple[str, str]:
+        """Resident memory of the worker since it was asked last: median and peak, in GiB."""
+        taken, self.samples = self.samples or [0.0], []
+        return f"{median(taken) / GIB:.1f}", f"{max(taken) / GIB:.1f}"
+
+
+@contextmanager
+def serving(folder: Path, model: Path, flags: Sequence[str]) -> Iterator[Served]:
+    """A server that is healthy; afterwards it is gone."""
+    flags = "--dtype", "bfloat16", "--threads", str(os.cpu_count()), *flags
+    house = House(folder, (*flags, "--max-wait", "36000"), str(model))
+    http = httpx2.Client(base_url=house.url, timeout=ANSWER_LIMIT_S)
+    served, is_over = Served(house, http), threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(LOOK_S):
+            served.samples += [bytes_of(pid) for pid in house.workers()]
+
+    began_s = time.monotonic()
+    house.start()
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        wait_until_healthy(served)
+        served.ready_s = time.monotonic() - began_s
+        yield served
+    finally:
+        is_over.set()
+        http.close()
+        for pid in house.processes():
+            os.kill(pid, signal.SIGKILL)
+        assert house.process is not None
+        house.process.wait()
+
+
+def wait_until_healthy(served: Served) -> None:
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline_s:
+        served.house.check_alive()
+        try:
+            if served.http.get("/health").status_code == 200:
+                return
+        except httpx2.TransportError:
+            pass
+        time.sleep(LOOK_S)
+    raise RuntimeError(f"not healthy after {START_LIMIT_S:g} s:\n{served.house.last_words()}")
+
+
+def bytes_of(pid: int) -> int:
+    """What a process holds in memory, mapped files included."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended
+        return 0
+    match = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def bodies(name: str) -> list[dict[str, Any]]:
+    """Four requests of three sizes."""
+    return [
+        {**TEXT[name], "prompt": f"a white star and {number} red circles", "seed": number,
+         "size": f"{width}x{height}", "num_inference_steps": steps}
+        for number, ((width, height), steps) in enumerate(zip(SIZES, STEPS, strict=True))
+    ]  # fmt: skip
+
+
+class Proof:
+    """The runs of one model, each of which adds rows."""
+
+    def __init__(self, name: str, folder: Path, options: Any, keep: Callable[[Any], None]) -> None:
+        self.name, self.folder, self.keep = name, folder, keep
+        self.model, self.flags = folder / name, ("--memory", options.memory)
+        self.bus: float = options.bus
+
+    def row(self, what: str, outcome: str, served: Served, seconds: float) -> None:
+        resident, peak = served.memory()
+        cells = [what, outcome, f"{seconds:.0f}", resident, peak]
+        self.keep({"model": self.name, "table": "runs", "row": cells})
+
+    def together(self) -> None:
+        """Four requests, a kill, an adapter: one server."""
+        adapter, asked = self.folder / "style.safetensors", bodies(self.name)
+        write_lora(self.model, "transformer", adapter)
+        with serving(self.folder, self.model, (*self.flags, "--lora", f"style={adapter}")) as here:
+            self.row("start, until healthy", started(here.house), here, here.ready_s)
+            began_s = time.monotonic()
+            drawn = here.draw(asked)
+            took_s, stats = time.monotonic() - began_s, here.statistics()
+            streaming = stats["streaming"]
+            outcome = (
+                f"{sum(STEPS)} steps in {forwards_of(stats)} forwards of the denoiser; "
+                f"{streaming['forwards']} forwards in {streaming['sweeps']} sweeps; "
+                f"{streaming['moved_bytes'] / GIB:.0f} GiB moved"
+            )
+            self.row("four requests of three sizes, together", outcome, here, took_s)
+            self.compare_plan(here)
+            self.killed(here, asked[:2], [file for file, _ in drawn[:2]])
+            began_s = time.monotonic()
+            [(styled, _)] = here.draw([{**asked[0], "lora": [{"id": "style", "scale": 1.0}]}])
+            outcome = "another picture" if styled != drawn[0][0] else "WRONG: the same picture"
+            self.row("with an adapter of rank 16", outcome, here, time.monotonic() - began_s)
+
+    def killed(self, here: Served, asked: list[dict[str, Any]], before: list[bytes]) -> None:
+        """Kill the worker when about half of the steps are done."""
+        [worker], began_s = here.house.workers()[-1:], time.monotonic()
+        done = here.statistics()["steps"]
+        half = done + sum(body["num_inference_steps"] for body in asked) // 2
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(here.draw, asked)
+            while here.statistics()["steps"] < half and not answers.done():
+                time.sleep(LOOK_S)
+            os.kill(worker, signal.SIGKILL)
+            files = [file for file, _ in answers.result()]
+        steps = sum(body["num_inference_steps"] for body in asked)
+        again = forwards_of(here.statistics(), by_rows=True)
+        same = "the same pictures" if files == before else "other last bits"
+        outcome = f"{again} of {steps} request-steps ran again or anew in the next worker; {same}"
+        self.row("worker killed half way", outcome, here, time.monotonic() - began_s)
+
+    def exact(self) -> None:
+        """Two requests alone and in company, bit for bit."""
+        first, second, *_ = ({**body, "num_inference_steps": 2} for body in bodies(self.name))
+        with serving(self.folder, self.model, (*self.flags, "--numerics", "exact")) as here:
+            began_s = time.monotonic()
+            alone = [here.draw([body])[0][0] for body in (first, second)]
+            company = [file for file, _ in here.draw([first, second])]
+            outcome = "equal bits" if alone == company else "WRONG: other bits"
+            took_s = time.monotonic() - began_s
+            self.row("exact: two alone, then together", outcome, here, took_s)
+
+    def quantized(self, what: str, flags: Sequence[str]) -> None:
+        if (free := free_host_bytes()) < QUANTIZED_BYTES:
+            raise RuntimeError(f"left out: {free / 1e9:.1f} GB of memory are free")
+        asked = [{**body, "num_inference_steps": 2} for body in bodies(self.name)[:2]]
+        with serving(self.folder, self.model, (*self.flags, *flags)) as here:
+            self.row(f"{what}: start", started(here.house), here, here.ready_s)
+            began_s = time.monotonic()
+            files = here.draw(asked)
+            outcome = f"{len(files)} pictures; {forwards_of(here.statistics())} forwards"
+            self.row(f"{what}: two requests", outcome, here, time.monotonic() - began_s)
+
+    def slow_bus(self) -> None:
+        """Weights at 1 GB/s: one sweep for all, and one by one."""
+        for row in real_size_bus.measure(
+            self.model, self.flags[1], bodies(self.name)[:3], self.bus
+        ):
+            self.keep({"model": self.name, "table": "bus", "row": row})
+
+    def compare_plan(self, here: Served) -> None:
+        """What the planner says of one more request, beside what that takes."""
+        body, before = bodies(self.name)[2], here.statistics()
+        here.draw([body])
+        for row in real_size_plan.rows(self.model, before, here.statistics(), body):
+            self.keep({"model": self.name, "table": "plan", "row": row})
+
+
+def forwards_of(stats: dict[str, Any], *, by_rows: bool = False) -> int:
+    """Forwards of denoisers, or requests in them."""
+    found = [one for one in stats["forwards"] if one["component"] in DENOISERS]
+    return sum(one["count"] * (one["requests"] if by_rows else 1) for one in found)
+
+
+def started(house: House) -> str:
+    """What the log says that the worker's start took."""
+    text = house.log.read_text(errors="replace")
+    parts = re.findall(r"reading took ([\d.]+) s, placing weights ([\d.]+) s, preparing ([\d.]+)",
+                       text)  # fmt: skip
+    reading, placing, preparing = parts[-1] if parts else ("?",) * 3
+    return f"reading {reading} s, placing {placing} s, preparing {preparing} s; the rest imports"
+
+
+HEADS = {
+    "runs": ["", "what came of it", "seconds", "resident GiB", "peak GiB"],
+    "bus": ["way", "seconds", "sweeps", "GiB moved"],
+    "plan": ["", "planned", "measured", "error"],
+}
+TITLES = {"flux": "FLUX.1-schnell", "wan": "Wan 2.2 T2V A14B"}
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [f"{machine()}; `make real-size`, random bf16 weights.", ""]
+    for name, title in TITLES.items():
+        for part, heads in HEADS.items():
+            cells = [one["row"] for one in rows if (one["model"], one["table"]) == (name, part)]
+            if cells:
+                lines += [f"**{title}**{'' if part == 'runs' else ', ' + part}", ""]
+                lines += [table(heads, cells), ""]
+    return "\n".join(lines)
+
+
+def prove(name: str, folder: Path, options: Any, keep: Callable[[Any], None]) -> None:
+    proof, began_s = Proof(name, folder, options, keep), time.monotonic()
+    if not proof.model.exists():
+        total = sum(write(name, proof.model, is_tiny=options.tiny).values())
+        cells = ["written", f"{total / 1e9:.1f} GB", f"{time.monotonic() - began_s:.0f}", "", ""]
+        keep({"model": name, "table": "runs", "row": cells})
+    int8 = ("--quantize", "transformer=int8")
+    runs: dict[str, Callable[[], None]] = {
+        "together": proof.together,
+        "exact": proof.exact,
+        "bus": proof.slow_bus,
+        "int8": lambda: proof.quantized("int8", int8),
+        "gguf": lambda: proof.quantized("GGUF Q8", _as_gguf(proof)),
+    }
+    for run in options.runs.split(","):
+        if name == "wan" and run in ("int8", "gguf"):
+            continue
+        try:
+            runs[run]()
+        except Exception as error:  # the other runs may well be made
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            keep({"model": name, "table": "runs", "row": [run, f"FAILED: {why}", "", "", ""]})
+
+
+def _as_gguf(proof: Proof) -> tuple[str, str]:
+    """Flags of a server whose denoiser is a file of GGUF."""
+    file = proof.folder / "flux-q8_0.gguf"
+    if not file.exists():
+        write_gguf(proof.model / "transformer", file)
+    return "--component", f"transformer={file}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="flux,wan")
+    parser.add_argument("--memory", default="8GiB")
+    parser.add_argument("--folder", type=Path, help="of models, which stay  [default: removed]")
+    parser.add_argument("--runs", default="together,exact,bus,int8,gguf")
+    parser.add_argument("--bus", type=float, default=1e9, help="bytes a second of the slow one")
+    parser.add_argument("--rows", type=Path, default=Path("build/real-size.jsonl"))
+    parser.add_argument("--tiny", action="store_true", help="small models: does it run?")
+    parser.add_argument("--write", action="store_true", help="put the tables into the page")
+    options = parser.parse_args()
+    options.rows.parent.mkdir(exist_ok=True)
+
+    def keep(row: Any) -> None:
+        print(row["model"], *row["row"], sep=" | ", flush=True)
+        with options.rows.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+    for name in options.model.split(","):
+        folder = options.folder or Path(tempfile.mkdtemp(prefix="carpool-real-size-"))
+        folder.mkdir(exist_ok=True)
+        try:
+            prove(name, folder, options, keep)
+        finally:
+            if options.folder is None:
+                shutil.rmtree(folder)
+    rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
+    if options.write:
+        PAGE.write_text(with_section(PAGE.read_text(), "real-size", page(rows)))
+    sys.exit(any("FAILED" in str(row) or "WRONG" in str(row) for row in rows))
+
+
+if __name__ == "__main__":
+    main()

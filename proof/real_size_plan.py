@@ -1,0 +1,75 @@
+"""What `carpool plan` would say of this CPU, beside what was measured."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_clock import Marks, matmul_tflops
+from carpool_lab.plan.predict import DeviceSpec, forward_s
+from carpool_lab.plan.shapes import build, stages
+
+GB = 1e9
+SIDE = 2048  # of the product by which this CPU's speed is measured
+
+
+def here(link: float) -> DeviceSpec:
+    """This CPU as a device: what one product and one copy reach are its data sheet.
+
+    Args:
+        link: bytes a second of the disk that weights are streamed from.
+    """
+    torch.set_num_threads(os.cpu_count() or 1)
+    marks = Marks(torch.device("cpu"))
+    flops = matmul_tflops(marks, SIDE, torch.bfloat16) * 1e12
+    source = torch.ones(1 << 26)
+    bandwidth = 2 * source.nbytes / marks.seconds(source.clone)
+    threads = torch.get_num_threads()
+    return DeviceSpec("cpu", "this CPU", 0, flops, bandwidth, threads, link, "measured")
+
+
+def rows(
+    model: Path, before: dict[str, Any], after: dict[str, Any], body: dict[str, Any]
+) -> Iterator[list[str]]:
+    """Rows: bytes of each component, seconds of a forward of each.
+
+    Args:
+        before: the engine's statistics before a lone request.
+        after: and after it.
+        body: what was asked for.
+    """
+    options = {"num_frames": body["num_frames"]} if "num_frames" in body else {}
+    built = replace(build(str(model)), call=options)
+    files = {
+        part: sum(file.stat().st_size for file in (model / part).glob("*.safetensors"))
+        for part in built.modules
+    }
+    for part, count in built.parameters().items():
+        yield [f"{part}, GB", *compared(2 * count / GB, files[part] / GB)]
+    streaming = after["streaming"]
+    device = here(1 / (streaming["seconds_a_gib"] or 1e-9) * 2**30)
+    means = seconds_of(before, after)
+    for stage in stages(built, body["size"]):
+        name = f"{stage.component}.{stage.method}"
+        streamed = streaming["streamed_bytes"].get(stage.component, 0)
+        if name in means:
+            planned = forward_s(stage.work, 1, device, streamed_bytes=streamed)
+            yield [f"{name}, s a forward", *compared(planned, means.pop(name))]
+
+
+def seconds_of(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """Mean seconds of the forwards between two statistics."""
+    means = {}
+    earlier = {one["component"]: one["histogram"] for one in before["seconds"]}
+    for one in after["seconds"]:
+        old, new = earlier.get(one["component"], {"sum": 0.0, "counts": [0]}), one["histogram"]
+        if count := sum(new["counts"]) - sum(old["counts"]):
+            means[one["component"]] = (new["sum"] - old["sum"]) / count
+    return means
+
+
+def compared(planned: float, measured: float) -> list[str]:
+    return [f"{planned:.3g}", f"{measured:.3g}", f"{planned / measured - 1:+.0%}"]

@@ -1,0 +1,124 @@
+"""Weights that lie in files as they lie in memory: which bytes of which file each one is.
+
+Safetensors maps files into memory. A weight whose pages were never written is still what its file
+says, so it needs no copy to be streamed from: it is read from the checkpoint again.
+"""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from carpool.engine.weights.groups import is_dense
+
+_MADV_DONTNEED = 4  # of Linux
+_COMPARED_BYTES = 4096  # at both ends of a weight, with its file
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A part of a regular file that is mapped into this process's memory."""
+
+    begin: int  # address
+    end: int
+    offset: int  # bytes from the beginning of the file
+    path: str
+    is_unchanged: bool  # nothing of it was written in memory
+
+
+class MappedFiles:
+    """The files that are mapped now, and those of them that weights are read from.
+
+    Not on Linux: there are none.
+    """
+
+    def __init__(self) -> None:
+        self._mappings = list(_mappings())
+        self._files: dict[str, int] = {}
+        self._stats: dict[int, os.stat_result] = {}
+
+    def place_of(self, value: Tensor) -> tuple[int, int] | None:
+        """The open file and the offset in it that hold a tensor's bytes; None: no file does."""
+        mapping = self._mapping_of(value)
+        if mapping is None or not mapping.is_unchanged or not is_dense(value):
+            return None
+        file = self._open(mapping.path)
+        offset = mapping.offset + value.data_ptr() - mapping.begin
+        return (file, offset) if file >= 0 and _is_equal(value, file, offset) else None
+
+    def check(self, file: int) -> None:
+        """Raise OSError if a file was written since it was opened."""
+        before, now = self._stats[file], os.fstat(file)
+        if (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+            [path] = [path for path, known in self._files.items() if known == file]
+            raise OSError(f"{path} was changed while its weights are streamed from it")
+
+    def forget_pages(self, value: Tensor) -> None:
+        """Let go of the memory that reading a weight out of its file has taken.
+
+        A page that was read counts as this process's until the whole file is let go of. Only whole
+        pages of this weight are dropped: its values are in a store by now.
+        """
+        if self._mapping_of(value) is None:
+            return
+        page = mmap.PAGESIZE
+        begin = -(-value.data_ptr() // page) * page
+        end = (value.data_ptr() + value.nbytes) // page * page
+        if begin < end:
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED
+            )
+
+    def close(self) -> None:
+        for file in self._stats:
+            os.close(file)
+        self._stats.clear()
+        self._files.clear()
+
+    def _mapping_of(self, value: Tensor) -> Mapping | None:
+        if value.device.type != "cpu":
+            return None
+        begin, end = value.data_ptr(), value.data_ptr() + value.nbytes
+        return next((m for m in self._mappings if m.begin <= begin and end <= m.end), None)
+
+    def _open(self, path: str) -> int:
+        """The descriptor of a file; -1 where it cannot be opened."""
+        if path not in self._files:
+            try:
+                self._files[path] = file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._stats[file] = os.fstat(file)
+            except OSError:  # it was deleted or replaced
+                self._files[path] = -1
+        return self._files[path]
+
+
+def _mappings() -> Iterator[Mapping]:
+    try:
+        lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no Linux
+        return
+    head: list[str] = []
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if not name.endswith(":"):  # "begin-end rights offset device inode path"
+            head = line.split(None, 5)
+        elif name == "Anonymous:" and len(head) == 6 and head[5].startswith("/"):
+            begin, end = (int(word, 16) for word in head[0].split("-"))
+            is_unchanged = int(rest.split()[0]) == 0
+            yield Mapping(begin, end, int(head[2], 16), head[5], is_unchanged)
+
+
+def _is_equal(value: Tensor, file: int, offset: int) -> bool:
+    """Whether both ends of a weight are what a file says: its name may stand for another by now."""
+    flat = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
+    data = memoryview(flat.numpy().data)
+    ends = {0, max(0, len(data) - _COMPARED_BYTES)}
+    return all(
+        os.pread(file, len(part := data[at : at + _COMPARED_BYTES]), offset + at) == part
+        for at in ends
+    )
