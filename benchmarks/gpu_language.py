@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu_build import Rig, filled
 from benchmarks.gpu_records import Rows
-from carpool_lab.plan.shapes import known
+from carpool_lab.plan.names import known
 
 TOKENS, PROMPT = 64, 128
 WIDTHS = (1, 2, 6, 16)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool_lab.plan.shapes import known
+from carpool_lab.plan.names import known
 
 Config = Mapping[str, Any]
 

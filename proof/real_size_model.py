@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from carpool.models.embedded import MODEL_DIR, VIDEO_MODEL_DIR
-from carpool_lab.plan.shapes import known, part
+from carpool_lab.plan.names import known
+from carpool_lab.plan.shapes import part
 
 DTYPE = torch.bfloat16
 POOL = 1 << 24  # random numbers that all weights are cut from, each from a place of its own
