@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,17 @@ def build():
 
 def fail():
     raise RuntimeError("no weights today")
+
+class Counting:
+    calls = 0
+
+def count(*_):
+    Counting.calls += 1
+
+def build_with_a_counter():
+    pipe = build()
+    pipe.transformer.register_forward_pre_hook(count)
+    return pipe
 """
 
 
@@ -42,6 +55,21 @@ def test_a_function_of_ones_own_is_served_and_built_again_when_its_worker_dies(f
 
     assert first.status_code == again.status_code == 200
     assert first.json()["data"] == again.json()["data"]
+
+
+def test_that_requests_ride_alone_is_shown_with_the_reason(file: Path) -> None:
+    reason = "`count` writes `Counting.calls`"
+    with serving("--pipeline", f"{file}:build_with_a_counter", model="") as server:
+        eventually(lambda: "private" in server.get("/health").json(), 20, "it is reported")
+        health, model = server.get("/health").json(), server.get("/v1/models").json()["data"][0]
+        command = [sys.executable, "-m", "carpool", "models", "--url", server.url]
+        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert health["status"] == "ready"
+    assert health["private"].keys() == set(model["tasks"])
+    assert all(reason in why for why in health["private"].values())
+    assert model["private"] == health["private"]
+    assert all(f"{task} rides alone: {reason}" in listed for task in model["tasks"])
 
 
 def test_a_function_that_fails_is_told(file: Path) -> None:

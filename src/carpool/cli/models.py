@@ -61,6 +61,8 @@ def _lines(served: Mapping[str, Any]) -> list[str]:
         soon = f", ready in {model['ready_in_s']:.0f} s" if model.get("ready_in_s") else ""
         what = ", ".join(model["tasks"]) or "not loaded yet"
         lines.append(f"{model['id']:<24} {model['state']}{soon:<10} {what}")
+        private = model.get("private", {})
+        lines += [f"  {task} rides alone: {why}" for task, why in private.items()]
         lines += [
             f"  worker {one['worker']:<3} {one['device']:<12} {one['state']} {one.get('error', '')}"
             for one in served["workers"]

@@ -262,6 +262,7 @@ class EngineCore:
                 for replay, ago_s in self.running.answers.take_replays()
             ],
             self.scheduler.admission.place_s,
+            self.running.rides.private_tasks,
         )
 
     # On the engine's own thread
@@ -345,6 +346,7 @@ class EngineCore:
         self.loaded.device.enter(self.loaded.parameters)
         torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
         self._installation.install()
+        self.running.rides.walk()
 
     def leave(self) -> None:
         """End what still runs and give the modules back as they were."""

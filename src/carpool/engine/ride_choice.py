@@ -32,6 +32,15 @@ class RideChoice:
         self._logged = set[str]()
         self._shown: dict[str, list[str]] = {}  # why requests rode privately, by task
 
+    def walk(self) -> None:
+        """Walk the pipelines themselves, so that no request has to wait for that."""
+        if self._mode == "auto":
+            for task, pipe in self._loaded.originals.items():
+                if reasons := private_reasons(pipe):
+                    self._shown[task] = reasons
+                for reason in reasons:
+                    self._log_once(f"requests run alone: {reason}")
+
     def private_reasons(self, request: CheckedRequest) -> list[str]:
         """Why a request rides privately; empty: it shares.
 
@@ -41,6 +50,11 @@ class RideChoice:
         if reasons := self._reasons(request):
             self._shown[request.task] = reasons
         return reasons
+
+    @property
+    def private_tasks(self) -> dict[str, str]:
+        """Why requests ride privately, by task, in one sentence. From any thread."""
+        return {task: reasons[0] for task, reasons in self._shown.copy().items()}
 
     def statistics(self) -> dict[str, Any]:
         """The mode, and why requests rode privately, by task. From any thread."""

@@ -57,6 +57,15 @@ class Fleet:
         return next((state for state in order if state in states), "stopped")
 
     @property
+    def private_tasks(self) -> dict[str, str]:
+        """Why requests ride alone, by the model's name and the task."""
+        return {
+            f"{name} {task}": why
+            for name, model in self._deployments.items()
+            for task, why in (model.pool.private_tasks if model.pool else {}).items()
+        }
+
+    @property
     def has_several(self) -> bool:
         """Whether it may have more than one worker: it has several models."""
         return True

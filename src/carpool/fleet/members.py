@@ -50,11 +50,13 @@ class Member(WorkerListener):
         self.has_failed = asyncio.Event()  # to load
         self.told_s = 0.0  # the work that it was last told is held for it
         self.is_leaving = False  # it gets no more requests
+        self.private: dict[str, str] = {}  # why requests ride alone there, by task
 
     def changed(self) -> None:
         self._pool.worker_changed(self)
 
     def reported(self, report: protocol.Report) -> None:
+        self.private = report.private
         self._pool.worker_reported(self, report)
 
 

@@ -103,6 +103,11 @@ class Pool:
         """Whether some of its workers are ready, and others are not."""
         return self.state == "ready" and any(handle.state != "ready" for handle in self.handles)
 
+    @property
+    def private_tasks(self) -> dict[str, str]:
+        """Why requests ride alone, by task; see docs/isolation.md."""
+        return {task: why for member in self._members for task, why in member.private.items()}
+
     def workers(self) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and why it cannot load."""
         workers = self._members.shown(self._queue.requests_of)

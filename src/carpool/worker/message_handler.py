@@ -186,6 +186,7 @@ class MessageHandler:
                 for replay in load.replays
             ],
             load.place_s,
+            dict(load.private),
         )
 
     def _say_ready(self) -> None:

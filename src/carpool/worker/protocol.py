@@ -225,6 +225,7 @@ class Report(msgspec.Struct, array_like=True):
     shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
     replays: list[Replayed] = []  # since the last report
     place_s: float | None = None  # predicted until the next request can start; None: unknown
+    private: dict[str, str] = {}  # why requests ride alone, by task
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):

@@ -25,3 +25,4 @@ class LoadReport:
     shares_sweeps: bool  # weights are streamed: requests of all sizes share every step
     replays: Sequence[SeenReplay]  # since the last report
     place_s: float | None  # predicted until the next request can start; None: unknown
+    private: Mapping[str, str]  # why requests ride alone, by task

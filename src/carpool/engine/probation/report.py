@@ -8,10 +8,13 @@ from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load, versions
 from carpool.engine.probation.evidence import fate
 from carpool.engine.probation.verdicts import Verdicts
+from carpool.engine.reach import private_reasons
 
 
 def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
     """One line a method or kind of call: `call`, `fuses` (table, proven, probation, alone), `why`.
+
+    A task whose requests ride privately has a line of its own.
 
     Raises:
         CarpoolError: the model cannot be loaded.
@@ -40,4 +43,9 @@ def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
         for text, data in known.items():
             how, why = fate(data)
             found.append({"call": call, "fuses": how, "why": f"{why} {text}"})
+    found += [
+        {"call": task, "fuses": "private", "why": reason}
+        for task, pipe in loaded.originals.items()
+        for reason in private_reasons(pipe)[:1]
+    ]
     return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -77,12 +77,20 @@ def is_foreign(code: Any) -> bool:
     return package(code) not in names.SHIPPED
 
 
-def foreign_functions(cls: type) -> Iterable[tuple[str, Any]]:
+def foreign_functions(cls: type) -> tuple[tuple[str, Any], ...]:
     """The foreign attributes of a class and its bases that hold code, as they were written."""
-    for base in cls.__mro__:
-        for name, member in vars(base).items():
-            if isinstance(function := function_of(member), FunctionType) and is_foreign(function):
-                yield name, member
+    return functions_by_class(cast("Any", cls))
+
+
+@functools.cache  # a walk asks it of each object; the next walk forgets what this one saw
+def functions_by_class(cls: Any) -> tuple[tuple[str, Any], ...]:
+    """As `foreign_functions`, which are looked for once."""
+    return tuple(
+        (name, member)
+        for base in cls.__mro__
+        for name, member in list(vars(base).items())
+        if isinstance(function := function_of(member), FunctionType) and is_foreign(function)
+    )
 
 
 def function_of(member: Any) -> Any:

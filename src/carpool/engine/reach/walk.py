@@ -43,6 +43,7 @@ class Walk:
     """Follows code; `reasons` are those against a shared ride."""
 
     def __init__(self, pipe: Any, *, is_brought: bool = False) -> None:
+        objects.functions_by_class.cache_clear()
         self.is_brought = is_brought  # by a request
         self.reasons: dict[str, None] = {}
         self.names: list[tuple[Callable[[], Any], Any]] = []  # looked up, and what they were then

@@ -39,6 +39,9 @@ class ModelEntry(BaseModel):
     parameters: list[ModelParameter] = Field([], description="what requests may say")
     lora: list[str] = Field([], description="adapters that a request may name")
     schedulers: list[str] = Field([], description="samplers that a request may name")
+    private: dict[str, str] = Field(
+        default={}, description="why requests ride alone, by task: see docs/isolation.md"
+    )
     limits: ModelLimits | None = Field(
         default=None, description="the most that one request may ask for, once it is loaded"
     )
@@ -143,3 +146,6 @@ class WorkerHealth(BaseModel):
 class Health(BaseModel):
     status: Literal["ready", "degraded", "starting", "draining", "worker_lost", "stopped"]
     workers: list[WorkerHealth] | None = Field(None, description="where several, or groups")
+    private: dict[str, str] | None = Field(
+        None, description="why requests ride alone, by task: see docs/isolation.md"
+    )

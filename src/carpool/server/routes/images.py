@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from carpool.errors import ModelNotFound
+from carpool.fleet.pool import Pool
 from carpool.request.card import Card
 from carpool.server.access.signed_links import TTL_S, TYPES
 from carpool.server.bodies import schema
@@ -123,6 +124,7 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
         parameters=_parameters_of(card),
         lora=list(card.lora),
         schedulers=list(card.schedulers),
+        private=_private_tasks(state, name),
         limits=reports.ModelLimits(
             n=model.max_n,
             num_inference_steps=card.max_steps,
@@ -132,6 +134,11 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
         ),
         **now,
     )
+
+
+def _private_tasks(state: AppState, name: str | None) -> dict[str, str]:
+    backend = state.backend if state.fleet is None else state.fleet.of(name).pool
+    return backend.private_tasks if isinstance(backend, Pool) else {}
 
 
 def _parameters_of(card: Card) -> list[reports.ModelParameter]:

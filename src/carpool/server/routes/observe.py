@@ -39,10 +39,13 @@ async def health(response: Response, state: ServerState) -> reports.Health:
     response.status_code = 200 if serving.state == "ready" else 503
     is_group = isinstance(serving, Pool) and serving.ranks > 1
     if not isinstance(serving, (Fleet, Pool)) or not (serving.has_several or is_group):
-        return reports.Health(status=state.backend.state, workers=None)
+        private = serving.private_tasks if isinstance(serving, Pool) else {}
+        return reports.Health(status=serving.state, workers=None, private=private or None)
     workers = [reports.WorkerHealth.model_validate(worker) for worker in state.observer.workers()]
     return reports.Health(
-        status="degraded" if serving.is_degraded else serving.state, workers=workers
+        status="degraded" if serving.is_degraded else serving.state,
+        workers=workers,
+        private=serving.private_tasks or None,
     )
 
 
