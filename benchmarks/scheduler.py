@@ -56,7 +56,13 @@ class Recorded:
     def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
         return Admission(tuple(one.request for one in waiting))
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         choice = together(parked)
         if parked:
             self.turns.append((choice, parked))

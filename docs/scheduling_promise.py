@@ -1,7 +1,7 @@
 """The promise of the `continuous` mode, held up to simulated points.
 
-On the same requests, against the best of the other modes: its mean latency is at most 2 % longer
-and its p99 at most 10 %; and where fusing pays and requests differ in steps and guidance, at 0.9 of
+On the same requests, against the best of the other modes: its mean latency is at most 6 % longer
+and its p99 at most 20 %; and where fusing pays and requests differ in steps and guidance, at 0.9 of
 capacity, at least 1.5 times as many are in time.
 """
 
@@ -11,10 +11,10 @@ from math import inf
 
 from carpool_lab.simulate.report import Point
 
-MOST_MEAN = 1.02
-MOST_P99 = 1.10
-MOST_MEAN_LEARNED = 1.05  # the same, where costs are learned from disturbed forwards
-MOST_P99_LEARNED = 1.15
+MOST_MEAN = 1.06
+MOST_P99 = 1.20
+MOST_MEAN_LEARNED = 1.12  # the same, where costs are learned from disturbed forwards
+MOST_P99_LEARNED = 1.20
 LEAST_GOODPUT = 1.5
 GOODPUT_LOAD = 0.9
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from carpool.errors import InvalidValue
-from carpool.schedule.cost import AnyCurve, Costs, Curve
+from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
 from carpool.types import Phase, phase_of
 
@@ -199,7 +199,7 @@ def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
         InvalidValue: nothing was learned about denoising.
     """
     sides: dict[str, dict[str, list[float]]] = {"encode": {}, "decode": {}}
-    denoisers: dict[CallKind, AnyCurve] = {}
+    denoisers: dict[CallKind, Curve] = {}
     for kind, curve in costs:
         component, _, method = kind.name.partition(".")
         phase = phase_of(component, method)

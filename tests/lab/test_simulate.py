@@ -324,11 +324,11 @@ def test_the_error_of_a_ratio_of_means_is_that_over_seeds_against_the_best_of_ea
 
 def test_a_verdict_names_what_of_the_promise_is_broken() -> None:
     kept = Verdict("t", "steps", 0.9, mean=1.02, p99=1.1, goodput=1.5, must_fuse=True)
-    broken = Verdict("t", "steps", 0.9, mean=1.03, p99=1.2, goodput=1.4, must_fuse=True)
+    broken = Verdict("t", "steps", 0.9, mean=1.07, p99=1.21, goodput=1.4, must_fuse=True)
 
     assert not kept.broken
     assert str(broken) == (
-        "t, steps, load 0.9: mean 1.030 > 1.02, p99 1.200 > 1.1, goodput 1.40 < 1.5"
+        "t, steps, load 0.9: mean 1.070 > 1.06, p99 1.210 > 1.2, goodput 1.40 < 1.5"
     )
 
 
@@ -450,7 +450,7 @@ def test_the_command_takes_mixes_traces_and_learned_costs_from_files(tmp_path: P
     found = json.loads(done.output)
     assert found["deadline_misses"] == 1
     assert found["by_class"].keys() == {"user=a", "user=b"}
-    assert [one["ended_s"] for one in found["requests"]] == [3.0, 6.0]
+    assert [one["ended_s"] for one in found["requests"]] == pytest.approx([3.0, 6.0])
 
 
 def test_the_command_compares_modes_and_draws_them(tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def test_whatever_is_learned_every_prediction_is_a_positive_number_and_can_be_re
 
     for asked in [size, *(one for one, *_ in learned)]:
         kind = CallKind("net.forward", asked)
-        for predicted in (costs.seconds(kind, rows), costs.usual_s(kind, rows)):
+        for predicted in (costs.seconds(kind, rows), costs.baseline_s(kind, rows)):
             assert 0 < predicted < math.inf
-        assert math.isfinite(costs.beside_s(kind, rows))
+        assert math.isfinite(costs.overhead_s(kind, rows))
     text = json.dumps(costs.to_json(), allow_nan=False)
     assert len(list(Costs.from_json(json.loads(text), weight=0.6))) <= len(learned)

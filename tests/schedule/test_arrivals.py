@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from carpool.schedule.arrivals import BUSY, LoadEstimate
+from carpool.schedule.arrivals import MAX_LOAD, LoadEstimate
 from carpool.schedule.cost import Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
@@ -26,13 +26,13 @@ def bursts(load: LoadEstimate, *, clients: int, count: int, late_s: float = 0.0)
     """Each when the one before is done: when the last one is. One request comes first."""
     now_s, number = 0.0, 0
     for _ in range(count):
-        load.came([queued(number + 1)], 0, now_s)
+        load.arrived([queued(number + 1)], 0, now_s)
         if late_s:
             load.ran([CALL], CURVE, now_s)
-        load.came([queued(number + n + 1) for n in range(1, clients)], 1, now_s + late_s)
+        load.arrived([queued(number + n + 1) for n in range(1, clients)], 1, now_s + late_s)
         forwards(load, now_s + 1.0, clients)
         number, now_s = number + clients, now_s + clients + 1.0
-        load.came([], 0, now_s)
+        load.arrived([], 0, now_s)
     return now_s
 
 
@@ -53,12 +53,12 @@ def test_who_comes_in_the_first_sweep_has_come_with_those_in_it() -> None:
     load = LoadEstimate()
     for burst in range(3):
         now_s = 10.0 * burst
-        load.came([queued(4 * burst + 1)], 0, now_s)
+        load.arrived([queued(4 * burst + 1)], 0, now_s)
         for _ in range(3):
             load.ran([CALL], CURVE, now_s)
-        load.came([queued(4 * burst + n) for n in (2, 3, 4)], 1, now_s + 1.0)
+        load.arrived([queued(4 * burst + n) for n in (2, 3, 4)], 1, now_s + 1.0)
         forwards(load, now_s + 3.0, 4)
-        load.came([], 0, now_s + 7.0)
+        load.arrived([], 0, now_s + 7.0)
 
     assert load.share(27.0) == 0.0
 
@@ -73,13 +73,13 @@ def test_of_requests_that_come_by_chance_the_share_is_their_rate_times_their_wor
         comes_s, now_s, number, left = rng.expovariate(rate), 0.0, 0, 0.0
         while number < 600:  # a device that runs a forward of a second for each 1 s of work
             if left <= 0:
-                load.came([], 0, now_s)
+                load.arrived([], 0, now_s)
                 now_s = max(now_s, comes_s)
             running = bool(left > 0)
             while comes_s <= now_s:
                 number += 1
                 work_s = float(rng.randint(2, 8)) / 5
-                load.came([queued(number, work_s)], int(running), now_s)
+                load.arrived([queued(number, work_s)], int(running), now_s)
                 left, running = left + 5 * work_s, True
                 comes_s += rng.expovariate(rate)
             load.ran([CALL], CURVE, now_s)
@@ -91,24 +91,24 @@ def test_of_requests_that_come_by_chance_the_share_is_their_rate_times_their_wor
 
 def test_an_engine_that_is_never_empty_is_taken_for_as_busy_as_may_be() -> None:
     load = LoadEstimate()
-    load.came([queued(1)], 0, 0.0)
+    load.arrived([queued(1)], 0, 0.0)
     forwards(load, 0.0, 2)
     for n in range(2, 100):  # two seconds of work a second
-        load.came([queued(n, 2.0)], n, n + 0.5)
+        load.arrived([queued(n, 2.0)], n, n + 0.5)
         load.ran([CALL], CURVE, float(n) + 0.5)
 
-    assert load.share(100.0) == BUSY
-    assert load.backlog(10.0, 100.0) == pytest.approx(10.0 / (1 - BUSY))
+    assert load.share(100.0) == MAX_LOAD
+    assert load.backlog(10.0, 100.0) == pytest.approx(10.0 / (1 - MAX_LOAD))
 
 
 def test_whoever_came_is_counted_once_however_often_the_line_is_seen() -> None:
     load = LoadEstimate()
-    load.came([queued(1)], 0, 0.0)
+    load.arrived([queued(1)], 0, 0.0)
     forwards(load, 0.0, 3)
     line = [queued(2), queued(3), queued(4)]
     for now_s in (3.0, 4.0, 5.0):
-        load.came(line, 1, now_s)
+        load.arrived(line, 1, now_s)
     once = load.share(6.0)
 
-    load.came(line, 1, 6.0)
+    load.arrived(line, 1, 6.0)
     assert load.share(6.0) == once > 0

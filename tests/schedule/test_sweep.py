@@ -14,7 +14,7 @@ from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.sweep import choose_sweep, step_seconds, sweep_s
-from carpool.schedule.views import CallKind, Choice, ParkedCall
+from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, QueuedRequest
 from carpool_lab.simulate.scenario import Comparison, Model, compare, mix
 from carpool_lab.tables import siblings, table
 
@@ -47,7 +47,16 @@ class Lines:
 
     asked: list[int] = field(default_factory=list)
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
+        return Admission(())
+
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         self.asked.append(len(parked))
         return together(parked)
 
@@ -196,10 +205,10 @@ def test_a_large_call_does_not_starve_among_small_ones_of_its_tenant(stream_s: f
 
 def test_a_sweep_does_not_make_a_policy_forget_whom_it_let_wait() -> None:
     policy, parked = Continuous(costs()), [call(1, LARGE), *(call(n, key=n) for n in range(2, 6))]
-    policy._starvation.forwards = {1: 5}
-    policy.choose_among(parked[1:], parked, 0.0, 0.0)
+    policy._starvation._counts = {1: 5}
+    policy.choose(parked[1:], 0.0, 0.0, parked)
 
-    assert policy._starvation.forwards[1] == 5
+    assert policy._starvation._counts[1] == 5
 
 
 def test_a_step_of_streamed_weights_takes_longer_only_where_its_forwards_outlast_the_copies() -> (

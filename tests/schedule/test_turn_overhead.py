@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.turn_overhead import KEPT, RENEWED, TurnOverhead
-from carpool.schedule.views import CallKind, ParkedCall
-from carpool.schedule.widths import Widths
+from carpool.schedule.views import CallKind
+from carpool.schedule.width import best_width
 
 KIND = CallKind("transformer.forward", 1024)
 
@@ -65,15 +65,19 @@ def test_turns_that_are_learned_on_a_slow_machine_are_given_at_its_usual_speed()
     for _ in range(9):
         costs.learn_turn(KIND, 2, loop_s=0.4, own_s=0.4)
 
-    assert costs.beside_s(KIND, 2) == pytest.approx(0.4, rel=0.15)
-    assert costs.beside_s(CallKind("another", 1), 2) == 0.0
+    assert costs.overhead_s(KIND, 2) == pytest.approx(0.4, rel=0.15)
+    assert costs.overhead_s(CallKind("another", 1), 2) == 0.0
 
 
 def test_a_loop_that_takes_longer_than_a_forward_makes_wider_ones_worth_it() -> None:
-    line = [ParkedCall(n, n, "key", 1, 4, "denoise", KIND, 0.0, 9.0, 9.0) for n in range(1, 5)]
     costs = Costs({KIND: Curve({1: 1.0, 4: 4.0})})  # rows gain nothing
-    assert Widths(costs, 0.05).choose(line, backlog=4.0) == (1, "knee")
+
+    def width() -> int:
+        turns = ((n, costs.turn_s(KIND, n, costs.baseline_s(KIND, n))) for n in range(1, 5))
+        return best_width(turns, 4.0, 0.05)
+
+    assert width() == 1
 
     costs.learn_turn(KIND, 1, loop_s=30.0, own_s=0.0)
 
-    assert Widths(costs, 0.05).choose(line, backlog=4.0) == (4, "nobody")
+    assert width() == 4

@@ -99,7 +99,13 @@ class InLine:
         free = self._max_running - aboard
         return Admission(tuple(one.request for one in waiting[: max(0, free)]))
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         return together(parked)
 
 

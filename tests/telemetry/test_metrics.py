@@ -118,8 +118,6 @@ def test_the_engines_counts_are_told_as_they_are() -> None:
     assert seen["carpool_forwards_not_wider_total", "transformer.forward", "nobody"] == 2
     assert seen["carpool_device_memory_bytes", "cpu", "weights"] > 100_000
     assert 0 < seen["carpool_machine_speed_factor", "flux"] < 10
-    assert seen["carpool_trials_total", "flux"] >= 0
-    assert seen["carpool_trials_lost_seconds_total", "flux"] >= 0
     assert seen["carpool_build_info", "3", "", "2", "1"] == 1
 
 

@@ -59,7 +59,7 @@ class AdmissionControl:
         """
         predictor, alone_s = self._predictor, None
         if predictor.is_informed:
-            alone_s = predictor.whole_s(request) * predictor.slower
+            alone_s = predictor.whole_s(request) * predictor.slowdown
         return alone_s, self.wait_s, self.speed
 
     def check(
@@ -95,7 +95,7 @@ class AdmissionControl:
         due_s = self._clock() + deadline_s - waited_s
         before = [state.parked for state in running]
         ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= due_s)
-        work_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slower
+        work_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slowdown
         self._overload.check_deadline(request.request_id, deadline_s, waited_s + work_s)
 
     def _check_wait(self, priority: int, whole_s: float) -> None:
@@ -119,7 +119,7 @@ class AdmissionControl:
         """Predicted seconds until the next place is free; None while nothing is known."""
         speed, lefts_s = self._speed, list(self._lefts_s)
         seconds = None if speed is None else speed.place_s(lefts_s)
-        return None if seconds is None else bounded(seconds * self._predictor.slower)
+        return None if seconds is None else bounded(seconds * self._predictor.slowdown)
 
     def starts_s(self, queued: Sequence[RequestState], running: int) -> list[float | None]:
         """Predicted seconds until each of these starts, in the order of the queue.
@@ -132,7 +132,7 @@ class AdmissionControl:
             return [None] * len(queued)
         works_s = [one.queued.left_s if one.queued else self._newest_s for one in queued]
         starts_s = self._speed.starts_s(list(self._lefts_s), places, works_s)
-        return [start_s * self._predictor.slower for start_s in starts_s]
+        return [start_s * self._predictor.slowdown for start_s in starts_s]
 
     def to_json(self) -> dict[str, Any]:
         """For `statistics`."""
@@ -149,7 +149,7 @@ class AdmissionControl:
         if self._speed is None:
             return 0.0
         unseen = max(0, len(self._queue) - self._seen)
-        work_s = (self._waiting_s + unseen * self._newest_s) * self._predictor.slower
+        work_s = (self._waiting_s + unseen * self._newest_s) * self._predictor.slowdown
         return self._speed.wait_s(work_s)
 
     def _update_stage(self) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from carpool.engine.model.fingerprint import fingerprint
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.errors import named
 from carpool.schedule.cost import Costs
-from carpool.schedule.learned_curve import PRIOR
+from carpool.schedule.estimator import PRIOR
 from carpool.types import Clock
 
 log = logging.getLogger("carpool")
@@ -100,7 +100,7 @@ class StoredCosts:
         data = {
             "identity": self._identity,
             "learned_unix_s": self._wall_clock(),
-            "speed_factor": self.costs.factor,
+            "speed_factor": self.costs.slowdown,
             "costs": self.costs.to_json(),
         }
         kept_file.write(self.path, data)

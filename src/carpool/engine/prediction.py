@@ -55,10 +55,10 @@ class Predictor:
         left_s = whole_s = queued.whole_s
         if phase == "denoise":
             self._note_step(state, kind, state.rows)
-            step_s = self._costs.usual_s(kind, state.rows) * self._calls_a_step
+            step_s = self._costs.baseline_s(kind, state.rows) * self._calls_a_step
             left_s, whole_s = (state.steps - state.step) * step_s, state.steps * step_s
         elif phase == "decode":
-            left_s = self._costs.usual_s(kind, state.rows)
+            left_s = self._costs.baseline_s(kind, state.rows)
         return ParkedCall(
             order=state.order,
             request=state.number,
@@ -104,7 +104,7 @@ class Predictor:
         """The predicted work of a request, from its beginning."""
         steps = max(1, self._card.steps(request.arguments))
         call = self._step_calls.get(_size(request), self._last_step_call)
-        return steps * (self._costs.usual_s(*call) * self._calls_a_step if call else 1.0)
+        return steps * (self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0)
 
     def step_costs(self, most_rows: int, most_running: int) -> dict[RequestSize, list[float]]:
         """Seconds of a denoising step by the requests that share it, at every size that has run."""
@@ -119,9 +119,9 @@ class Predictor:
         return found
 
     @property
-    def slower(self) -> float:
+    def slowdown(self) -> float:
         """Seconds just now, as a multiple of those."""
-        return self._costs.slower
+        return self._costs.slowdown
 
     @property
     def is_informed(self) -> bool:

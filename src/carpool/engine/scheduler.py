@@ -167,7 +167,7 @@ class Scheduler:
     @property
     def _work_ahead_s(self) -> float:
         """Predicted work of requests that are not running, here and elsewhere, as views tell it."""
-        return self._waiting_s + self.held_s / self.costs.slower
+        return self._waiting_s + self.held_s / self.costs.slowdown
 
     def _choose_sweep(
         self, sweeps: Sweeps, parked: Sequence[ParkedCall], states: Sequence[RequestState]
@@ -299,12 +299,12 @@ class Scheduler:
         """These requests and the queued ones, for those who watch. From any thread."""
         _, queued = self._queue.snapshot()
         starts_s = self.admission.starts_s(queued, len(running))
-        return snapshot(self._clock(), running, queued, starts_s, self.costs.slower)
+        return snapshot(self._clock(), running, queued, starts_s, self.costs.slowdown)
 
     def statistics(self) -> dict[str, Any]:
         """Reasons for widths, seconds of forwards, costs, overload, batches of `dynamic`."""
         return {
-            "waiting_work_s": self._waiting_s * self.costs.slower,
+            "waiting_work_s": self._waiting_s * self.costs.slowdown,
             "overload": self.admission.to_json(),
             "not_wider": [
                 {"component": component, "why": why, "count": count}
@@ -312,8 +312,7 @@ class Scheduler:
             ],
             "seconds": self.learning.statistics(),
             "costs": self.costs.to_json(),
-            "speed_factor": self.costs.factor,
-            "trials": self.costs.trials.to_json(),
+            "speed_factor": self.costs.slowdown,
             "batches": self._dispatches.summary(),
         }
 

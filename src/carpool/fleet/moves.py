@@ -3,34 +3,30 @@
 A request that moves is given up between two steps and replayed from its journal elsewhere. Reasons:
 
     drain     its worker is to end: all that it has moves
-    gain      nothing waits, and the ends of all requests come earlier in sum by more than
-              `MIN_GAIN_OF_COST` times what the move takes: together with others of its kind,
-              or from a busy worker to an idle one
     priority  a request of higher priority waits, no worker has room for it, and the router would
               serve it first: the request of lowest priority is paused, and waits in turn
 
-Bounds: a request moves `MAX_MOVES` times for gain or priority, a fleet `MOVES_PER_S` times a
+Bounds: a request is paused `MAX_MOVES` times, a fleet `MOVES_PER_S` times a
 second, and each look sees `LOOKED_AT` workers, in turn. Drains are not bounded.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
 from typing import Literal
 
 from carpool.fleet.router import Router
-from carpool.fleet.worker_load import Bound, RoutedRequest, WorkerLoad, step_s
+from carpool.fleet.worker_load import Bound, RoutedRequest, WorkerLoad
 
-MoveReason = Literal["drain", "gain", "priority"]
+MoveReason = Literal["drain", "priority"]
 
 MAX_MOVES = 3  # moves of one request
 MOVES_PER_S = 2.0  # moves of a fleet, on the average
 MOVES_AT_ONCE = 4  # moves at once
 LOOKED_AT = 8  # workers, at one look
-MIN_GAIN_OF_COST = 3.0  # times what a move takes: what it has to gain
-MIN_GAIN_OF_REST = 0.5  # of what the request has left, alone: what it has to gain, too
+MIN_LEFT_OF_COST = 3.0  # times what a move takes: the work that a paused request has left, at least
 MOVE_S = 0.1  # giving a request up, sending it, starting it: until moves were measured
 REPLAY_S = 0.004  # a step's part of a replay: the pipeline's own code, its answers unpacked
 KEPT_MEASUREMENTS = 9  # moves, the last ones: their median counts
@@ -87,38 +83,6 @@ def left(bound: Bound) -> RoutedRequest:
     return replace(bound.work, steps=max(1, ceil(bound.steps_left)), made=made(bound))
 
 
-def sum_of_ends_s(requests: Iterable[Bound]) -> float:
-    """Predicted seconds until each of a worker's requests has ended, summed.
-
-    Requests of one kind share steps, or run one after the other where that is better; kinds take
-    turns, those first that end the most requests a second.
-
-    Source: Smith, Various Optimizers for Single-Stage Production, Naval Research Logistics
-    Quarterly 3, 1956.
-    """
-    kinds: dict[Hashable, list[Bound]] = {}
-    for one in requests:
-        kinds.setdefault(one.work.kind, []).append(one)
-    groups = sorted((_group(several) for several in kinds.values()), key=lambda one: one[0])
-    began_s = total_s = 0.0
-    for _, count, lasts_s, ends_s in groups:
-        total_s += count * began_s + ends_s
-        began_s += lasts_s
-    return total_s
-
-
-def _group(several: list[Bound]) -> tuple[float, int, float, float]:
-    """Seconds for each of some requests of one kind, their number, until the last, and summed."""
-    table, count = several[0].table, len(several)
-    fused_s = fused = apart_s = apart = before = 0.0
-    for place, steps in enumerate(sorted(one.steps_left for one in several)):
-        fused_s += (steps - before) * step_s(table, count - place)
-        apart_s += steps * table[0]
-        fused, apart, before = fused + fused_s, apart + apart_s, steps
-    lasts_s, ends_s = (fused_s, fused) if fused <= apart else (apart_s, apart)
-    return lasts_s / count, count, lasts_s, ends_s
-
-
 class Moves:
     """Chooses moves for one router, within bounds.
 
@@ -155,7 +119,7 @@ class Moves:
         return [Move(name, worker_id, to, "drain") for name in names]
 
     def choose(self, now_s: float) -> Move | None:
-        """The next move for priority or gain, if there is one that is worth it.
+        """The next move for priority, if there is one that is worth it.
 
         Args:
             now_s: on any clock; moves per second are counted on it.
@@ -164,7 +128,7 @@ class Moves:
         self._at_s = now_s
         if self._allowed < 1:
             return None
-        move = self._for_priority() if self._router.waiting else self._for_gain()
+        move = self._for_priority() if self._router.waiting else None
         if move is not None:
             self._allowed -= 1
             self._moved[move.request] += 1
@@ -191,7 +155,7 @@ class Moves:
             for worker in self._look()
             for one in self._movable(worker)
             if one.work.priority < urgent.priority
-            and one.left_s > MIN_GAIN_OF_COST * self.cost.of(one)
+            and one.left_s > MIN_LEFT_OF_COST * self.cost.of(one)
             and self._router.held.goes_before(urgent, left(one))
         ]
         if not victims:
@@ -201,33 +165,3 @@ class Moves:
 
     def _has_several_models(self) -> bool:
         return len({self._model_of(one.id) for one in self._router.workers.values()}) > 1
-
-    def _for_gain(self) -> Move | None:
-        best, best_s = None, 0.0
-        for worker in self._look():
-            if len(worker.bound) < 2 or worker.shares_sweeps:
-                continue  # alone, or with all others in every step: it gains next to nothing
-            for one in self._movable(worker):
-                to, gain_s = self._gain_s(one, worker)
-                cost_s, rest_s = MIN_GAIN_OF_COST * self.cost.of(one), MIN_GAIN_OF_REST * one.left_s
-                if to is not None and gain_s > max(best_s, cost_s, rest_s):
-                    best, best_s = Move(one.work.request, worker.id, to.id, "gain"), gain_s
-        return best
-
-    def _gain_s(self, one: Bound, worker: WorkerLoad) -> tuple[WorkerLoad | None, float]:
-        """The best other worker for a request, and by how much the sum of all ends is less."""
-        work = left(one)
-        mine = list(worker.bound.values())
-        saved_s = sum_of_ends_s(mine) - sum_of_ends_s([other for other in mine if other is not one])
-        best, best_s = None, saved_s
-        for other in self._router.near(work.kind):
-            if other.id == worker.id or not self._router.has_room(work, other):
-                continue
-            if self._model_of(other.id) != self._model_of(worker.id):
-                continue
-            theirs = list(other.bound.values())
-            there = Bound(work, one.steps_left, self._router.table(other, work.kind))
-            added_s = sum_of_ends_s([*theirs, there]) - sum_of_ends_s(theirs)
-            if (added_s, other.id) < (best_s, best.id if best else -1):
-                best, best_s = other, added_s
-        return best, saved_s - best_s

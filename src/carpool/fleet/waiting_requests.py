@@ -1,35 +1,38 @@
 """Requests that wait for a worker, and the order in which they are bound; see `router`.
 
-The order is that of `schedule.continuous`: predicted work, aged by the arrival, with priorities;
-first deadlines that press; with shares, the tenant that the whole fleet served least by its weight.
+The order is that of the engine (`schedule.rank`); with shares the tenant goes first that the whole
+fleet served least for its weight.
 """
 
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from carpool.fleet.worker_load import RoutedRequest
-from carpool.schedule.continuous import AGEING, PRESSING, PRIORITY
 from carpool.schedule.fair_shares import FairShares
+from carpool.schedule.rank import Rank, rank
 from carpool.schedule.views import QueuedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request that waits, with its rank as predicted when it came."""
+    """A request that waits, with its work as predicted when it came."""
 
     work: RoutedRequest
-    work_s: float
+    view: QueuedRequest
     order: Hashable  # of those of one order, the one with the lowest rank goes first
 
     @property
-    def key(self) -> tuple[float, int]:
-        """The rank while nobody has a deadline or a share."""
-        work, work_s = self.work, self.work_s
-        return work_s + AGEING * work.arrived_s - work.priority * PRIORITY * work_s, work.request
+    def work_s(self) -> float:
+        return self.view.left_s
+
+    @property
+    def key(self) -> Rank:
+        """The rank, deadlines and shares aside."""
+        return rank(_view(replace(self.work, deadline_s=inf), self.work_s), 0.0)
 
 
 class WaitingRequests:
@@ -43,7 +46,7 @@ class WaitingRequests:
     def __init__(self, work_s: Callable[[RoutedRequest], float], shares: FairShares | None) -> None:
         self._work_s, self._shares = work_s, shares
         self._requests: dict[int, _Waiting] = {}
-        self._orders: dict[Hashable, list[tuple[float, int]]] = {}  # ranks, and requests
+        self._orders: dict[Hashable, list[Rank]] = {}
         self.steps = Counter[Hashable]()  # of all, by kind
 
     def __len__(self) -> int:
@@ -83,7 +86,7 @@ class WaitingRequests:
     def first(self) -> RoutedRequest | None:
         """The request that is bound next, if any worker has room; deadlines and shares aside."""
         ranks = [ranks[0] for ranks in self._orders.values()]
-        return self[min(ranks)[1]] if ranks else None
+        return self[int(min(ranks)[-1])] if ranks else None
 
     def goes_before(self, one: RoutedRequest, other: RoutedRequest) -> bool:
         """Whether the first of two requests is bound first if both wait."""
@@ -91,7 +94,7 @@ class WaitingRequests:
 
     def firsts(self, now_s: float, most: int) -> Iterator[RoutedRequest]:
         """The first of every order, those first that are to be served first."""
-        firsts = [self._requests[ranks[0][1]] for ranks in self._orders.values()]
+        firsts = [self._requests[int(ranks[0][-1])] for ranks in self._orders.values()]
         if len(firsts) > 1:
             firsts = heapq.nsmallest(most, firsts, key=lambda one: self._rank(one, now_s))
         return (one.work for one in firsts)
@@ -99,30 +102,34 @@ class WaitingRequests:
     def count_shares(self, bound: Iterable[RoutedRequest]) -> None:
         """Say who has work now: those that wait, and those that are bound."""
         if self._shares is not None:
-            self._shares.queued([_queued(work) for work in (*self, *bound)])
+            self._shares.queued([_view(work) for work in (*self, *bound)])
 
     def charge(self, work: RoutedRequest) -> None:
         """A request was bound: its tenant is served."""
         if self._shares is not None:
-            self._shares.charge(_queued(work), self._work_s(work))
+            self._shares.charge(_view(work), self._work_s(work))
 
     def _ranked(self, work: RoutedRequest) -> _Waiting:
         share = (work.tenant, work.user) if self._shares is not None else None
         # deadlines press as time passes: such a request has an order of its own
         dated = work.request if work.deadline_s < inf else None
-        return _Waiting(work, self._work_s(work), (work.kind, work.needs, share, dated))
+        return _Waiting(
+            work, _view(work, self._work_s(work)), (work.kind, work.needs, share, dated)
+        )
 
-    def _rank(self, one: _Waiting, now_s: float) -> tuple[float, ...]:
-        """As `Continuous._rank`."""
-        work, pressing, share = one.work, inf, (0.0, 0.0)
-        if work.deadline_s < inf:
-            slack_s = work.deadline_s - now_s - one.work_s
-            pressing = slack_s if 0 <= slack_s < PRESSING * one.work_s else inf
-        if self._shares is not None:
-            share = self._shares.rank(_queued(work))
-        return share[0], pressing, share[1], *one.key
+    def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
+        return rank(waiting.view, now_s, shares=self._shares)
 
 
-def _queued(work: RoutedRequest) -> QueuedRequest:
-    """As the shares see it."""
-    return QueuedRequest(request=work.request, tenant=work.tenant, user=work.user)
+def _view(work: RoutedRequest, work_s: float = 0.0) -> QueuedRequest:
+    """A request as the engine's policy sees it."""
+    return QueuedRequest(
+        request=work.request,
+        arrived_s=work.arrived_s,
+        left_s=work_s,
+        whole_s=work_s,
+        deadline_s=work.deadline_s,
+        priority=work.priority,
+        tenant=work.tenant,
+        user=work.user,
+    )

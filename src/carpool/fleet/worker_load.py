@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 
-from carpool.schedule.widths import LONG_QUEUE
+from carpool.schedule.width import best_width
 
 UNKNOWN: "StepTable" = (1.0, 1.5)
 """Of a kind that no worker has run: a second a step, and half of a row is free."""
@@ -35,21 +35,13 @@ class RoutedRequest:
 
 @lru_cache(4096)
 def paying_width(table: StepTable, backlog: int, min_gain: float) -> int:
-    """The number of requests that a worker runs together, by the rule of `schedule.continuous`.
+    """The number of requests that a worker runs together, by the rule of the engine.
 
     Args:
-        backlog: requests in the house, for each worker.
-        min_gain: a request more must raise throughput by this fraction, unless the line is long.
+        backlog: requests in flight, for each worker.
+        min_gain: see `best_width`.
     """
-    best, best_s, rate, paying = 1, inf, 0.0, 0
-    for n, seconds in enumerate(table, 1):
-        if n > 1 and backlog < LONG_QUEUE and n / seconds / rate - 1 <= min_gain * (n - paying):
-            continue
-        rate, paying = n / seconds, n
-        mean_s = seconds * (max(backlog, n) + n) / n
-        if mean_s < best_s:
-            best, best_s = n, mean_s
-    return best
+    return best_width(enumerate(table, 1), backlog, min_gain)
 
 
 def step_s(table: StepTable, together: int) -> float:

@@ -29,7 +29,13 @@ class Off:
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         return Admission(()) if running or not waiting else Admission((waiting[0].request,))
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         return together(parked)
 
 
@@ -74,7 +80,13 @@ class Dynamic:
         chosen = [queue[0], *(queue[1 + place] for place in batch.joined)]
         return Admission(_numbers(chosen), stop_reason=batch.stop_reason)
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         return together(parked)
 
 
@@ -108,7 +120,13 @@ class Waves:
         size = wave([one.view.wave for one in queue], self.max_num_seqs)
         return Admission(_numbers(queue[:size]))
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         return together(parked)
 
 

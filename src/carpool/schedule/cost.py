@@ -1,213 +1,161 @@
-"""Cost model: seconds of a forward by rows, a curve for each kind of call, and overhead of a turn.
+"""Costs of a model: a learned curve for each kind of call (`estimator.py`), and overhead of a turn.
 
-A `Curve` is a table that is known (`known_curve.py`); what a server learns from its own forwards is
-a `LearnedCurve` (`learned_curve.py`). Both have one interface.
-
-`Costs` has the curves of a model by kind, and what is common to them: how fast the machine is just
-now (`speed.py`), and how much may be spent on trying widths (`trials.py`).
+The baseline is what forwards usually take; `seconds` is what they take just now. Work that is left
+is predicted at the baseline, so that a busy minute changes no order of requests.
 """
 
 import math
 import threading
 from collections.abc import Iterator, Mapping
+from math import exp, inf
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from carpool.schedule.known_curve import Curve as Curve
-from carpool.schedule.learned_curve import LearnedCurve
-from carpool.schedule.speed import MachineSpeed
-from carpool.schedule.trials import FREE, Trials
+from carpool.schedule.estimator import Curve as Curve
+from carpool.schedule.estimator import MachineSpeed
 from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 
-SETTLED_EVERY = 256  # forwards: the usual speed follows the speed of now
-SETTLED = 0.1  # of the difference
-RECENT = 0.999  # of the weight of the forwards before, at each: in `stretch`
-LONGEST = 16.0  # times what is usual: more of a forward is not counted there
+LOAD_MEMORY = 1000  # forwards: of the mean that `load_ratio` is
+SECONDS = (1e-9, 1e6)  # of a forward: a nanosecond and twelve days are no measurement
 
-LEAST_S, MOST_S = 1e-9, 1e6  # of a forward: a nanosecond and twelve days are no measurement
-MOST_KINDS = 4096  # that are written and read: to read so many takes a second
-MOST_WIDTHS = 1024  # of one kind: a curve of n takes n * n numbers
-
-AnyCurve = Curve | LearnedCurve
 _Rows = Annotated[int, Meta(ge=1, le=1 << 30)]
-_Seconds = Annotated[float, Meta(ge=LEAST_S, le=MOST_S)]
+_Seconds = Annotated[float, Meta(ge=SECONDS[0], le=SECONDS[1])]
 
 
 class Costs:
-    """The curves of a model, by kind; learned ones for the kinds that it was not told of."""
+    """The curves of a model, by kind; other kinds are learned as they run."""
 
-    def __init__(self, curves: Mapping[CallKind, AnyCurve] | None = None) -> None:
+    def __init__(self, curves: Mapping[CallKind, Curve] | None = None) -> None:
         self._curves = dict(curves or {})
-        self._guesses: dict[CallKind, AnyCurve] = {}  # of kinds that were never run
+        self._guesses: dict[CallKind, Curve] = {}  # of kinds that were never run
         self._turns: dict[CallKind, TurnOverhead] = {}
         self._speed = MachineSpeed()
         for curve in self._curves.values():
-            if isinstance(curve, LearnedCurve):
-                curve.speed = self._speed
-        self.trials = Trials()
+            curve.speed = self._speed
         self.runs_ahead = False  # a turn's forward runs while the next turn is prepared
         self.streams: dict[str, float] = {}  # seconds of copying a method's weights once
-        self._forwards = 0
-        self._took_s = self._usual_s = 0.0  # of forwards lately
+        self._measured_s = self._baseline_s = 0.0  # of forwards lately
         self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
-        """Take notice of a forward; not of one that no curve can have: of no rows, or no time."""
-        if rows >= 1 and LEAST_S <= seconds <= MOST_S:
-            with self._lock:
-                self._learn(kind, rows, seconds)
-
-    def _learn(self, kind: CallKind, rows: int, seconds: float) -> None:
-        self._guesses.clear()
-        curve = self._curves.get(kind)
-        if curve is None:
-            curve = self._curves[kind] = LearnedCurve()
-            curve.speed = self._speed
-        now_s = self.trials.device_s
-        self.trials.device_s += seconds
-        if isinstance(curve, Curve):
-            curve.learn(rows, seconds)
+        """Learn from a forward, unless no forward can take so long."""
+        if rows < 1 or not _is_measurement(seconds):
             return
-        curve.now_s = now_s
-        if curve.has_run(rows):
-            usual_s = curve.seconds(rows)
-            self._took_s = RECENT * self._took_s + min(seconds, LONGEST * usual_s)
-            self._usual_s = RECENT * self._usual_s + usual_s
-        elif curve.is_new:
-            self.trials.free_s += FREE * seconds
-        curve.learn(rows, seconds)
-        self._forwards += 1
-        if self._forwards >= SETTLED_EVERY and self._speed.is_calm:
-            self._forwards = 0
-            self._settle()
-
-    def _settle(self) -> None:
-        """Take a part of how fast the machine is just now for its usual speed; no cost changes."""
-        moved = self._speed.settle(SETTLED)
-        for curve in self._curves.values():
-            if isinstance(curve, LearnedCurve):
-                curve.shift(moved)
+        with self._lock:
+            self._guesses.clear()
+            curve = self._curves.get(kind)
+            if curve is None:
+                curve = self._curves[kind] = Curve()
+                curve.speed = self._speed
+            if curve.has_run(rows):
+                baseline_s, kept = curve.seconds(rows), 1 - 1 / LOAD_MEMORY
+                self._baseline_s = kept * self._baseline_s + baseline_s
+                # a single forward that took an hour does not fill the device
+                self._measured_s = kept * self._measured_s + min(seconds, 16 * baseline_s)
+            curve.learn(rows, seconds)
 
     def learn_turn(self, kind: CallKind, calls: int, loop_s: float, own_s: float) -> None:
-        """Take notice of what a turn took beside its forward.
+        """Learn what a turn took beside its forward.
 
         Args:
             calls: of the forward.
             loop_s: what the engine's loop took.
             own_s: what the pipelines' own code took, for all calls.
         """
-        if not (calls >= 1 and 0 <= loop_s <= MOST_S and 0 <= own_s <= MOST_S):
-            return
-        turns = self._turns.setdefault(kind, TurnOverhead())
-        turns.learn(loop_s / self._speed.factor, own_s / calls / self._speed.factor)
+        if calls >= 1 and 0 <= loop_s <= SECONDS[1] and 0 <= own_s <= SECONDS[1]:
+            turns = self._turns.setdefault(kind, TurnOverhead())
+            factor = exp(self._speed.slowdown)
+            turns.learn(loop_s / factor, own_s / calls / factor)
 
-    def beside_s(self, kind: CallKind, calls: int) -> float:
-        """Seconds of a turn of so many calls without its forward, at the usual speed."""
+    def overhead_s(self, kind: CallKind, calls: int) -> float:
+        """Seconds of a turn of so many calls without its forward, at the baseline."""
         turns = self._turns.get(kind)
         return turns.seconds(calls) if turns is not None else 0.0
 
     def turn_s(self, kind: CallKind, calls: int, forward_s: float) -> float:
-        """Seconds of a turn of so many calls, of which its forward takes `forward_s`, as usual."""
-        beside_s = self.beside_s(kind, calls)
-        return max(forward_s, beside_s) if self.runs_ahead else forward_s + beside_s
+        """Seconds of a turn of so many calls with a forward of `forward_s`, at the baseline."""
+        overhead_s = self.overhead_s(kind, calls)
+        return max(forward_s, overhead_s) if self.runs_ahead else forward_s + overhead_s
 
-    def curve(self, kind: CallKind) -> AnyCurve:
-        """The kind's own curve, or that of the nearest kind, scaled by size.
+    def curve(self, kind: CallKind) -> Curve:
+        """The kind's own curve, at the baseline, or that of the nearest kind scaled by size."""
+        curve = self._curves.get(kind) or self._guesses.get(kind)
+        if curve is None:
+            curve = self._guesses[kind] = self._guess(kind)
+        return curve
 
-        At the machine's usual speed: a busy minute changes no choice between widths.
-        """
-        known = self._curves.get(kind)
-        if known is not None:
-            return known
-        if kind not in self._guesses:
-            self._guesses[kind] = self._guess(kind)
-        return self._guesses[kind]
-
-    def _guess(self, kind: CallKind) -> AnyCurve:
+    def _guess(self, kind: CallKind) -> Curve:
         near = self._nearest(kind)
         if near is None:
-            return LearnedCurve()
-        ratio = max(1, kind.size) / max(1, near.size)  # of no numbers: it takes some time, too
-        curve = self._curves[near]
-        return type(curve)(
-            {n: min(MOST_S, max(LEAST_S, s * ratio)) for n, s in curve.measured.items()}
-        )
+            return Curve()
+        ratio = max(1, kind.size) / max(1, near.size)  # a kind of no numbers takes time, too
+        curve, (least, most) = self._curves[near], SECONDS
+        scaled = {n: min(most, max(least, s * ratio)) for n, s in curve.measured.items()}
+        return Curve(scaled, curve.weight or 1.0)
+
+    def _nearest(self, kind: CallKind) -> CallKind | None:
+        same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]
+        return min(same, key=lambda k: abs(math.log((k.size + 1) / (kind.size + 1))), default=None)
 
     def seconds(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of a forward just now, if nothing shares its streamed weights."""
         compute_s = self.compute_s(kind, rows)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
-    def usual_s(self, kind: CallKind, rows: int) -> float:
-        """Predicted seconds at the machine's usual speed: the unit of remaining work."""
-        curve = self._curves.get(kind) or self.curve(kind)
-        compute_s = curve.seconds(rows)
+    def baseline_s(self, kind: CallKind, rows: int) -> float:
+        """The same at the machine's usual speed: the unit of remaining work."""
+        compute_s = self.curve(kind).seconds(rows)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
     def compute_s(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of computing a forward just now, without waiting for weights."""
-        curve = self._curves.get(kind) or self.curve(kind)
-        return curve.seconds(rows) * self._speed.factor
+        return self.curve(kind).seconds(rows) * exp(self._speed.slowdown)
 
     def stream_s(self, kind: CallKind) -> float:
         """Seconds of copying the streamed weights of a forward once; 0 where they are resident."""
         return self.streams.get(kind.name, 0.0)
 
     @property
-    def factor(self) -> float:
-        """Seconds just now, as a multiple of the usual ones."""
-        return self._speed.factor
+    def slowdown(self) -> float:
+        """Seconds of work just now, as a multiple of the baseline; copies of weights are as fast
+        as ever."""
+        return 1.0 if self.streams else exp(self._speed.slowdown)
 
     @property
-    def slower(self) -> float:
-        """The work of requests just now, as a multiple of the usual one.
+    def load_ratio(self) -> float:
+        """Mean seconds of forwards lately, as a multiple of the baseline.
 
-        Where weights are streamed requests wait for copies, which are no slower.
+        The baseline is a median: outliers and busy moments, which fill the device, are not in it.
         """
-        return 1.0 if self.streams else self._speed.factor
+        return self._measured_s / self._baseline_s if self._baseline_s else 1.0
 
-    @property
-    def stretch(self) -> float:
-        """Mean seconds of forwards lately, as a multiple of their usual ones.
-
-        Those are medians: outliers and busy moments, which fill the device, are not in them.
-        """
-        return self._took_s / self._usual_s if self._usual_s else 1.0
-
-    def _nearest(self, kind: CallKind) -> CallKind | None:
-        same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]
-        return min(same, key=lambda k: abs(math.log((k.size + 1) / (kind.size + 1))), default=None)
-
-    def __iter__(self) -> Iterator[tuple[CallKind, AnyCurve]]:
+    def __iter__(self) -> Iterator[tuple[CallKind, Curve]]:
         return iter(self._curves.items())
 
     def to_json(self) -> list[dict[str, Any]]:
         """All that was learned, as plain data: seconds by rows, with their uncertainty."""
         with self._lock:
-            return self._to_json()
-
-    def _to_json(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": k.name,
-                "size": k.size,
-                "detail": k.detail,
-                "seconds": c.measured,
-                "sd": {rows: c.sd(rows) for rows in c.measured},
-                "turn": self._turns[k].to_json() if k in self._turns else None,
-            }
-            for k, c in list(self._curves.items())[-MOST_KINDS:]
-            if c.measured and all(LEAST_S <= seconds <= MOST_S for seconds in c.measured.values())
-        ]
+            return [
+                {
+                    "name": k.name,
+                    "size": k.size,
+                    "detail": k.detail,
+                    "seconds": c.measured,
+                    "sd": {rows: c.sd(rows) for rows in c.measured},
+                    "turn": self._turns[k].to_json() if k in self._turns else None,
+                }
+                for k, c in list(self._curves.items())[-4096:]  # as many as are read
+                if c.measured and all(map(_is_measurement, c.measured.values()))
+            ]
 
     @classmethod
     def from_json(cls, data: list[dict[str, Any]], weight: float | None = None) -> "Costs":
         """Read `to_json`.
 
         Args:
-            weight: runs that an entry stands for, as a prior; None: the table is known to be true.
+            weight: see `Curve`; None: the table is known to be true.
 
         Raises:
             ValueError: something else is in it than seconds by rows.
@@ -216,13 +164,18 @@ class Costs:
             entries = convert(data, _Entries, str_keys=True)
         except ValidationError as error:
             raise ValueError(str(error)) from None
-
-        def curve(seconds: Mapping[int, float]) -> AnyCurve:
-            return Curve(seconds) if weight is None else LearnedCurve(seconds, weight)
-
         return cls(
-            {CallKind(one.name, one.size, one.detail): curve(one.seconds) for one in entries}
+            {
+                CallKind(entry.name, entry.size, entry.detail): Curve(
+                    entry.seconds, inf if weight is None else weight
+                )
+                for entry in entries
+            }
         )
+
+
+def _is_measurement(seconds: float) -> bool:
+    return SECONDS[0] <= seconds <= SECONDS[1]
 
 
 class _Entry(Struct):
@@ -230,8 +183,8 @@ class _Entry(Struct):
 
     name: str
     size: Annotated[int, Meta(ge=0, le=1 << 62)]
-    seconds: Annotated[dict[_Rows, _Seconds], Meta(max_length=MOST_WIDTHS)]
+    seconds: Annotated[dict[_Rows, _Seconds], Meta(max_length=1024)]  # widths
     detail: str = ""
 
 
-_Entries = Annotated[list[_Entry], Meta(max_length=MOST_KINDS)]
+_Entries = Annotated[list[_Entry], Meta(max_length=4096)]  # kinds: to read so many takes a second

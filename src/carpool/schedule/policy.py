@@ -34,13 +34,21 @@ class Policy(Protocol):
         """
         ...
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         """Choose the calls of the next forward: of one key, and some whenever any are parked.
 
         Args:
             parked: calls waiting, in any order; no two with the same `order`.
             waiting_s: predicted work of requests that are not admitted yet.
             now_s: engine clock.
+            all_parked: `parked` and the calls that it may not choose, which it must not take for
+                gone; None: there are none.
         """
         ...
 

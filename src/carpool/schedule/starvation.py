@@ -1,63 +1,45 @@
-"""Starvation guard: a parked call that many forwards of later requests have passed leads next."""
+"""Starvation guard: a parked call that many forwards of later requests overtook leads next."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from carpool.schedule.views import ParkedCall
 
-MAX_PASSED = 64  # forwards of later requests that a parked call lets pass
+MAX_OVERTAKEN = 64  # forwards of later requests that may overtake a parked call
 
 
-@dataclass(slots=True)
 class StarvationGuard:
-    """Counts, for each parked call, the forwards of later requests that passed it; by its order."""
+    """Counts the forwards that overtook each parked call, by its order."""
 
-    is_fair: bool = False  # tenants have shares
-    forwards: dict[int, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
 
     def is_late(self, call: ParkedCall) -> bool:
-        """Whether so many passed it that it leads next."""
-        return self.forwards.get(call.order, 0) >= MAX_PASSED
-
-    def late(self, calls: Iterable[ParkedCall]) -> list[ParkedCall]:
-        """The calls that are late."""
-        if max(self.forwards.values(), default=0) < MAX_PASSED:
-            return []
-        return [call for call in calls if self.is_late(call)]
+        """Whether so many forwards overtook a call that it leads next."""
+        return self._counts.get(call.order, 0) >= MAX_OVERTAKEN
 
     def ran(
         self,
         chosen: Sequence[ParkedCall],
+        candidates: Sequence[ParkedCall],
         parked: Sequence[ParkedCall],
-        everyone: Sequence[ParkedCall],
+        *,
+        is_fair: bool,
     ) -> None:
-        """Note a forward.
+        """Note a forward that was chosen from `candidates`; calls not in `parked` are forgotten."""
+        counts = {c.order: self._counts[c.order] for c in parked if c.order in self._counts}
+        for call in candidates:
+            if _overtakes(chosen, call, is_fair=is_fair):
+                counts[call.order] = counts.get(call.order, 0) + 1
+        for call in chosen:
+            counts.pop(call.order, None)
+        self._counts = counts
 
-        Args:
-            chosen: its calls, its leader first.
-            parked: the calls that it was chosen from.
-            everyone: all parked calls: their counts stay, those of cancelled calls do not.
-        """
-        before, orders = self.forwards, {call.order for call in chosen}
-        passed = {
-            call.order: before.get(call.order, 0) + 1
-            for call in parked
-            if call.order not in orders and self._counts(call, chosen)
-        }
-        if before:
-            others = [c.order for c in everyone if c.order in before and c.order not in orders]
-            passed = {order: before[order] for order in others} | passed
-        self.forwards = passed
 
-    def _counts(self, call: ParkedCall, chosen: Sequence[ParkedCall]) -> bool:
-        """Whether a forward is one that the call had to let pass.
-
-        With fair shares no tenant starves, and one with many parked calls would get more than its
-        share if each of them might lead. So only calls of the same user count there.
-        """
-        if call.phase != "denoise":
-            return chosen[0].phase == "denoise" or call.request < chosen[0].request
-        if not self.is_fair:
-            return call.request < chosen[0].request
-        flow = call.tenant, call.user
-        return any(call.request < one.request and (one.tenant, one.user) == flow for one in chosen)
+def _overtakes(chosen: Sequence[ParkedCall], call: ParkedCall, *, is_fair: bool) -> bool:
+    """Whether a call had to let a forward pass. With fair shares only its own user's count."""
+    if call.phase != "denoise":
+        return chosen[0].phase == "denoise" or call.request < chosen[0].request
+    if not is_fair:
+        return call.request < chosen[0].request
+    flow = call.tenant, call.user
+    return any(call.request < c.request and (c.tenant, c.user) == flow for c in chosen)

@@ -8,20 +8,14 @@ order, its shares and its widths. Other calls join the next sweep, one step late
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
 
 from carpool.schedule.cost import Costs
+from carpool.schedule.policy import Policy
 from carpool.schedule.views import CallKind, Choice, ParkedCall
 
 
-class ChoosePolicy(Protocol):
-    """The part of a policy that is asked here."""
-
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice: ...
-
-
 def choose_sweep(
-    policy: ChoosePolicy,
+    policy: Policy,
     parked: Sequence[ParkedCall],
     waiting_s: float,
     now_s: float,
@@ -42,14 +36,9 @@ def choose_sweep(
         Forwards in the order in which they were chosen, all of one component if there are
         several; empty only if nothing is parked.
     """
-    # a policy that remembers who is parked must not take those for gone that it is not asked about
-    among = getattr(policy, "choose_among", None)
 
-    def choose(some: Sequence[ParkedCall]) -> Choice:
-        if among is None or len(some) == len(parked):
-            return policy.choose(some, waiting_s, now_s)
-        choice: Choice = among(some, parked, waiting_s, now_s)
-        return choice
+    def choose(calls: Sequence[ParkedCall]) -> Choice:
+        return policy.choose(calls, waiting_s, now_s, parked)
 
     first = choose(_newcomers(parked, costs) or parked)
     if not first.calls:

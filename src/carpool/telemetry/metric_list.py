@@ -108,12 +108,6 @@ ALL: dict[str, MetricInfo] = {
     "carpool_machine_speed_factor": MetricInfo(
         "gauge", ("model",), "time of forwards just now over the usual one"
     ),
-    "carpool_trials_total": MetricInfo(
-        "counter", ("model",), "forwards of a width that is uncertain, run to learn its time"
-    ),
-    "carpool_trials_lost_seconds_total": MetricInfo(
-        "counter", ("model",), "device time that trials were predicted to lose"
-    ),
     "carpool_device_memory_bytes": MetricInfo(
         "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
     ),

@@ -38,8 +38,6 @@ _NUMBERS = {  # of the engine: where each stands in its statistics
     "steps_skipped_total": "steps_skipped",
     "deadlines_missed_total": "deadlines_missed",
     "machine_speed_factor": "speed_factor",
-    "trials_total": "trials count",
-    "trials_lost_seconds_total": "trials lost_s",
 }
 MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "peak_bytes"}
 

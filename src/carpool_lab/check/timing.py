@@ -5,11 +5,10 @@ from dataclasses import replace
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.model.load import LoadedPipeline
-from carpool.schedule.known_curve import STEPS
 from carpool.types import CheckedRequest
 from carpool_lab.check.requests import CheckOptions
 from carpool_lab.check.run import OnForward, Proof
-from carpool_lab.tune.measure import TuneSettings, tune
+from carpool_lab.tune.measure import STEPS, TuneSettings, tune
 from carpool_lab.tune.results import TuneReport
 
 FEW_STEPS = 2  # of each request: enough for medians, as each width runs several times

@@ -19,8 +19,8 @@ from hashlib import blake2b
 from math import exp
 from statistics import NormalDist
 
-from carpool.schedule.cost import Costs
-from carpool.schedule.learned_curve import PRIOR, LearnedCurve
+from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.estimator import PRIOR
 from carpool.schedule.views import CallKind
 
 SPREAD = 0.2  # standard deviation of the logarithm of a forward's seconds
@@ -96,9 +96,9 @@ class Machine:
 
 def wrong(costs: Costs, seed: int) -> Costs:
     """A table from an earlier run that is wrong by 4 times at one width of each kind."""
-    rng, curves = random.Random(seed), dict[CallKind, LearnedCurve]()
+    rng, curves = random.Random(seed), dict[CallKind, Curve]()
     for kind, curve in costs:
         table: Mapping[int, float] = {rows: curve.seconds(rows) for rows in WIDTHS}
         width, times = rng.choice(WIDTHS), rng.choice((1 / WRONG, WRONG))
-        curves[kind] = LearnedCurve({**table, width: table[width] * times}, PRIOR)
+        curves[kind] = Curve({**table, width: table[width] * times}, PRIOR)
     return Costs(dict(curves))

@@ -88,7 +88,7 @@ class LearnedStages:
 
     def __init__(self, stages: tuple[Stage, ...], beliefs: Costs) -> None:
         self.stages = stages
-        self.call_s = [beliefs.usual_s(stage.kind, stage.rows) for stage in stages]
+        self.call_s = [beliefs.baseline_s(stage.kind, stage.rows) for stage in stages]
         whole_s = [stage.count * call_s for stage, call_s in zip(stages, self.call_s, strict=True)]
         self.after_s = [sum(whole_s[place:]) for place in range(1, len(stages) + 1)]
 

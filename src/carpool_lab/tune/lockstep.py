@@ -5,6 +5,8 @@ The width of a forward is the number of equal requests that `measure` submits.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import sqrt
+from statistics import median
 
 from carpool.engine.model.device import Device
 from carpool.engine.observe.forward import Forward
@@ -67,7 +69,13 @@ class Lockstep:
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         return Admission(tuple(one.request for one in waiting))
 
-    def choose(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
+    def choose(
+        self,
+        parked: Sequence[ParkedCall],
+        waiting_s: float,
+        now_s: float,
+        all_parked: Sequence[ParkedCall] | None = None,
+    ) -> Choice:
         choice = together(parked)
         if choice.calls:
             first = choice.calls[0]
@@ -87,20 +95,39 @@ class Lockstep:
             seen.peak_bytes[forward.rows] = peak
 
 
+class MedianCurve(Curve):
+    """A curve of which the medians of all runs are reported, as they were measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: dict[int, list[float]] = {}  # seconds by rows
+
+    def learn(self, rows: int, seconds: float) -> None:
+        self.samples.setdefault(rows, []).append(seconds)
+        super().learn(rows, seconds)
+
+    @property
+    def measured(self) -> dict[int, float]:
+        return {rows: median(seconds) for rows, seconds in sorted(self.samples.items())}
+
+    def sd(self, rows: int) -> float:
+        """Of the median, from how far the runs lie apart, for normal errors: 1.4826 times their
+        median deviation is that of a run, and 1.2533 over the root of their number its part."""
+        seconds = self.samples[rows]
+        deviation = median(abs(sample - median(seconds)) for sample in seconds)
+        return 1.4826 * deviation * 1.2533 / sqrt(len(seconds))
+
+
 class WarmCosts(Costs):
     """Medians of each width, of all forwards but its first, which warms up."""
 
     def __init__(self) -> None:
         super().__init__()
         self._warm: set[tuple[CallKind, int]] = set()
+        self.curves: dict[CallKind, MedianCurve] = {}
 
     def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
         if (kind, rows) in self._warm:
-            self._curves.setdefault(kind, Curve())
+            self._curves[kind] = self.curves.setdefault(kind, MedianCurve())
             super().learn(kind, rows, seconds)
         self._warm.add((kind, rows))
-
-    def sd(self, kind: CallKind, rows: int) -> float:
-        """Standard deviation of the seconds of a width that was run, by the spread of its runs."""
-        curve = self._curves[kind]
-        return curve.median_sd(rows) if isinstance(curve, Curve) else curve.sd(rows)

@@ -18,8 +18,7 @@ from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.errors import OutOfMemory
 from carpool.request.parameters import check
-from carpool.schedule.cost import AnyCurve, Costs
-from carpool.schedule.known_curve import STEPS
+from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.peers.compatibility import cost, resolution
 from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.schedule.views import CallKind
@@ -28,6 +27,7 @@ from carpool_lab.tune.lockstep import CallStats, Lockstep, OutcomeListener, Warm
 from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport
 
 PROMPT = "a red circle"
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # widths, in requests
 FEW_STEPS = 4  # of a request: enough for a median
 
 
@@ -166,7 +166,7 @@ def _run(engine: EngineCore, request: CheckedRequest, width: int) -> None:
             raise listener.error
 
 
-def _speed_factor(before: Mapping[CallKind, AnyCurve], now: Costs) -> float:
+def _speed_factor(before: Mapping[CallKind, Curve], now: Costs) -> float:
     """Seconds now over those of an earlier table: the median of widths that are in both."""
     ratios = [
         seconds / old
@@ -204,7 +204,7 @@ def _sized(
 ) -> SizeResult:
     size = resolution(request.arguments, loaded.card.default_size_px)
     frames = int(request.arguments.get("num_frames") or 1)
-    curves = dict(costs)
+    curves = costs.curves
     components = [
         ComponentResult(
             kind,
@@ -214,8 +214,8 @@ def _sized(
             {n: s for n, s in curves[kind].measured.items() if n in one.done},
             one.peak_bytes,
             one.too_wide,
-            {n: costs.sd(kind, n) for n in curves[kind].measured if n in one.done},
-            {n: runs for n, runs in curves[kind].runs.items() if n in one.done},
+            {n: curves[kind].sd(n) for n in curves[kind].samples if n in one.done},
+            {n: len(s) for n, s in curves[kind].samples.items() if n in one.done},
         )
         for kind, one in seen.items()
         if kind in curves

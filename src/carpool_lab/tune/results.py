@@ -128,7 +128,6 @@ class TuneReport:
             "tables": [self._table(one) for one in self.sizes if 1 in one.step_s()],
             "costs": self.costs.to_json(),
             "speed_factor": self.speed_factor,
-            "trials": self.costs.trials.to_json(),
         }
 
     def batching_config(self) -> dict[str, Any]:

@@ -33,5 +33,5 @@ def test_the_time_of_pipelines_is_learned_without_that_of_waiting_for_the_forwar
         [kind] = [kind for kind, _ in scheduler.costs if kind.name == "transformer.forward"]
 
         assert scheduler.costs.runs_ahead
-        beside_s = scheduler.costs.beside_s(kind, 3)  # at the usual speed of the machine
+        beside_s = scheduler.costs.overhead_s(kind, 3)  # at the usual speed of the machine
         assert abs(beside_s - 0.03) < 0.003, beside_s

@@ -1,0 +1,242 @@
+"""Cost estimator: seconds of a forward by its rows, for one kind of call, from noisy forwards.
+
+*A width* has the median of its recent runs, pulled towards a line `a + b * rows` through all widths
+as if that were a few runs more: so one odd run, or one wrong entry of a table, counts for little.
+Between the widths that ran seconds go straight, beyond them as the line does. Runs are forgotten,
+so a width that has not run for long goes back to the line.
+
+*The machine's speed* divides every run: the median of the last ratios of measured to expected
+seconds, of all kinds and widths. A busy minute changes the speed, and no choice between widths.
+
+*Trials.* `hoped_s` is less than `seconds` by a bonus for few runs. A policy that runs the width of
+the least hoped seconds tries each width as often as it takes to know it, and forgetting brings
+every width back. No width is more than twice as wide as all before it.
+
+Sources: upper confidence bounds, Auer, Cesa-Bianchi and Fischer, Finite-time Analysis of the
+Multiarmed Bandit Problem, Machine Learning 47, 2002; iteratively reweighted least squares with
+Cauchy weights, Holland and Welsch, Communications in Statistics A6, 1977.
+"""
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, inf, log, sqrt
+
+PRIOR = 0.6  # entries of an earlier table: this many times as sure as the line
+MEMORY = 256  # runs of a width whose median counts
+MISFIT = 0.15  # relative standard deviation of widths from the line
+OUTLIER = 0.3  # relative distance from the line at which a point has half its weight
+HALF_LIFE = 300  # runs of a kind after which what is older counts half
+OPTIMISM = 3.0  # standard deviations by which a width may be faster than it looks
+RECENT = 9  # runs whose median ratio is the machine's speed
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    seconds: float  # logarithm
+    slowdown: float | None  # the same, over the median of its width; None: that has too few runs
+    baseline: float = 0.0  # logarithm of the seconds that it would take at the baseline
+
+
+class MachineSpeed:
+    """How fast the machine is just now, and how far runs lie apart: one for all curves."""
+
+    def __init__(self) -> None:
+        self.baseline = 0.0  # logarithm of usual seconds over those that curves remember
+        self.slowdown = 0.0  # logarithm of seconds just now over usual ones
+        self.noise = 0.1  # relative standard deviation of a run
+        self._recent: deque[_Run] = deque(maxlen=RECENT)
+
+    def learn(self, run: _Run) -> None:
+        """Learn from a run; that in the middle of the last ones gets the speed around it."""
+        self._recent.append(run)
+        known = [one.slowdown for one in self._recent if one.slowdown is not None]
+        now = statistics.median(known) if known else self.baseline + self.slowdown
+        if run.slowdown is not None:
+            deviation = min(abs(run.slowdown - now), 4 * self.noise)
+            self.noise = max(0.02, self.noise + (1.25 * deviation - self.noise) / MEMORY)
+        if abs(now - self.baseline) <= self.noise:  # by chance, as far as can be told
+            now = self.baseline
+        self.baseline += (now - self.baseline) / 4096  # what lasts becomes usual
+        self.slowdown = now - self.baseline
+        run.baseline = run.seconds - now
+        middle = self._recent[len(self._recent) // 2]
+        middle.baseline = middle.seconds - now
+
+
+class Curve:
+    """Seconds of a forward by its rows. Begins with nothing, or with a table.
+
+    Args:
+        table: seconds by rows.
+        weight: runs that each of its entries stands for; inf: it is known, and stays as it is.
+    """
+
+    def __init__(self, table: Mapping[int, float] | None = None, weight: float = inf) -> None:
+        self.speed = MachineSpeed()  # `Costs` gives all its curves the same
+        self.weight = weight if table else 0.0
+        self._table = {rows: log(max(s, 1e-12)) for rows, s in (table or {}).items()}
+        self._runs: dict[int, deque[_Run]] = {}
+        self._medians: dict[int, float] = {}  # of those
+        self._counts: dict[int, tuple[float, int]] = {}  # runs, as of how many of the kind
+        self._total = 0  # runs of the kind
+        self._widest = max(self._table, default=0)
+        self._seconds: list[float] = []  # by rows less one, as remembered
+        self._sd: list[float] = []  # relative
+        self._is_stale = True
+        self._lock = threading.Lock()  # whoever submits asks, while the engine's thread learns
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nothing is learned."""
+        return self.weight == inf
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._table or self._runs)
+
+    @property
+    def is_young(self) -> bool:
+        """Whether so little was run that each forward may be a trial."""
+        return self._total < HALF_LIFE
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it stands on a table, or on several runs of a width."""
+        return bool(self._table) or any(len(runs) > 2 for runs in self._runs.values())
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """Seconds by rows, of the widths of the table and of those that ran."""
+        table = {rows: exp(s + self.speed.baseline) for rows, s in self._table.items()}
+        return dict(sorted((table | {rows: self.seconds(rows) for rows in self._runs}).items()))
+
+    def runs(self, rows: int) -> float:
+        """Runs of a width in this process, those that are forgotten in part."""
+        runs, when = self._counts.get(rows, (0.0, 0))
+        return max(1e-9, runs * float(0.5 ** ((self._total - when) / HALF_LIFE)))
+
+    def has_run(self, rows: int) -> bool:
+        """Whether a width was run in this process."""
+        return rows in self._runs
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Learn from a run."""
+        if self.is_known:
+            return
+        is_first, is_expected = rows not in self._runs, not self.is_empty
+        expected = log(self._remembered_s(rows)) if is_first else 0.0
+        with self._lock:
+            runs = self._runs.setdefault(rows, deque(maxlen=MEMORY))
+            run = _Run(log(seconds), None)
+            if len(runs) >= RECENT:  # known well enough to tell the speed
+                run.slowdown = run.seconds - self._medians[rows]
+            self.speed.learn(run)
+            if is_first and is_expected:  # it may allocate, compile or choose kernels
+                run.seconds = min(run.seconds, expected + run.seconds - run.baseline)
+                run.baseline = min(run.baseline, expected)
+            self._total += 1
+            runs.append(run)
+            self._medians[rows] = statistics.median([one.baseline for one in runs])
+            self._counts[rows] = min(MEMORY, self.runs(rows) + 1.0), self._total
+            self._widest = max(self._widest, rows)
+            self._is_stale = True
+
+    def seconds(self, rows: int) -> float:
+        """How long a forward of so many rows usually takes."""
+        return self._remembered_s(rows) * exp(self.speed.baseline)
+
+    def sd(self, rows: int) -> float:
+        """Standard deviation of what `seconds` says."""
+        seconds = self.seconds(rows)
+        if self.is_known:
+            return 0.0
+        return seconds * (self._sd[rows - 1] if rows <= len(self._sd) else self._sd[-1])
+
+    def hoped_s(self, rows: int) -> float:
+        """Seconds of a forward that is as fast as it may well be."""
+        seconds = self.seconds(rows)
+        return max(0.5 * seconds, seconds - OPTIMISM * self.sd(rows))
+
+    def speedup(self, most: int) -> float:
+        """How many times as fast calls of one row are done at the best width of at most so many."""
+        alone_s = self.seconds(1)
+        return max(n * alone_s / self.seconds(n) for n in range(1, most + 1))
+
+    def may_try(self, rows: int, more: int) -> bool:
+        """Whether a forward is at most twice as wide as all before, or wider by one call.
+
+        Args:
+            more: rows of its last call.
+        """
+        widest = self._widest
+        return rows <= max(2, 2 * widest, widest + more if widest else 0)
+
+    def _remembered_s(self, rows: int) -> float:
+        if self._is_stale:
+            with self._lock:
+                self._fit()
+        seconds = self._seconds
+        if rows <= len(seconds):
+            return seconds[rows - 1]
+        return seconds[-1] + (rows - len(seconds)) * (seconds[-1] - seconds[-2])
+
+    def _fit(self) -> None:
+        """Make the seconds of all widths anew."""
+        points = self._points()
+        line_s = _line(points)
+        known_s, sd = dict[int, float](), dict[int, float]()
+        for rows in sorted({rows for rows, _, _ in points}):
+            line, sure = log(line_s(rows)), 0.0 if self.is_known else MISFIT**-2
+            total = sure * line
+            for other, seconds, variance in points:
+                if other == rows:
+                    weight = 1 / (variance * (1 + ((seconds - line) / OUTLIER) ** 2))
+                    total, sure = total + weight * seconds, sure + weight
+            known_s[rows], sd[rows] = exp(total / sure), sqrt(1 / sure)
+        first, last = min(known_s, default=1), max(known_s, default=1)
+        widest = 2 * max(self._widest, 1) + 1
+        made_s = [known_s.get(first, line_s(first))] * first  # a narrower one takes no longer
+        for (left, _), (right, high_s) in pairwise(known_s.items()):
+            step_s = max(0.0, high_s - made_s[-1]) / (right - left)
+            made_s += [made_s[-1] + step_s * n for n in range(1, right - left + 1)]
+        times = made_s[-1] / line_s(last)
+        made_s += [max(made_s[-1], times * line_s(n)) for n in range(last + 1, widest + 1)]
+        other_sd = 0.0 if self.is_known else MISFIT
+        self._sd = [sd.get(n, other_sd) for n in range(1, widest + 1)]
+        self._seconds, self._is_stale = made_s, False
+
+    def _points(self) -> list[tuple[int, float, float]]:
+        """Widths, logarithms of their seconds, and variances of those."""
+        weight = self.weight * 0.5 ** (self._total / HALF_LIFE)
+        variance = 1e-12 if self.is_known else MISFIT**2 / max(weight, 1e-9)
+        points = [(rows, seconds, variance) for rows, seconds in self._table.items()]
+        for rows, seconds in self._medians.items():
+            points.append((rows, seconds, self.speed.noise**2 / self.runs(rows)))
+        return points
+
+
+def _line(points: Sequence[tuple[int, float, float]]) -> Callable[[int], float]:
+    """A line through seconds by rows, each with its weight, that passes outliers by.
+
+    Where little is known half of each further row is free.
+    """
+    rows, seconds, _ = min(points, key=lambda point: point[2], default=(1, 0.0, 1.0))
+    a = b = exp(seconds) / (1 + rows)
+    data = [(n, exp(s), 1 / (variance + MISFIT**2)) for n, s, variance in points]
+    data += [(n, a + b * n, 1.0) for n in (1, 2 * rows)]
+    for _ in range(4):
+        aa = ab = bb = ay = by = 0.0  # the normal equations of relative errors
+        for n, s, weight in data:
+            miss = log((a + b * n) / s)
+            weight /= (1 + (miss / OUTLIER) ** 2) * s * s
+            aa, ab, bb = aa + weight, ab + weight * n, bb + weight * n * n
+            ay, by = ay + weight * s, by + weight * n * s
+        det = aa * bb - ab * ab
+        a, b = max(0.0, (ay * bb - by * ab) / det), max(0.0, (by * aa - ay * ab) / det)
+        if not a or not b:  # rows that gain nothing, or cost nothing
+            a, b = (0.0, by / bb) if b else (ay / aa, 0.0)
+    return lambda n: a + b * n
