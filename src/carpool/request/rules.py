@@ -80,6 +80,8 @@ def check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
         return
     if said.get("denoising_start") is not None:  # then the strength is not read
         return
+    if "strength" not in arguments and said.get("image") is None:  # StyleAligned without a picture
+        return
     is_rounded_up = task.strength_rounds == "up"
     if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
         return

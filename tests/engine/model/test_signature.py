@@ -77,3 +77,22 @@ def test_a_list_of_texts_is_a_batch_of_prompts_only_where_it_is_named_so() -> No
     batches = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_3")
     assert {_kinds(texts, name) for name in batches} == {("str",)}
     assert {_kinds(texts, name) for name in ("editing_prompt", "lyrics")} == {("str", "list")}
+
+
+class Tuned(Written):
+    def __call__(self, prompt, *args, sharpness=0.1, **kwargs):  # type: ignore
+        return super().__call__(prompt, *args, sharpness=sharpness, **kwargs)
+
+
+class Passing(Tuned):
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("num_inference_steps", 7)
+        super().__call__(*args, **kwargs)
+
+
+def test_what_a_pipeline_hands_to_its_base_is_a_parameter_too() -> None:
+    written, passing = ({p.name: p for p in parameters_of(cls())} for cls in (Written, Passing))
+
+    assert passing.keys() == written.keys()
+    assert passing["sharpness"].default == 0.1
+    assert passing["num_inference_steps"] == written["num_inference_steps"]

@@ -11,19 +11,30 @@ from carpool.request.card import Parameter
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.values import ParameterKind
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
-    """Read a pipeline's own signature."""
-    call = inspect.unwrap(type(pipe).__call__)
-    taken = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = []
-    for p in list(inspect.signature(call).parameters.values())[1:]:
-        if p.kind in taken:
-            said = _evaluated(p.annotation, getattr(call, "__globals__", {}))
-            is_required = p.default is p.empty
-            default = None if is_required else p.default
-            found.append(_parameter(p.name, said, default, is_required))
-    return tuple(found)
+    """Read a pipeline's own signature; where that takes `**kwargs`, those of its bases as well."""
+    parameters: dict[str, Parameter] = {}
+    for cls in type(pipe).__mro__:
+        if "__call__" not in vars(cls):
+            continue
+        call = inspect.unwrap(vars(cls)["__call__"])
+        named = list(inspect.signature(call).parameters.values())[1:]
+        for parameter in named:
+            if parameter.kind in _NAMED:
+                parameters.setdefault(parameter.name, _read(parameter, call))
+        if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in named):
+            break
+    return tuple(parameters.values())
+
+
+def _read(parameter: inspect.Parameter, call: Any) -> Parameter:
+    annotation = _evaluated(parameter.annotation, getattr(call, "__globals__", {}))
+    is_required = parameter.default is parameter.empty
+    default = None if is_required else parameter.default
+    return _parameter(parameter.name, annotation, default, is_required)
 
 
 def parameter_of(given: Any) -> Parameter:
