@@ -303,7 +303,7 @@ def test_the_models_own_strength_and_the_steps_of_sigmas_count_too() -> None:
     card = replace(CARD, tasks=(replace(CARD.tasks[0], strength_rounds="down"),))
 
     with pytest.raises(InvalidValue, match=r"strength=0.6: leaves none of 1 steps"):
-        check(card, Request("a cat", image=Image.new("RGB", (8, 8)), num_inference_steps=1))
+        check(card, Request("a cat", image=Image.new("RGB", (64, 64)), num_inference_steps=1))
     with pytest.raises(InvalidValue, match=r"strength=0.3: leaves none of 2 steps"):
         check(card, Request("a cat", sigmas=[1.0, 0.5], strength=0.3))
 
@@ -313,7 +313,7 @@ def test_a_strength_counts_for_nothing_where_a_refiner_is_told_where_to_start() 
     mine = replace(CARD.tasks[0], strength_rounds="down")
     card = replace(CARD, tasks=(replace(mine, parameters=(*mine.parameters, start)),))
 
-    common: dict[str, Any] = {"image": Image.new("RGB", (8, 8)), "num_inference_steps": 1}
+    common: dict[str, Any] = {"image": Image.new("RGB", (64, 64)), "num_inference_steps": 1}
     check(card, Request("a cat", denoising_start=0.5, **common))
     with pytest.raises(InvalidValue, match="leaves none of 1 steps"):
         check(card, Request("a cat", denoising_start=None, **common))

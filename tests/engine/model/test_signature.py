@@ -80,8 +80,8 @@ def test_a_list_of_texts_is_a_batch_of_prompts_only_where_it_is_named_so() -> No
 
 
 class Tuned(Written):
-    def __call__(self, prompt, *args, sharpness=0.1, **kwargs):  # type: ignore
-        return super().__call__(prompt, *args, sharpness=sharpness, **kwargs)
+    def __call__(self, prompt: str, *args: Any, sharpness: float = 0.1, **kwargs: Any) -> None:
+        super().__call__(prompt, *args, **kwargs, sharpness=sharpness)  # type: ignore
 
 
 class Passing(Tuned):
