@@ -28,7 +28,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (12_800, 21_900),
+    "engine": (12_800, 22_200),
     "schedule": (2_200, 4_300),
     "fleet": (3_200, 4_700),
     "worker": (2_500, 3_300),

@@ -14,9 +14,9 @@ from torch import nn
 LIBRARIES = {
     *("accelerate", "bitsandbytes", "builtins", "carpool", "collections", "diffusers", "functools"),
     *("gguf", "numpy", "optimum", "peft", "torch", "torchao", "torchvision", "transformers"),
-    *("PIL", "cv2", "einops", "flash_attn", "ftfy", "huggingface_hub", "imageio", "kornia"),
-    *("regex", "safetensors", "sageattention", "scipy", "sentencepiece", "skimage", "tokenizers"),
-    *("tqdm", "triton", "typing_extensions", "xformers"),
+    *("PIL", "cv2", "einops", "flash_attn", "ftfy", "huggingface_hub", "hy3dgen", "imageio"),
+    *("kornia", "regex", "safetensors", "sageattention", "scipy", "sentencepiece", "skimage"),
+    *("tokenizers", "tqdm", "triton", "typing_extensions", "xformers"),
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 

@@ -81,7 +81,21 @@ def name_of(model: str) -> str | None:
     if model in PUBLISHED:
         return model
     folder = Path(model).expanduser()
+    if shapes_in(model) is not None:
+        return folder.resolve().name
     return None if _of_folder(folder) is None else folder.resolve().name
+
+
+def shapes_in(model: str) -> Path | None:
+    """The folder of Hunyuan3D-2's layout that a MODEL names; of a whole repository the first one.
+
+    It has `config.yaml` beside its weights, and no index.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir() or index_of(folder) is not None:
+        return None
+    places = [folder, *sorted(folder.glob("hunyuan3d-dit-*"))]
+    return next((place for place in places if (place / "config.yaml").is_file()), None)
 
 
 def _of_folder(folder: Path) -> Published | None:

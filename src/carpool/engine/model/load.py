@@ -24,6 +24,7 @@ from carpool.engine.model.card import describe
 from carpool.engine.model.compiling import warm_up
 from carpool.engine.model.device import Device
 from carpool.engine.model.hooks import refuse_what_breaks
+from carpool.engine.model.hunyuan3d import read_shapes
 from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prepare import apply
 from carpool.engine.model.tasks import tasks_of
@@ -33,7 +34,7 @@ from carpool.engine.weights.placement import is_asked_for, place
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import CarpoolError, LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
-from carpool.models.published import in_parts, name_of
+from carpool.models.published import in_parts, name_of, shapes_in
 from carpool.models.source import check_hub, find
 from carpool.request.card import Card
 from carpool.request.lora import parse_lora
@@ -161,14 +162,19 @@ def load(
     else:
         device = Device(settings)
         plain, settings = in_parts(str(model), settings)
-        source, extra = find(plain)
-        folder = Path(source)
-        if not extra:  # a model of the hub
+        source, shapes = plain, shapes_in(plain)
+        if shapes is None:
+            source, extra = find(plain)
+        folder = shapes or Path(source)
+        if shapes is None and not extra:  # a model of the hub
             folder = check_hub(source, settings.revision).parent
         name = name_of(str(model)) or str(extra.get("id", model))
         try:
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
-                pipe = read(source, settings, device, None, begin)
+                if shapes is not None:
+                    pipe = read_shapes(shapes, device.dtype)
+                else:
+                    pipe = read(source, settings, device, None, begin)
         except RecursionError as error:
             raise _too_deep(model) from error
         except (CarpoolError, torch.OutOfMemoryError, MemoryError):

@@ -128,7 +128,7 @@ def _task(pipe: Pipeline) -> Task:
         pipeline=name,
         parameters=parameters,
         max_images=max(MANY.get(name, 1), len(getattr(controls, "nets", ()))),
-        image_mode="RGBA" if "Layered" in name else "RGB",
+        image_mode=getattr(cls, "image_mode", "RGBA" if "Layered" in name else "RGB"),
         strength_rounds=_strength_rounds(pipe),
         output_types=output_types(cls),
         only_converts=only_converts(pipe),

@@ -62,7 +62,7 @@ def _context() -> Any:
 def hold(pipe: Any, undo: ExitStack) -> None:
     """Hold the VAE of a pipeline, if it overflows in float16 and the pipeline flips its type."""
     vae: Any = getattr(pipe, "vae", None)
-    overflows = vae is not None and getattr(vae.config, "force_upcast", False)
+    overflows = getattr(getattr(vae, "config", None), "force_upcast", False)
     if not overflows or vae.dtype != torch.float16 or not _flips(pipe):
         return
     plain = type(vae)

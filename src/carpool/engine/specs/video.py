@@ -12,6 +12,16 @@ _WAN = Spec(
     },
 )
 
+_HUNYUAN3D = Spec(
+    rows="x",
+    rules={
+        "x": STACK,  # (rows, 3072 or 512 tokens, 64)
+        "t": STACK,  # (rows,), 0-1
+        "contexts": {"main": STACK},  # (rows, tokens of the picture, 1536)
+        "guidance": STACK,  # (rows,), of distilled models
+    },
+)
+
 SPECS: dict[tuple[str, str], Spec] = {
     ("HeliosTransformer3DModel", "forward"): Spec(
         rows="hidden_states",
@@ -79,6 +89,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("WanTransformer3DModel", "forward"): _WAN,
+    ("Hunyuan3DDiT", "forward"): _HUNYUAN3D,
     ("SparseLinearWanTransformer", "forward"): _WAN,
     ("VideoSparseWanTransformer", "forward"): _WAN,
 }
