@@ -53,7 +53,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "ray": ("carpool/fleet/ray.py",),
     "torch": ("carpool/engine/", "carpool_lab/tune/", "carpool_lab/check/", "carpool_lab/plan/"),
     "yaml": (
-        "carpool/schedule/peers/vllm_omni_deploy.py",
+        "carpool/settings/peers/vllm_omni_deploy.py",
         "carpool/cli/config_file.py",
         "carpool/engine/model/hunyuan3d.py",
     ),
@@ -81,6 +81,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
         "carpool/engine/",
         "carpool/jobs/journal_files.py",
         "carpool/settings/validation.py",
+        "carpool/settings/peers/",
         "carpool/schedule/",
         "carpool_lab/",
     ),

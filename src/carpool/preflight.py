@@ -16,10 +16,10 @@ from carpool.models.published import in_parts, shapes_in
 from carpool.models.source import check_hub, components_of, find, is_single_file
 from carpool.request.adapter_names import split_target
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
-from carpool.schedule.peers.sglang_rules import load_rules
 from carpool.schedule.policy import weights
 from carpool.settings import preparation
 from carpool.settings.engine import DEVICES, OF_FILES
+from carpool.settings.peers.sglang_rules import load_rules
 
 _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|(cuda|xpu)(:[0-9]{1,3})?")
 

@@ -18,8 +18,8 @@ from carpool.engine.cost_store import StoredCosts
 from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load
 from carpool.errors import InvalidValue, PipelineFailed, SizeRejected
-from carpool.schedule.peers.sglang_rules import Caps, caps, load_rules
 from carpool.schedule.views import CallKind
+from carpool.settings.peers.sglang_rules import Caps, caps, load_rules
 from carpool_lab.simulate.command import simulate
 from carpool_lab.tune.command import tune as command
 from carpool_lab.tune.measure import TuneSettings, tune

@@ -126,7 +126,7 @@ def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:
     """
     if file is None and overrides is None:
         return {}
-    from carpool.schedule.peers.vllm_omni_deploy import load_deploy
+    from carpool.settings.peers.vllm_omni_deploy import load_deploy
 
     try:
         deploy = load_deploy(file, overrides)

@@ -12,7 +12,7 @@ from carpool.errors import SettingRejected, nearest
 from carpool.fleet.autoscaler import Scale
 from carpool.models.published import name_of
 from carpool.models.source import find
-from carpool.schedule.peers.vllm_omni_deploy import read_yaml
+from carpool.settings.peers.vllm_omni_deploy import read_yaml
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 _MODEL_KEYS = ("model", "name", "workers", "devices", "load", "keep_alive")

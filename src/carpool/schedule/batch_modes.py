@@ -16,8 +16,8 @@ from carpool.schedule.peers.batches import (
     wave_deadline,
 )
 from carpool.schedule.peers.sglang_metrics import Dispatches, processed
-from carpool.schedule.peers.sglang_rules import Caps
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
+from carpool.settings.peers.sglang_rules import Caps
 
 LOOKED_AT = 1024  # queued requests that a batch is formed from
 

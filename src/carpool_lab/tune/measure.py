@@ -20,8 +20,8 @@ from carpool.errors import OutOfMemory
 from carpool.request.parameters import check
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.peers.compatibility import cost, resolution
-from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.schedule.views import CallKind
+from carpool.settings.peers.sglang_rules import Resolution
 from carpool.types import CheckedRequest, Clock, Request
 from carpool_lab.tune.lockstep import CallStats, Lockstep, OutcomeListener, WarmCosts
 from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport

@@ -14,8 +14,8 @@ from msgspec import to_builtins
 
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
-from carpool.schedule.peers.sglang_rules import Resolution
 from carpool.schedule.views import CallKind
+from carpool.settings.peers.sglang_rules import Resolution
 from carpool.types import Phase
 from carpool_lab.tables import Table
 

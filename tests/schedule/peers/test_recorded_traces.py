@@ -13,8 +13,8 @@ import pytest
 
 from carpool.schedule.batch_modes import Dynamic, Waves
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
-from carpool.schedule.peers.sglang_rules import Caps, Server, caps, parse_rules
 from carpool.schedule.views import QueuedRequest
+from carpool.settings.peers.sglang_rules import Caps, Server, caps, parse_rules
 from carpool.types import CheckedRequest
 
 RECORDED = Path(__file__).parent / "recorded"

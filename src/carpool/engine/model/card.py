@@ -14,7 +14,7 @@ from carpool.engine.model.samplers import offered
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
 from carpool.request.parameters import check
-from carpool.schedule.peers.sampling_defaults import sampling_defaults, split
+from carpool.settings.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
 
 _OPEN_CLIP_WIDTH = 1024  # of Stable Diffusion 2's text encoder; that of 1 has 768

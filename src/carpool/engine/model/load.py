@@ -38,7 +38,7 @@ from carpool.models.published import in_parts, name_of, shapes_in
 from carpool.models.source import check_hub, find
 from carpool.request.card import Card
 from carpool.request.lora import parse_lora
-from carpool.schedule.peers.sglang_rules import Server
+from carpool.settings.peers.sglang_rules import Server
 
 log = logging.getLogger("carpool")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from carpool.request.images import NAMES as PICTURES
-from carpool.schedule.peers.sglang_rules import (
+from carpool.settings.peers.sglang_rules import (
     BatchingRule,
     Caps,
     Resolution,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from carpool.errors import SettingRejected
-from carpool.schedule.peers.vllm_omni_deploy import Deploy, load_deploy, parse_deploy
+from carpool.settings.peers.vllm_omni_deploy import Deploy, load_deploy, parse_deploy
 
 NESTED = """
 stage_args:

@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
-from carpool.schedule.peers.vllm_omni_stages import diffusion_stages, overlaid
+from carpool.settings.peers.vllm_omni_stages import diffusion_stages, overlaid
 from carpool.settings.validation import Count, Switch, Text, fits, rule_of
 
 FORMS = ("stages", "stage_args")

@@ -6,7 +6,7 @@ import pytest
 
 from carpool.errors import SettingRejected
 from carpool.request.parameters import check
-from carpool.schedule.peers.sampling_defaults import sampling_defaults
+from carpool.settings.peers.sampling_defaults import sampling_defaults
 from carpool.types import Request
 from support.engine_driver import driving
 

@@ -1,0 +1,1 @@
+"""Files and options of the peers (SGLang-Diffusion, vLLM-Omni), read as they read them."""
