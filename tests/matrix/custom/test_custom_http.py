@@ -37,6 +37,8 @@ NAMES = [
     "a counter in a net's buffer",
     "DeepCache: a helper that wraps forward of the net and a block",
     "autocast around one request's calls",
+    "a lock over each call",
+    "asyncio.run around each call",
 ]
 
 
