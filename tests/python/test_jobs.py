@@ -336,7 +336,7 @@ def test_no_thread_is_started_before_a_job_is_asked_for_and_none_is_left(tmp_pat
     before = threading.active_count()
     for settings in ({}, {"state_dir": tmp_path / "jobs"}):
         with load(**settings) as engine:
-            assert threading.active_count() == before + 1  # the engine's own
+            assert threading.active_count() == before + 2  # the engine's own, and its watch
             done(engine, engine.jobs.submit("a cat", **DRAW))
             assert "carpool-jobs" in threads()
 
