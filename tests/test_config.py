@@ -51,7 +51,11 @@ def test_every_setting_says_what_it_is() -> None:
         ),
         ({"admit_late": 1}, "admit_late=1: must be true or false"),
         ({"min_gain": True}, "min_gain=True: must be a number"),
-        ({"dtype": "float8"}, "dtype='float8': must be one of auto, float32, bfloat16, float16"),
+        (
+            {"dtype": "float8"},
+            "dtype='float8': must be one of auto, float32, bfloat16, float16; "
+            "did you mean 'float32'?",
+        ),
         ({"device": 0}, "device=0: must be text"),
         ({"revision": 5}, "revision=5: must be text"),
         ({"drain_timeout": -1}, "drain_timeout=-1: must be at least 0"),

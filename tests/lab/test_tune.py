@@ -53,7 +53,9 @@ def measure(
     The table knows of `KNOWN` before.
     """
     pipe, clock = served(family), VirtualClock()
-    settings = EngineSettings(device="cpu", cost_table=str(folder / "costs.json"))
+    settings = EngineSettings(
+        device="cpu", isolation="shared", cost_table=str(folder / "costs.json")
+    )
     loaded = load(pipe, settings)
     table = StoredCosts(loaded, settings)
     for _ in range(3):
@@ -127,7 +129,9 @@ def test_every_width_takes_what_its_forwards_took_without_the_first(flux: TuneRe
 def test_what_was_learned_is_there_at_the_next_start_beside_what_was_known(
     flux: TuneReport, folder: Path
 ) -> None:
-    settings = EngineSettings(device="cpu", cost_table=str(folder / "costs.json"))
+    settings = EngineSettings(
+        device="cpu", isolation="shared", cost_table=str(folder / "costs.json")
+    )
 
     kept = dict(StoredCosts(load(served("flux"), settings), settings).costs)
 

@@ -40,8 +40,9 @@ def types(text: str) -> dict[str, str]:
     found = by_component("dtype", text)
     for name in found.values():
         if name not in DTYPES:
-            hint = nearest(name, DTYPES)
-            raise SettingRejected(f"dtype={text!r}{hint}: must be one of {', '.join(DTYPES)}")
+            raise SettingRejected(
+                f"dtype={text!r}: must be one of {', '.join(DTYPES)}{nearest(name, DTYPES)}"
+            )
     return found
 
 
