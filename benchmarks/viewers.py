@@ -140,7 +140,7 @@ def parts() -> float:
     sent: list[bytes] = []
     sender = ActivitySender(
         log,
-        lambda: snapshot(1.0, [state] * 32, [state] * 1000, [1.0] * 1000, slower=1.0),
+        lambda: snapshot(1.0, [state] * 32, [state] * 1000, [1.0] * 1000, slowdown=1.0),
         lambda _: None,
     )
     log.is_on = True

@@ -336,7 +336,7 @@ def test_answers_that_are_dear_to_copy_are_not_kept_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(journals, "MOST_BYTES", 10)
-    monkeypatch.setattr(journals, "_said", set())
+    monkeypatch.setattr(journals, "_logged", set())
     entries, _, _ = interrupted("flux", asked("flux"), 3)
 
     assert entries == []

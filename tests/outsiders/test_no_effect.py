@@ -244,4 +244,4 @@ def test_a_servers_own_defaults_and_the_models_are_not_warned_about() -> None:
     own = {one.name: one.default for one in CARD.parameters if one.default is not None}
     observer = EffectObserver(card, CARD.tasks[0], {"prompt": "a", **own, **card.defaults})
 
-    assert observer.given.keys() == {"prompt"}
+    assert observer.arguments.keys() == {"prompt"}

@@ -60,11 +60,11 @@ def test_what_is_gone_is_hidden_until_it_is_back(shelf: Shelf) -> None:
 
     (shelf.path / "one.safetensors").rename(away)
     assert shelf.folder.read() == []
-    assert shelf.folder.hidden == {"one"}
+    assert shelf.folder.missing == {"one"}
     away.rename(shelf.path / "one.safetensors")
     assert shelf.folder.read() == []
 
-    assert (shelf.folder.hidden, shelf.added) == (frozenset(), ["one"])
+    assert (shelf.folder.missing, shelf.added) == (frozenset(), ["one"])
 
 
 def test_a_name_never_changes_its_weights(shelf: Shelf) -> None:
@@ -98,7 +98,7 @@ def test_a_folder_that_is_not_there_hides_what_it_had(shelf: Shelf) -> None:
     shelf.path.rmdir()
 
     assert shelf.folder.read() == []
-    assert shelf.folder.hidden == {"one"}
+    assert shelf.folder.missing == {"one"}
 
 
 def test_requests_may_name_what_came_and_not_what_is_gone_while_others_ride_on(

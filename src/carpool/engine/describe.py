@@ -2,7 +2,7 @@
 
 A request makes nearly the same call at every step: other latents, everything else as before. So
 the description of its last call of each method is kept with what the fuse key was made from, and
-given again while that has not changed. The comparison costs a tenth of `Fuser.describe`.
+used again while that has not changed. The comparison costs a tenth of `Fuser.describe`.
 """
 
 import logging
@@ -25,7 +25,7 @@ from carpool.types import CheckedRequest
 log = logging.getLogger("carpool")
 
 _PLAIN = (bool, int, float, str, type(None))
-TESTS = 4096  # of each sort that are kept
+TESTS = 4096  # the most tests that are kept of each sort
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Description:
     """The description of a call, and the tests by which it holds for a later one."""
 
     positional: int  # arguments without a name
-    names: tuple[str, ...]  # of the others, in their order
+    names: tuple[str, ...]  # named arguments, in their order
     tests: tuple[Callable[[Any], bool], ...]  # one for each argument
     key: Hashable
     rows: int
@@ -50,7 +50,7 @@ class Description:
 
 
 Descriptions = dict[int, Description]
-"""Of the last call of each method, by the `id` of its target: one for each request."""
+"""A request's descriptions of its last call of each method, by the `id` of the target."""
 
 
 class Describer:
@@ -62,38 +62,38 @@ class Describer:
         self._logged: set[str] = set()  # classes that are not fused
 
     def describe(
-        self, call: Call, request: CheckedRequest, known: Descriptions
+        self, call: Call, request: CheckedRequest, descriptions: Descriptions
     ) -> tuple[Call, Hashable, int]:
         """The call as it is to be run, its fuse key and its rows.
 
         Args:
-            known: of the same request; what is found out is added.
+            descriptions: those of the same request; a new description is added.
         """
         target = call.target
         if request.lora:
             call = replace(call, lora=request.lora)
-        # others are made anew for each call: their `id` says nothing
+        # other targets are made anew for each call: their `id` says nothing
         is_lasting = target.spec is not None and not target.is_exclusive
-        before = known.get(id(target)) if is_lasting else None
+        before = descriptions.get(id(target)) if is_lasting else None
         if before is not None and before.holds_for(call):
             key, rows = before.key, before.rows
         else:
-            call = self._probation.with_table(call)
+            call = self._probation.infer_spec(call)
             if call.target.spec is None and target.method != "generate":
                 self._log_once(target)
             key, rows = self._fuser.describe(call)
-            hash(key)  # of values that may be of any class: it is said now if that cannot be done
+            hash(key)  # raises now if a value cannot be hashed
             if is_lasting and (tests := _tests(target, call)) is not None:
                 names = tuple(call.kwargs)
-                known[id(target)] = Description(len(call.args), names, tests, key, rows)
+                descriptions[id(target)] = Description(len(call.args), names, tests, key, rows)
             else:
-                known.pop(id(target), None)
+                descriptions.pop(id(target), None)
         if self._probation.runs_alone(call, key):
             key = self._fuser.alone(call)
         return call, (key, request.lora) if self._is_grouped else key, rows
 
     def alone(self, call: Call, request: CheckedRequest) -> tuple[Call, Hashable, int]:
-        """What `describe` gives, for a call that it raises for: that runs alone."""
+        """The answer of `describe` for a call on which it raises: the call runs alone."""
         if request.lora:
             call = replace(call, lora=request.lora)
         return call, self._fuser.alone(call), 1
@@ -124,7 +124,7 @@ def _tests(target: Target, call: Call) -> tuple[Callable[[Any], bool], ...] | No
 
 
 class _Unknown(Exception):
-    """Whether such an argument has changed cannot be told cheaply."""
+    """No cheap test tells whether such an argument has changed."""
 
 
 def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
@@ -139,53 +139,55 @@ def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
         if rule in (STACK, SCALAR, CONCAT) or isinstance(rule, Pad):
             return _same_form(value.shape, value.dtype, value.device)
     elif rule is STACKS and isinstance(value, (list, tuple)):
-        kind, tensors = type(value), [one for one in value if isinstance(one, Tensor)]
-        tests = [_same_form(one.shape, one.dtype, one.device) for one in tensors]
+        kind, tensors = type(value), [entry for entry in value if isinstance(entry, Tensor)]
+        tests = [_same_form(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
         if len(tests) == len(value):
-            return lambda other: (
-                type(other) is kind
-                and len(other) == len(tests)
-                and all(test(one) for test, one in zip(tests, other, strict=True))
+            return lambda argument: (
+                type(argument) is kind
+                and len(argument) == len(tests)
+                and all(test(entry) for test, entry in zip(tests, argument, strict=True))
             )
     elif isinstance(value, dict) and (not value or isinstance(rule, Mapping)):
         rules = rule if isinstance(rule, Mapping) else {}
         entries = {name: _test(rules.get(name), entry) for name, entry in value.items()}
-        return lambda other: (
-            type(other) is dict
-            and other.keys() == entries.keys()
-            and all(test(other[name]) for name, test in entries.items())
+        return lambda argument: (
+            type(argument) is dict
+            and argument.keys() == entries.keys()
+            and all(test(argument[name]) for name, test in entries.items())
         )
     raise _Unknown
 
 
-def _anything(other: Any) -> bool:
+def _anything(argument: Any) -> bool:
     return True
 
 
-# One test for all requests whose arguments are alike: what one of them has just used is in the
-# processor's cache for the next, after a forward has emptied that.
+# One test for all requests whose arguments are alike: a test that one of them has just used
+# is in the processor's cache for the next, after a forward has emptied it.
 
 
 @lru_cache(maxsize=TESTS)
 def _same_value(typed: tuple[type, Any]) -> Callable[[Any], bool]:
     cls, value = typed
-    return lambda other: type(other) is cls and bool(other == value)
+    return lambda argument: type(argument) is cls and bool(argument == value)
 
 
 @lru_cache(maxsize=TESTS)
 def _same_form(
     shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> Callable[[Any], bool]:
-    return lambda other: (
-        isinstance(other, Tensor)
-        and other.shape == shape
-        and other.dtype is dtype
-        and other.device == device
+    return lambda argument: (
+        isinstance(argument, Tensor)
+        and argument.shape == shape
+        and argument.dtype is dtype
+        and argument.device == device
     )
 
 
 def _same_tensor(value: Tensor) -> Callable[[Any], bool]:
     if value.is_inference():
         raise _Unknown  # does not count its versions: a change would go unseen
-    mine, version = weakref.ref(value), value._version
-    return lambda other: isinstance(other, Tensor) and other is mine() and other._version == version
+    reference, version = weakref.ref(value), value._version
+    return lambda argument: (
+        isinstance(argument, Tensor) and argument is reference() and argument._version == version
+    )

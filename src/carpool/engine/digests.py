@@ -19,15 +19,15 @@ class Digests:
     """Digests of tensors, each computed once for every object and version."""
 
     def __init__(self) -> None:
-        self._known = WeakTensorKeyDictionary()
+        self._digests = WeakTensorKeyDictionary()
 
     def of(self, value: Tensor) -> Hashable:
         """A fingerprint of a tensor's content, computed once for every object (and version)."""
         if value.is_inference():
             raise Unfusable  # does not count its versions: a change would go unseen
         version = value._version
-        known = self._known.get(value)  # type: ignore[no-untyped-call]
-        if known is None or known[0] != version:
+        version_and_digest = self._digests.get(value)  # type: ignore[no-untyped-call]
+        if version_and_digest is None or version_and_digest[0] != version:
             if (made_of := parts_of(value)) is not None:
                 axis, parts = made_of
                 raw = repr((axis, [self.of(part) for part in parts])).encode()
@@ -36,12 +36,12 @@ class Digests:
                 flat = (value if source is None else source).detach().reshape(-1).cpu()
                 flat = flat.clone(memory_format=torch.contiguous_format)  # expanded: strides of 0
                 raw = flat.view(torch.uint8).numpy().tobytes()
-            known = (version, hashlib.blake2b(raw, digest_size=16).digest())
-            self._known[value] = known
-        return value.dtype, value.device, tuple(value.shape), known[1]
+            version_and_digest = (version, hashlib.blake2b(raw, digest_size=16).digest())
+            self._digests[value] = version_and_digest
+        return value.dtype, value.device, tuple(value.shape), version_and_digest[1]
 
     def nested(self, value: Any) -> Hashable:
-        """Of tensors in lists, tuples and dicts, with the plain values beside them."""
+        """A digest of tensors in lists, tuples and dicts, with the plain values beside them."""
         if isinstance(value, Tensor):
             return self.of(value)
         if isinstance(value, (list, tuple)):

@@ -37,11 +37,11 @@ class Failure:
     error: BaseException
 
 
-REFUSALS = 2  # of one key, after which it is not chance
+REFUSALS = 2  # refusals of one key that narrow its forwards: more than chance
 
 
 class WidthLimits:
-    """The widest forward that fits the memory, for keys that ran out of it, or that runs at all."""
+    """The widest forward of a key that fits the memory, or that runs at all."""
 
     def __init__(self) -> None:
         self._refusals: dict[Hashable, int] = {}
@@ -87,7 +87,7 @@ def execute(
     widths: WidthLimits,
     free: Callable[[], None],
     *,
-    in_tiles: Callable[[T], list[Any] | None] = lambda one: None,
+    in_tiles: Callable[[T], list[Any] | None] = lambda call: None,
     is_second_try: bool = False,
 ) -> list[Any]:
     """Answers, or `Failure`s, for calls of one key, in order.
@@ -97,10 +97,10 @@ def execute(
         run: makes one forward of them.
         widths: learns from forwards that ran out of memory.
         free: gives cached device memory back before another try.
-        in_tiles: runs a single call that does not fit in another way; None where there is none.
+        in_tiles: runs a single call that does not fit in tiles; None where it cannot.
         is_second_try: a single call, that ran out of memory before what was cached was freed.
     """
-    rows = sum([one.rows for one in ready])
+    rows = sum([call.rows for call in ready])
     try:
         answers = run(ready)
         if widths.are_limited:
@@ -131,14 +131,14 @@ def execute(
         *execute(ready[:half], run, widths, free, in_tiles=in_tiles),
         *execute(ready[half:], run, widths, free, in_tiles=in_tiles),
     ]
-    if not is_memory and not any(isinstance(one, Failure) for one in answers):
+    if not is_memory and not any(isinstance(answer, Failure) for answer in answers):
         widths.refused(ready[0].key, rows)
     return answers
 
 
-def _does_not_fit(one: Ready, detail: str) -> OutOfMemory:
-    target = one.call.target
+def _does_not_fit(call: Ready, detail: str) -> OutOfMemory:
+    target = call.call.target
     return OutOfMemory(
         f"{target.component}.{target.method} ran out of device memory with this request alone "
-        f"({one.rows} rows): ask for fewer pixels or frames. The device says: {detail}"
+        f"({call.rows} rows): ask for fewer pixels or frames. The device says: {detail}"
     )

@@ -82,30 +82,30 @@ class Faults:
     """The faults that are switched on.
 
     Args:
-        wanted: `POINT:WHAT:WHEN` each. WHEN is the probability at each passing of the point, or
+        faults: `POINT:WHAT:WHEN` each. WHEN is the probability at each passing of the point, or
             `seed=N` for forwards that a request with this seed takes part in.
-        seed: of the random numbers.
+        seed: the seed of the random numbers.
 
     Raises:
         InvalidValue: a fault that does not exist.
     """
 
-    def __init__(self, wanted: Sequence[str], seed: int = 0) -> None:
+    def __init__(self, faults: Sequence[str], seed: int = 0) -> None:
         self._dice = random.Random(seed)
         self._random = torch.Generator().manual_seed(seed)
-        self._all = [_parsed(text) for text in wanted]
+        self._faults = [_parsed(text) for text in faults]
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self | None:
         """The faults that `CARPOOL_FAULT` names; None if it names none."""
-        wanted = [one for one in environ.get(FAULT_VARIABLE, "").split(",") if one]
-        return cls(wanted) if wanted else None
+        faults = [text for text in environ.get(FAULT_VARIABLE, "").split(",") if text]
+        return cls(faults) if faults else None
 
     def around(self, run: RunCalls, *, is_exact: bool = False) -> RunCalls:
         """The same function, with these faults.
 
         Args:
-            is_exact: of numerics, in which a fused forward has no noise.
+            is_exact: exact numerics, in which a fused forward has no noise.
         """
 
         def faulty(states: Sequence[RequestState]) -> list[Any]:
@@ -118,18 +118,18 @@ class Faults:
         return faulty
 
     def strike(self, point: str, states: Iterable[RequestState] = ()) -> list[str]:
-        """Pass a point with these requests; returns the due faults that are no strikes."""
+        """Pass a point with these requests; returns the due faults."""
         due = self.due(point, {state.request.seed for state in states})
-        for what in due:
-            if what in _STRIKES:
-                _STRIKES[what]()
+        for effect in due:
+            if effect in _STRIKES:
+                _STRIKES[effect]()
         return due
 
     def due(self, point: str, seeds: set[int]) -> list[str]:
         """The faults that are due at this passing of a point."""
         return [
-            what
-            for where, what, probability, seed in self._all
+            effect
+            for where, effect, probability, seed in self._faults
             if where == point and (seed in seeds or self._dice.random() < probability)
         ]
 
@@ -138,7 +138,7 @@ class Faults:
         if isinstance(value, Tensor):
             if not value.is_floating_point():
                 return value
-            # of its own: a fault draws nothing from the generators of requests
+            # its own generator: a fault draws nothing from those of requests
             random = torch.rand(value.shape, generator=self._random).to(value)
             return value * (1 + (2 * random - 1) * max(_NOISE, torch.finfo(value.dtype).eps))
         if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
@@ -151,16 +151,16 @@ class Faults:
 
 
 def _parsed(text: str) -> tuple[str, str, float, int | None]:
-    point, what, when = [*text.split(":", 2), "", ""][:3]
+    point, effect, when = [*text.split(":", 2), "", ""][:3]
     rule = f"must be POINT:WHAT:WHEN with POINT of {', '.join(POINTS)}, WHAT of {', '.join(WHATS)}"
-    if point not in POINTS or what not in WHATS:
+    if point not in POINTS or effect not in WHATS:
         raise InvalidValue(f"fault {text!r}: {rule}")
     try:
         if when.startswith("seed="):
-            return point, what, 0.0, int(when.removeprefix("seed="))
+            return point, effect, 0.0, int(when.removeprefix("seed="))
         probability = float(when)
     except ValueError:
         probability = -1.0
     if not 0 <= probability <= 1:
         raise InvalidValue(f"fault {text!r}: {rule}, WHEN a probability or seed=N")
-    return point, what, probability, None
+    return point, effect, probability, None

@@ -1,4 +1,4 @@
-"""CLIP's text encoders under the names that diffusers calls their parts by.
+"""CLIP's text encoders under the names by which diffusers calls their parts.
 
 With `clip_skip`, pipelines of Stable Diffusion 1 call `text_encoder.text_model.final_layer_norm`.
 In transformers 5 there is no `text_model` any more: what it held is in the encoder itself.
@@ -13,12 +13,11 @@ ALIAS = "text_model"
 
 
 class FlattenedEncoders:
-    """The encoders among the modules of one engine that lack the name. Use them on its thread."""
+    """The encoders of one engine that lack the name. Use them on the engine's thread."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = [
-            one for one in modules if isinstance(one, CLIPTextModel) and not hasattr(one, ALIAS)
-        ]
+        encoders = [module for module in modules if isinstance(module, CLIPTextModel)]
+        self._modules = [encoder for encoder in encoders if not hasattr(encoder, ALIAS)]
 
     def install(self) -> None:
         for module in self._modules:

@@ -1,8 +1,8 @@
 """Code that the libraries do not ship: a user's pipelines, schedulers, callbacks, layers and hooks.
 
-The libraries' own code is known to change shared modules only in ways that are noticed for nothing
-(`overlay.writes`), and tables say how their models fuse. Neither is known of other code: requests
-that run it are watched more closely, and a module that has some of it proves its table first.
+The libraries' own code is known to change shared modules only in ways that are noticed at no cost
+(`overlay.writes`), and tables say how their models fuse. Other code has neither: requests
+that run it are watched more closely, and a module with some of it proves its table first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,11 @@ def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
     Callbacks of diffusers count, too: they write on modules where its pipelines do not, and so does
     the scale of a LoRA that the user has loaded.
     """
-    parts = [pipe, *(one for one in vars(pipe).values() if not isinstance(one, nn.Module))]
+    parts = [pipe, *(part for part in vars(pipe).values() if not isinstance(part, nn.Module))]
     parts += all_blocks(getattr(pipe, "_blocks", None))
     return any(
-        callable(one) or (isinstance(one, Mapping) and "scale" in one) for one in arguments.values()
-    ) or any(_package(type(one)) not in LIBRARIES for one in parts)
+        callable(v) or (isinstance(v, Mapping) and "scale" in v) for v in arguments.values()
+    ) or any(_package(type(part)) not in LIBRARIES for part in parts)
 
 
 def all_blocks(blocks: Any) -> Iterator[Any]:
@@ -43,14 +43,14 @@ def all_blocks(blocks: Any) -> Iterator[Any]:
 
 def foreign_parts(module: nn.Module) -> Iterator[Any]:
     """The classes and functions of a module that the libraries do not ship, nor its own package."""
-    known = {*LIBRARIES, _package(type(module))}
+    packages = {*LIBRARIES, _package(type(module))}
     for part in module.modules():
-        held = vars(part)
-        for one in (part, held.get("processor"), held.get("forward"), *_hooks(held)):
-            while isinstance(one, partial):
-                one = one.func
-            code = one if hasattr(one, "__qualname__") else type(one)
-            if one is not None and _package(code) not in known:
+        entries = vars(part)
+        for function in (part, entries.get("processor"), entries.get("forward"), *_hooks(entries)):
+            while isinstance(function, partial):
+                function = function.func
+            code = function if hasattr(function, "__qualname__") else type(function)
+            if function is not None and _package(code) not in packages:
                 yield code
 
 
@@ -59,9 +59,9 @@ def is_of_a_library(cls: type) -> bool:
     return _package(cls) in LIBRARIES
 
 
-def _hooks(held: Mapping[str, Any]) -> Iterator[Any]:
+def _hooks(entries: Mapping[str, Any]) -> Iterator[Any]:
     for name in _HOOKS:
-        yield from held.get(name, {}).values()
+        yield from entries.get(name, {}).values()
 
 
 def _package(code: Any) -> str:

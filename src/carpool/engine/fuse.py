@@ -1,8 +1,8 @@
 """Which calls may share a forward, and how they do: describe, stack, run.
 
 `Fuser.describe` gives a call's fuse key and rows. Calls with equal keys can be handed to
-`Fuser.run`, which makes one forward of them and gives each its own part of the answer. What
-each argument means is said in `specs/`; nothing here knows a model.
+`Fuser.run`, which makes one forward of them and gives each its own part of the answer. The
+tables in `specs/` say what each argument means; nothing here knows a model.
 """
 
 import math
@@ -33,7 +33,7 @@ from carpool.engine.stacks import Stacks
 
 
 class Fuser:
-    """Makes one forward of several calls. Holds what is worth remembering between forwards.
+    """Makes one forward of several calls. Keeps joined tensors and digests between forwards.
 
     Args:
         is_exact: fused forwards give each call the bits that it gets alone; see `numerics.py`.
@@ -66,7 +66,7 @@ class Fuser:
                 for name, value in sorted(arguments.items(), key=name_of)
                 if not self._is_said_anyway(target, name, value, rows)
             ]
-        except (Unfusable, AttributeError, KeyError, TypeError):  # not what the rules foresee
+        except (Unfusable, AttributeError, KeyError, TypeError):  # the rules do not cover it
             return _Alone(call), 1
         if target.modes:
             parts.append(("modes", target.modes))
@@ -80,11 +80,11 @@ class Fuser:
         """Run calls of one key as one forward.
 
         Args:
-            calls: with equal keys; all of one method.
-            rows: of each call, as `describe` gave it.
+            calls: calls with equal keys, all of one method.
+            rows: the number of rows of each call, from `describe`.
 
         Returns:
-            What each call would have got alone, in order.
+            The answer that each call would have got alone, in order.
         """
         target, first = calls[0].target, calls[0]
         spec = target.spec
@@ -102,18 +102,18 @@ class Fuser:
         """Run calls of one key, which have a table, as one forward; see `run`.
 
         Args:
-            exact: of these rows, not used before: the forward is run in exact numerics.
+            exact: an unused mode for these rows: the forward is run in exact numerics.
         """
         target, spec = calls[0].target, calls[0].target.spec
         assert spec is not None
-        everyone = [call.arguments() for call in calls]
+        batch = [call.arguments() for call in calls]
         if len(calls) > 1:
-            make_masks(spec, everyone)
-        leading = everyone[0][spec.rows]  # perhaps of no rows
+            make_masks(spec, batch)
+        leading = batch[0][spec.rows]  # it may have no rows
         device = (leading if isinstance(leading, Tensor) else leading[0]).device
         rules, joined = spec.rules, dict(spec.adds)
-        for name in everyone[0]:
-            values = [one[name] for one in everyone if name in one]
+        for name in batch[0]:
+            values = [arguments[name] for arguments in batch if name in arguments]
             if len(values) == len(calls):  # else it was the default, or is not read
                 joined[name] = self._join(rules.get(name), values, rows, device)
         if spec.casts:
@@ -123,13 +123,13 @@ class Fuser:
             answer = target.original(**joined)
         else:
             for name, value in joined.items():
-                _mark(exact, spec.rules.get(name), name, value, everyone[0].get(name))
+                _mark(exact, spec.rules.get(name), name, value, batch[0].get(name))
             with exact:
                 answer = target.original(**joined)
         if len(calls) == 1:
             return [answer]
         parts = split(answer, rows, spec)
-        lengths = own_lengths(spec, everyone)
+        lengths = own_lengths(spec, batch)
         return [cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
 
     def _dtype(self, module: nn.Module) -> torch.dtype:
@@ -139,10 +139,10 @@ class Fuser:
         looks at every weight to answer.
         """
         stored = next(module.parameters()).dtype
-        known = id(module), stored
-        if known not in self._dtypes:
-            self._dtypes[known] = getattr(module, "dtype", stored)
-        return self._dtypes[known]
+        place = id(module), stored
+        if place not in self._dtypes:
+            self._dtypes[place] = getattr(module, "dtype", stored)
+        return self._dtypes[place]
 
     def _part(
         self, rule: ArgumentRule | None, value: Any, rows: int, arguments: Mapping[str, Any]
@@ -173,7 +173,7 @@ class Fuser:
         if rule is SHARE and isinstance(value, (list, tuple)) and value:
             return self._digests.nested(value)
         if rule is CONCAT and isinstance(value, (list, tuple)):
-            return type(value), tuple(self._part(CONCAT, one, rows, arguments) for one in value)
+            return type(value), tuple(self._part(CONCAT, entry, rows, arguments) for entry in value)
         if not isinstance(value, Tensor):
             raise Unfusable
         if rule is SHARE:
@@ -232,7 +232,7 @@ class Fuser:
         return self.stacks.join(values)
 
     def forget(self) -> None:
-        """Drop what is only kept for speed: memory is short."""
+        """Drop tensors that are only kept for speed: memory is short."""
         self.stacks.clear()
 
 
@@ -247,7 +247,7 @@ class _Alone:
 
 
 def _mark(exact: Exact, rule: ArgumentRule | None, name: str, value: Any, alone: Any) -> None:
-    """Tell the exact mode what a joined argument carries."""
+    """Mark a joined argument for the exact mode."""
     if isinstance(rule, Mapping) and isinstance(value, Mapping):
         for entry, its_rule in rule.items():
             _mark(exact, its_rule, entry, value.get(entry), alone.get(entry))
@@ -268,7 +268,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def decode_bytes(call: Call) -> int:
-    """Memory that a row of a decode takes at its peak, where its table says so; else 0."""
+    """Bytes that a row of a decode takes at its peak, by its table; 0 where the table has none."""
     spec = call.target.spec
     if spec is None or not spec.peak:
         return 0
@@ -277,7 +277,7 @@ def decode_bytes(call: Call) -> int:
 
 
 def _expand(value: Any, rows: int, device: torch.device) -> Tensor:
-    """One number for each row: a 0-d tensor or Python number repeated, a vector as it is."""
+    """One number for each row: a single number is repeated, a vector stays as it is."""
     if isinstance(value, Tensor) and value.ndim == 1 and value.device == device:
         return value  # the usual case
     number: Tensor = torch.as_tensor(value, device=device)

@@ -3,10 +3,10 @@
 A pipeline is code whose only inputs are its arguments, its random numbers and the answers of its
 modules. The first two are made again from the request; the answers are written down as they come.
 Run against them, the same code comes to the same point without any forward, and goes on from
-there. An answer that is missing is no harm: that call runs again. So only what is certain is
-written down. These calls always run: those in a request's own state, which they may change; those
-that change their arguments; those of the autoencoder's end, for the rest is soon done; those whose
-arguments or answers are of unknown classes or dear to copy.
+there. An answer that is missing is no harm: that call runs again. So only certain
+answers are written down. These calls always run: those in a request's own state, which they may
+change; those that change their arguments; decodes, for the rest is soon done; those whose arguments
+or answers are of unknown classes or expensive to copy.
 
 Each entry has a mark: what was called, the form of the arguments, and from what code, weights and
 request. What does not match is dropped, and the request runs from its start.
@@ -35,9 +35,9 @@ from carpool.types import CheckedRequest, JournalEntry
 
 log = logging.getLogger("carpool")
 
-MOST_BYTES = 16 << 20  # of one answer
+MOST_BYTES = 16 << 20  # the largest answer that is written down
 SMALL_BYTES = 64 << 10  # on the host: packed at once, for that takes no longer than a copy
-MOST_VALUES = 4  # of a tensor on the host whose values are part of the mark: timesteps
+MOST_VALUES = 4  # entries of a host tensor whose values are part of the mark: timesteps
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
@@ -47,15 +47,15 @@ class Mismatch(Exception):
 
 @dataclass(slots=True)  # frozen ones take longer to make
 class Answered:
-    """An answer to be written down. Its tensors are nobody else's."""
+    """An answer to be written down. No other code has its tensors."""
 
     request_id: str
     number: int
     mark: bytes
     answer: Any  # bytes: it is packed already
     device: Device
-    moment: Any  # when it is computed, on the device
-    size: int  # bytes of its tensors
+    moment: Any  # the device's event after its computation
+    size: int  # bytes of all tensors
 
     def entry(self) -> JournalEntry:
         """The answer as bytes, once the device has it. On any thread."""
@@ -76,10 +76,11 @@ class Journal:
     """The journal of one request, in the engine.
 
     Args:
-        past: what an earlier run of the request wrote down, in order.
-        sink: takes what this one does, on the engine's thread; must not block. None: nowhere.
-        on_unkept: as `sink`, for calls that ran, and whose answers are not written down.
-        on_replayed: as `sink`, for the last call of the past.
+        past: the answers that an earlier run of the request wrote down, in order.
+        sink: takes the answers of this run, on the engine's thread; must not block. None: no
+            journal is written.
+        on_unkept: called like `sink`, for calls that ran, and whose answers are not written down.
+        on_replayed: called like `sink`, for the last call of the past.
     """
 
     def __init__(
@@ -91,30 +92,30 @@ class Journal:
     ) -> None:
         self._past, self._sink = list(past), sink
         self._on_unkept, self._on_replayed = on_unkept, on_replayed
-        self._next = 0  # of the past
+        self._next = 0  # index into the past
         self._calls = 0
-        self._mark: bytes | None = None  # of the call that waits; None: it is not written down
-        self._versions: list[tuple[Tensor, int]] = []  # of its arguments' tensors
+        self._mark: bytes | None = None  # the waiting call's; None: it is not written down
+        self._versions: list[tuple[Tensor, int]] = []  # tensors of its arguments
         self._forms: Forms = {}
         self._identity, self._request_id = b"", ""
         self._device: Device
         self.replayed = 0  # calls
-        self._lacking = 0  # calls that ran, and will have to run again
+        self._missing_answers = 0  # calls that ran, and will have to run again
 
     def begin(self, model: "Identity", request: CheckedRequest) -> None:
         """The request starts, or starts again."""
         self._request_id, self._device = request.request_id, model.device
-        self._calls = self._next = self.replayed = self._lacking = 0
+        self._calls = self._next = self.replayed = self._missing_answers = 0
         try:
             self._identity = model.of(request)
-        except Exception:  # of a model that nobody foresaw: it is served without a journal
+        except Exception:  # an unknown kind of model is served without a journal
             log.exception("no journal is kept of request %s", request.request_id)
             self._past, self._sink = [], None
 
     @property
     def is_whole(self) -> bool:
         """Whether another engine would come to the same place without a forward."""
-        return self._sink is not None and not self._lacking
+        return self._sink is not None and not self._missing_answers
 
     def drop(self) -> None:
         """Forget the past."""
@@ -126,7 +127,7 @@ class Journal:
         return self._next < len(self._past)
 
     def answer(self, call: Call) -> Any | None:
-        """The recorded answer of a call; None if it has to run. To be asked once for each.
+        """The recorded answer of a call; None if it has to run. Ask once for each call.
 
         Raises:
             Mismatch: the past is not of this request.
@@ -134,12 +135,12 @@ class Journal:
         self._calls += 1
         self._mark, self._versions = None, []
         if (self._sink is None and not self.is_replaying) or not _is_kept(call):
-            self._pass()
+            self._skip_recording()
             return None
         try:
             self._mark = _mark(self._identity, call, self._forms, self._versions)
         except _Unknown:
-            self._pass()
+            self._skip_recording()
             return None
         if not self.is_replaying:
             return None
@@ -160,37 +161,37 @@ class Journal:
         return answer
 
     def skip(self) -> None:
-        """A call got no answer from a module, but one that the request had before."""
+        """A call got an answer that the request had before, and not one from a module."""
         self._calls += 1
         self._mark = None
 
-    def _pass(self) -> None:
-        """A call runs of which nothing is written down."""
+    def _skip_recording(self) -> None:
+        """A call runs, and its answer is not written down."""
         if self.is_replaying and self._past[self._next].number <= self._calls:
             raise Mismatch(f"call {self._calls} is another one")
 
     def ran(self, call: Call, answer: Any) -> None:
-        """Note the answer of the call that was asked for last, which did run."""
+        """Note the answer of the last call that `answer` was asked for, which did run."""
         mark, self._mark = self._mark, None
         if self.is_replaying or mark is None or not self._keep(call, answer, mark):
-            self._lacking += 1
+            self._missing_answers += 1
             if self._on_unkept is not None and not self.is_replaying:
                 self._on_unkept(self._request_id, self._calls)
 
     def _keep(self, call: Call, answer: Any, mark: bytes) -> bool:
-        """Write an answer down; returns whether that can be."""
+        """Write an answer down if it can be; returns whether it was."""
         if self._sink is None or not _is_kept(call):
             return False
         before, self._versions = self._versions, []
         for tensor, version in before:
             if tensor._version != version:
-                return False  # its arguments are part of what it gave
+                return False  # it has changed its arguments
         try:
             if (size := serialization.size(answer)) > MOST_BYTES:
-                _say_once(call, f"one takes {size >> 20} MiB, the most is {MOST_BYTES >> 20}")
+                _log_once(call, f"one takes {size >> 20} MiB, the most is {MOST_BYTES >> 20}")
                 return False
         except serialization.Unpackable as error:
-            _say_once(call, f"they hold {error}")
+            _log_once(call, f"they hold {error}")
             return False
         device, moment = self._device, None
         try:
@@ -205,13 +206,13 @@ class Journal:
         return True
 
 
-_said: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 
 
-def _say_once(call: Call, why: str) -> None:
+def _log_once(call: Call, why: str) -> None:
     name = call.target.component, call.target.method
-    if name not in _said:
-        _said.add(name)
+    if name not in _logged:
+        _logged.add(name)
         log.warning(
             "answers of %s.%s are not kept (%s): if a worker dies, these calls run again",
             *name, why,
@@ -227,10 +228,10 @@ class _Unknown(Exception):
 
 
 Forms = dict[str, tuple[Tensor, int, str]]
-"""By the name of an argument the tensor of the last call, its version, and its form."""
+"""The tensors of the last call by the names of their arguments, with their versions and forms."""
 
 
-def _mark(identity: bytes, call: Call, known: Forms, versions: list[tuple[Tensor, int]]) -> bytes:
+def _mark(identity: bytes, call: Call, forms: Forms, versions: list[tuple[Tensor, int]]) -> bytes:
     """The mark of a call; adds the tensors of its arguments, with their versions."""
     parts = [call.target.component, call.target.method]
     for name, value in call.arguments().items():
@@ -238,18 +239,18 @@ def _mark(identity: bytes, call: Call, known: Forms, versions: list[tuple[Tensor
             parts += name, _form(value)
             if type(value) not in _PLAIN:
                 within = tensors_in(value)
-                versions += [(one, one._version) for one in within if not one.is_inference()]
-        elif (last := known.get(name)) is not None and last[0] is value:
+                versions += [(t, t._version) for t in within if not t.is_inference()]
+        elif (last := forms.get(name)) is not None and last[0] is value:
             version = value._version  # most arguments are the same at every step
             if last[1] != version:
-                last = known[name] = value, version, _form(value)
+                last = forms[name] = value, version, _form(value)
             parts += name, last[2]
             versions.append((value, version))
         elif value.is_inference():
             parts += name, _form(value)
         else:
             version, form = value._version, _form(value)
-            known[name] = value, version, form
+            forms[name] = value, version, form
             parts += name, form
             versions.append((value, version))
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12, key=identity).digest()
@@ -273,7 +274,7 @@ def _form(value: Any) -> str:
     if type(value) in (list, tuple, torch.Size):
         return f"[{','.join(map(_form, value))}]"
     if type(value) is dict:
-        return f"{{{','.join(f'{n!r}:{_form(one)}' for n, one in value.items())}}}"
+        return f"{{{','.join(f'{n!r}:{_form(entry)}' for n, entry in value.items())}}}"
     raise _Unknown
 
 
@@ -281,7 +282,7 @@ class Identity:
     """The identity of a model: its code, its weights, its device.
 
     Args:
-        lora: what the adapter of a name is.
+        lora: the identity of an adapter, by its name.
     """
 
     def __init__(self, loaded: LoadedPipeline, lora: Callable[[str], bytes]) -> None:
@@ -304,7 +305,7 @@ class Identity:
 
 
 def _content(value: Any) -> str:
-    """A value of a request in words, the same in every process."""
+    """A value of a request as text, the same in every process."""
     if hasattr(value, "tobytes"):  # a picture, an array
         form = getattr(value, "mode", getattr(value, "dtype", ""))
         size = getattr(value, "size", "")
@@ -315,7 +316,7 @@ def _content(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_content, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{n}:{_content(one)}' for n, one in value.items())}}}"
+        return f"{{{','.join(f'{n}:{_content(entry)}' for n, entry in value.items())}}}"
     return repr(value)
 
 
@@ -324,9 +325,9 @@ def model_digest(loaded: LoadedPipeline) -> bytes:
     digest = hashlib.blake2b(digest_size=32)
     digest.update(repr(sorted(versions().items())).encode())
     digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())
-    for pipe in {id(one): one for one in (loaded.pipe, *loaded.originals.values())}.values():
-        for one in (pipe, *all_blocks(getattr(pipe, "blocks", None))):
-            digest.update(_source(type(one)))
+    for pipe in {id(pipe): pipe for pipe in (loaded.pipe, *loaded.originals.values())}.values():
+        for block in (pipe, *all_blocks(getattr(pipe, "blocks", None))):
+            digest.update(_source(type(block)))
         for name, part in sorted(pipe.components.items()):
             digest.update(f"{name} {type(part).__name__}".encode())
             digest.update(_configuration(part).encode())
@@ -341,8 +342,8 @@ def model_digest(loaded: LoadedPipeline) -> bytes:
 def _configuration(part: Any) -> str:
     config = getattr(part, "config", None) or {}
     entries = dict(config.to_dict() if hasattr(config, "to_dict") else config)
-    known = {name: value for name, value in entries.items() if not name.startswith("_")}
-    return json.dumps(known, sort_keys=True, default=lambda one: type(one).__name__)
+    public = {name: value for name, value in entries.items() if not name.startswith("_")}
+    return json.dumps(public, sort_keys=True, default=lambda value: type(value).__name__)
 
 
 def _source(cls: type) -> bytes:

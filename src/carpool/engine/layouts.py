@@ -15,58 +15,58 @@ from torch import Tensor
 from carpool.engine.operations import tensors
 
 Strides = tuple[int, ...]
-Layouts = tuple[Strides | None, ...]  # of each call; None: as its part of the batch is laid out
+Layouts = tuple[Strides | None, ...]  # for each call; None: the strides of its part of the batch
 
 RESHAPES = frozenset(["reshape", "view", "unflatten", "flatten"])
 PERMUTES = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"])
-ALIGNMENT_BYTES = 64  # of what torch allocates: kernels may take other paths for other addresses
+ALIGNMENT_BYTES = 64  # of torch's allocations: kernels may take other paths for other addresses
 
 
 def follow(
     func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    made: Tensor,
+    result: Tensor,
     rows: Sequence[int],
-    known: Layouts | None,
+    layouts: Layouts | None,
 ) -> Layouts | None:
     """The layouts of the calls after a reshape or permutation, which is repeated without values.
 
     Args:
         func: the operation, with its arguments; args[0] is the batch.
-        made: what it gave.
-        rows: of each call.
-        known: of args[0].
+        result: its result.
+        rows: the number of rows of each call.
+        layouts: those of args[0].
     """
     x, total = args[0], sum(rows)
-    if not made.ndim or not isinstance(x, Tensor) or not x.ndim:
+    if not result.ndim or not isinstance(x, Tensor) or not x.ndim:
         return None
-    if x.shape[0] % total or made.shape[0] % total:
+    if x.shape[0] % total or result.shape[0] % total:
         return None
     is_reshape = getattr(func, "__name__", "") in RESHAPES
-    found: list[Strides | None] = []
+    layouts_after: list[Strides | None] = []
     for i, n in enumerate(rows):
-        own = known and known[i]
-        if own is None and (n > 1 or not is_reshape):
-            found.append(None)
+        before = layouts and layouts[i]
+        if before is None and (n > 1 or not is_reshape):
+            layouts_after.append(None)
             continue
         shape = (x.shape[0] // total * n, *x.shape[1:])
-        alone = torch.empty_strided(shape, own or x.stride(), dtype=x.dtype, device="meta")
-        rest = _scaled(args[1:], made, n, total) if is_reshape else args[1:]
+        alone = torch.empty_strided(shape, before or x.stride(), dtype=x.dtype, device="meta")
+        rest = _scaled(args[1:], result, n, total) if is_reshape else args[1:]
         try:
             strides = func(alone, *rest, **kwargs).stride()
         except (RuntimeError, TypeError):
             return None
-        found.append(None if strides == made.stride() else strides)
-    return tuple(found) if any(one is not None for one in found) else None
+        layouts_after.append(None if strides == result.stride() else strides)
+    return tuple(layouts_after) if any(s is not None for s in layouts_after) else None
 
 
-def _scaled(args: Sequence[Any], made: Tensor, rows: int, total: int) -> tuple[Any, ...]:
+def _scaled(args: Sequence[Any], result: Tensor, rows: int, total: int) -> tuple[Any, ...]:
     """Arguments of a reshape for one call: a first size that counts the batch is divided."""
-    first = args[0] if args else None
-    if isinstance(first, int) and first == made.shape[0] and len(args) == made.ndim:
+    first, size = args[0] if args else None, result.shape[0]
+    if isinstance(first, int) and first == size and len(args) == result.ndim:
         return (first // total * rows, *args[1:])
-    if isinstance(first, (list, tuple)) and len(first) == made.ndim and first[0] == made.shape[0]:
+    if isinstance(first, (list, tuple)) and len(first) == result.ndim and first[0] == size:
         return ((first[0] // total * rows, *first[1:]), *args[1:])
     return tuple(args)
 
@@ -75,9 +75,9 @@ def keep(
     func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    made: Tensor,
+    result: Tensor,
     rows: Sequence[int],
-    known: Callable[[Tensor], Layouts | None],
+    layouts_of: Callable[[Tensor], Layouts | None],
     has_rows: Callable[[Tensor], bool],
 ) -> Layouts | None:
     """The layouts after an operation by entries, which is repeated with zeros.
@@ -87,17 +87,17 @@ def keep(
 
     Args:
         func: the operation, with its arguments.
-        made: what it gave.
-        rows: of each call.
-        known: the layouts of an operand.
+        result: its result.
+        rows: the number of rows of each call.
+        layouts_of: gives the layouts of an operand.
         has_rows: whether axis 0 of an operand is the batch.
     """
     operands = tensors(args, kwargs)
-    with_rows = [one for one in operands if has_rows(one)]
-    if all(known(one) is None for one in with_rows):
+    with_rows = [operand for operand in operands if has_rows(operand)]
+    if all(layouts_of(operand) is None for operand in with_rows):
         return None
     total = sum(rows)
-    if any(not one.ndim or one.shape[0] % total for one in with_rows):
+    if any(not operand.ndim or operand.shape[0] % total for operand in with_rows):
         return None
 
     def alone(value: Any, i: int) -> Any:
@@ -105,26 +105,26 @@ def keep(
             return type(value)([alone(entry, i) for entry in value])
         if not isinstance(value, Tensor):
             return value
-        own, shape = known(value), tuple(value.shape)
+        layouts, shape = layouts_of(value), tuple(value.shape)
         if has_rows(value):
             shape = (shape[0] // total * rows[i], *shape[1:])
-        strides = (own and own[i]) or value.stride()
-        laid = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
-        return laid.zero_()
+        strides = (layouts and layouts[i]) or value.stride()
+        tensor = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+        return tensor.zero_()
 
-    found: dict[Hashable, Strides | None] = {}
+    strides_of_form: dict[Hashable, Strides | None] = {}
     layouts: list[Strides | None] = []
     for i, n in enumerate(rows):
-        form = n, tuple([(known(one) or {i: None})[i] for one in with_rows])
-        if form not in found:
+        form = n, tuple([(layouts_of(operand) or {i: None})[i] for operand in with_rows])
+        if form not in strides_of_form:
             named = {name: alone(value, i) for name, value in kwargs.items()}
             try:
                 strides = func(*[alone(value, i) for value in args], **named).stride()
             except (RuntimeError, TypeError, IndexError):
                 return None
-            found[form] = None if strides == made.stride() else strides
-        layouts.append(found[form])
-    return tuple(layouts) if any(one is not None for one in layouts) else None
+            strides_of_form[form] = None if strides == result.stride() else strides
+        layouts.append(strides_of_form[form])
+    return tuple(layouts) if any(strides is not None for strides in layouts) else None
 
 
 def as_alone(part: Tensor, strides: Strides | None) -> Tensor:
@@ -132,9 +132,9 @@ def as_alone(part: Tensor, strides: Strides | None) -> Tensor:
     if strides is not None and strides != part.stride():
         if part.shape[0] == 1 and strides[1:] == part.stride()[1:]:
             return part.as_strided(part.shape, strides, part.storage_offset())
-        kept = part[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]
-        laid = torch.empty_strided(kept.shape, strides, dtype=part.dtype, device=part.device)
-        return laid.copy_(kept).expand(part.shape)  # steps of 0: one entry, read many times
+        entries = part[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]
+        tensor = torch.empty_strided(entries.shape, strides, dtype=part.dtype, device=part.device)
+        return tensor.copy_(entries).expand(part.shape)  # steps of 0: one entry, read many times
     if part.is_contiguous() and part.data_ptr() % ALIGNMENT_BYTES:
         return part.clone()
     return part
@@ -156,5 +156,5 @@ def join(parts: Sequence[Tensor]) -> tuple[Tensor, Layouts | None]:
             shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
             joined = first.new_empty_strided(shape, (size, *inner))
             torch.cat(list(parts), out=joined)
-    own = [None if part.stride() == joined.stride() else part.stride() for part in parts]
-    return joined, tuple(own) if any(one is not None for one in own) else None
+    layouts = [None if part.stride() == joined.stride() else part.stride() for part in parts]
+    return joined, tuple(layouts) if any(strides is not None for strides in layouts) else None

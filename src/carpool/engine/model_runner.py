@@ -106,7 +106,7 @@ class ModelRunner:
             [selected] = selections
             return execute(selected, run, widths, free, in_tiles=self._run_in_tiles)
         return self._sweeps.execute(
-            selections, run, widths, free, self.probation.is_settled, in_tiles=self._run_in_tiles
+            selections, run, widths, free, self.probation.is_trusted, in_tiles=self._run_in_tiles
         )
 
     def inside(self, state: RequestState) -> Inside:

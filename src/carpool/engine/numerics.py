@@ -24,9 +24,9 @@ from carpool.engine.layouts import PERMUTES, RESHAPES, Layouts, as_alone, follow
 from carpool.engine.operations import (
     BY_CALL,
     CUTS,
+    FACTORIES,
     HANDLES,
     JOINS,
-    MADE,
     OVER_AXES,
     OVER_ROWS,
     PICKS,
@@ -39,18 +39,18 @@ from carpool.engine.operations import (
     tensors,
 )
 
-# marks of a tensor: bits
+# the marks of a tensor are bits
 ROWS = 1  # axis 0 is the batch, or is folded with it, call after call
 ROW = 2  # a part of one row: belongs to one call, and is never split
-DATA = 4  # made of more than lengths and masks: no decision may hang on its values
-AGAIN = 8  # times this: the batch is on axis 0 so many times more, one after another
+DATA = 4  # more than lengths and masks: no decision may depend on its values
+REPEAT_UNIT = 8  # from here on a count: how many more copies of the batch axis 0 holds
 
 
 class Exact(TorchFunctionMode):
     """Runs the operations of one fused forward with the bits that each call gets alone.
 
     Args:
-        rows: of each call, in the order in which they are stacked.
+        rows: the number of rows of each call, in the order in which they are stacked.
 
     Attributes:
         suspicion: why the forward may decide for all rows by some of them; None if it does not.
@@ -60,16 +60,16 @@ class Exact(TorchFunctionMode):
         super().__init__()
         self.rows, self._total = tuple(rows), sum(rows)
         self._marks: dict[str, int] = {}
-        # rows that were read by themselves, by operation and tensor; the tensors are kept, or
-        # another one might get the place of one in memory
+        # single rows that were read, by operation and tensor; the tensors are kept, so that no
+        # other one gets their place in memory
         self._picked: dict[tuple[str, int, torch.Size], tuple[Tensor, set[int]]] = {}
         self._reads: str | None = None
-        self._has_layouts = False  # of any tensor
+        self._has_layouts = False  # for any tensor
         self._name = f"_rows_{id(self)}"  # the attribute that a tensor's mark is kept in
-        self._laid = f"_laid_{id(self)}"  # ... and its calls' layouts, where they differ
+        self._layouts_name = f"_layouts_{id(self)}"  # the attribute for its calls' layouts
 
     def mark(self, value: Any, mark: int) -> None:
-        """Say what a tensor, or each of a list or dict of them, carries."""
+        """Mark a tensor, or each tensor in a list or dict."""
         if isinstance(value, Tensor):
             if mark:
                 setattr(value, self._name, mark)
@@ -84,9 +84,9 @@ class Exact(TorchFunctionMode):
     def suspicion(self) -> str | None:
         if self._reads is not None:
             return self._reads
-        everyone = set(range(self._total))
+        all_rows = set(range(self._total))
         for (name, _, shape), (_, picked) in self._picked.items():
-            if picked != everyone:
+            if picked != all_rows:
                 tensor = f"a tensor of shape {tuple(shape)}"
                 return f"{name} of {tensor} reads some rows of the batch and not the others"
         return None
@@ -102,34 +102,34 @@ class Exact(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in HANDLES:
             return func(*args, **kwargs)
-        marks = [self.mark_of(one) for one in tensors(args, kwargs)]
-        seen = 0
+        marks = [self.mark_of(tensor) for tensor in tensors(args, kwargs)]
+        union = 0
         for mark in marks:
-            seen |= mark
-        if not seen:
-            made = func(*args, **kwargs)
-            if name in MADE and isinstance(made, Tensor) and made.shape[:1] == (self._total,):
-                self.mark(made, ROWS)
-            return made
-        if seen & ROWS:
+            union |= mark
+        if not union:
+            result = func(*args, **kwargs)
+            if name in FACTORIES and getattr(result, "shape", ())[:1] == (self._total,):
+                self.mark(result, ROWS)
+            return result
+        if union & ROWS:
             self._look(name, args, kwargs)
             if name.rstrip("_") in BY_CALL or name in BY_CALL:
                 parts = self._parts(name, args, kwargs)
                 if parts is not None:
                     return self._by_call(func, name, args, kwargs, parts)
-        elif name in READS and seen & DATA:
+        elif name in READS and union & DATA:
             self._reads = f"{name} reads values of a row"
-        made = func(*args, **kwargs)
-        after = self._after(name, args, kwargs, seen)
-        if isinstance(made, Tensor):
+        result = func(*args, **kwargs)
+        after = self._after(name, args, kwargs, union)
+        if isinstance(result, Tensor):
             if after & ROWS:
-                self._lay(func, name, args, kwargs, made)
-            setattr(made, self._name, after)
-        elif isinstance(made, (tuple, list)):
-            self.mark(made, after)
+                self._lay(func, name, args, kwargs, result)
+            setattr(result, self._name, after)
+        elif isinstance(result, (tuple, list)):
+            self.mark(result, after)
         if name == "__setitem__":
-            self.mark(args[0], ROWS | seen)
-        return made
+            self.mark(args[0], ROWS | union)
+        return result
 
     def mark_of(self, value: Tensor) -> int:
         return getattr(value, self._name, 0)
@@ -140,45 +140,47 @@ class Exact(TorchFunctionMode):
         name: str,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        made: Tensor,
+        result: Tensor,
     ) -> None:
-        """Note how each call's part of what an operation gave would be laid out alone."""
+        """Note how each call's part of a result would be laid out alone."""
         layouts: Layouts | None = None
         if name in RESHAPES or name in PERMUTES:
             before = self._layouts(args[0])
             if before is not None or (1 in self.rows and not args[0].is_contiguous()):
-                layouts = follow(func, args, kwargs, made, self.rows, before)
+                layouts = follow(func, args, kwargs, result, self.rows, before)
         elif self._has_layouts:
-            layouts = keep(func, args, kwargs, made, self.rows, self._layouts, self._has_rows)
+            layouts = keep(func, args, kwargs, result, self.rows, self._layouts, self._has_rows)
         if layouts is not None or self._has_layouts:
             self._has_layouts |= layouts is not None
-            setattr(made, self._laid, layouts)
+            setattr(result, self._layouts_name, layouts)
 
     def _has_rows(self, value: Tensor) -> bool:
         return bool(self.mark_of(value) & ROWS)
 
     def _layouts(self, value: Tensor) -> Layouts | None:
-        return getattr(value, self._laid, None)
+        return getattr(value, self._layouts_name, None)
 
-    def _after(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], seen: int) -> int:
-        """The mark of what an operation on whole batches gives."""
-        if seen & ROWS:
+    def _after(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], union: int) -> int:
+        """The mark of the result of an operation on whole batches."""
+        if union & ROWS:
             if name in CUTS and axis(name, args, kwargs) == 0:
                 count = args[1] if len(args) > 1 else kwargs.get("chunks")
-                if seen >= AGAIN and name.endswith("chunk") and count == 1 + seen // AGAIN:
-                    return seen % AGAIN
-                return ROW | (seen & DATA)
-            if name in ("cat", "concat") and axis(name, args, kwargs, 1) == 0 and seen < AGAIN:
-                return seen | AGAIN * (len(args[0]) - 1)
+                copies, plain = divmod(union, REPEAT_UNIT)
+                if copies and name.endswith("chunk") and count == 1 + copies:
+                    return plain
+                return ROW | (union & DATA)
+            is_joined = name in ("cat", "concat") and axis(name, args, kwargs, 1) == 0
+            if is_joined and union < REPEAT_UNIT:
+                return union | REPEAT_UNIT * (len(args[0]) - 1)
             if name in PICKS and self._is_cut(name, args, kwargs) is not None:
-                return ROW | (seen & DATA)
-            return seen
+                return ROW | (union & DATA)
+            return union
         if name in JOINS:
-            return ROWS | (seen & DATA)
-        return seen
+            return ROWS | (union & DATA)
+        return union
 
     def _look(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note decisions by values, and rows that are read without the others."""
+        """Note decisions by values, and reads of single rows."""
         first = args[0] if args else None
         if not isinstance(first, Tensor) or not self.mark_of(first) & ROWS:
             return
@@ -210,23 +212,23 @@ class Exact(TorchFunctionMode):
         if isinstance(first, int):
             return {first % self._total}
         if isinstance(first, slice):
-            taken = set(range(*first.indices(self._total)))
-            return None if len(taken) == self._total else taken
+            rows = set(range(*first.indices(self._total)))
+            return None if len(rows) == self._total else rows
         if isinstance(first, Tensor) and first.dtype == torch.bool:
             return None  # a mask over the batch and more: every row is asked
         return None if isinstance(first, Tensor) else set()
 
     def _parts(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int] | None:
-        """How axis 0 of the split tensors divides among the calls; None: the operation is not."""
+        """How axis 0 of the tensors divides among the calls; None: the operation is not split."""
         plain = name.rstrip("_") if not name.startswith("__") else name
         if "out" in kwargs:
             return None
         if plain == "einsum":
             return self._einsum(args)
-        first = next((one for one in args if isinstance(one, Tensor)), None)
+        first = next((tensor for tensor in args if isinstance(tensor, Tensor)), None)
         if first is None:
-            first = next((one for one in kwargs.values() if isinstance(one, Tensor)), None)
-        batched = [one for one in tensors(args, kwargs) if self.mark_of(one) & ROWS]
+            first = next((tensor for tensor in kwargs.values() if isinstance(tensor, Tensor)), None)
+        batched = [tensor for tensor in tensors(args, kwargs) if self.mark_of(tensor) & ROWS]
         if plain in WEIGHTED:
             if (
                 first is None
@@ -235,18 +237,18 @@ class Exact(TorchFunctionMode):
             ):
                 return None
         elif plain in PRODUCTS:
-            if len(batched) > 1 and any(one.ndim < 3 for one in batched):
-                return None  # rows by rows: that mixes them
+            if len(batched) > 1 and any(tensor.ndim < 3 for tensor in batched):
+                return None  # a product of rows with rows mixes them
             if first is not None and not self.mark_of(first) & ROWS and batched[0].ndim < 3:
                 return None
         elif plain in OVER_AXES and (first is None or 0 in axes(plain, args, kwargs, first.ndim)):
             return None
-        ndim = max(one.ndim for one in batched)
-        sizes = {one.shape[0] for one in batched if one.ndim == ndim and one.shape[0] != 1}
+        ndim = max(tensor.ndim for tensor in batched)
+        sizes = {x.shape[0] for x in batched if x.ndim == ndim and x.shape[0] != 1}
         if len(sizes) != 1:
             return None
         [size] = sizes
-        again = 1 + max(self.mark_of(one) for one in batched) // AGAIN
+        again = 1 + max(self.mark_of(tensor) for tensor in batched) // REPEAT_UNIT
         times, rest = divmod(size, self._total * again)
         return None if rest or not times else [n * times for n in self.rows] * again
 
@@ -255,19 +257,19 @@ class Exact(TorchFunctionMode):
         equation = args[0]
         if not isinstance(equation, str) or "->" not in equation or "." in equation:
             return None
-        left, right = equation.replace(" ", "").split("->")
+        operand_letters, result_letters = equation.replace(" ", "").split("->")
         letters = {
             term[0]
-            for term, one in zip(left.split(","), operands, strict=False)
-            if self.mark_of(one) & ROWS
+            for term, operand in zip(operand_letters.split(","), operands, strict=False)
+            if self.mark_of(operand) & ROWS
         }
-        if len(letters) != 1 or right[:1] not in letters:
+        if len(letters) != 1 or result_letters[:1] not in letters:
             return None
         [letter] = letters
-        for term, one in zip(left.split(","), operands, strict=False):
-            if not self.mark_of(one) & ROWS and letter in term:
+        for term, operand in zip(operand_letters.split(","), operands, strict=False):
+            if not self.mark_of(operand) & ROWS and letter in term:
                 return None
-        size = next(one.shape[0] for one in operands if self.mark_of(one) & ROWS)
+        size = next(operand.shape[0] for operand in operands if self.mark_of(operand) & ROWS)
         times, rest = divmod(size, self._total)
         return None if rest or not times else [n * times for n in self.rows]
 
@@ -281,62 +283,64 @@ class Exact(TorchFunctionMode):
     ) -> Any:
         total, calls = sum(sizes), len(self.rows)
         changes = (name.endswith("_") and not name.endswith("__")) or bool(kwargs.get("inplace"))
-        with_rows = [one for one in tensors(args, kwargs) if self.mark_of(one) & ROWS]
-        ndim = max(one.ndim for one in with_rows)
-        mark = max(self.mark_of(one) for one in with_rows) // AGAIN * AGAIN
-        mark |= ROWS | (DATA if any(self.mark_of(one) & DATA for one in with_rows) else 0)
+        with_rows = [tensor for tensor in tensors(args, kwargs) if self.mark_of(tensor) & ROWS]
+        ndim = max(tensor.ndim for tensor in with_rows)
+        mark = max(self.mark_of(tensor) for tensor in with_rows) // REPEAT_UNIT * REPEAT_UNIT
+        mark |= ROWS | (DATA if any(self.mark_of(tensor) & DATA for tensor in with_rows) else 0)
         weighted = name in WEIGHTED
 
-        def is_cut(one: Any, is_first: bool) -> bool:
-            if not isinstance(one, Tensor) or not one.ndim or one.shape[0] != total:
+        def is_cut(value: Any, is_first: bool) -> bool:
+            if not isinstance(value, Tensor) or not value.ndim or value.shape[0] != total:
                 return False
-            if self.mark_of(one) & ROWS:
+            if self.mark_of(value) & ROWS:
                 return is_first or not weighted
-            return not weighted and one.ndim == ndim and not isinstance(one, nn.Parameter)
+            return not weighted and value.ndim == ndim and not isinstance(value, nn.Parameter)
 
         def cut(value: Any, is_first: bool) -> Any:
             if is_cut(value, is_first):
                 parts = torch.split(value, sizes)
-                if mark >= AGAIN:
+                if mark >= REPEAT_UNIT:
                     return [torch.cat(parts[i::calls]) for i in range(calls)]
                 if changes:
                     return parts
                 layouts = self._layouts(value) or (None,) * calls
-                return [as_alone(part, own) for part, own in zip(parts, layouts, strict=True)]
+                return [as_alone(part, layout) for part, layout in zip(parts, layouts, strict=True)]
             if isinstance(value, (list, tuple)) and any(isinstance(e, Tensor) for e in value):
                 columns = [cut(entry, False) for entry in value]
                 return [type(value)(row) for row in zip(*columns, strict=True)]
             return (value,) * calls
 
-        first = next((i for i, one in enumerate(args) if isinstance(one, Tensor)), None)
-        cut_args = [cut(one, i == first) for i, one in enumerate(args)]
+        first = next((i for i, argument in enumerate(args) if isinstance(argument, Tensor)), None)
+        cut_args = [cut(argument, i == first) for i, argument in enumerate(args)]
         lead = first is None
         cut_kwargs = {}
         for key, value in kwargs.items():
             cut_kwargs[key] = cut(value, lead and isinstance(value, Tensor))
             lead = lead and not isinstance(value, Tensor)
-        made = [
-            func(*(one[i] for one in cut_args), **{key: one[i] for key, one in cut_kwargs.items()})
+        results = [
+            func(
+                *(column[i] for column in cut_args), **{key: c[i] for key, c in cut_kwargs.items()}
+            )
             for i in range(calls)
         ]
-        if changes and mark < AGAIN:
+        if changes and mark < REPEAT_UNIT:
             return args[0]
-        if isinstance(made[0], tuple):
-            return tuple(self._joined(column, mark) for column in zip(*made, strict=True))
-        return self._joined(made, mark)
+        if isinstance(results[0], tuple):
+            return tuple(self._joined(column, mark) for column in zip(*results, strict=True))
+        return self._joined(results, mark)
 
     def _joined(self, parts: Sequence[Tensor], mark: int) -> Tensor:
         """The parts of the calls as one batch."""
         layouts: Layouts | None
-        if mark >= AGAIN:
-            again = 1 + mark // AGAIN
+        if mark >= REPEAT_UNIT:
+            again = 1 + mark // REPEAT_UNIT
             pieces = [part.chunk(again) for part in parts]
-            parts = [one[i] for i in range(again) for one in pieces]
+            parts = [chunks[i] for i in range(again) for chunks in pieces]
             joined, layouts = torch.cat(list(parts)), None
         else:
             joined, layouts = join(parts)
         if layouts is not None:
-            setattr(joined, self._laid, layouts)
+            setattr(joined, self._layouts_name, layouts)
             self._has_layouts = True
         setattr(joined, self._name, mark)
         return joined

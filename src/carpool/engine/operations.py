@@ -29,10 +29,10 @@ PRODUCTS = _names("matmul __matmul__ __rmatmul__ bmm baddbmm einsum mm addmm add
 BY_CALL = WEIGHTED | BY_ENTRY | OVER_AXES | PRODUCTS
 """Names of the operations that are split."""
 
-MADE = _names(
+FACTORIES = _names(
     "expand repeat repeat_interleave broadcast_to tile zeros ones full empty new_zeros new_ones "
     "new_full new_empty"
-)  # whatever these give with the batch's size on axis 0 is taken for a batch
+)  # a result with the batch's size on axis 0 is taken for a batch
 JOINS = _names("stack cat concat concatenate pad_sequence __setitem__ hstack vstack")
 CUTS = _names("unbind split tensor_split chunk unsafe_split unsafe_chunk __iter__")
 READS = _names(
@@ -45,13 +45,13 @@ HANDLES = _names("size dim stride numel is_contiguous is_floating_point")
 
 
 def tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    found = []
+    operands = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
-            found.append(value)
+            operands.append(value)
         elif isinstance(value, (list, tuple)):
-            found += [entry for entry in value if isinstance(entry, Tensor)]
-    return found
+            operands += [entry for entry in value if isinstance(entry, Tensor)]
+    return operands
 
 
 def axis(
@@ -70,12 +70,12 @@ def axes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], ndim: int) -
     """The axes that a reduction goes over; all of them where it names none."""
     place = {"norm": 2, "vector_norm": 2, "linalg_norm": 2, "linalg_vector_norm": 2, "normalize": 2}
     position = place.get(name, 1)
-    given = kwargs.get("dim", kwargs.get("axis", args[position] if len(args) > position else None))
-    if given is None and name == "normalize":
-        given = 1
-    if given is None or isinstance(given, Tensor):
+    dim = kwargs.get("dim", kwargs.get("axis", args[position] if len(args) > position else None))
+    if dim is None and name == "normalize":
+        dim = 1
+    if dim is None or isinstance(dim, Tensor):
         return set(range(ndim))
-    axes = given if isinstance(given, (list, tuple)) else [given]
+    axes = dim if isinstance(dim, (list, tuple)) else [dim]
     return {int(axis) % max(1, ndim) for axis in axes}
 
 

@@ -10,25 +10,25 @@ from torch.nn.functional import pad
 from carpool.engine.specs import Pad, Spec
 
 
-def make_masks(spec: Spec, everyone: Sequence[dict[str, Any]]) -> None:
-    """Where lengths differ, give calls without a mask one of ones, in place."""
+def make_masks(spec: Spec, batch: Sequence[dict[str, Any]]) -> None:
+    """Where lengths differ, add a mask of ones to calls without a mask, in place."""
     for name, rule in spec.rules.items():
         if not isinstance(rule, Pad) or not rule.makes_mask or name == rule.mask:
             continue
-        if everyone[0].get(name) is None:
+        if batch[0].get(name) is None:
             continue
-        values = [arguments[name] for arguments in everyone]
-        masks = [arguments.get(rule.mask) for arguments in everyone]
+        values = [arguments[name] for arguments in batch]
+        masks = [arguments.get(rule.mask) for arguments in batch]
         if all(mask is None for mask in masks):
             if len({value.shape[rule.axis] for value in values}) == 1:
-                continue  # as it would be alone: other kernels are not as exact
+                continue  # no mask, as alone: other kernels are not as exact
             dtype = torch.int64
         else:
             dtype = next(mask.dtype for mask in masks if mask is not None)
-        for arguments, value, mask in zip(everyone, values, masks, strict=True):
-            ones = (value.shape[0], value.shape[rule.axis])
+        for arguments, value, mask in zip(batch, values, masks, strict=True):
+            shape = (value.shape[0], value.shape[rule.axis])
             arguments[rule.mask] = (
-                torch.ones(ones, dtype=dtype, device=value.device)
+                torch.ones(shape, dtype=dtype, device=value.device)
                 if mask is None
                 else mask.to(dtype)
             )
@@ -36,6 +36,6 @@ def make_masks(spec: Spec, everyone: Sequence[dict[str, Any]]) -> None:
 
 def padded(values: Sequence[Tensor], axis: int) -> list[Tensor]:
     """Tensors with zeros after the shorter ones along an axis."""
-    longest = max(value.shape[axis] for value in values)
+    length = max(value.shape[axis] for value in values)
     after = [0, 0] * (values[0].ndim - 1 - axis)  # `pad` counts axes from the last
-    return [pad(value, [*after, 0, longest - value.shape[axis]]) for value in values]
+    return [pad(value, [*after, 0, length - value.shape[axis]]) for value in values]

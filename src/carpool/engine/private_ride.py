@@ -1,9 +1,9 @@
 """Private rides: a request runs alone on the user's own pipeline, as plain diffusers would run it.
 
-Other requests wait from its start to its end, so nothing has to be kept apart while it runs: its
+Other requests wait from its start to its end, so its state needs no isolation while it runs: its
 forwards run inside of its fiber, in whatever modes, locks and swapped weights its code has put
-around them. At its end a guard gives the pipeline, its modules, and what code on these modules
-holds back as they were loaded.
+around them. At its end a guard restores the pipeline, its modules, and the state of code on
+these modules as they were loaded.
 """
 
 from collections import deque
@@ -25,20 +25,20 @@ from carpool.engine.random_state import RandomState
 from carpool.engine.switches import Switches
 from carpool.engine.thread_modes import ThreadModes
 
-MAX_OBJECTS = 20_000  # that a guard keeps; what lies behind them stays as a request leaves it
-MAX_TENSOR_BYTES = 2**20  # of one whose values are kept, whatever the size of the model
-MAX_WEIGHT_BYTES = 2**28  # of all weights, up to which their values are kept
+MAX_OBJECTS = 20_000  # that a guard keeps; objects behind them stay as a request leaves them
+MAX_TENSOR_BYTES = 2**20  # the largest tensor whose values are kept for any model
+MAX_WEIGHT_BYTES = 2**28  # total of all weights, up to which their values are kept
 _CONTAINERS = (dict, list, set, deque)
 _OPAQUE = (str, bytes, int, float, type(None), Tensor, torch.Generator, ModuleType)
 
 
 class PrivateContext:
-    """What a private ride finds at its start, and gives back at its end; see `FiberContext`.
+    """The state that a private ride saves at its start and restores at its end; see `FiberContext`.
 
     Args:
         pipe: the user's own pipeline.
         modules: its modules by name.
-        seed: of the process's random numbers while it runs.
+        seed: the seed of the process's random numbers while it runs.
     """
 
     pins = None
@@ -83,21 +83,21 @@ class PrivateContext:
 
 
 class Guard:
-    """A pipeline with its helpers and modules as they were, and what code on its modules holds."""
+    """The saved state of a pipeline, its helpers, its modules, and the code on these modules."""
 
     def __init__(self, pipe: Any, modules: Mapping[str, nn.Module]) -> None:
         parts = [part for module in modules.values() for part in module.modules()]
         self._parts = [ModuleState.of(part) for part in parts]
-        kept, large = _weights(parts)
-        self._tensors = [(tensor, data(tensor).clone()) for tensor in kept]
+        small, large = _weights(parts)
+        self._tensors = [(tensor, data(tensor).clone()) for tensor in small]
         self._versions = [(tensor, tensor._version) for tensor in large]
         self._containers: list[tuple[Any, Any]] = []
         self._cells: list[tuple[CellType, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
-        own = {id(part) for part in parts}
+        module_ids = {id(part) for part in parts}
         code = [code for module in modules.values() for code in foreign_parts(module)]
         code += {type(part): None for part in parts if not is_of_a_library(type(part))}
-        for value in _reached([vars(pipe), *vars(pipe).values(), *code], own):
+        for value in _reached([vars(pipe), *vars(pipe).values(), *code], module_ids):
             if isinstance(value, CellType):
                 self._cells.append((value, _contents(value)))
             elif isinstance(value, type):
@@ -106,7 +106,7 @@ class Guard:
                 self._containers.append((value, value.copy()))
 
     def restore(self) -> None:
-        """Make all of it as it was.
+        """Restore the whole state.
 
         Raises:
             EngineLost: values of large weights were written in place; the rest is as it was.
@@ -144,18 +144,18 @@ def _contents(cell: CellType) -> Any:
         return _EMPTY
 
 
-def _reached(roots: Iterable[Any], own: set[int]) -> Iterator[Any]:
+def _reached(roots: Iterable[Any], module_ids: set[int]) -> Iterator[Any]:
     """Yield the containers, cells and classes that may change under some objects.
 
     Args:
-        own: ids of modules that are guarded as such.
+        module_ids: ids of modules that are guarded as modules.
     """
-    waiting, seen = deque(roots), set[int]()
-    while waiting and len(seen) < MAX_OBJECTS:
+    waiting, visited = deque(roots), set[int]()
+    while waiting and len(visited) < MAX_OBJECTS:
         value = waiting.popleft()
-        if isinstance(value, _OPAQUE) or id(value) in seen or id(value) in own:
+        if isinstance(value, _OPAQUE) or id(value) in visited or id(value) in module_ids:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if type(value) in _CONTAINERS:
             yield value
             waiting.extend(value.values() if isinstance(value, dict) else value)
@@ -167,7 +167,7 @@ def _reached(roots: Iterable[Any], own: set[int]) -> Iterator[Any]:
         elif isinstance(value, type):
             if not is_of_a_library(value):
                 yield value
-                waiting.extend(one for one in vars(value).values() if type(one) in _CONTAINERS)
+                waiting.extend(v for v in vars(value).values() if type(v) in _CONTAINERS)
         elif isinstance(value, FunctionType):
             waiting.extend(value.__closure__ or ())
             waiting.extend((value.__defaults__, value.__kwdefaults__))
@@ -189,9 +189,9 @@ def _weights(parts: Iterable[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
         if isinstance(tensor, Tensor) and _is_plain(tensor)
     }
     is_small = sum(tensor.nbytes for tensor in tensors.values()) <= MAX_WEIGHT_BYTES
-    most = MAX_WEIGHT_BYTES if is_small else MAX_TENSOR_BYTES
-    kept = [tensor for tensor in tensors.values() if tensor.nbytes <= most]
-    return kept, [tensor for tensor in tensors.values() if tensor.nbytes > most]
+    limit = MAX_WEIGHT_BYTES if is_small else MAX_TENSOR_BYTES
+    small = [tensor for tensor in tensors.values() if tensor.nbytes <= limit]
+    return small, [tensor for tensor in tensors.values() if tensor.nbytes > limit]
 
 
 def _is_plain(tensor: Tensor) -> bool:

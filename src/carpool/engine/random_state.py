@@ -35,11 +35,11 @@ def default_generators(device: torch.device | None = None) -> list[torch.Generat
         return []
     if kind.type == "mps":
         return [torch.mps._get_default_mps_generator()]
-    found = list(getattr(torch.get_device_module(kind), "default_generators", ()))
-    if device is None or not found:
-        return found
+    generators = list(getattr(torch.get_device_module(kind), "default_generators", ()))
+    if device is None or not generators:
+        return generators
     index = torch.accelerator.current_device_index() if device.index is None else device.index
-    return [found[index]]
+    return [generators[index]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,12 +52,12 @@ class _States:
     gauss: float | None  # the second of two normal numbers, which numpy has in store
     python: Any
 
-    def is_same(self, other: "_States") -> bool:
+    def is_same(self, reference: "_States") -> bool:
         return (
-            self.numbers == other.numbers
-            and self.gauss == other.gauss
-            and all(map(torch.equal, self.torch, other.torch))
-            and bool(self.python == other.python)
+            self.numbers == reference.numbers
+            and self.gauss == reference.gauss
+            and all(map(torch.equal, self.torch, reference.torch))
+            and bool(self.python == reference.python)
         )
 
 
@@ -68,7 +68,7 @@ class RandomState:
         self._seed = seed
         self._generators = [torch.default_generator, *default_generators(device)]
         self._bits = _spare.pop() if _spare else np.random.MT19937(0)
-        self._mine: _States | None = None  # while it does not run; None: it never has
+        self._numbers: _States | None = None  # while it does not run; None: it never has
         self._outside: _States
         self._depth = 0
 
@@ -94,8 +94,8 @@ class RandomState:
 
     def at(self) -> "_States":
         """Where it stands; it must not run. See `has_moved`."""
-        assert self._mine is not None, "it never ran"
-        return self._mine
+        assert self._numbers is not None, "it never ran"
+        return self._numbers
 
     def has_moved(self, since: "_States") -> bool:
         """Whether something was drawn; it must not run."""
@@ -105,7 +105,7 @@ class RandomState:
         """Forget what was drawn; it must not run."""
         if to.numbers:
             ctypes.memmove(to.numpy.ctypes.state_address, to.numbers, len(to.numbers))
-        self._mine = to
+        self._numbers = to
 
     def free(self) -> None:
         """The request has ended; called between its runs."""
@@ -113,9 +113,9 @@ class RandomState:
 
     def _show(self) -> None:
         self._outside = self._taken()
-        _thread.shown = self
-        if self._mine is not None:
-            self._put(self._mine)
+        _thread.numbers = self
+        if self._numbers is not None:
+            self._put(self._numbers)
             return
         for generator in self._generators:
             generator.manual_seed(self._seed)
@@ -124,9 +124,9 @@ class RandomState:
         random.seed(self._seed)
 
     def _hide(self) -> None:
-        self._mine = self._taken()
+        self._numbers = self._taken()
         self._put(self._outside)
-        _thread.shown = None
+        _thread.numbers = None
 
     def _taken(self) -> _States:
         bits = _numpy.get_bit_generator()
@@ -140,8 +140,8 @@ class RandomState:
         return _States(states, bits, numbers, gauss, random.getstate())
 
     def _put(self, states: _States) -> None:
-        for generator, one in zip(self._generators, states.torch, strict=True):
-            generator.set_state(one)
+        for generator, state in zip(self._generators, states.torch, strict=True):
+            generator.set_state(state)
         _numpy.set_bit_generator(states.numpy)  # which empties its store of normal numbers
         _thread.put = states.numpy, states.numbers
         if states.gauss is not None:
@@ -154,16 +154,16 @@ class RandomState:
 
 def hide() -> RandomState | None:
     """Hide the numbers that are shown, while a forward pauses; whose they are."""
-    shown: RandomState | None = getattr(_thread, "shown", None)
-    if shown is not None:
-        shown._hide()
-    return shown
+    numbers: RandomState | None = getattr(_thread, "numbers", None)
+    if numbers is not None:
+        numbers._hide()
+    return numbers
 
 
-def show(hidden: RandomState | None) -> None:
+def show(numbers: RandomState | None) -> None:
     """Show what `hide` gave, when the forward goes on."""
-    if hidden is not None:
-        hidden._show()
+    if numbers is not None:
+        numbers._show()
 
 
 def _where_the_generator_is(plain: Any) -> Callable[..., Any]:

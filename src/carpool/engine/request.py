@@ -126,7 +126,7 @@ class RequestState:
         self.pixel_limit = PixelLimit(pipe, card, task)
         self.effects = effects = EffectObserver(card, task, request.arguments)
         context.request_id, context.warnings = request.request_id, self.warnings
-        context.names, context.note_texts = effects.given.keys(), effects.tokenizes
+        context.names, context.note_texts = effects.arguments.keys(), effects.tokenizes
         if (warning := rounded_size(card, task, request.arguments)) is not None:
             self.warnings.append(warning)
 

@@ -48,14 +48,14 @@ def _is_wrapped(weight: Tensor) -> bool:
 def _is_changed_by_others(layer: nn.Module, module: nn.Module) -> bool:
     """Whether a layer gives a row other values if another row is loud; False if it does not run."""
     weight: Any = layer.weight
-    plain = (one.dtype for one in module.parameters() if type(one) is nn.Parameter)
-    dtype = next((one for one in plain if one.is_floating_point), torch.float32)
+    plain = (weight.dtype for weight in module.parameters() if type(weight) is nn.Parameter)
+    dtype = next((dtype for dtype in plain if dtype.is_floating_point), torch.float32)
     dice = torch.Generator().manual_seed(0)
     shape = 2, TOKENS, int(layer.in_features)  # type: ignore[arg-type]
     rows = torch.rand(shape, generator=dice).to(weight.device, dtype) - 0.5
     loud = torch.stack([rows[0], LOUD * rows[1]])
     try:
-        quiet, again, beside = (layer(one)[0] for one in (rows, rows, loud))
+        quiet, again, beside = (layer(batch)[0] for batch in (rows, rows, loud))
     except Exception:  # whatever a kernel raises; requests will be told
         return False
     noise = (again - quiet).abs().max()  # none, but for kernels whose sums have no order

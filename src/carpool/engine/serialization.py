@@ -100,9 +100,9 @@ def _packed(value: Any, to_host: CopyToHost) -> list[Any]:
         return ["t", _name(value.dtype), list(value.shape), strides, is_host, raw]
     if isinstance(value, (tuple, list)):
         kind = "l" if isinstance(value, list) else "u"
-        return [kind, [_packed(one, to_host) for one in value]]
+        return [kind, [_packed(entry, to_host) for entry in value]]
     if isinstance(value, Mapping):
-        cls, fields = type(value), {n: _packed(one, to_host) for n, one in value.items()}
+        cls, fields = type(value), {n: _packed(entry, to_host) for n, entry in value.items()}
         name = "" if cls is dict else f"{cls.__module__}:{cls.__qualname__}"
         return ["m", name, fields]
     if isinstance(value, DiagonalGaussianDistribution):
@@ -126,11 +126,11 @@ def _unpacked(packed: list[Any], device: torch.device) -> Any:
             return tensor if is_host else tensor.to(device)
         case ["m", name, fields]:
             cls = _output_class(name) if name else dict
-            return cls(**{n: _unpacked(one, device) for n, one in fields.items()})
+            return cls(**{n: _unpacked(entry, device) for n, entry in fields.items()})
         case ["l", entries]:
-            return [_unpacked(one, device) for one in entries]
+            return [_unpacked(entry, device) for entry in entries]
         case ["u", entries]:
-            return tuple(_unpacked(one, device) for one in entries)
+            return tuple(_unpacked(entry, device) for entry in entries)
         case ["g", parameters, deterministic]:
             return DiagonalGaussianDistribution(_unpacked(parameters, device), deterministic)
         case ["v", value]:
@@ -140,7 +140,7 @@ def _unpacked(packed: list[Any], device: torch.device) -> Any:
 
 def _output_class(name: str) -> type:
     module, _, path = name.partition(":")
-    found: Any = getattr(sys.modules[module], path)
-    if not (isinstance(found, type) and issubclass(found, (BaseOutput, ModelOutput))):
+    cls: Any = getattr(sys.modules[module], path)
+    if not (isinstance(cls, type) and issubclass(cls, (BaseOutput, ModelOutput))):
         raise ValueError(f"{name} is no class of outputs")
-    return found
+    return cls

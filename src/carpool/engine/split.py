@@ -42,12 +42,12 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
     return [value if spec.is_inferred else None] * len(rows)
 
 
-def own_lengths(spec: Spec, everyone: Sequence[Mapping[str, Any]]) -> list[int | None]:
+def own_lengths(spec: Spec, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
     """Of each call, the padded argument's own length, where the output carries it."""
     for name, rule in spec.rules.items():
-        if isinstance(rule, Pad) and rule.cut and everyone[0].get(name) is not None:
-            return [arguments[name].shape[rule.axis] for arguments in everyone]
-    return [None] * len(everyone)
+        if isinstance(rule, Pad) and rule.cut and batch[0].get(name) is not None:
+            return [arguments[name].shape[rule.axis] for arguments in batch]
+    return [None] * len(batch)
 
 
 def cut(answer: Any, spec: Spec, length: int | None) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 MAX_STACKS = 32  # kept at once: about ten companies of three constants each
 MAX_STACK_BYTES = 512 * 2**20
-MAX_SEEN = 128  # of parts joined once
+MAX_PARTS = 128  # of parts joined once
 
 _Ids = tuple[int, ...]  # of the parts
 
@@ -18,12 +18,12 @@ class Stacks:
     """Concatenated tensors, remembered while their parts live and do not change."""
 
     def __init__(self) -> None:
-        self._known: dict[_Ids, _Stack] = {}
+        self._stacks: dict[_Ids, _Stack] = {}
         # parts that were seen once, by weak references that nothing is told by: latents, mostly
-        self._seen: dict[_Ids, tuple[tuple[int, ...], list[weakref.ref[Tensor]]]] = {}
+        self._parts: dict[_Ids, tuple[tuple[int, ...], list[weakref.ref[Tensor]]]] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._stacks)
 
     def join(self, values: Sequence[Tensor]) -> Tensor:
         """Concatenate along the rows, or reuse what the same tensors gave before.
@@ -36,49 +36,49 @@ class Stacks:
             ids, versions = tuple(map(id, parts)), tuple([part._version for part in parts])
         except RuntimeError:  # tensors of inference mode do not count their versions
             return torch.cat(parts)
-        known = self._known.pop(ids, None)
-        if known is None or known.versions != versions:
+        stack = self._stacks.pop(ids, None)
+        if stack is None or stack.versions != versions:
             if not self._were_seen(ids, versions, parts):
                 return torch.cat(parts)
-            forget = _Forget(self._known, ids)
-            known = _Stack(versions, [weakref.ref(part, forget) for part in parts])
-        if len(self._known) >= MAX_STACKS:
-            del self._known[next(iter(self._known))]  # the one not used for longest
-        self._known[ids] = known
-        joined = known.joined
-        if joined is None or joined._version != known.joined_version:
-            joined = known.joined = torch.cat(parts)
-            known.joined_version = joined._version
+            forget = _Forget(self._stacks, ids)
+            stack = _Stack(versions, [weakref.ref(part, forget) for part in parts])
+        if len(self._stacks) >= MAX_STACKS:
+            del self._stacks[next(iter(self._stacks))]  # the one not used for longest
+        self._stacks[ids] = stack
+        joined = stack.joined
+        if joined is None or joined._version != stack.joined_version:
+            joined = stack.joined = torch.cat(parts)
+            stack.joined_version = joined._version
             self._drop_above(MAX_STACK_BYTES)
         return joined
 
     def _were_seen(self, ids: _Ids, versions: tuple[int, ...], parts: Sequence[Tensor]) -> bool:
         """Whether these very tensors were joined before, unchanged; else that is noted."""
-        before, refs = self._seen.pop(ids, ((), []))
+        before, refs = self._parts.pop(ids, ((), []))
         if before == versions and all(r() is p for r, p in zip(refs, parts, strict=True)):
             return True
-        if len(self._seen) >= MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
-        self._seen[ids] = versions, [weakref.ref(part) for part in parts]
+        if len(self._parts) >= MAX_PARTS:
+            del self._parts[next(iter(self._parts))]
+        self._parts[ids] = versions, [weakref.ref(part) for part in parts]
         return False
 
     @property
     def joined(self) -> list[Tensor]:
         """The concatenated tensors that are held."""
-        return [one.joined for one in self._known.values() if one.joined is not None]
+        return [stack.joined for stack in self._stacks.values() if stack.joined is not None]
 
     def clear(self) -> None:
-        self._known.clear()
-        self._seen.clear()
+        self._stacks.clear()
+        self._parts.clear()
 
     def _drop_above(self, most_bytes: int) -> None:
-        kept = ((ids, one.joined) for ids, one in self._known.items())
-        held = [(ids, joined.nbytes) for ids, joined in kept if joined is not None]
-        total = sum(size for _, size in held)
-        for ids, size in held:  # the one not used for longest first
+        entries = ((ids, stack.joined) for ids, stack in self._stacks.items())
+        sizes = [(ids, joined.nbytes) for ids, joined in entries if joined is not None]
+        total = sum(size for _, size in sizes)
+        for ids, size in sizes:  # the one not used for longest first
             if total <= most_bytes:
                 return
-            del self._known[ids]
+            del self._stacks[ids]
             total -= size
 
 

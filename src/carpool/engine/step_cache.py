@@ -73,7 +73,7 @@ class StepCache:
         else:
             self._branch += 1
         last = self._last.get(self._place(call))
-        if last is not None and [one.shape for one in last.sample] != [s.shape for s in sample]:
+        if last is not None and [s.shape for s in last.sample] != [s.shape for s in sample]:
             last = None
         if is_first:
             is_inner = self._step >= FIRST_STEPS and step < steps - LAST_STEPS
@@ -85,18 +85,18 @@ class StepCache:
 
     def ran(self, call: Call, answer: Any) -> None:
         """Note the answer of the call that was asked for last, which did run."""
-        sample, given = main_input(call), list(tensors_in(answer))
-        if call.target.phase != "denoise" or not sample or not given:
+        sample, outputs = main_input(call), list(tensors_in(answer))
+        if call.target.phase != "denoise" or not sample or not outputs:
             return
         before, place = self._last.get(self._place(call)), self._place(call)
-        kept = copied(answer)
-        made = _Last([one.clone() for one in sample], kept, _mean(list(tensors_in(kept))))
+        copy = copied(answer)
+        record = _Last([tensor.clone() for tensor in sample], copy, _mean(list(tensors_in(copy))))
         if before is not None:
             moved = _distance(sample, before.sample)
-            change = _distance(given, list(tensors_in(before.answer)))
+            change = _distance(outputs, list(tensors_in(before.answer)))
             if 0 < moved < inf and change < inf:
-                made.rate = change / moved
-        self._last[place] = made
+                record.rate = change / moved
+        self._last[place] = record
 
     def _place(self, call: Call) -> tuple[str, int]:
         return f"{call.target.component}.{call.target.method}", self._branch
@@ -115,18 +115,18 @@ def main_input(call: Call) -> list[Tensor]:
 
 def _mean(tensors: list[Tensor]) -> float:
     """The mean absolute value."""
-    total = sum(float(one.abs().sum(dtype=torch.float32)) for one in tensors)
-    return total / max(1, sum(one.numel() for one in tensors))
+    total = sum(float(tensor.abs().sum(dtype=torch.float32)) for tensor in tensors)
+    return total / max(1, sum(tensor.numel() for tensor in tensors))
 
 
-def _distance(ours: list[Tensor], others: list[Tensor]) -> float:
+def _distance(tensors: list[Tensor], references: list[Tensor]) -> float:
     """The mean absolute difference; infinite where shapes differ."""
-    if [one.shape for one in ours] != [one.shape for one in others]:
+    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in references]:
         return inf
-    return _mean([one - other for one, other in zip(ours, others, strict=True)])
+    return _mean([a - b for a, b in zip(tensors, references, strict=True)])
 
 
-def _is_same(moment: Any, other: Any) -> bool:
-    if isinstance(moment, Tensor) and isinstance(other, Tensor):
-        return torch.equal(moment, other)
-    return bool(moment == other)
+def _is_same(moment: Any, reference: Any) -> bool:
+    if isinstance(moment, Tensor) and isinstance(reference, Tensor):
+        return torch.equal(moment, reference)
+    return bool(moment == reference)

@@ -68,16 +68,16 @@ def _value(get: Callable[[], Any]) -> Any:
         return _UNKNOWN
 
 
-def _differences(values: list[Any], others: list[Any]) -> dict[int, Any]:
-    if values == others:
+def _differences(values: list[Any], references: list[Any]) -> dict[int, Any]:
+    if values == references:
         return {}  # the usual case
-    pairs = enumerate(zip(values, others, strict=True))
-    return {place: value for place, (value, other) in pairs if value != other}
+    pairs = enumerate(zip(values, references, strict=True))
+    return {place: value for place, (value, reference) in pairs if value != reference}
 
 
-def _set(wanted: dict[int, Any], values: list[Any]) -> None:
+def _set(changes: dict[int, Any], values: list[Any]) -> None:
     """Set switches that have these values now."""
-    target = [wanted.get(place, value) for place, value in enumerate(values)]
+    target = [changes.get(place, value) for place, value in enumerate(values)]
     for _ in range(2):  # some of torch's set others, which the second time sets right
         for place, value in _differences(target, _values()).items():
             if value is not _UNKNOWN:
@@ -144,11 +144,11 @@ def _set_in_c(setter: Callable[..., object], value: Any) -> None:
         setter(*value) if isinstance(value, tuple) else setter(value)
 
 
-def _set_environment(wanted: dict[Any, Any]) -> None:
+def _set_environment(variables: dict[Any, Any]) -> None:
     now: Any = getattr(os.environ, "_data", {})
-    for name in now.keys() - wanted.keys():
+    for name in now.keys() - variables.keys():
         del os.environ[os.fsdecode(name)]
-    for name, value in wanted.items():
+    for name, value in variables.items():
         if now.get(name) != value:
             os.environ[os.fsdecode(name)] = os.fsdecode(value)
 
@@ -157,16 +157,16 @@ _SHOWN_BY = ("showwarning", "_showwarnmsg_impl")  # replaced by those who record
 
 
 def _filters() -> tuple[Any, ...]:
-    shown = [getattr(warnings, name, None) for name in _SHOWN_BY]
-    return _Same(warnings.filters), tuple(warnings.filters), *shown
+    functions = [getattr(warnings, name, None) for name in _SHOWN_BY]
+    return _Same(warnings.filters), tuple(warnings.filters), *functions
 
 
-def _set_filters(wanted: tuple[Any, ...]) -> None:
-    filters: Any = wanted[0].value
+def _set_filters(state: tuple[Any, ...]) -> None:
+    filters: Any = state[0].value
     warnings.filters = filters
     warnings.resetwarnings()  # the one public way to say that filters have changed
-    filters[:] = wanted[1]
-    for name, function in zip(_SHOWN_BY, wanted[2:], strict=True):
+    filters[:] = state[1]
+    for name, function in zip(_SHOWN_BY, state[2:], strict=True):
         if function is not None:
             setattr(warnings, name, function)
 
@@ -177,8 +177,8 @@ class _Same:
     def __init__(self, value: object) -> None:
         self.value = value
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+    def __eq__(self, candidate: object) -> bool:
+        return isinstance(candidate, _Same) and self.value is candidate.value
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -195,8 +195,8 @@ _IN_C = [  # name, function that reads it, function that sets it
     ("TF32 of cuDNN", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
     ("TF32 of oneDNN", "_get_onednn_allow_tf32", "_set_onednn_allow_tf32"),
     *(
-        (f"{one} of cuBLAS", f"_get_cublas_allow_{one}", f"_set_cublas_allow_{one}")
-        for one in (
+        (f"{sums} of cuBLAS", f"_get_cublas_allow_{sums}", f"_set_cublas_allow_{sums}")
+        for sums in (
             *("fp16_reduced_precision_reduction", "bf16_reduced_precision_reduction"),
             "fp16_accumulation",
         )
@@ -207,8 +207,8 @@ _IN_C = [  # name, function that reads it, function that sets it
         "_set_cpu_allow_fp16_reduced_precision_reduction",
     ),
     *(
-        (f"{one} attention", f"_get_{one}_sdp_enabled", f"_set_sdp_use_{one}")
-        for one in ("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3")
+        (f"{kernel} attention", f"_get_{kernel}_sdp_enabled", f"_set_sdp_use_{kernel}")
+        for kernel in ("flash", "mem_efficient", "math", "cudnn", "overrideable", "fa3")
     ),
     ("order of attention", "_get_sdp_priority_order", "_set_sdp_priority_order"),
     (
@@ -217,8 +217,8 @@ _IN_C = [  # name, function that reads it, function that sets it
         "_set_math_sdp_allow_fp16_bf16_reduction",
     ),
     *(
-        (f"cuDNN {one}", f"_get_cudnn_{one}", f"_set_cudnn_{one}")
-        for one in ("enabled", "benchmark", "deterministic")
+        (f"cuDNN {flag}", f"_get_cudnn_{flag}", f"_set_cudnn_{flag}")
+        for flag in ("enabled", "benchmark", "deterministic")
     ),
     ("MIOpen", "_get_miopen_immediate", "_set_miopen_immediate"),
     ("oneDNN", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),

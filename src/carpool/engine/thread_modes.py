@@ -46,11 +46,11 @@ class Modes:
 
     def set(self) -> None:
         torch.set_grad_enabled(self.has_grad)
-        wanted = dict(self.autocast)
+        dtypes = dict(self.autocast)
         for device in _DEVICES:
-            torch.set_autocast_enabled(device, device in wanted)
-            if device in wanted:
-                torch.set_autocast_dtype(device, wanted[device])
+            torch.set_autocast_enabled(device, device in dtypes)
+            if device in dtypes:
+                torch.set_autocast_dtype(device, dtypes[device])
         torch.set_autocast_cache_enabled(self.caches)
         torch.clear_autocast_cache()  # a weight may be another one when the fiber goes on
         while (depth := torch.autocast_increment_nesting()) <= self.depth:
@@ -73,33 +73,33 @@ class ThreadModes:
     """The modes of one fiber; see `fiber.FiberContext`."""
 
     def __init__(self) -> None:
-        self._mine = self._outside = PLAIN
+        self._modes = self._outside = PLAIN
         self._inference: torch.inference_mode | None = None  # switches it back for the others
         self._dispatch: list[Any] = []
-        self._others: list[Any] = []  # dispatch modes of whoever runs the fiber
+        self._outside_dispatch: list[Any] = []  # dispatch modes of whoever runs the fiber
         self._events = self._outside_events = _NO_EVENTS
 
     def enter(self) -> None:
         self._outside_events = _exchanged_events(self._events)
         self._outside = Modes.now()
-        is_changed = self._mine is not self._outside
+        is_changed = self._modes is not self._outside
         if self._inference is not None:
             self._inference.__exit__(None, None, None)
             self._inference, is_changed = None, True
         if is_changed:
-            self._mine.set()
+            self._modes.set()
         if self._dispatch or _length():
-            self._others = _exchanged(self._dispatch)
+            self._outside_dispatch = _exchanged(self._dispatch)
 
     def leave(self) -> None:
         self._events = _exchanged_events(self._outside_events)
-        if self._others or _length():
-            self._dispatch = _exchanged(self._others)
-            self._others = []
+        if self._outside_dispatch or _length():
+            self._dispatch = _exchanged(self._outside_dispatch)
+            self._outside_dispatch = []
         else:
             self._dispatch = []
-        self._mine = Modes.now()
-        is_changed = self._outside is not self._mine
+        self._modes = Modes.now()
+        is_changed = self._outside is not self._modes
         if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
             self._inference = torch.inference_mode(mode=False)
             self._inference.__enter__()
@@ -113,25 +113,25 @@ class ThreadModes:
         return not (torch.is_grad_enabled() or _length())
 
 
-def _exchanged(wanted: list[Any]) -> list[Any]:
+def _exchanged(modes: list[Any]) -> list[Any]:
     """The stack of dispatch modes, the outermost first, in whose place these are put."""
     before = [_pop() for _ in range(_length())][::-1]
-    for mode in wanted:
+    for mode in modes:
         _push(mode)
     return before
 
 
-def _exchanged_events(wanted: _Events) -> _Events:
+def _exchanged_events(events: _Events) -> _Events:
     """The event loop of the thread with the hooks of its generators; puts these in their place."""
     before = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
-    if before != wanted:
-        asyncio._set_running_loop(wanted[0])
-        sys.set_asyncgen_hooks(*wanted[1:])
+    if before != events:
+        asyncio._set_running_loop(events[0])
+        sys.set_asyncgen_hooks(*events[1:])
     return before
 
 
 def _known(devices: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple([one for one in devices if torch.amp.is_autocast_available(one)])
+    return tuple([device for device in devices if torch.amp.is_autocast_available(device)])
 
 
 PLAIN = Modes()

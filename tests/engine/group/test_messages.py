@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 class Wire:
     """Both ends, with the buffer in between."""
 
-    def __init__(self, most_bytes: int = 2**20, most: int = 100) -> None:
-        self.packer = Packer(CPU, most_bytes, most)
+    def __init__(self, most_bytes: int = 2**20, capacity: int = 100) -> None:
+        self.packer = Packer(CPU, most_bytes, capacity)
         self.buffer: Tensor | None = None
         self.unpacker = Unpacker(CPU, self._receive)
         self.sent: list[int] = []  # tensors with each call
@@ -102,7 +102,7 @@ def test_a_tensor_is_sent_once_as_long_as_it_lives_unchanged() -> None:
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=30))
 def test_both_sides_hold_the_same_and_no_more_than_is_allowed(calls: list[list[int]]) -> None:
-    wire = Wire(most_bytes=1000, most=4)
+    wire = Wire(most_bytes=1000, capacity=4)
     tensors = [torch.full((50 * (1 + n % 3),), float(n)) for n in range(10)]  # 200 to 600 bytes
 
     for call in calls:

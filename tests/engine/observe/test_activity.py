@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from carpool.engine.observe.activity import KEPT, ActivityLog
+from carpool.engine.observe.activity import CAPACITY, ActivityLog
 from carpool.engine.observe.forward import Forward
 from carpool.schedule.overload import Speed
 from support.engine_driver import driving
@@ -30,12 +30,12 @@ def test_a_forward_is_told_once_without_its_requests_and_the_oldest_of_too_many_
 ):
     log = ActivityLog()
     log.is_on = True
-    for _ in range(KEPT + 3):
+    for _ in range(CAPACITY + 3):
         log.forward(forward(4, 7))
 
     taken, missed = log.take()
 
-    assert (len(taken), missed) == (KEPT, 3)
+    assert (len(taken), missed) == (CAPACITY, 3)
     assert taken[0].requests == (4, 7)
     assert (taken[0].module, taken[0].why) == ("transformer.forward", "cap")
     assert log.take() == ([], 0)

@@ -163,7 +163,7 @@ def forward(one: Timeline, began_s: float, ended_s: float) -> Forward:
 
 
 def test_the_oldest_that_ended_are_forgotten_and_the_living_never() -> None:
-    timelines = TimelineStore(kept=2)
+    timelines = TimelineStore(capacity=2)
     living = timelines.begin("living", 0.0)
     for name in ("a", "b", "c"):
         one = timelines.begin(name, 0.0)

@@ -14,7 +14,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
-from carpool.engine.probation.evidence import NEEDED
+from carpool.engine.probation.evidence import QUORUM
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.specs import CONCAT, SPECS, STACK, Spec
@@ -73,7 +73,7 @@ class Trial:
 
     def run(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
         """Answers; calls that fuse share a forward, in the order given."""
-        made = [self.probation.with_table(call_on(self.module, **one)) for one in calls]
+        made = [self.probation.infer_spec(call_on(self.module, **one)) for one in calls]
         described = []
         for call in made:
             key, rows = self.fuser.describe(call)
@@ -136,12 +136,12 @@ def why_alone(trial: Trial) -> str:
 def test_a_plain_module_is_trusted_after_a_few_forwards_and_then_fuses() -> None:
     trial = Trial(Toy())
 
-    worst = check(trial, many(NEEDED))
+    worst = check(trial, many(QUORUM))
     assert trial.fused == 0  # what was answered so far was run apart
 
     assert max(worst, check(trial, many(4))) < 1e-5
     assert trial.fused == 4
-    assert trial.probation.forwards == {"agreed": NEEDED, "differed": 0, "unsettled": 0}
+    assert trial.probation.forwards == {"agreed": QUORUM, "differed": 0, "unsettled": 0}
 
 
 def mixes(module: Any, x: Tensor, **_: Any) -> Tensor:
@@ -237,7 +237,7 @@ def test_a_module_that_must_not_fuse_never_answers_from_a_forward_of_several(qui
 def test_a_module_that_mixes_above_two_rows_may_fuse_two() -> None:
     trial = Trial(Toy(mixes_above_two))
 
-    assert check(trial, many(NEEDED + 1, width=2)) < 1e-5
+    assert check(trial, many(QUORUM + 1, width=2)) < 1e-5
     assert trial.fused == 1
     assert check(trial, [*many(2, width=3), *many(2, width=2)]) < 1e-5
     assert trial.fused == 1  # three showed it: not even two fuse any more
@@ -246,7 +246,7 @@ def test_a_module_that_mixes_above_two_rows_may_fuse_two() -> None:
 def test_a_flag_that_turns_mixing_on_is_caught_when_it_comes() -> None:
     trial = Trial(Toy(mixes_under_a_flag))
 
-    assert check(trial, many(NEEDED + 2, flag=False)) < 1e-5
+    assert check(trial, many(QUORUM + 2, flag=False)) < 1e-5
     assert trial.fused == 2
     assert check(trial, many(5, flag=True)) < 1e-5
     assert trial.fused == 2
@@ -282,7 +282,7 @@ def test_a_cache_that_fills_once_does_no_harm() -> None:
 
     trial = Trial(Toy(fills))
 
-    assert check(trial, many(NEEDED + 3)) < 1e-5
+    assert check(trial, many(QUORUM + 3)) < 1e-5
     assert trial.fused == 2
 
 
@@ -299,7 +299,7 @@ class Normed(Toy):
 def test_a_weight_that_is_made_anew_of_parameters_is_no_state() -> None:
     trial = Trial(Normed())
 
-    assert check(trial, many(NEEDED + 2)) < 1e-5
+    assert check(trial, many(QUORUM + 2)) < 1e-5
     assert why_alone(trial) == ""
     assert trial.fused == 2
 
@@ -319,7 +319,7 @@ def test_random_numbers_are_noticed_and_the_generator_goes_on_as_it_would() -> N
 def test_dropout_in_training_mode_is_noticed() -> None:
     module = Toy(lambda module, x, **_: nn.functional.dropout(x, 0.5, module.training))
     trial = Trial(module)
-    assert check(trial, many(NEEDED + 1)) < 1e-5
+    assert check(trial, many(QUORUM + 1)) < 1e-5
     assert trial.fused == 1
 
     module.train()
@@ -360,7 +360,7 @@ def test_tensors_deep_in_tuples_are_shared_by_calls_whose_tensors_are_equal() ->
 
     trial = Trial(Rotated())
 
-    assert check(trial, [calls(i, 1.0) for i in range(NEEDED + 2)]) < 1e-5
+    assert check(trial, [calls(i, 1.0) for i in range(QUORUM + 2)]) < 1e-5
     assert trial.fused == 2
     assert check(trial, [calls(i, 2.0) for i in range(3)]) < 1e-5
     assert trial.fused == 2 + 2  # the two that are equal: proven first, as is any new width
@@ -375,7 +375,7 @@ class Framed(Toy):
 
 
 def test_a_list_of_tensors_with_frames_in_their_rows_is_joined() -> None:
-    batches = many(NEEDED + 2)
+    batches = many(QUORUM + 2)
     for i, one in enumerate(one for batch in batches for one in batch):
         del one["encoder_hidden_states"]
         one["residuals"] = [randn(TOKENS, WIDTH, 1, seed=900 + i + j) for j in range(2)]
@@ -415,7 +415,7 @@ def test_what_looks_stacked_and_is_shared_is_found_by_the_second_guess() -> None
 def test_verdicts_are_remembered_for_the_same_code_and_config(tmp_path: Path) -> None:
     file, versions = tmp_path / "costs.fusing.json", {"torch": "1"}
     first = Trial(Toy(), Verdicts(file, versions))
-    check(first, many(NEEDED))
+    check(first, many(QUORUM))
     spoiled = Trial(Toy(mixes), Verdicts(file, {"torch": "2"}))
     check(spoiled, many(1))
     first.probation.keep()
@@ -435,7 +435,7 @@ def test_a_file_of_verdicts_that_is_none_begins_anew(
     file.write_text('{"fusing": [1, 2')
 
     trial = Trial(Toy(), Verdicts(file))
-    check(trial, many(NEEDED))
+    check(trial, many(QUORUM))
     trial.probation.keep()
 
     assert "begins anew" in caplog.text
@@ -482,7 +482,7 @@ def test_a_call_outside_of_its_table_fuses_once_it_has_proven_itself() -> None:
     call = call_on(trial.module, **request(1), residuals=[randn(TOKENS, WIDTH, 1, seed=1)])
     with_table = structs.replace(call, target=replace(call.target, spec=table))
 
-    guessed = trial.probation.with_table(with_table).target.spec
+    guessed = trial.probation.infer_spec(with_table).target.spec
 
     assert guessed is not None
     assert guessed.is_inferred

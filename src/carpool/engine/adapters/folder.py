@@ -2,7 +2,7 @@
 
 New files become adapters. Those whose files are gone are not offered any more, but requests that
 have them go on. A name always means the same weights until the engine ends: a file that was changed
-is reported, and not read again. What cannot be read is that file's failure, and no other's.
+is reported, and not read again. A file that cannot be read is refused; the others are read.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from carpool.request.adapter_files import AdapterFile, files_in
 from carpool.request.adapter_names import AdapterInfo
 
 Stamp = tuple[int, int]
-"""What tells a file from its earlier self: its size, and when it was written, ns."""
+"""A file's size and time of writing, ns: another one where the file was changed."""
 
 _CHANGED = (
     "its file was changed after it was read, and the earlier weights are used: give the new file "
@@ -26,8 +26,8 @@ class Folder:
     """Which adapters of a folder are registered, which are offered, and which are refused.
 
     Attributes:
-        hidden: ids of registered adapters whose files are gone.
-        changed: what requests are told of adapters whose files were changed, by id.
+        missing: ids of registered adapters whose files are gone.
+        changed: warnings for requests with adapters whose files were changed, by id.
         refused: files that are no adapters for this model, by the id that they would have.
     """
 
@@ -40,12 +40,12 @@ class Folder:
         """
         self._path, self._add = path, add
         self._registered: dict[str, Stamp] = {}
-        self.hidden: frozenset[str] = frozenset()
+        self.missing: frozenset[str] = frozenset()
         self.changed: dict[str, str] = {}
         self.refused: dict[str, AdapterInfo] = {}
 
     def read(self) -> list[str]:
-        """Register new files and hide those that are gone; returns what could not be taken."""
+        """Register new files and hide those that are gone; returns a line for each problem."""
         if self._path is None:
             return []
         try:
@@ -57,8 +57,8 @@ class Folder:
             if problem := self._read(file, changed):
                 refused[id_] = AdapterInfo(id_, file.names, problem=problem)
         self.refused, self.changed = refused, changed
-        self.hidden = frozenset(id_ for id_ in self._registered if id_ not in files)
-        problems = {id_: one.problem for id_, one in refused.items()} | changed
+        self.missing = frozenset(id_ for id_ in self._registered if id_ not in files)
+        problems = {id_: info.problem for id_, info in refused.items()} | changed
         return [f"adapter {id_!r}: {text}" for id_, text in problems.items()]
 
     def _read(self, file: AdapterFile, changed: dict[str, str]) -> str:
@@ -77,7 +77,7 @@ class Folder:
             return ""
         except LoraRejected as error:
             return str(error).removeprefix(f"adapter {id_!r}: ")
-        except Exception as error:  # of one file: the others are read
+        except Exception as error:  # other files are read all the same
             return f"{file.path.name} cannot be read: {reason(error)}"
 
 

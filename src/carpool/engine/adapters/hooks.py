@@ -2,7 +2,7 @@
 
 A registered adapter is a few pairs of small matrices, each beside a layer of the model. The first
 adapter that has a part for a layer hooks it, and the hook adds that part (`parts.py`) to the rows
-of the running forward that have it. Nothing of the model's structure changes, rows without an
+of the running forward that have it. The model's structure does not change, rows without an
 adapter are not touched, and one more adapter is an entry in a dict.
 """
 
@@ -34,7 +34,7 @@ log = logging.getLogger("carpool")
 
 
 class NotByRow(Exception):
-    """A layer's input does not tell which of it belongs to which row: the calls run apart."""
+    """A layer's input cannot be divided among the rows: the calls run apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class AdapterPlan:
 
     rows: int
     runs: tuple[AdapterRows, ...]
-    is_shared: bool  # all rows have the same: nothing needs to be told apart
+    is_shared: bool  # all rows have the same adapters
 
     def add(
         self,
@@ -66,9 +66,9 @@ class AdapterPlan:
         """Add the adapters' parts for one layer to its output, in place.
 
         Args:
-            parts: of the layer, by the adapter's name.
-            x: its input, (rows, ...) or (k * rows, ...) where each row has k neighbours.
-            output: of the layer without adapters, with the same axis 0.
+            parts: the layer's parts, by the adapter's name.
+            x: the layer's input, (rows, ...) or (k * rows, ...) where each row has k neighbours.
+            output: the layer's output without adapters, with the same axis 0.
             is_even: whether all rows have equal sizes, so that k is one number.
             layer: the layer itself.
         """
@@ -76,16 +76,16 @@ class AdapterPlan:
             if (part := parts.get(run.name)) is None:
                 continue
             if self.is_shared:
-                mine, into = x, output
+                inputs, into = x, output
             else:
                 k, rest = divmod(x.shape[0], self.rows)
                 if rest or not (k == 1 or is_even):
                     raise NotByRow(f"an input of shape {tuple(x.shape)} for {self.rows} rows")
-                mine, into = (one[run.begin * k : run.end * k] for one in (x, output))
-            part.add(layer, mine, into, run.scale)
+                inputs, into = (tensor[run.begin * k : run.end * k] for tensor in (x, output))
+            part.add(layer, inputs, into, run.scale)
 
 
-_NOBODY = nullcontext()
+_NO_ADAPTERS = nullcontext()
 
 
 @lru_cache(maxsize=512)
@@ -94,34 +94,34 @@ def plan(
 ) -> AdapterPlan | None:
     """The adapters of each row of a forward; None where no row has one.
 
-    Each call's are added in the order in which its request names them: with DoRA that counts.
+    Each call's adapters are added in its request's order, on which the result depends with DoRA.
 
     Args:
-        applied: adapters of each call.
-        rows: of each call, in the order in which they are stacked.
+        applied: the adapters of each call.
+        rows: the number of rows of each call, in the order in which they are stacked.
         is_exact: each call's rows are computed alone, for the bits that they get alone.
     """
     if not any(applied):
         return None
     if len(set(applied)) == 1:
-        everyone = (AdapterRows(name, scale, 0, sum(rows)) for name, scale in applied[0])
-        return AdapterPlan(sum(rows), tuple(everyone), is_shared=True)
-    names = dict.fromkeys(name for one in applied for name, _ in one)
+        runs_of_all = (AdapterRows(name, scale, 0, sum(rows)) for name, scale in applied[0])
+        return AdapterPlan(sum(rows), tuple(runs_of_all), is_shared=True)
+    names = dict.fromkeys(name for scales in applied for name, _ in scales)
     places = {name: place for place, name in enumerate(names)}
-    orders = [[places[name] for name, _ in one] for one in applied]
+    orders = [[places[name] for name, _ in scales] for scales in applied]
     runs = list[AdapterRows]()
     if is_exact or any(order != sorted(order) for order in orders):
         begin = 0
-        for one, n in zip(applied, rows, strict=True):
-            runs += (AdapterRows(name, scale, begin, begin + n) for name, scale in one)
+        for scales, n in zip(applied, rows, strict=True):
+            runs += (AdapterRows(name, scale, begin, begin + n) for name, scale in scales)
             begin += n
         return AdapterPlan(sum(rows), tuple(runs), is_shared=False)
-    by_row = [dict(one) for one, n in zip(applied, rows, strict=True) for _ in range(n)]
+    by_row = [dict(scales) for scales, n in zip(applied, rows, strict=True) for _ in range(n)]
     for name in names:
-        scales = [one.get(name) for one in by_row]
+        column = [scale_by_name.get(name) for scale_by_name in by_row]
         begin = 0
-        for scale, some in groupby(scales):
-            end = begin + len(list(some))
+        for scale, run in groupby(column):
+            end = begin + len(list(run))
             if scale is not None:
                 runs.append(AdapterRows(name, scale, begin, end))
             begin = end
@@ -145,7 +145,7 @@ class Adapters:
         self._arrived: deque[tuple[str, Mapping[tuple[str, str], Part]]] = deque()
         self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the layer that has the hook
         self._hooks: list[RemovableHandle] = []
-        self._plan: AdapterPlan | None = None  # of the running forward
+        self._plan: AdapterPlan | None = None  # the running forward's
         self._is_even = True
 
     @property
@@ -157,12 +157,12 @@ class Adapters:
         return info if note is None else replace(info, warnings=(*info.warnings, note))
 
     def add(self, name: str, path: str | Path, names: Sequence[str] = ()) -> None:
-        """Read an adapter and make it known to the requests that come after.
+        """Read an adapter and offer it to later requests.
 
         Args:
             name: its id.
-            path: of its file or folder; with two experts, `@transformer_2` behind it names one.
-            names: others that requests may use; then its trainer's name is one, too.
+            path: its file or folder; with two experts, `@transformer_2` behind it names one.
+            names: aliases that requests may use; then its trainer's name is one, too.
 
         Raises:
             LoraRejected: the name or the file does not suit.
@@ -177,10 +177,10 @@ class Adapters:
             trainer_name = reading.trainer_name if names else ""
             if trainer_name in (*names, name):
                 trainer_name = ""
-            own = [other for other in (*names, trainer_name) if other not in (name, "")]
+            aliases = [alias for alias in (*names, trainer_name) if alias not in (name, "")]
             self._infos[name] = AdapterInfo(
                 name,
-                tuple(dict.fromkeys(own)),
+                tuple(dict.fromkeys(aliases)),
                 reading.target,
                 targets,
                 reading.warnings,
@@ -223,10 +223,10 @@ class Adapters:
                 raise InvalidValue(f"lora has {name!r}: the worker {rule}", param="lora")
 
     def warnings(self, applied: AdapterScales) -> list[str]:
-        """What of a request's adapters is not applied."""
+        """Warnings about the parts of a request's adapters that are not applied."""
         ids = dict.fromkeys(name.partition("@")[0] for name, _ in applied)
         infos = [self._noted(self._infos[id_]) for id_ in ids if id_ in self._infos]
-        return [f"adapter {one.id!r}: {text}" for one in infos for text in one.warnings]
+        return [f"adapter {info.id!r}: {text}" for info in infos for text in info.warnings]
 
     def take(self, name: str, parts: Mapping[tuple[str, str], Part]) -> None:
         """Take parts that were read, to be put beside their layers before the next forward."""
@@ -248,7 +248,7 @@ class Adapters:
 
     def applied(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, apply the adapters of each."""
-        return self._applying(calls, rows) if any(call.lora for call in calls) else _NOBODY
+        return self._applying(calls, rows) if any(call.lora for call in calls) else _NO_ADAPTERS
 
     @contextmanager
     def _applying(self, calls: Sequence[Call], rows: Sequence[int]) -> Iterator[None]:
@@ -266,7 +266,7 @@ class Adapters:
     def swap(
         self, applied: tuple[AdapterPlan | None, bool] | None
     ) -> tuple[AdapterPlan | None, bool]:
-        """Exchange the adapters of rows for those of another forward; None: nobody.
+        """Exchange the adapters of rows for those of another forward; None: no adapters.
 
         Forwards that share a sweep over streamed weights take turns: see `sweep.py`.
         """
@@ -333,4 +333,4 @@ def is_even(calls: Sequence[Call], rows: Sequence[int]) -> bool:
             elif isinstance(value, (list, tuple)):
                 shapes = (entry.shape for entry in value if isinstance(entry, Tensor))
                 sizes.setdefault(name, set()).update(shapes)
-    return all(len(found) == 1 for found in sizes.values() if found)
+    return all(len(sizes_of_rows) == 1 for sizes_of_rows in sizes.values() if sizes_of_rows)

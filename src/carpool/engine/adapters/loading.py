@@ -17,7 +17,7 @@ from carpool.engine.adapters.shadow import copy_of
 from carpool.engine.adapters.tensors import AdapterTensors, layer_of
 from carpool.request.lora import SUFFIX
 
-INSIDE = "adapter"  # the name in the shadow: PEFT takes no dots, and nobody else sees it
+INSIDE = "adapter"  # the name in the shadow: PEFT takes no dots, and no other code sees it
 JOINED = {  # projections that diffusers joins for a LoKr, and the layers that they are
     "to_qkv": ("to_q", "to_k", "to_v"),
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
@@ -43,7 +43,7 @@ class Load:
             for layer_path in fitting[homes.get(name, name)]
             for path in (layer_path, *_joined(layer_path))
         }
-        self.kept: set[str] = set()
+        self.placed: set[str] = set()
         self.strays: set[str] = set()
         self.warnings: list[str] = []
         self.parts: dict[tuple[str, str], Part] = {}
@@ -51,8 +51,8 @@ class Load:
     def run(self, file: Path, *, is_second: bool) -> None:
         target = copy.copy(self._pipe)
         # of every module there, diffusers takes group offloading off and puts its own on again
-        others = {name for name, part in vars(target).items() if isinstance(part, nn.Module)}
-        vars(target).update(dict.fromkeys(others))
+        names = {name for name, part in vars(target).items() if isinstance(part, nn.Module)}
+        vars(target).update(dict.fromkeys(names))
         for name, module in self._modules.items():
             setattr(target, name, module)
         options: dict[str, Any] = {"load_into_transformer_2": True} if is_second else {}
@@ -70,33 +70,33 @@ class Load:
         self.strays |= self._tensors.changed_norms()
 
     def _state_dict(self, source: Any, **options: Any) -> Any:
-        """As the pipeline's own `lora_state_dict`, less what fits no layer."""
-        made = type(self._pipe).lora_state_dict(source, **options)
-        state, *rest = made if isinstance(made, tuple) else (made,)
-        kept = {}
+        """The pipeline's own `lora_state_dict`, without the tensors that fit no layer."""
+        answer = type(self._pipe).lora_state_dict(source, **options)
+        state, *rest = answer if isinstance(answer, tuple) else (answer,)
+        fitting = {}
         for name, tensor in state.items():
             if _plain(layer_of(name)) in self._fitting:
-                kept[name] = tensor
-                self.kept.add(layer_of(name))
+                fitting[name] = tensor
+                self.placed.add(layer_of(name))
             else:
                 self.strays.add(layer_of(name))
         if isinstance(source, dict) and options.get("return_lora_metadata"):
             rest[-1] = self._metadata()
-        return (kept, *rest) if isinstance(made, tuple) else kept
+        return (fitting, *rest) if isinstance(answer, tuple) else fitting
 
     def _metadata(self) -> dict[str, Any] | None:
-        """PEFT's settings, those of other versions left out as PEFT itself does."""
+        """PEFT's settings, without those of other versions, which PEFT itself ignores."""
         from peft import LoraConfig
 
         metadata = self._tensors.metadata
         if metadata is None or self._tensors.config is None:
             return None if metadata is None else dict(metadata)
-        known = {field.name for field in fields(LoraConfig)}
-        return {name: v for name, v in metadata.items() if name.partition(".")[2] in known}
+        names = {field.name for field in fields(LoraConfig)}
+        return {name: v for name, v in metadata.items() if name.partition(".")[2] in names}
 
     def layers(self) -> Iterator[tuple[tuple[str, str], Any]]:
         """The layers that PEFT put in, by component and path."""
-        from peft.tuners.tuners_utils import BaseTunerLayer  # nobody else needs it
+        from peft.tuners.tuners_utils import BaseTunerLayer  # slow to import
 
         for component, module in self._modules.items():
             for path, layer in module.named_modules():
@@ -107,7 +107,7 @@ class Load:
         """Count as strays the layers of which no part was made: diffusers would only warn."""
         have = {_path(f"{component}.{path}") for component, path in self.parts}
         have |= {joined for path in have for joined in _joined(path)}
-        self.strays |= {n for n in self.kept if _path(n) not in have}
+        self.strays |= {n for n in self.placed if _path(n) not in have}
         lacking = self._lacking_magnitudes()
         if lacking:
             self.warnings.append(
@@ -131,12 +131,12 @@ def _joined(path: str) -> Iterator[str]:
 
 
 def _path(name: str) -> str:
-    """The plain name of a layer without its component, which loaders may call otherwise."""
+    """The plain name of a layer without its component, for which loaders have other names."""
     return _plain(name).partition(".")[2]
 
 
 def _plain(name: str) -> str:
-    """A layer's name without what versions of the libraries put in, leave out or call otherwise."""
+    """A layer's name in one form for all versions of the libraries."""
     name = name.replace(".text_model.", ".").replace(".processor.", ".").removesuffix("_lora")
     if name.startswith("text_encoder"):
         return re.sub(r"\.to_(q|k|v|out)$", r".\1_proj", name)
@@ -149,7 +149,7 @@ class _Warnings(logging.Filter):
     def __init__(self, levels: Mapping[str, int]) -> None:
         super().__init__()
         self.messages, self._thread = list[str](), threading.get_ident()
-        self._levels = levels  # as they are otherwise, by library
+        self._levels = levels  # by library, before the load
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.thread != self._thread:
@@ -161,7 +161,7 @@ class _Warnings(logging.Filter):
 
 @contextmanager
 def _heard(*names: str) -> Iterator[list[str]]:
-    """Collect the warnings of libraries on this thread: they are the adapter's, or are none."""
+    """Collect the warnings that libraries log on this thread: they are about the adapter."""
     loggers = [logging.getLogger(name) for name in names]
     levels = {logger.name: logger.level for logger in loggers}
     collected, handlers = _Warnings(levels), list[logging.Handler]()

@@ -20,7 +20,7 @@ class Part:
     down: nn.Module  # a linear layer or convolution, to `rank` channels; or a `Kronecker`
     up: nn.Module
     scaling: float  # alpha / rank
-    dtype: torch.dtype  # of the weights
+    dtype: torch.dtype  # the weights' number type
     magnitude: Tensor | None = None  # (out channels,)
 
     def add(self, layer: nn.Module | None, x: Tensor, output: Tensor, scale: float) -> None:
@@ -30,17 +30,17 @@ class Part:
             layer: the layer, whose weights DoRA needs; None: the part is no DoRA.
             x: rows of the layer's input.
             output: the same rows of its output.
-            scale: of the adapter, as the request says.
+            scale: the adapter's scale in the request.
         """
         delta, scaling = self.up(self.down(x.to(self.dtype))), scale * self.scaling
         if self.magnitude is None:
             output.add_(delta, alpha=scaling)
             return
         real = base_layer(layer)
-        channels = (-1,) + (1,) * (real.weight.ndim - 2)  # of an output: the last axis, or axis 1
+        channels = (-1,) + (1,) * (real.weight.ndim - 2)  # of the output: its last axis, or axis 1
         share = (self.magnitude / self._lengths(real.weight, scaling)).view(channels)
-        own = output if real.bias is None else output - real.bias.view(channels)
-        output.add_((share - 1) * own + share * delta * scaling)
+        product_output = output if real.bias is None else output - real.bias.view(channels)
+        output.add_((share - 1) * product_output + share * delta * scaling)
 
     def _lengths(self, weight: Tensor, scaling: float) -> Tensor:
         """The lengths of the changed weight's output channels."""
@@ -58,7 +58,7 @@ class Kronecker(nn.Module):
     The product itself is never made: it is as large as the weight of the model's layer.
 
     Args:
-        span: the outputs that are given; None: all.
+        span: the range of outputs to give; None: all.
     """
 
     def __init__(self, first: Tensor, second: Tensor, span: tuple[int, int] | None = None) -> None:
@@ -89,7 +89,7 @@ def base_layer(layer: Any) -> Any:
 
 
 def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = None) -> Part:
-    """Take what PEFT put into a layer out of it.
+    """Take the part that PEFT put into a layer out of it.
 
     Args:
         layer: PEFT's, around a weightless layer.
@@ -149,8 +149,8 @@ def _factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
         whole: Any = getattr(layer, name)
         if adapter in whole:
             return cast("Tensor", whole[adapter].detach())
-        left, right = (getattr(layer, f"{name}_{side}")[adapter].detach() for side in "ab")
-        return cast("Tensor", left @ right)
+        first, second = (getattr(layer, f"{name}_{side}")[adapter].detach() for side in "ab")
+        return cast("Tensor", first @ second)
 
     return factor("lokr_w1"), factor("lokr_w2")
 

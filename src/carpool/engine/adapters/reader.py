@@ -1,8 +1,9 @@
-"""Read adapter files the way diffusers does, without the pipeline that runs noticing.
+"""Read adapter files the way diffusers does, without a change to the running pipeline.
 
 Diffusers knows many file formats, and loads all of them by putting PEFT layers into the modules.
-So that is done to weightless copies (`shadow.py`). What PEFT put in is taken out again as pairs of
-small layers, and checked against the real ones. Layers that fit nowhere are left out and reported.
+So they are loaded into weightless copies (`shadow.py`). The layers that PEFT put in are taken out
+again as pairs of small layers, and checked against the real ones. Layers that fit nowhere are left
+out and reported.
 """
 
 import threading
@@ -28,7 +29,7 @@ LOADING = threading.Lock()
 """PEFT and diffusers patch `nn.Module` while they load without initializing: never two at once."""
 
 _EXPERTS = ("transformer", "transformer_2")  # for high noise, for low noise
-_MOST_TEXT = 400  # of a loader's message: some list each tensor of a file
+_MOST_TEXT = 400  # characters of a loader's message: some list each tensor of a file
 _TRIES = 4  # each leaves out layers that a loader cannot place: more than one kind is rare
 
 AdapterParts = dict[tuple[str, str], Part]
@@ -37,13 +38,13 @@ AdapterParts = dict[tuple[str, str], Part]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What an adapter's file says for this pipeline."""
+    """An adapter's file as it was read for this pipeline."""
 
     parts: AdapterParts
-    target: str = ""  # the expert that it is for; empty: both, or there are none
+    target: str = ""  # the expert for which it was trained; empty: halves, or the model has none
     warnings: tuple[str, ...] = ()
-    trainer_name: str = ""  # as the trainer wrote it into the file
-    digest: str = ""  # of the file
+    trainer_name: str = ""  # the name that the trainer wrote into the file
+    digest: str = ""  # the file's
 
 
 class AdapterReader:
@@ -62,7 +63,7 @@ class AdapterReader:
 
         Args:
             place: its path; with two experts, `@transformer_2` behind it names one.
-            names: what it is called: they may say which of two experts it is for.
+            names: its names, which may say for which of two experts it was trained.
 
         Raises:
             LoraRejected: it is no adapter for this pipeline, or not one that can be trusted.
@@ -72,9 +73,9 @@ class AdapterReader:
             return self._read(Path(path).expanduser(), target, names)
         except CarpoolError:
             raise
-        except Exception as error:  # of a strange file: it is the file's failure, whatever it is
-            what = f"{type(error).__name__}: {_cut(error)}"
-            raise LoraRejected(f"{Path(path).name}: {what}") from error
+        except Exception as error:  # whatever a loader makes of a strange file
+            cause = f"{type(error).__name__}: {_cut(error)}"
+            raise LoraRejected(f"{Path(path).name}: {cause}") from error
 
     def _read(self, path: Path, target: str, names: Sequence[str]) -> Reading:
         file = adapter_file(path)
@@ -86,31 +87,31 @@ class AdapterReader:
         with LOADING:
             self._prepare()
             if target and target not in (self.experts or self._modules or ()):
-                known = ", ".join(self.experts or self._modules or ())
-                raise LoraRejected(f"{pipe} has no {target!r}: adapters go to {known}")
+                experts = ", ".join(self.experts or self._modules or ())
+                raise LoraRejected(f"{pipe} has no {target!r}: adapters go to {experts}")
             second = tensors.of_expert(is_second=True) if self.experts else None
             if second is not None:
                 loads = self._of_experts(file, tensors, second, target)
                 readings = list(loads.values())
                 target = target or (next(iter(loads)) if len(loads) == 1 else "")
             else:
-                own = file.parent.name if file.stem in STANDARD else file.with_suffix("").name
-                target = self._expert(target, (own, *names, trainer_name))
+                file_name = file.parent.name if file.stem in STANDARD else file.with_suffix("").name
+                target = self._expert(target, (file_name, *names, trainer_name))
                 readings = [self._load(file, tensors, target)]
         parts = {place: part for reading in readings for place, part in reading.parts.items()}
         strays = {layer for reading in readings for layer in reading.strays}
         if not parts or len(strays) > len(parts):
             total = len(strays) + len(parts)
-            some = f"{len(strays)} of {total} layers are" if strays else "its layers are"
+            share = f"{len(strays)} of {total} layers are" if strays else "its layers are"
             example = f", such as {shown(strays, 1)}" if strays else ""
             raise LoraRejected(
-                f"{some} not in this {pipe}{example}: the adapter is of another model"
+                f"{share} not in this {pipe}{example}: the adapter is of another model"
             )
         warnings = [text for reading in readings for text in reading.warnings]
         if strays:
-            some = f"{len(strays)} of {len(strays) + len(parts)} layers"
+            share = f"{len(strays)} of {len(strays) + len(parts)} layers"
             warnings.append(
-                f"{some} find no place in this {pipe}, and are left out: {shown(strays)}"
+                f"{share} find no place in this {pipe}, and are left out: {shown(strays)}"
             )
         return Reading(parts, target, tuple(dict.fromkeys(warnings)), trainer_name, tensors.digest)
 
@@ -128,42 +129,46 @@ class AdapterReader:
             }
 
     def _expert(self, target: str, names: Sequence[str]) -> str:
-        """The expert that an adapter is for: as said, as a name says, or the first."""
+        """The expert of an adapter: the target, else the one in its names, else the first."""
         if not self.experts or target:
             return target
         parts = (part for name in names for part in reversed(name.split("/")))
-        told = (expert for part in parts if (expert := expert_of(part)) is not None)
-        return self.experts[next(told, 0)]
+        experts = (expert for part in parts if (expert := expert_of(part)) is not None)
+        return self.experts[next(experts, 0)]
 
     def _of_experts(
         self, file: Path, tensors: AdapterTensors, second: AdapterTensors, target: str
     ) -> dict[str, Load]:
         """Load a file that names its experts."""
-        both = dict(zip(self.experts, (tensors.of_expert(is_second=False), second), strict=True))
-        mine = {name: one for name, one in both.items() if one and one.tensors}
+        halves = tensors.of_expert(is_second=False), second
+        present = {
+            name: part
+            for name, part in zip(self.experts, halves, strict=True)
+            if part and part.tensors
+        }
         if target:
-            mine = {name: one for name, one in mine.items() if name == target}
-        return {name: self._load(file, one, name) for name, one in mine.items()}
+            present = {name: part for name, part in present.items() if name == target}
+        return {name: self._load(file, part, name) for name, part in present.items()}
 
     def _load(self, file: Path, tensors: AdapterTensors, target: str) -> Load:
         assert self._modules is not None
         denoiser = target or next((n for n in ("transformer", "unet") if n in self._modules), "")
-        own = "transformer" if target in _EXPERTS else denoiser  # the loaders' name for it
+        loader_name = "transformer" if target in _EXPERTS else denoiser  # the loaders' name for it
         if denoiser:
-            tensors = tensors.with_component(own, self._fitting[denoiser])
+            tensors = tensors.with_component(loader_name, self._fitting[denoiser])
         refused: set[str] = set()
         for _ in range(_TRIES):
-            load = Load(self._pipe, self._modules, self._fitting, {own: denoiser}, tensors)
+            load = Load(self._pipe, self._modules, self._fitting, {loader_name: denoiser}, tensors)
             try:
                 load.run(file, is_second=denoiser == _EXPERTS[1])
                 break
             except Exception as error:  # whatever the loaders of others make of a strange file
                 name = type(self._pipe).__name__
-                what = f"{file.name}, which is a {tensors.kind} (of another model?)"
-                rejected = LoraRejected(f"{name} cannot load {what}: {_cut(error)}")
+                described = f"{file.name}, which is a {tensors.kind} (of another model?)"
+                rejected = LoraRejected(f"{name} cannot load {described}: {_cut(error)}")
                 rejected.__cause__ = error
-                if load.strays and not load.kept:
-                    break  # nothing fits: that is reported below
+                if load.strays and not load.placed:
+                    break  # no layer fits: reported below
                 unplaced = tensors.named_in(str(error)) or tensors.text_layers()
                 if not unplaced or unplaced >= tensors.layers:
                     raise rejected from error
@@ -192,7 +197,7 @@ class AdapterReader:
             begin += gives
 
     def _part(self, component: str, path: str, layer: Any, span: tuple[int, int] | None) -> Part:
-        """Take out what was put into one layer, and see that it fits the real one."""
+        """Take the part out of one layer, and check that it fits the real one."""
         where = f"{component}.{path}"
         real = getattr(self._pipe, component).get_submodule(path)
         try:
@@ -203,7 +208,7 @@ class AdapterReader:
         weights += [] if part.magnitude is None else [part.magnitude]
         if any(weight.is_meta for weight in weights):  # PEFT had nothing to put there
             raise LoraRejected(f"the weights for {where} are not complete")
-        with beside(self._device):  # the forward that runs
+        with beside(self._device):  # beside the running forward
             for module in (part.down, part.up):
                 for weight in module.parameters():
                     # a copy: on a CPU they are the mapped file, which may be written or cut short
@@ -227,9 +232,9 @@ class AdapterReader:
         }
         for component, path in moved:
             [source] = {c for c, p in parts if p == path and (c == component or c in self.experts)}
-            model, other = getattr(self._pipe, component), getattr(self._pipe, source)
+            model, twin = getattr(self._pipe, component), getattr(self._pipe, source)
             try:
-                if sizes_of(model.get_submodule(path)) != sizes_of(other.get_submodule(path)):
+                if sizes_of(model.get_submodule(path)) != sizes_of(twin.get_submodule(path)):
                     return None
             except AttributeError:
                 return None

@@ -17,10 +17,10 @@ class AdapterRegistry:
     """Registers adapters while requests run. For any thread.
 
     Args:
-        adapters: where they are added.
-        folder: to watch; None: there is none.
-        on_change: called with the ids that requests may use, and with what is known of these
-            adapters and of those that cannot be used, when either has changed.
+        adapters: takes the registered adapters.
+        folder: the watched folder; None: there is none.
+        on_change: called with the ids that requests may use, and with the infos of all adapters,
+            refused ones among them, when either has changed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class AdapterRegistry:
     ) -> None:
         self._adapters, self._on_change = adapters, on_change
         self._folder = Folder(folder, adapters.add)
-        self._refused: dict[str, AdapterInfo] = {}  # of the settings
+        self._refused: dict[str, AdapterInfo] = {}  # adapters of the settings
         self._reloading = threading.Lock()
 
     def add(self, name: str, path: str | Path) -> None:
@@ -43,7 +43,7 @@ class AdapterRegistry:
         """Register the adapters of the settings.
 
         Args:
-            is_tolerant: one that cannot be read is refused to the requests that name it.
+            is_tolerant: an adapter that cannot be read is refused to the requests that name it.
         """
         for name, path in paths.items():
             try:
@@ -57,7 +57,7 @@ class AdapterRegistry:
         self._changed()
 
     def reload(self) -> list[str]:
-        """Read the folder again. Returns what could not be taken, one line each."""
+        """Read the folder again. Returns a line for each problem."""
         with self._reloading:
             problems = self._folder.read()
             self._changed()
@@ -66,6 +66,6 @@ class AdapterRegistry:
     def _changed(self) -> None:
         folder, adapters = self._folder, self._adapters
         adapters.notes = folder.changed
-        offered = tuple(one.id for one in adapters.infos if one.id not in folder.hidden)
+        offered = tuple(info.id for info in adapters.infos if info.id not in folder.missing)
         infos = (*adapters.infos, *self._refused.values(), *folder.refused.values())
         self._on_change(offered, infos)

@@ -34,8 +34,8 @@ def shadow(module: nn.Module) -> nn.Module:
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """Copy a shadow: the same weights, modules of its own."""
-    return _copied(module, {id(one): one for one in (*module.parameters(), *module.buffers())})
+    """Copy a shadow: its modules are new, its weights the same."""
+    return _copied(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
 
 
 _PLAIN = ("torch.nn.modules.linear",)

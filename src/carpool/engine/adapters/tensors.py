@@ -32,16 +32,16 @@ _KINDS = {  # in the names of tensors
     "lora_magnitude_vector": "DoRA",
 }
 _PIECE, _PIECES = 16 << 10, 256  # bytes, and about how many
-_OF_FIRST, _OF_SECOND = "transformer.", "transformer_2."  # of two experts
+_OF_FIRST, _OF_SECOND = "transformer.", "transformer_2."  # prefixes of two experts
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterTensors:
-    """What an adapter's file holds."""
+    """The tensors and settings in an adapter's file."""
 
     tensors: Mapping[str, Tensor]
     header: Mapping[str, str]  # the file's metadata
-    config: Mapping[str, Any] | None = None  # of PEFT, by name with a component's prefix
+    config: Mapping[str, Any] | None = None  # PEFT's settings, by name with a component's prefix
     is_as_in_file: bool = True
     digest: str = ""
 
@@ -60,13 +60,13 @@ class AdapterTensors:
         return {layer_of(name) for name in self.tensors if any(mark in name for mark in marks)}
 
     def changed_norms(self) -> set[str]:
-        """The layers of norms that the file changes, which loaders leave out without a word."""
+        """The layers of norms that the file changes, which loaders leave out without a warning."""
         changes = ((n, t) for n, t in self.tensors.items() if n.endswith((".diff", ".diff_b")))
         return {layer_of(name) for name, tensor in changes if "norm" in name and tensor.any()}
 
     def without(self, layers: Collection[str]) -> "AdapterTensors":
-        kept = {n: tensor for n, tensor in self.tensors.items() if layer_of(n) not in layers}
-        return AdapterTensors(kept, self.header, self.config, is_as_in_file=False)
+        tensors = {n: tensor for n, tensor in self.tensors.items() if layer_of(n) not in layers}
+        return AdapterTensors(tensors, self.header, self.config, is_as_in_file=False)
 
     def text_layers(self) -> set[str]:
         """The layers whose names are those of text encoders."""
@@ -83,7 +83,7 @@ class AdapterTensors:
         if not any(name.startswith(_OF_SECOND) for name in self.tensors):
             return None
         start = _OF_SECOND if is_second else _OF_FIRST
-        mine = {
+        tensors = {
             _OF_FIRST + name.removeprefix(start): tensor
             for name, tensor in self.tensors.items()
             if name.startswith(start)
@@ -93,13 +93,13 @@ class AdapterTensors:
             for name, value in (adapter_metadata(self.header) or {}).items()
             if name.startswith(start)
         }
-        return AdapterTensors(mine, self.header, config or None, is_as_in_file=False)
+        return AdapterTensors(tensors, self.header, config or None, is_as_in_file=False)
 
     def with_component(self, component: str, paths: Collection[str]) -> "AdapterTensors":
         """Name the component, where a file only has a denoiser's own paths, as PEFT writes them.
 
         Args:
-            paths: of the denoiser's layers.
+            paths: the denoiser's layers.
         """
         bare = {name: name.removeprefix(_PEFT) for name in self.tensors}
         if not all(layer_of(path) in paths for path in bare.values()):
@@ -110,7 +110,7 @@ class AdapterTensors:
 
     @property
     def metadata(self) -> Mapping[str, Any] | None:
-        """What diffusers' loaders take as the adapter's metadata."""
+        """The adapter's metadata for diffusers' loaders."""
         return self.config if self.config is not None else adapter_metadata(self.header)
 
 
@@ -135,7 +135,7 @@ def read_tensors(file: Path) -> AdapterTensors:
     """Read an adapter's file.
 
     Raises:
-        LoraRejected: it cannot be read, holds no adapter, or something that is no number.
+        LoraRejected: it cannot be read, holds no adapter, or holds values that are no numbers.
     """
     try:
         with safe_open(file, "pt") as opened:
@@ -210,8 +210,8 @@ def _peft_config(file: Path) -> dict[str, Any] | None:
     return dict(settings)
 
 
-def shown(layers: Iterable[str], most: int = 3) -> str:
-    """A few of some layers, for a message."""
+def shown(layers: Iterable[str], limit: int = 3) -> str:
+    """The first few layer names, for a message."""
     names = sorted(layers)
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

@@ -10,8 +10,8 @@ from carpool.engine.adapters.parts import Kronecker, Part
 from carpool.errors import PipelineFailed
 
 _SHAPED = ("kernel_size", "stride", "padding", "dilation", "groups")
-_CLASSES = {one.__name__: one for one in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-_OTHERS = {one.__name__: one for one in (nn.Identity, Kronecker)}  # made of their weights alone
+_CLASSES = {cls.__name__: cls for cls in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+_WEIGHT_ONLY = {cls.__name__: cls for cls in (nn.Identity, Kronecker)}  # they have no settings
 
 
 def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[Any], list[Tensor]]:
@@ -30,7 +30,7 @@ def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[
             continue
         pair = []
         for layer in (part.down, part.up):
-            if type(layer).__name__ not in _CLASSES | _OTHERS:
+            if type(layer).__name__ not in _CLASSES | _WEIGHT_ONLY:
                 raise PipelineFailed(
                     f"an adapter has a {type(layer).__name__} for {component}.{path}, which cannot "
                     "be sent to the other ranks of context_parallel"
@@ -44,7 +44,7 @@ def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[
 
 
 def _layer(layer: Any) -> list[Any]:
-    if (name := type(layer).__name__) in _OTHERS:
+    if (name := type(layer).__name__) in _WEIGHT_ONLY:
         return [name, list(getattr(layer, "span", None) or ()), {}]
     is_linear = isinstance(layer, nn.Linear)
     sizes = "in_features out_features" if is_linear else "in_channels out_channels"
@@ -55,15 +55,15 @@ def _layer(layer: Any) -> list[Any]:
 
 def unpacked(layers: list[Any], weights: list[Tensor]) -> dict[str, Part]:
     """The parts by the path of their layer."""
-    rest, found = iter(weights), {}
+    rest, parts = iter(weights), {}
     for path, scaling, dtype, has_magnitude, *pair in layers:
-        down, up = (_made(*one) for one in pair)
+        down, up = (_made(*description) for description in pair)
         for layer in (down, up):
             for name in [name for name, _ in layer.named_parameters()]:
                 setattr(layer, name, nn.Parameter(next(rest), requires_grad=False))
         magnitude = next(rest) if has_magnitude else None
-        found[path] = Part(down, up, scaling, getattr(torch, dtype), magnitude)
-    return found
+        parts[path] = Part(down, up, scaling, getattr(torch, dtype), magnitude)
+    return parts
 
 
 def _made(name: str, arguments: list[int], options: Mapping[str, Any]) -> nn.Module:
@@ -71,8 +71,8 @@ def _made(name: str, arguments: list[int], options: Mapping[str, Any]) -> nn.Mod
         begin, end = arguments or (None, None)
         span = None if begin is None or end is None else (begin, end)
         return Kronecker(torch.empty(0), torch.empty(0), span)
-    if name in _OTHERS:
+    if name in _WEIGHT_ONLY:
         return nn.Identity()
-    given = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
+    keywords = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
     make: Callable[..., nn.Module] = _CLASSES[name]
-    return make(*arguments, **given, device="meta")
+    return make(*arguments, **keywords, device="meta")

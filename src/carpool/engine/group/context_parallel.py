@@ -35,7 +35,7 @@ PROVEN = (
 )  # fmt: skip
 """Classes of which tests hold that a group draws what one process draws."""
 
-PATIENCE = timedelta(minutes=5)  # for the others to join, and with any collective operation
+PATIENCE = timedelta(minutes=5)  # limit for joining, and for any collective operation
 BACK_ENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
@@ -43,7 +43,7 @@ def check_classes(classes: Mapping[str, type], ranks: int) -> list[str]:
     """The components that a group computes together.
 
     Args:
-        classes: of the model's modules, by component.
+        classes: the classes of the model's modules, by component.
 
     Raises:
         SettingRejected: a denoiser has no plan; names it, and what works.
@@ -84,11 +84,11 @@ def listen() -> socket.socket:
 def join(
     rank: int, ranks: int, device: torch.device, port: int, listener: socket.socket | None = None
 ) -> None:
-    """Make this process a member of the group; returns when all are.
+    """Make this process a member of the group; returns when all ranks are members.
 
     Args:
         port: at which rank 0 listens.
-        listener: of rank 0.
+        listener: rank 0's.
 
     Raises:
         LoadFailed: they did not come together in time.
@@ -140,8 +140,8 @@ def enable(
     for name, module in modules.items():
         if type(module).__name__ not in PROVEN and dist.get_rank() == 0:
             log.warning(
-                "%s (%s): diffusers has a plan for its context parallelism, but nobody has proven "
-                "here that pictures are the same: compare some with context_parallel=1",
+                "%s (%s): diffusers has a plan for its context parallelism, but no test shows "
+                "that pictures are the same: compare some with context_parallel=1",
                 name, type(module).__name__,
             )  # fmt: skip
         config = ContextParallelConfig(

@@ -63,7 +63,7 @@ class Follower:
         except Exception as error:  # whatever files and libraries raise
             self.send(messages.Failed(named(error)))
             return
-        device.enter(sum(w.numel() for one in modules.values() for w in one.parameters()))
+        device.enter(sum(w.numel() for module in modules.values() for w in module.parameters()))
         torch.set_grad_enabled(False)
         self.send(messages.Joined())
         forwards = Forwards(modules, device.torch, Adapters(pipe, device.torch))
@@ -92,23 +92,23 @@ class Follower:
             try:
                 self._inbox.put(self._connection.recv_bytes())
             except (EOFError, OSError):
-                os._exit(0)  # the leader is gone: what runs here is for nobody
+                os._exit(0)  # the leader is gone, and with it the answers' reader
 
 
 def load(
-    what: messages.LoadFollower, settings: EngineSettings, device: Device
+    order: messages.LoadFollower, settings: EngineSettings, device: Device
 ) -> tuple[Any, dict[str, nn.Module]]:
     """Read the group's components and prepare them as the leader does.
 
     Returns:
         a pipeline of these modules only, and the modules by name.
     """
-    pipe = read(what.source, settings, device, only=what.components)
-    modules: dict[str, nn.Module] = {name: getattr(pipe, name) for name in what.components}
+    pipe = read(order.source, settings, device, only=order.components)
+    modules: dict[str, nn.Module] = {name: getattr(pipe, name) for name in order.components}
     for module in modules.values():
         module.eval().requires_grad_(False).to(device.torch)
-    others = {name: nn.Module() for name in what.others}  # settings may name them
-    apply({**others, **modules}, settings, device, ExitStack())
+    placeholders = {name: nn.Module() for name in order.spare_components}  # settings may name them
+    apply({**placeholders, **modules}, settings, device, ExitStack())
     return pipe, modules
 
 
@@ -116,9 +116,9 @@ class Forwards:
     """Runs the forwards that the leader runs.
 
     Args:
-        modules: by component.
-        device: of this rank.
-        adapters: of the modules.
+        modules: the modules by component.
+        device: this rank's device.
+        adapters: the modules' adapters.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Forwards:
         return buffer
 
     def run(self, message: messages.RunForward) -> str | None:
-        """Run a forward; what it raised, as text."""
+        """Run a forward; returns the error that it raised, as text."""
         self._unpacker.take(message.tensors)
         args, kwargs = self._unpacker.value(message.arguments)
         mode: Any = nullcontext()
@@ -141,7 +141,7 @@ class Forwards:
             mode = Exact(message.exact)
             for key, mark in message.marks.items():
                 mode.mark(self._unpacker.tensors[key], mark)
-        runs = tuple(AdapterRows(one.name, one.scale, one.begin, one.end) for one in message.runs)
+        runs = tuple(AdapterRows(run.name, run.scale, run.begin, run.end) for run in message.runs)
         plan = AdapterPlan(message.rows, runs, message.is_shared) if runs else None
         self._adapters.settle()
         before = self._adapters.swap((plan, message.is_even))
@@ -156,11 +156,12 @@ class Forwards:
         return None
 
     def add(self, message: messages.Adapter) -> None:
-        """Take what an adapter adds to a component."""
+        """Take an adapter's layers for a component."""
         self._unpacker.take(message.tensors)
-        weights = [self._unpacker.tensors.pop(one.key) for one in message.tensors]
+        weights = [self._unpacker.tensors.pop(header.key) for header in message.tensors]
         parts = adapter_layers.unpacked(message.layers, weights)
-        self._adapters.take(message.name, {(message.component, p): one for p, one in parts.items()})
+        component = message.component
+        self._adapters.take(message.name, {(component, path): p for path, p in parts.items()})
 
     def forget(self) -> None:
         """Remove all adapters."""

@@ -4,7 +4,7 @@ The leader's denoisers are wrapped: a call sends its arguments to the followers 
 ranks run the same forward. Whatever runs a denoiser (requests, warm-up, comparisons in exact
 numerics) so runs it in all ranks. All or none may fail in a forward: then the request at fault
 fails alone. A rank that dies, or fails alone, ends the group at once (`at_loss`): the others would
-wait for it in a collective operation for ever.
+wait for it in a collective operation without end.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ class Followers:
     """The followers of this process, and the forwards that they share.
 
     Args:
-        source: of the model, as `carpool.models.source.find` gave it.
-        settings: of the followers, one each, with their devices.
-        device: of this rank.
-        components: that are computed together.
-        others: that the model has besides.
+        source: the model, as `carpool.models.source.find` gave it.
+        settings: the settings of each follower, with its device.
+        device: this rank's device.
+        components: those that are computed together.
+        spare_components: the other components of the model.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Followers:
         settings: Sequence[EngineSettings],
         device: torch.device,
         components: Sequence[str],
-        others: Sequence[str],
+        spare_components: Sequence[str],
     ) -> None:
         context_parallel.check_process()
         self.ranks, self.device = 1 + len(settings), device
@@ -63,35 +63,35 @@ class Followers:
         self.at_loss: Callable[[], object] = lambda: os._exit(1)
         self._packer = packing.Packer(device)
         self._adapters: Adapters | None = None
-        self._sent: set[tuple[str, str]] = set()  # adapter and component
+        self._broadcasts: set[tuple[str, str]] = set()  # adapter and component
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._devices = [str(device), *(one.device for one in settings)]
+        self._devices = [str(device), *(rank_settings.device for rank_settings in settings)]
         self._news = threading.Condition()
         self._errors: dict[int, str | None] = {}  # of the newest forward, by rank; None: it ran
         self._running: int | None = None  # number of the forward
         self._failed: int | None = None  # number of the last forward that failed in this rank
-        self._number = self._bytes = self._tensors = self._known = 0
-        self._send_s = 0.0  # of the processor
+        self._number = self._bytes = self._tensors = self._reused = 0
+        self._send_s = 0.0  # processor time
         self._is_closed = self._is_lost = False
         self._watching = threading.Thread(target=self._watch, name="carpool-group", daemon=True)
-        for rank, one in enumerate(settings, start=1):
-            mine, theirs = Pipe()
-            with theirs:
+        for rank, rank_settings in enumerate(settings, start=1):
+            own_end, follower_end = Pipe()
+            with follower_end:
                 command = [sys.executable, "-m", "carpool.engine.group.follower"]
                 self._processes.append(
                     subprocess.Popen(
-                        [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                        [*command, str(follower_end.fileno())], pass_fds=[follower_end.fileno()],
                         stdin=subprocess.DEVNULL,
                         env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1",
                              "TRANSFORMERS_VERBOSITY": "error"},
                     )
                 )  # fmt: skip
-            self._connections.append(mine)
+            self._connections.append(own_end)
             self._tell(
                 messages.LoadFollower(
-                    source, msgspec.json.encode(one), list(components), list(others), rank,
-                    self.ranks,
+                    source, msgspec.json.encode(rank_settings), list(components),
+                    list(spare_components), rank, self.ranks,
                 ),
                 only=rank,
             )  # fmt: skip
@@ -119,10 +119,10 @@ class Followers:
         log.info("%d ranks compute together (%s): %s", self.ranks, self.kind, self._devices)
 
     def attach(self, adapters: Adapters) -> None:
-        """Forwards are with these adapters from now on."""
-        if self._sent:
+        """Use these adapters in forwards from now on."""
+        if self._broadcasts:
             self._tell(messages.Forget())
-            self._sent.clear()
+            self._broadcasts.clear()
         self._adapters = adapters
 
     def close(self) -> None:
@@ -158,12 +158,12 @@ class Followers:
             "forwards": self._number,
             "sent_bytes": self._bytes,
             "tensors": self._tensors,
-            "known": self._known,
+            "known": self._reused,
             "kept_bytes": self._packer.kept_bytes,
             "send_s": self._send_s,
         }
 
-    # Forwards: on the thread that runs them
+    # Forwards: on the engine's thread
 
     def _leading(self, component: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -192,51 +192,51 @@ class Followers:
             packed, new = self._packer.pack((args, kwargs), f"{component}.forward")
             tensors = list(packing.tensors_of((args, kwargs)))
             self._tensors += len(tensors)
-            self._known += len(tensors) - len(new)
+            self._reused += len(tensors) - len(new)
             try:
                 self._send_adapters(component)
                 marks = {}
                 if exact is not None:
-                    found = {self._packer.key_of(one): exact.mark_of(one) for one in tensors}
-                    marks = {key: mark for key, mark in found.items() if mark}
+                    tensors_marks = [(tensor, exact.mark_of(tensor)) for tensor in tensors]
+                    marks = {self._packer.key_of(t): mark for t, mark in tensors_marks if mark}
                 with self._news:
                     self._number += 1
                     self._running = self._number
                     self._errors.clear()
                 message = messages.RunForward(
                     self._number, component, packed,
-                    [packing.described(key, one, self.device) for key, one in new],
+                    [packing.described(key, tensor, self.device) for key, tensor in new],
                     self._packer.forgotten(),
                     None if exact is None else list(exact.rows), marks,
                 )  # fmt: skip
                 self._say_adapters(message)
-                self._broadcast(message, [one for _, one in new])
-            except BaseException as error:  # nobody knows what the followers have of it
+                self._broadcast(message, [tensor for _, tensor in new])
+            except BaseException as error:  # the followers may have a part of it
                 self._lose(f"a forward could not be sent: {named(error)}")
                 raise
         self._send_s += time.thread_time() - began_s
         return self._number
 
     def _say_adapters(self, message: messages.RunForward) -> None:
-        """Say in a message which rows of its forward have which adapters."""
+        """Add the adapters of each row to a message."""
         plan, message.is_even = (None, True) if self._adapters is None else self._adapters.running
         if plan is not None:
             message.rows, message.is_shared = plan.rows, plan.is_shared
             message.runs = [
-                messages.AdapterRun(one.name, one.scale, one.begin, one.end) for one in plan.runs
+                messages.AdapterRun(run.name, run.scale, run.begin, run.end) for run in plan.runs
             ]
 
     def _send_adapters(self, component: str) -> None:
-        """Send what the adapters of the next forward add to a component, once."""
+        """Send the layers that adapters of the next forward have for a component, once."""
         plan = None if self._adapters is None else self._adapters.running[0]
         for run in plan.runs if plan is not None else ():
             assert self._adapters is not None
-            if (run.name, component) in self._sent:
+            if (run.name, component) in self._broadcasts:
                 continue
             layers, weights = adapter_layers.packed(self._adapters.parts_of(run.name), component)
-            sent = [packing.described(-i, one, self.device) for i, one in enumerate(weights, 1)]
-            self._broadcast(messages.Adapter(run.name, component, layers, sent), weights)
-            self._sent.add((run.name, component))
+            headers = [packing.described(-i, w, self.device) for i, w in enumerate(weights, 1)]
+            self._broadcast(messages.Adapter(run.name, component, layers, headers), weights)
+            self._broadcasts.add((run.name, component))
 
     def _broadcast(
         self, message: messages.RunForward | messages.Adapter, tensors: list[torch.Tensor]
@@ -248,20 +248,20 @@ class Followers:
             self._bytes += buffer.numel()
 
     def _compare(self, number: int, error: BaseException) -> None:
-        """See that the followers failed in a forward, as this rank has; else end the group."""
+        """End the group unless the followers failed in a forward as this rank has."""
         with self._news:
             self._failed = number
             self._news.wait_for(
                 lambda: self._is_lost or len(self._errors) == self.ranks - 1, GRACE_S
             )
-            have_failed = [one for one in self._errors.values() if one is not None]
+            have_failed = [error for error in self._errors.values() if error is not None]
         if len(have_failed) < self.ranks - 1:
             self._lose(f"rank 0 failed alone in a forward: {named(error)}")
 
     # Messages
 
     def _tell(self, message: messages.ToFollower, only: int | None = None) -> int:
-        """Send a message to all followers, or to one; the bytes that were sent."""
+        """Send a message to all followers, or to one; returns the number of bytes."""
         body = messages.encode(message)
         connections = self._connections if only is None else [self._connections[only - 1]]
         for connection in connections:
@@ -294,8 +294,8 @@ class Followers:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[rank - 1].wait(1)
         code = self._processes[rank - 1].returncode
-        told = f"context_parallel: rank {rank} ended while the group was formed (exit code {code})"
-        error = LoadFailed(told)
+        text = f"context_parallel: rank {rank} ended while the group was formed (exit code {code})"
+        error = LoadFailed(text)
         error.was_killed = code is not None and code < 0  # by a signal
         return error
 
@@ -310,11 +310,11 @@ class Followers:
             log.critical("the group ends, and its requests go on in the next one: %s", why)
             self.at_loss()
 
-    # On the thread that watches
+    # On the watching thread
 
     def _watch(self) -> None:
         """Hear the followers; end the group when one has ended, or has failed alone."""
-        failed: tuple[str, int, float] | None = None  # who and why, the forward, since when
+        failed: tuple[str, int, float] | None = None  # the reason, the forward, the time of failure
         while True:
             for ready in wait(self._connections, None if failed is None else 0.1):
                 assert isinstance(ready, Connection)

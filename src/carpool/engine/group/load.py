@@ -34,22 +34,22 @@ def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> Loa
             "the pipeline is there already: save it by save_pretrained, and give that folder",
             param="context_parallel",
         )
-    own, *followers = by_rank(settings)
+    leader, *followers = by_rank(settings)
     with ExitStack() as undo:
         groups: list[Followers] = []
 
         def begin(source: str, classes: Mapping[str, type]) -> None:
             components = check_classes(classes, ranks)
-            others = [name for name in classes if name not in components]
-            device = Device(own).torch
-            groups.append(Followers(source, followers, device, components, others))
+            spare_components = [name for name in classes if name not in components]
+            device = Device(leader).torch
+            groups.append(Followers(source, followers, device, components, spare_components))
             undo.callback(groups[0].close)
 
         def join(modules: Mapping[str, nn.Module]) -> None:
-            components = check_classes({n: type(one) for n, one in modules.items()}, ranks)
+            components = check_classes({n: type(module) for n, module in modules.items()}, ranks)
             groups[0].join({name: modules[name] for name in components})
 
-        loaded = load_alone(model, own, begin=begin, prepared=join)
+        loaded = load_alone(model, leader, begin=begin, prepared=join)
         undo.callback(loaded.undo)
         return replace(loaded, group=groups[0], undo=undo.pop_all().close)
 
@@ -74,5 +74,5 @@ def by_rank(settings: EngineSettings) -> list[EngineSettings]:
         if device.is_accelerator:
             named = [f"{device.type}:{rank}" for rank in range(ranks)]
     common: dict[str, Any] = {"place": None, "vae_tiling": False, "warmup": None, "lora": ()}
-    own = replace(settings, device=named[0])
-    return [own, *(replace(settings, device=name, **common) for name in named[1:])]
+    leader = replace(settings, device=named[0])
+    return [leader, *(replace(settings, device=name, **common) for name in named[1:])]

@@ -1,4 +1,4 @@
-"""The messages between the processes of a group, as msgpack. What they hold: see `packing.py`."""
+"""The messages between the processes of a group, as msgpack. Their contents: see `packing.py`."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ class SentTensor(msgspec.Struct, array_like=True):
     dtype: str
     shape: list[int]
     stride: list[int]  # empty: contiguous
-    raw: bytes | None  # of a tensor of the host in a group of accelerators
+    raw: bytes | None  # the bytes, for a tensor of the host in a group of accelerators
 
 
 class AdapterRun(msgspec.Struct, array_like=True):
@@ -30,7 +30,7 @@ class LoadFollower(msgspec.Struct, tag=True, array_like=True):
     source: str
     settings: bytes  # `EngineSettings`
     components: list[str]
-    others: list[str]  # that the model has, and this process does not need
+    spare_components: list[str]  # modules of the model that this process does not load
     rank: int
     ranks: int
 

@@ -3,8 +3,8 @@
 A call crosses as a structure of plain values with keys in the place of tensors. A tensor is sent
 once: as long as the leader's tensor lives, unchanged, later calls name it by its key (prompt
 embeddings and position ids are the same objects at every step, latents are not). Only the leader
-decides what is kept, and tells the followers what to forget: both sides hold the same, and at
-most `MAX_KEPT_BYTES`.
+decides what is kept, and sends the followers the keys to forget: both sides hold the same
+tensors, of at most `MAX_KEPT_BYTES`.
 """
 
 import weakref
@@ -37,17 +37,17 @@ class Packer:
     """The leader's end: names tensors by keys, and says which are new. For the engine's thread.
 
     Args:
-        device: of the group; tensors of it are broadcast in one buffer, others are in the message.
+        device: the group's; its tensors are broadcast in one buffer, others are in the message.
     """
 
     device: torch.device
     most_bytes: int = MAX_KEPT_BYTES
-    most: int = MAX_KEPT
-    _kept: dict[int, _Kept] = field(default_factory=dict)  # by id; used longest ago first
+    capacity: int = MAX_KEPT
+    _entries: dict[int, _Kept] = field(default_factory=dict)  # by id; the least recently used first
     _sizes: dict[int, int] = field(default_factory=dict)  # bytes, by key
     _bytes: int = 0
     _dead: list[tuple[int, int]] = field(default_factory=list)  # id and key; from any thread
-    _gone: list[int] = field(default_factory=list)  # keys, not told yet
+    _forgotten: list[int] = field(default_factory=list)  # keys, not sent yet
     _keys: int = 0
 
     @property
@@ -67,17 +67,17 @@ class Packer:
         return self._packed(value, new), new
 
     def key_of(self, tensor: Tensor) -> int:
-        """Of a tensor that was packed last."""
-        return self._kept[id(tensor)].key
+        """The key of a tensor that was packed last."""
+        return self._entries[id(tensor)].key
 
     def forgotten(self) -> list[int]:
         """Keys that no call after this one names, each once. After `pack`."""
         self._bury()
-        while self._kept and (self._bytes > self.most_bytes or len(self._kept) > self.most):
-            oldest = next(iter(self._kept))
-            self._forget(self._kept.pop(oldest).key)
-        gone, self._gone = self._gone, []
-        return gone
+        while self._bytes > self.most_bytes or len(self._entries) > self.capacity:
+            identity = next(iter(self._entries))
+            self._forget(self._entries.pop(identity).key)
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
 
     def _packed(self, value: Any, new: list[tuple[int, Tensor]]) -> Any:
         if isinstance(value, Tensor):
@@ -95,19 +95,19 @@ class Packer:
 
     def _key(self, tensor: Tensor, new: list[tuple[int, Tensor]]) -> int:
         version = -1 if tensor.is_inference() else tensor._version
-        known = self._kept.pop(id(tensor), None)
-        if known is not None and known.tensor() is tensor and known.version == version != -1:
-            self._kept[id(tensor)] = known
-            return known.key
-        if known is not None:
-            self._forget(known.key)
+        entry = self._entries.pop(id(tensor), None)
+        if entry is not None and entry.tensor() is tensor and entry.version == version != -1:
+            self._entries[id(tensor)] = entry
+            return entry.key
+        if entry is not None:
+            self._forget(entry.key)
         self._keys += 1
         key, name = self._keys, id(tensor)
 
         def died(_: object) -> None:
             self._dead.append((name, key))
 
-        self._kept[name] = _Kept(key, version, weakref.ref(tensor, died))
+        self._entries[name] = _Kept(key, version, weakref.ref(tensor, died))
         self._sizes[key] = tensor.nbytes
         self._bytes += tensor.nbytes
         new.append((key, tensor))
@@ -116,14 +116,14 @@ class Packer:
     def _bury(self) -> None:
         while self._dead:
             name, key = self._dead.pop()
-            kept = self._kept.get(name)
-            if kept is not None and kept.key == key:
-                del self._kept[name]
+            entry = self._entries.get(name)
+            if entry is not None and entry.key == key:
+                del self._entries[name]
                 self._forget(key)
 
     def _forget(self, key: int) -> None:
         self._bytes -= self._sizes.pop(key)
-        self._gone.append(key)
+        self._forgotten.append(key)
 
 
 _PLAIN = (type(None), bool, float, str, torch.dtype, torch.device)
@@ -146,13 +146,13 @@ def _check(value: Any, where: str) -> None:
     if isinstance(value, Tensor):
         if value.layout is torch.strided and not value.is_quantized:
             return
-        what = f"a tensor of layout {value.layout}"
+        description = f"a tensor of layout {value.layout}"
     elif type(value) is dict:
         if all(isinstance(name, str) for name in value):
             for entry in value.values():
                 _check(entry, where)
             return
-        what = "a dict with keys that are no text"
+        description = "a dict with keys that are no text"
     elif type(value) in (list, tuple, torch.Size):
         for entry in value:
             _check(entry, where)
@@ -160,10 +160,10 @@ def _check(value: Any, where: str) -> None:
     elif isinstance(value, _PLAIN) or (isinstance(value, int) and abs(value) < 2**63):
         return
     else:
-        what = f"a {type(value).__name__}"
+        description = f"a {type(value).__name__}"
     raise PipelineFailed(
-        f"{where} is given {what}, which cannot be sent to the other ranks of context_parallel: "
-        "serve this with context_parallel=1"
+        f"{where} is given {description}, which cannot be sent to the other ranks of "
+        "context_parallel: serve this with context_parallel=1"
     )
 
 
@@ -199,15 +199,15 @@ def buffer_of(tensors: list[Tensor], device: torch.device) -> Tensor | None:
     return torch.cat(pieces) if pieces else None
 
 
-def sizes_of(sent: list[SentTensor]) -> list[int]:
+def sizes_of(headers: list[SentTensor]) -> list[int]:
     """Bytes of the tensors that are in the buffer, with the padding after each."""
-    found = []
-    for one in sent:
-        size = getattr(torch, one.dtype).itemsize
-        for length in one.shape:
+    sizes = []
+    for header in headers:
+        size = getattr(torch, header.dtype).itemsize
+        for length in header.shape:
             size *= length
-        found.append(0 if one.raw is not None else size + -size % ALIGNED)
-    return found
+        sizes.append(0 if header.raw is not None else size + -size % ALIGNED)
+    return sizes
 
 
 @dataclass(slots=True)
@@ -215,8 +215,8 @@ class Unpacker:
     """The follower's end.
 
     Args:
-        device: of this rank.
-        receive: gives the buffer of so many bytes that the leader broadcasts.
+        device: this rank's device.
+        receive: returns the leader's next broadcast, a buffer of so many bytes.
     """
 
     device: torch.device
@@ -227,25 +227,25 @@ class Unpacker:
         for key in keys:
             del self.tensors[key]
 
-    def take(self, sent: list[SentTensor]) -> None:
+    def take(self, headers: list[SentTensor]) -> None:
         """Take the tensors that come with a message."""
-        sizes = sizes_of(sent)
+        sizes = sizes_of(headers)
         buffer = self.receive(sum(sizes)) if sum(sizes) else None
         at = 0
-        for one, size in zip(sent, sizes, strict=True):
-            dtype = getattr(torch, one.dtype)
-            if one.raw is not None:
-                flat = torch.frombuffer(bytearray(one.raw), dtype=dtype) if one.raw else None
+        for header, size in zip(headers, sizes, strict=True):
+            dtype = getattr(torch, header.dtype)
+            if header.raw is not None:
+                flat = torch.frombuffer(bytearray(header.raw), dtype=dtype) if header.raw else None
             else:
                 flat = buffer[at : at + size].view(dtype) if buffer is not None and size else None
             at += size
-            place = self.device if one.raw is None else torch.device("cpu")
-            made = torch.empty(one.shape, dtype=dtype, device=place)
-            if one.stride:
-                made = torch.empty_strided(one.shape, one.stride, dtype=dtype, device=place)
+            place = self.device if header.raw is None else torch.device("cpu")
+            tensor = torch.empty(header.shape, dtype=dtype, device=place)
+            if header.stride:
+                tensor = torch.empty_strided(header.shape, header.stride, dtype=dtype, device=place)
             if flat is not None:  # a copy: the buffer goes
-                made.copy_(flat[: made.numel()].reshape(one.shape))
-            self.tensors[one.key] = made
+                tensor.copy_(flat[: tensor.numel()].reshape(header.shape))
+            self.tensors[header.key] = tensor
 
     def value(self, packed: Any) -> Any:
         """The value that was packed."""

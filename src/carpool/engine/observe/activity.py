@@ -1,4 +1,4 @@
-"""The engine's activity, for those who watch it: forwards as they end, and a snapshot of requests.
+"""The engine's activity for viewers: forwards as they end, and a snapshot of requests.
 
 Forwards are kept only while `is_on`, as plain tuples: they must not keep requests alive.
 """
@@ -14,24 +14,24 @@ from carpool.telemetry.activity import RunningRequest, SeenForward, Snapshot, Wa
 if TYPE_CHECKING:
     from carpool.engine.request import RequestState
 
-KEPT = 512  # forwards between two readings; the oldest of more are counted only
+CAPACITY = 512  # forwards kept between two readings; older ones are only counted
 MOST_LISTED = 256  # waiting requests of a snapshot
 
 
 class ActivityLog:
-    """The forwards since the last reading. `forward` is for the engine's thread, others for one."""
+    """The forwards since the last reading. `forward` is for the engine's thread."""
 
     def __init__(self) -> None:
         self.is_on = False
-        self._seen: deque[SeenForward] = deque(maxlen=KEPT)
-        self._count = self._taken = 0
+        self._forwards: deque[SeenForward] = deque(maxlen=CAPACITY)
+        self._count = self._reported = 0
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards."""
         if not self.is_on:
             return
         self._count += 1
-        self._seen.append(
+        self._forwards.append(
             SeenForward(
                 f"{forward.component}.{forward.method}",
                 forward.phase,
@@ -44,13 +44,13 @@ class ActivityLog:
         )
 
     def take(self) -> tuple[list[SeenForward], int]:
-        """The forwards since the last time, and how many more there were than are kept."""
-        count, taken = self._count, []
-        while self._seen:
-            taken.append(self._seen.popleft())
-        missed = max(0, count - self._taken - len(taken))
-        self._taken = max(count, self._taken + len(taken))
-        return taken, missed
+        """The forwards since the last reading, and the number of those that were not kept."""
+        count, forwards = self._count, []
+        while self._forwards:
+            forwards.append(self._forwards.popleft())
+        missed = max(0, count - self._reported - len(forwards))
+        self._reported = max(count, self._reported + len(forwards))
+        return forwards, missed
 
 
 def snapshot(
@@ -58,20 +58,20 @@ def snapshot(
     running: "Sequence[RequestState]",
     queued: "Sequence[RequestState]",
     starts_s: Sequence[float | None],
-    slower: float,
+    slowdown: float,
 ) -> Snapshot:
     """A snapshot of the requests at this moment. From any thread.
 
     Args:
-        slower: seconds just now, as a multiple of usual ones.
+        slowdown: present seconds as a multiple of usual ones.
     """
-    seen = []
+    requests = []
     for state in running:
         parked, timeline = state.parked, state.timeline
         left_s = None
         if parked is not None and isfinite(parked.left_s):
-            left_s = parked.left_s * slower
-        seen.append(
+            left_s = parked.left_s * slowdown
+        requests.append(
             RunningRequest(
                 state.number,
                 timeline.request_id,
@@ -85,4 +85,4 @@ def snapshot(
         WaitingRequest(state.number, state.request_id, now_s - state.submitted_s, start_s)
         for state, start_s in zip(queued[:MOST_LISTED], starts_s, strict=False)
     ]
-    return Snapshot(now_s, tuple(seen), tuple(waits), len(queued))
+    return Snapshot(now_s, tuple(requests), tuple(waits), len(queued))

@@ -1,9 +1,9 @@
 """Arguments that had no effect on a request's output, found by its own run.
 
-What a pipeline does with an argument is not known, but some of what it must do is: a text has to be
-tokenized, a variable has to be read, the scheduler's `step` has to take what is handed on to it.
-The pipeline says itself whether it guides. Where none of this is known nothing is said: a warning
-that is wrong is worse than none.
+A pipeline is not known from outside, but an argument with an effect leaves marks: a text is
+tokenized, a variable is read, the scheduler's `step` has a parameter for it. The pipeline itself
+says whether it guides. Where there are no such marks to look for there is no warning: a wrong one
+is worse than none.
 """
 
 import dis
@@ -23,29 +23,28 @@ from carpool.request.images import NAMES as PICTURES
 
 log = logging.getLogger("carpool")
 
-MOST_TEXTS = 64  # tokenized texts that are kept of a request; with more, all count as read
+MOST_TEXTS = 64  # tokenized texts kept for a request; with more, all count as read
 _NEGATIVE = re.compile(r"negative_prompt(_\d+)?")
 _SOURCES = (*PICTURES, "video", "latents", "image_latents", "conditions", "reference_image")
 """Arguments that `strength` may be about."""
 
 
 class EffectObserver:
-    """Follows one request, and says which of its arguments had no effect.
+    """Follows one request, and finds its arguments without effect.
 
     Args:
-        arguments: of the pipeline's `__call__`; those that are the model's own defaults are left
-            out of account.
+        arguments: those of the pipeline's `__call__`; the model's own defaults do not count.
     """
 
     def __init__(self, card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
-        own = {one.name: one.default for one in task.parameters}
-        self._task, self._values = task, {**own, **arguments}
-        self.given = {
+        defaults = {parameter.name: parameter.default for parameter in task.parameters}
+        self._task, self._values = task, {**defaults, **arguments}
+        self.arguments = {
             name: value
             for name, value in arguments.items()
-            if value is not None and not _is(value, own.get(name), card.defaults.get(name), "")
+            if value is not None and not _is(value, defaults.get(name), card.defaults.get(name), "")
         }
-        self.texts: list[str] = []  # that were tokenized for it
+        self.texts: list[str] = []  # those that were tokenized for it
         self._is_guided: bool | None = None  # None: the pipeline does not say
         self._is_embedded: bool | None = None  # guidance as an input of the denoiser
         self._takes_eta = True
@@ -61,8 +60,8 @@ class EffectObserver:
         if self._has_begun:
             return
         self._has_begun = True
-        said = getattr(pipe, "do_classifier_free_guidance", None)
-        self._is_guided = said if isinstance(said, bool) else None
+        guidance = getattr(pipe, "do_classifier_free_guidance", None)
+        self._is_guided = guidance if isinstance(guidance, bool) else None
         config = getattr(call.target.module, "config", {})
         if "guidance_embeds" in config or config.get("time_cond_proj_dim") is not None:
             self._is_embedded = bool(config.get("guidance_embeds", True))
@@ -80,8 +79,8 @@ class EffectObserver:
     def reasons(self, pipe: Any) -> Iterator[tuple[str, str]]:
         """Yield each argument that had no effect, and why."""
         cls: type = type(pipe)
-        unread = unread_parameters(cls) if self.given else frozenset()
-        for name, value in self.given.items():
+        unread = unread_parameters(cls) if self.arguments else frozenset()
+        for name, value in self.arguments.items():
             if name in unread:
                 yield name, "the pipeline does not read it"
             elif _NEGATIVE.fullmatch(name):
@@ -95,7 +94,7 @@ class EffectObserver:
                 yield name, f"guidance is off for this request{self._switch()}"
             elif name == "eta" and not self._takes_eta:
                 yield name, f"{type(pipe.scheduler).__name__} takes none"
-            elif name == "strength" and not any(source in self.given for source in _SOURCES):
+            elif name == "strength" and not any(source in self.arguments for source in _SOURCES):
                 yield name, "it is for a picture that is drawn anew, and there is none"
 
     def _reads_negative(self, text: str) -> bool:
@@ -104,8 +103,8 @@ class EffectObserver:
         words = re.findall(r"\w+", text.casefold())
         if not (words and self.texts) or len(self.texts) >= MOST_TEXTS:
             return True  # as far as is known
-        seen = [other.casefold() for other in self.texts]
-        return any(2 * sum(word in other for word in words) >= len(words) for other in seen)
+        texts = [text.casefold() for text in self.texts]
+        return any(2 * sum(word in tokens for word in words) >= len(words) for tokens in texts)
 
     def _switch(self) -> str:
         for name in ("true_cfg_scale", "guidance_scale"):
@@ -121,7 +120,7 @@ class EffectObserver:
         if self._is_guided is not None:
             return self._is_guided
         is_embedded_only = self._task.takes("true_cfg_scale") or not any(
-            _NEGATIVE.fullmatch(one.name) for one in self._task.parameters
+            _NEGATIVE.fullmatch(parameter.name) for parameter in self._task.parameters
         )
         return not (self._is_embedded is False and is_embedded_only)
 
@@ -145,7 +144,7 @@ def unread_parameters(cls: type) -> frozenset[str]:
     """The parameters of a pipeline's `__call__` that its code never reads."""
     call = inspect.unwrap(cls.__call__)
     code = getattr(call, "__code__", None)
-    if code is None or not is_of_a_library(cls):  # which may read all of its variables at once
+    if code is None or not is_of_a_library(cls):  # other code may read all of its variables at once
         return frozenset()
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return frozenset(names).difference(_read(code))
@@ -161,9 +160,9 @@ def _read(code: CodeType) -> Iterator[Any]:
             yield from _read(constant)
 
 
-def _is(value: Any, *others: Any) -> bool:
+def _is(value: Any, *values: Any) -> bool:
     """Return whether a plain value is one of some others."""
     plain = (bool, int, float, str)
     return isinstance(value, plain) and any(
-        isinstance(other, plain) and value == other for other in others
+        isinstance(candidate, plain) and value == candidate for candidate in values
     )

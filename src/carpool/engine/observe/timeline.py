@@ -1,10 +1,10 @@
-"""Timelines of requests: what each did when, with how many it shared forwards, what it waited for.
+"""Timelines of requests: their phases, the requests that shared their forwards, their waits.
 
 A `Timeline` belongs to one request; `TimelineStore` finds it by id, until a thousand others have
-ended after it. What a parked call waits for is told by differences: `TimelineStore` sums up the
-seconds of all forwards, of those of each module and of each fuse key, and a call notes these sums
-as it parks. So waiting requests cost nothing, however many they are. All but `to_json` is for the
-engine's thread.
+ended after it. The waits of a parked call are differences: `TimelineStore` sums up the seconds of
+all forwards, of those of each module and of each fuse key, and a call notes these sums as it parks.
+So waiting requests cost nothing, however many they are. All but `to_json` is for the engine's
+thread.
 """
 
 import time
@@ -21,7 +21,7 @@ from carpool.types import Clock, Phase, Timings
 if TYPE_CHECKING:
     from carpool.engine.observe.forward import Forward
 
-KEPT = 1000  # timelines of requests that have ended
+CAPACITY = 1000  # timelines kept of requests that have ended
 MOST_OTHERS = 32  # requests that a phase names
 
 
@@ -53,22 +53,22 @@ class PhaseTimes:
     start_s: float  # engine clock
     duration_s: float = 0.0
     forwards: int = 0
-    forward_s: float = 0.0  # on CUDA until they were launched, as `Forward.duration_s`
-    others: int = 0  # requests that shared its forwards, summed over these
+    forward_s: float = 0.0  # on CUDA: until the launch, as `Forward.duration_s`
+    companions: int = 0  # requests that shared its forwards, summed over these
     others_most: int = 0
     with_ids: dict[str, None] = field(default_factory=dict)  # requests that shared its forwards
-    shared: list[str] = field(default_factory=list)  # those of the last one, itself among them
+    shared: list[str] = field(default_factory=list)  # ids of the last forward's requests
     place_s: float = 0.0  # parked while forwards of its own key ran
-    incompatible_s: float = 0.0  # ... of its module, with other keys
-    modules_s: float = 0.0  # ... of other modules
-    engine_s: float = 0.0  # parked while none ran: the pipelines' own code, and the engine's
+    incompatible_s: float = 0.0  # parked while forwards of its module with other keys ran
+    modules_s: float = 0.0  # parked while forwards of other modules ran
+    engine_s: float = 0.0  # parked while no forward ran: code of pipelines and engine
 
-    def meet(self, ids: list[str], own: str) -> None:
-        """A forward was shared with these, itself among them."""
+    def meet(self, ids: list[str], request_id: str) -> None:
+        """A forward was shared by these requests, with its own among them."""
         self.shared = ids
         if len(self.with_ids) < MOST_OTHERS:
             names = dict.fromkeys(ids[: MOST_OTHERS + 1])
-            names.pop(own, None)
+            names.pop(request_id, None)
             self.with_ids = dict.fromkeys([*self.with_ids, *names][:MOST_OTHERS])
 
     def to_json(self, phase: Phase, submitted_s: float) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class PhaseTimes:
             "forward_s": self.forward_s,
             "waited_s": sum(waited.values()),
             "waited_for_s": waited,
-            "others_mean": self.others / self.forwards if self.forwards else 0.0,
+            "others_mean": self.companions / self.forwards if self.forwards else 0.0,
             "others_most": self.others_most,
             "others": list(self.with_ids.copy()),
         }
@@ -104,14 +104,14 @@ class Timeline:
     steps: int = 0  # denoising steps in all
     skipped_steps: int = 0
     submitted_at: float = 0.0  # Unix time
-    error: str | None = None  # code of the error that it ended with
+    error: str | None = None  # code of the error with which it ended
     is_cancelled: bool = False
-    replayed_calls: int = 0  # that were answered from its journal
+    replayed_calls: int = 0  # calls that were answered from its journal
     is_moved: bool = False  # another engine goes on with it
     phase: Phase = "encode"
-    mark: Mark | None = None  # of the last call that it parked on
-    exclusive: list[str] = field(default_factory=list)  # components that it changed for itself
-    _since_s: float = inf  # in this phase
+    mark: Mark | None = None  # the last call's on which it parked
+    exclusive: list[str] = field(default_factory=list)  # components with its own changes
+    _since_s: float = inf  # start of this stay in the phase
     _phases: dict[Phase, PhaseTimes] = field(default_factory=dict)
 
     def start(self, now_s: float) -> None:
@@ -120,13 +120,13 @@ class Timeline:
         self._phases["encode"] = PhaseTimes(now_s)
 
     def enter(self, phase: Phase, now_s: float) -> None:
-        """Enter a phase, which may be one that it was in before."""
+        """Enter a phase, perhaps for a second time."""
         self._phases[self.phase].duration_s += now_s - self._since_s
         self.phase, self._since_s = phase, now_s
         self._phases.setdefault(phase, PhaseTimes(now_s))
 
     def reached(self, step: int) -> bool:
-        """So many denoising steps are done. Returns whether that is more than before."""
+        """Note the number of denoising steps done. Returns whether it has grown."""
         if step <= self.step:
             return False
         self.step = step
@@ -151,13 +151,13 @@ class Timeline:
         return times
 
     def timings(self) -> Timings:
-        """Where the time went, once it has ended."""
+        """The durations of the queue and of each phase, once it has ended."""
         queue_s, total_s = min(self.started_s, self.ended_s), self.ended_s - self.submitted_s
-        spent = {f"{phase}_s": one.duration_s for phase, one in self._phases.items()}
-        return Timings(queue_s=queue_s - self.submitted_s, total_s=total_s, **spent)
+        seconds = {f"{phase}_s": times.duration_s for phase, times in self._phases.items()}
+        return Timings(queue_s=queue_s - self.submitted_s, total_s=total_s, **seconds)
 
     def fail(self, error: Exception | None) -> None:
-        """Note the error that the request ended with, if any; only its code is kept."""
+        """Note the error with which the request ended, if any; only its code is kept."""
         if error is not None:
             self.error = error.code if isinstance(error, CarpoolError) else CarpoolError.code
             self.is_cancelled = isinstance(error, Cancelled)
@@ -172,15 +172,15 @@ class Timeline:
         return "cancelled" if self.is_cancelled else "failed" if self.error else "ok"
 
     def _at(self, moment_s: float) -> float | None:
-        """Unix time of a moment of the engine's clock; None for one that is still to come."""
+        """Unix time of a moment of the engine's clock; None for a future moment."""
         return None if moment_s == inf else self.submitted_at + moment_s - self.submitted_s
 
     def to_json(self, now_s: float) -> dict[str, Any]:
-        """All of it. Moments are seconds since submission; the call it is parked on is not in."""
+        """The whole timeline, without the parked call. Moments are seconds since submission."""
         until_s = min(self.ended_s, now_s)
         phases = []
-        for phase, one in self._phases.copy().items():
-            phases.append(one.to_json(phase, self.submitted_s))
+        for phase, times in self._phases.copy().items():
+            phases.append(times.to_json(phase, self.submitted_s))
             if self.ended_s == inf and phase == self.phase:
                 phases[-1]["duration_s"] += until_s - self._since_s
         return {
@@ -204,24 +204,24 @@ class Timeline:
 class TimelineStore:
     """All requests that are queued or run, and the last that ended; sums of their forwards."""
 
-    def __init__(self, kept: int = KEPT, wall_clock: Clock = time.time) -> None:
+    def __init__(self, capacity: int = CAPACITY, wall_clock: Clock = time.time) -> None:
         self._wall_clock = wall_clock
-        self._known: WeakValueDictionary[str, Timeline] = WeakValueDictionary()
-        self._ended: deque[Timeline] = deque(maxlen=kept)
+        self._timelines: WeakValueDictionary[str, Timeline] = WeakValueDictionary()
+        self._ended: deque[Timeline] = deque(maxlen=capacity)
         self._all_s = 0.0
         self._modules: dict[Hashable, Sum] = {}
         self._keys: WeakValueDictionary[Hashable, Sum] = WeakValueDictionary()  # of parked calls
 
     def begin(self, request_id: str, now_s: float) -> Timeline:
-        """A new timeline. It can be found for as long as the caller holds it, and longer."""
-        timeline = self._known[request_id] = Timeline(
+        """A new timeline, which `to_json` finds at least as long as the caller holds it."""
+        timeline = self._timelines[request_id] = Timeline(
             request_id, now_s, submitted_at=self._wall_clock()
         )
         return timeline
 
     def to_json(self, request_id: str, now_s: float) -> dict[str, Any] | None:
         """The newest timeline with this id; None if there is none any more. From any thread."""
-        timeline = self._known.get(request_id)
+        timeline = self._timelines.get(request_id)
         return None if timeline is None else timeline.to_json(now_s)
 
     def parked(self, timeline: Timeline, module: Hashable, key: Hashable, now_s: float) -> None:
@@ -233,8 +233,8 @@ class TimelineStore:
             of_module, of_key = before.of_module, before.of_key
         else:
             of_module = self._modules.setdefault(module, Sum())
-            known = self._keys.get(key)
-            of_key = self._keys.setdefault(key, Sum()) if known is None else known
+            sum_of_key = self._keys.get(key)
+            of_key = self._keys.setdefault(key, Sum()) if sum_of_key is None else sum_of_key
         timeline.mark = Mark(
             key, now_s, of_module, of_key, self._all_s, of_module.seconds, of_key.seconds
         )
@@ -242,15 +242,15 @@ class TimelineStore:
     def forward(self, forward: "Forward") -> None:
         """Calls of one key have shared a forward."""
         timelines = [state.timeline for state in forward.states]
-        seconds, others = forward.duration_s, len(timelines) - 1
+        seconds, companions = forward.duration_s, len(timelines) - 1
         ids = [timeline.request_id for timeline in timelines]
         for timeline in timelines:
             times = timeline.stop_waiting(self._all_s, forward.began_s)
             times.forwards += 1
             times.forward_s += seconds
-            times.others += others
-            times.others_most = max(times.others_most, others)
-            if others and times.shared != ids:
+            times.companions += companions
+            times.others_most = max(times.others_most, companions)
+            if companions and times.shared != ids:
                 times.meet(ids, timeline.request_id)
         self._all_s += seconds
         if (mark := timelines[0].mark) is not None:

@@ -1,8 +1,8 @@
-"""Find out whose argument diffusers has truncated, changed or ignored: it warns in the log only.
+"""Find the requests whose arguments diffusers truncates, changes or ignores: it only logs them.
 
-The warning is written while the request's own fiber runs, without its name. Where it is of a
-truncated prompt, or names an argument that the request has given, it is kept for the request's
-answer, and its log line gets the request's id.
+The warning is written while the request's own fiber runs, without its name. Where it is
+about a truncated prompt, or names an argument of the request, it is kept for the request's answer,
+and its log line gets the request's id.
 """
 
 import logging
@@ -25,34 +25,34 @@ class TruncationWarnings(logging.Handler):
             return
         try:
             self._keep(record)
-        except Exception:  # of its arguments: a pipeline goes on where only its log line fails
+        except Exception:  # a pipeline goes on where only its log line fails
             self.handleError(record)
 
     def _keep(self, record: logging.LogRecord) -> None:
-        said, context = record.getMessage(), current_context()
+        message, context = record.getMessage(), current_context()
         warnings: list[str] | None = getattr(context, "warnings", None)
-        if warnings is None or not (_MARK in said or _named(said, context)):
+        if warnings is None or not (_MARK in message or _named(message, context)):
             return
-        if (text := said[:MOST_TEXT]) not in warnings:
+        if (text := message[:MOST_TEXT]) not in warnings:
             warnings.append(text)
-        record.msg, record.args = f"request {context.request_id}: {said}", ()
+        record.msg, record.args = f"request {context.request_id}: {message}", ()
 
 
-def _named(said: str, context: Any) -> bool:
+def _named(message: str, context: Any) -> bool:
     """Return whether a warning names an argument that a request has given."""
-    names = set(re.findall(r"\w+", said)) - _EVERYDAY
+    names = set(re.findall(r"\w+", message)) - _EVERYDAY
     if any(warning.startswith("size ") for warning in context.warnings):
-        names -= {"width", "height"}  # that is said already
+        names -= {"width", "height"}  # another warning has them
     return not names.isdisjoint(context.names)
 
 
 def install() -> None:
     """Watch the log of diffusers, even where `DIFFUSERS_VERBOSITY` lets it write errors only."""
     logger: Any = logging.getLogger("diffusers")
-    others = [one for one in logger.handlers if not isinstance(one, TruncationWarnings)]
-    if len(others) == len(logger.handlers):
+    handlers = [h for h in logger.handlers if not isinstance(h, TruncationWarnings)]
+    if len(handlers) == len(logger.handlers):
         logger.handlers.insert(0, TruncationWarnings())
     if (level := logger.getEffectiveLevel()) > logging.WARNING:
-        for handler in others:  # which write as little as before
+        for handler in handlers:  # so that they write as little as before
             handler.setLevel(max(handler.level, level))
         logger.setLevel(logging.WARNING)

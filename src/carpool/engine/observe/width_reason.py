@@ -8,7 +8,7 @@ import torch
 
 from carpool.schedule.views import Choice, ParkedCall
 
-LOOKED_AT = 8  # other calls, to find the most similar
+LOOKED_AT = 8  # other calls among which the most similar is found
 
 WORDS: Mapping[str, str] = {  # the most telling first
     "size": "hidden_states sample x z pixel_values img_ids image_grid_thw target_size "
@@ -28,56 +28,56 @@ _ABSENT = object()
 
 
 def width_reason(choice: Choice, parked: Sequence[ParkedCall]) -> str:
-    """Why a forward is not wider: the policy's reason, unless that was that no other call fits.
+    """Why a forward is not wider: the policy's reason, unless no other call fits.
 
     Then `nobody`: no other call is parked. `group`: others fit, but would slow down the requests
-    that began together. `differs:WHAT`: what the most similar call of the method differs in, such
-    as `size`, or `component` where all others are parked on other methods.
+    that began together. `differs:WHAT`: the main difference from the most similar call of
+    the method, such as `size`, or `component` where all others are parked on other methods.
     """
     if choice.why != "nobody" and not choice.why.startswith("differs:"):
         return choice.why
     if len(parked) == len(choice.calls):
         return "nobody"
-    leader, chosen = choice.calls[0], {call.order for call in choice.calls}
+    leader, members = choice.calls[0], {call.order for call in choice.calls}
     method = leader.kind.name
-    others = (c.key for c in parked if c.order not in chosen and c.kind.name == method)
-    keys = list(islice(others, LOOKED_AT))
+    keys_of_method = (c.key for c in parked if c.order not in members and c.kind.name == method)
+    keys = list(islice(keys_of_method, LOOKED_AT))
     if not keys:
         return "differs:component"
     return "group" if leader.key in keys else f"differs:{nearest(leader.key, keys)}"
 
 
-def nearest(key: Hashable, others: Iterable[Hashable]) -> str:
-    """In what a key differs from the most similar of the others; the most telling word."""
-    words = min((differences(key, other) for other in others), key=len)
+def nearest(key: Hashable, candidates: Iterable[Hashable]) -> str:
+    """The main difference of a key from the most similar candidate, as a word."""
+    words = min((differences(key, candidate) for candidate in candidates), key=len)
     return min(words, key=lambda word: (_ORDER.get(word, len(_ORDER)), word), default="arguments")
 
 
-def differences(one: Hashable, other: Hashable) -> set[str]:
-    """In what two fuse keys of one method, made by `Fuser.describe`, differ: words, or arguments.
+def differences(first: Hashable, second: Hashable) -> set[str]:
+    """The differences of two fuse keys of one method, by `Fuser.describe`: words, or arguments.
 
     `alone` is a call that fuses with none.
     """
-    if not isinstance(one, tuple) or not isinstance(other, tuple):
+    if not isinstance(first, tuple) or not isinstance(second, tuple):
         return {"alone"}
-    if len(one) == 2:  # adapters apart: see `lora_batching`
-        differing = {"adapters"} if one[1] != other[1] else set[str]()
-        return differing | differences(one[0], other[0]) if one[0] != other[0] else differing
-    left, right = dict[str, Any](one[2]), dict[str, Any](other[2])
-    names = {**left, **right}
+    if len(first) == 2:  # adapters apart: see `lora_batching`
+        differing = {"adapters"} if first[1] != second[1] else set[str]()
+        return differing | differences(first[0], second[0]) if first[0] != second[0] else differing
+    first_part, second_part = dict[str, Any](first[2]), dict[str, Any](second[2])
+    names = {**first_part, **second_part}
     return {
-        _word(name, left.get(name), right.get(name))
+        _word(name, first_part.get(name), second_part.get(name))
         for name in names
-        if left.get(name, _ABSENT) != right.get(name, _ABSENT)
+        if first_part.get(name, _ABSENT) != second_part.get(name, _ABSENT)
     }
 
 
-def _word(name: str, left: Any, right: Any) -> str:
-    types = [_dtype(left), _dtype(right)]
+def _word(name: str, first: Any, second: Any) -> str:
+    types = [_dtype(first), _dtype(second)]
     if None not in types and types[0] != types[1]:
         return "dtype"
     word = _WORD.get(name, name)
-    is_said_once = left is None or right is None
+    is_said_once = first is None or second is None
     return name if is_said_once and word in ("size", "text length") else word
 
 

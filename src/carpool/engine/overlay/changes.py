@@ -2,7 +2,7 @@
 
 Pipelines may change shared modules in the middle of a call: attention processors, config entries,
 attributes, hooks, number types. No other request runs between the write, which `writes` reports,
-and the next pause, where the modules are made what they were; so no other request sees any of it.
+and the next pause, where the modules are restored; so no other request sees any of it.
 """
 
 from typing import Any
@@ -14,21 +14,21 @@ from carpool.engine.overlay.shared_modules import SharedModules
 
 
 class Changes:
-    """Of one request, for the engine's thread."""
+    """The changes of one request. For the engine's thread."""
 
     def __init__(self, shared: SharedModules) -> None:
         self._shared = shared
         self._before: dict[int, tuple[nn.Module, ModuleState]] = {}  # by the module's id
-        self.names: dict[str, None] = {}  # of the modules that were changed, in order
+        self.names: dict[str, None] = {}  # names of changed modules, in order
 
-    def touch(self, written: Any, *, deep: bool = False) -> None:
-        """Keep how a module is, before the request first writes on it.
+    def touch(self, target: Any, *, deep: bool = False) -> None:
+        """Save a module's state before the request first writes on it.
 
         Args:
-            written: the module, its config, or one of its dictionaries of hooks.
+            target: the module, its config, or one of its dictionaries of hooks.
             deep: its parts may be written as well.
         """
-        owner = self._shared.holders.get(id(written), written)
+        owner = self._shared.holders.get(id(target), target)
         if not isinstance(owner, nn.Module):
             return
         for module in owner.modules() if deep else [owner]:
@@ -42,9 +42,9 @@ class Changes:
         return bool(self._before)
 
     def take_back(self) -> None:
-        """Make all modules what they were; those that were changed are named from now on."""
-        for known, (_, state) in self._before.items():
+        """Restore all modules; the changed ones are in `names` from now on."""
+        for module_id, (_, state) in self._before.items():
             if not state.is_now():
-                self.names[self._shared.names[known]] = None
+                self.names[self._shared.names[module_id]] = None
                 state.restore()
         self._before.clear()

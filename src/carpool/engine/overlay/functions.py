@@ -1,4 +1,4 @@
-"""The thread's stack of function modes, of which each fiber has one for itself.
+"""The thread's stack of function modes: each fiber has its own.
 
 `with torch.device(...)` is such a mode, and a fiber may pause in it.
 """
@@ -17,26 +17,26 @@ class FunctionModes:
     """The modes of one fiber; see `fiber.FiberContext`."""
 
     def __init__(self) -> None:
-        self._mine = self._outside = _present()
-        self._usual = len(self._mine)
+        self._modes = self._outside = _present()
+        self._usual = len(self._modes)
 
     def enter(self) -> None:
-        if self._mine or _len():  # seldom
+        if self._modes or _len():  # seldom
             self._outside = _taken()
-            _put(self._mine)
+            _put(self._modes)
         else:
             self._outside = []
 
     def leave(self) -> None:
         if self._outside or _len():
-            self._mine = _taken()
+            self._modes = _taken()
             _put(self._outside)
         else:
-            self._mine = []
+            self._modes = []
 
     @property
     def are_changed(self) -> bool:
-        """Whether the running fiber has others than it began with."""
+        """Whether the running fiber's modes differ from those at its start."""
         return bool(_len() != self._usual)
 
 

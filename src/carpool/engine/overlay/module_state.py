@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from carpool.engine.overlay.writes import data, point
 
-REGISTRY = "_diffusers_hook"  # the attribute that diffusers keeps its hooks in
+REGISTRY = "_diffusers_hook"  # the attribute in which diffusers keeps its hooks
 _ABSENT = object()
 _CONTAINERS = (dict, OrderedDict, list, set)
-_USUAL = frozenset(vars(nn.Module()))  # what every module holds
+_USUAL = frozenset(vars(nn.Module()))  # attributes of every module
 _NO_OBJECTS = (
     *(nn.Module, Tensor, FrozenDict, type, ModuleType, FunctionType, MethodType, partial),
 )
@@ -28,7 +28,7 @@ class ModuleState:
     """The state of one module: entries of its containers, storage of its weights and buffers."""
 
     dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
-    others: list[tuple[Any, list[Any]]] = field(default_factory=list)  # lists and sets
+    collections: list[tuple[Any, list[Any]]] = field(default_factory=list)  # lists and sets
     tensors: list[tuple[Tensor, Tensor, bool]] = field(default_factory=list)
 
     @classmethod
@@ -41,9 +41,9 @@ class ModuleState:
     ) -> "ModuleState":
         """
         Args:
-            with_storage: keep what weights and buffers point to, too.
-            children: those that it had when the engine began: diffusers takes one out of the
-                dictionary itself before it sets an attention processor.
+            with_storage: keep the storage of weights and buffers, too.
+            children: its children when the engine began: diffusers takes one out of the dictionary
+                itself before it sets an attention processor.
         """
         state = cls()
         for container in _containers(module):
@@ -57,7 +57,7 @@ class ModuleState:
                     entries = dict(children) | entries
                 state.dicts.append((container, entries))
             else:
-                state.others.append((container, list(container)))
+                state.collections.append((container, list(container)))
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None and with_storage:
                 state.tensors.append((tensor, data(tensor), tensor.requires_grad))
@@ -67,7 +67,7 @@ class ModuleState:
         """Whether the module is as it was then."""
         return (
             all(_are_same(now, then) for now, then in self.dicts)
-            and all(_has_same(now, then) for now, then in self.others)
+            and all(_has_same(now, then) for now, then in self.collections)
             and all(
                 tensor.requires_grad == flag and _is_same_storage(data(tensor), then)
                 for tensor, then, flag in self.tensors
@@ -75,21 +75,21 @@ class ModuleState:
         )
 
     def restore(self) -> None:
-        """Make the module as it was then; other threads may read it meanwhile."""
+        """Restore the module's state; other threads may read it meanwhile."""
         for place, (container, entries) in enumerate(self.dicts):
             for name in [name for name in container if name not in entries]:
                 del container[name]
             for name, value in entries.items():
                 if container.get(name, _ABSENT) is not value:
                     container[name] = value
-            if place and list(container) != list(entries):  # the order of children means something
+            if place and list(container) != list(entries):  # the order of children matters
                 for name, value in entries.items():
                     del container[name]
                     container[name] = value
-        for other, values in self.others:
-            if not _has_same(other, values):
-                other.clear()
-                (other.extend if isinstance(other, list) else other.update)(values)
+        for collection, values in self.collections:
+            if not _has_same(collection, values):
+                collection.clear()
+                (collection.extend if isinstance(collection, list) else collection.update)(values)
         for tensor, then, flag in self.tensors:
             if not _is_same_storage(data(tensor), then):
                 point(tensor, then)
@@ -100,7 +100,7 @@ class ModuleState:
 def own_containers(module: nn.Module) -> Iterator[Any]:
     """The lists, dictionaries and sets that a module holds, and those of its plain objects.
 
-    What every module has is not among them: it reports its own writes.
+    Attributes of every module are not among them: they report their own writes.
     """
     for name, value in vars(module).items():
         if name in _USUAL or name == REGISTRY:
@@ -109,13 +109,13 @@ def own_containers(module: nn.Module) -> Iterator[Any]:
             yield value
         elif (inner := _attributes(value)) is not None:  # an attention processor, a config
             yield inner
-            yield from (one for one in inner.values() if type(one) in _CONTAINERS)
+            yield from (entry for entry in inner.values() if type(entry) in _CONTAINERS)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    found = getattr(value, "__dict__", None)
-    is_plain = type(found) is dict and not isinstance(value, _NO_OBJECTS)
-    return found if is_plain else None
+    attributes = getattr(value, "__dict__", None)
+    is_plain = type(attributes) is dict and not isinstance(value, _NO_OBJECTS)
+    return attributes if is_plain else None
 
 
 def _containers(module: nn.Module) -> Iterator[Any]:
@@ -123,15 +123,15 @@ def _containers(module: nn.Module) -> Iterator[Any]:
     for holder in (module, vars(module).get(REGISTRY)):
         if holder is not None:
             yield vars(holder)
-            yield from (one for one in vars(holder).values() if type(one) in _CONTAINERS)
-            yield from (vars(one) for one in getattr(holder, "_fn_refs", ()))  # diffusers' hooks
+            yield from (value for value in vars(holder).values() if type(value) in _CONTAINERS)
+            yield from (vars(hook) for hook in getattr(holder, "_fn_refs", ()))  # diffusers' hooks
     if isinstance(config := vars(module).get("_internal_dict"), FrozenDict):
         yield config
         yield vars(config)
 
 
 def is_same(container: Any, copy: Any) -> bool:
-    """Whether a container holds what is in a copy of it."""
+    """Whether a container holds the same as its copy."""
     return (_are_same if isinstance(container, dict) else _has_same)(container, copy)
 
 
@@ -145,19 +145,23 @@ def _are_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
     )
 
 
-def _is_same(left: Any, right: Any) -> bool:
+def _is_same(value: Any, reference: Any) -> bool:
     """The same object, or plain values that are equal."""
-    if left is right:
+    if value is reference:
         return True
-    return type(left) is type(right) and isinstance(left, _PLAIN) and bool(left == right)
+    return type(value) is type(reference) and isinstance(value, _PLAIN) and bool(value == reference)
 
 
-def _is_same_storage(left: Tensor, right: Tensor) -> bool:
-    if left is right:
+def _is_same_storage(storage: Tensor, reference: Tensor) -> bool:
+    if storage is reference:
         return True
-    if (left.dtype, left.device, left.shape) != (right.dtype, right.device, right.shape):
+    if (storage.dtype, storage.device, storage.shape) != (
+        reference.dtype,
+        reference.device,
+        reference.shape,
+    ):
         return False
     try:
-        return left.data_ptr() == right.data_ptr()
-    except RuntimeError:  # of a quantized kind, without storage of its own
+        return storage.data_ptr() == reference.data_ptr()
+    except RuntimeError:  # a quantized tensor without a storage of its own
         return True

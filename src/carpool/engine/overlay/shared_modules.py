@@ -1,4 +1,4 @@
-"""The modules that all requests of an engine share: their names, their parts, and as they were.
+"""The modules that all requests of an engine share: their names, parts and original state.
 
 Weights that are written in place report nothing. It is found at the end of a request, by the
 versions that torch counts: too late to give the values back.
@@ -23,7 +23,7 @@ class SharedModules:
     Attributes:
         names: such as "transformer.blocks.0", by the id of the module.
         children: the modules inside of each, by its id.
-        holders: whose config or dictionary of hooks it is, by its id.
+        holders: the owner of a config or a dictionary of hooks, by its id.
     """
 
     def __init__(self, components: Mapping[str, nn.Module]) -> None:
@@ -44,7 +44,7 @@ class SharedModules:
         self.children: dict[int, dict[str, nn.Module | None]] = {}
         self.holders: dict[int, nn.Module] = {}
         self._weights: dict[int, tuple[str, Tensor, int]] = {}  # component, version; by id
-        self._alive: list[Any] = []  # so that ids stay theirs
+        self._alive: list[Any] = []  # so that their ids stay valid
 
     def install(self) -> None:
         """Notice writes from now on."""
@@ -54,7 +54,7 @@ class SharedModules:
                     self.names[id(module)] = f"{name}.{inner}" if inner else name
                     self.children[id(module)] = dict(module._modules)
                     self._add(name, module)
-            # made at the first `cache_context` otherwise, which is no change of anything
+            # else the first `cache_context` makes it, which is no change by a request
             if isinstance(component, CacheMixin) and not hasattr(component, REGISTRY):
                 HookRegistry.check_if_exists_or_initialize(component)
                 self._registries.append(component)
@@ -73,24 +73,24 @@ class SharedModules:
         self._alive += [module, *parts]
 
     def changed_weights(self) -> list[str]:
-        """The components whose weights were written in place since the last time it was asked."""
+        """The components whose weights were written in place since the last call."""
         changed: dict[str, None] = {}
-        for known, (component, weight, version) in self._weights.items():
+        for weight_id, (component, weight, version) in self._weights.items():
             if weight._version != version:
-                self._weights[known] = component, weight, weight._version
+                self._weights[weight_id] = component, weight, weight._version
                 changed[component] = None
         return list(changed)
 
     def remove(self) -> None:
-        """Notice no more, and make all modules what they were. Harmless when not installed."""
+        """Stop noticing writes, and restore all modules. Harmless when not installed."""
         if not self._alive:
             return
         while self._registries:
             module = self._registries.pop()
             if not getattr(module, REGISTRY).hooks:
                 delattr(module, REGISTRY)
-        for known in (self.names, self.children, self.holders, self._weights):
-            known.clear()
+        for registry in (self.names, self.children, self.holders, self._weights):
+            registry.clear()
         self._alive.clear()
         while self._patches:
             self._patches.pop().drop()

@@ -1,8 +1,8 @@
 """Report writes on shared modules, their hooks and their configs to the fiber that makes them.
 
-Python code changes a module through methods of a few classes. While an engine runs, these tell the
-context of their fiber first; outside of fibers, and so inside of forwards, and in private rides
-they do what they always did. Nothing is looked at that is not written: a step costs nothing.
+Python code changes a module through methods of a few classes. While an engine runs, these report to
+the context of their fiber first; outside of fibers, and so inside of forwards, and in private rides
+they work as always. Only writes are looked at: a step costs nothing.
 
 Writes on the values of a weight report nothing. Code that may make such writes rides privately.
 """
@@ -22,7 +22,7 @@ from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
 _DATA: Any = torch.Tensor.data  # the descriptor itself, whatever a subclass puts before it
-_ON_MODULES = (  # what hooks of gradients and of state dictionaries are for, no pipeline does
+_ON_MODULES = (  # no pipeline uses hooks of gradients and of state dictionaries
     *("__setattr__", "__delattr__", "_apply", "add_module", "register_module", "register_buffer"),
     *("register_parameter", "register_forward_hook", "register_forward_pre_hook"),
 )
@@ -45,13 +45,13 @@ def _reporting(
     plain: Callable[..., Any],
     *,
     deep: bool = False,
-    owner: Callable[[Any], Any] = lambda written: written,
+    owner: Callable[[Any], Any] = lambda target: target,
 ) -> Callable[..., Any]:
-    """A method that tells the fiber which calls it of the write.
+    """A method that reports the write to the fiber that calls it.
 
     Args:
         deep: all parts of the module may be written.
-        owner: by which `SharedModules.holders` knows the module that is written.
+        owner: gives the object by which `SharedModules.holders` finds the written module.
     """
 
     @functools.wraps(plain)
@@ -84,11 +84,11 @@ _PATCHES = (
         ),
     ),
 )
-_lora: dict[str, Patches] = {}  # by the module of PEFT
+_lora: dict[str, Patches] = {}  # by the name of PEFT's module
 
 
 def all_patches() -> list[Patches]:
-    """Those of all that is imported: PEFT is slow to import, and not if no LoRA was loaded."""
+    """The patches for imported libraries: PEFT is slow to import, and only loaded with a LoRA."""
     for place, name in _LORA:
         if (module := sys.modules.get(place)) is not None and place not in _lora:
             _lora[place] = Patches(getattr(module, name), dict.fromkeys(_ON_LORA, _reporting))

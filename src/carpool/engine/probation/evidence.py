@@ -1,10 +1,10 @@
-"""Evidence of how a kind of call fuses: what agreed with its calls run alone, and what did not."""
+"""Evidence of how a kind of call fuses: forwards that agreed with its calls run alone or not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-NEEDED = 3  # forwards of a kind that must agree
+QUORUM = 3  # agreeing forwards after which a kind is trusted
 
 
 @dataclass(slots=True)
@@ -16,8 +16,8 @@ class Evidence:
     sizes: set[str] = field(default_factory=set)
     widths: set[str] = field(default_factory=set)
     varied: set[str] = field(default_factory=set)  # arguments that differed where bits agreed
-    shared: set[str] = field(default_factory=set)  # what the next guess shares: this one is wrong
-    alone: str | None = None  # why it runs alone, for good
+    shared: set[str] = field(default_factory=set)  # arguments that the next guess shares
+    alone: str | None = None  # why it always runs alone
 
     def to_json(self) -> dict[str, Any]:
         if self.alone is not None:
@@ -29,17 +29,17 @@ class Evidence:
     def from_json(cls, data: Mapping[str, Any]) -> "Evidence":
         if "alone" in data:
             return cls(alone=str(data["alone"]))
-        known = cls(agreed=int(data["agreed"]))
+        evidence = cls(agreed=int(data["agreed"]))
         for name in ("sizes", "widths", "varied", "shared"):
-            setattr(known, name, set(map(str, data[name])))
-        return known
+            setattr(evidence, name, set(map(str, data[name])))
+        return evidence
 
 
-def fate(data: Mapping[str, Any]) -> tuple[str, str]:
-    """How a kind of call fuses by its evidence (`Evidence.to_json`), and why."""
+def status(data: Mapping[str, Any]) -> tuple[str, str]:
+    """The status of a kind of call by its evidence (`Evidence.to_json`), and the reason."""
     if "alone" in data:
         return "alone", str(data["alone"])
     agreed = int(data["agreed"])
-    if agreed < NEEDED:
-        return "probation", f"{agreed} of {NEEDED} forwards agreed"
+    if agreed < QUORUM:
+        return "probation", f"{agreed} of {QUORUM} forwards agreed"
     return "proven", f"{agreed} forwards agreed"

@@ -1,4 +1,4 @@
-"""Kinds of calls: what evidence of fusing is kept under, and what of a call it covers."""
+"""Kinds of calls: the keys under which evidence of fusing is kept, and their parts of a call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, Arg
 class Kind:
     """The flags and types of calls that are proven together."""
 
-    text: str  # class, method, flags, types: what evidence is kept under
+    text: str  # class, method, flags, types: the key of evidence
     sizes: str
     module: int
     stacked: tuple[str, ...]  # arguments whose entries may differ from call to call
@@ -61,11 +61,11 @@ def _described(rule: ArgumentRule | None, value: Any) -> tuple[str, str]:
         return f"{word} {kind} {value.ndim}d", "x".join(map(str, shape))
     if isinstance(value, Mapping):
         rules = rule if isinstance(rule, Mapping) else {}
-        all_ = {str(n): _described(rules.get(n), v) for n, v in sorted(value.items())}
-        texts = ", ".join(f"{n}={text}" for n, (text, _) in all_.items())
-        return f"{{{texts}}}", " ".join(f"{n}:{size}" for n, (_, size) in all_.items() if size)
+        entries = {str(n): _described(rules.get(n), v) for n, v in sorted(value.items())}
+        texts = ", ".join(f"{n}={text}" for n, (text, _) in entries.items())
+        return f"{{{texts}}}", " ".join(f"{n}:{size}" for n, (_, size) in entries.items() if size)
     if isinstance(value, (list, tuple)) and holds_tensors(value):
-        described = [_described(rule, one) for one in value]
+        described = [_described(rule, entry) for entry in value]
         return f"{len(value)} of {described[0][0]}", " ".join(size for _, size in described)
     return repr(value)[:200], ""
 

@@ -3,12 +3,11 @@
 A guessed table (`infer.py`) is on probation, as is every table in exact numerics, and that of a
 module in which code runs that its author cannot have known (`foreign_code`). While it is, its
 calls run one by one, which gives the answers, and then once more as one forward in exact numerics,
-where any mixing of rows shows as a difference, however small. Agreement is evidence for what was
-seen: the flags and types of the calls (the kind), their sizes, how many rows of which calls were
-stacked, and which arguments differed between them. A forward is trusted when its kind has agreed
-`NEEDED` times and each of those was seen. One disagreement, or an exception that does not happen
-alone, makes a guess worthless: the next one is tried, where there is one, else the kind runs alone
-for good.
+where any mixing of rows shows as a difference, however small. Agreement is evidence for the
+forward's kind (flags and types of the calls), its sizes, its numbers of rows, and the arguments
+that differed between its calls. A forward is trusted when its kind has agreed `QUORUM` times, and
+there is evidence for all that it has. One disagreement, or an exception that does not happen alone,
+makes a guess worthless: the next one is tried, where there is one, else the kind always runs alone.
 
 Bits that agree do not prove everything. So a kind also runs alone if its forward keeps state on the
 module, changes its inputs, draws random numbers, gives tensors that share memory with its inputs or
@@ -28,7 +27,7 @@ from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import Exact, is_followed
-from carpool.engine.probation.evidence import NEEDED, Evidence, fate
+from carpool.engine.probation.evidence import QUORUM, Evidence, status
 from carpool.engine.probation.kinds import Kind, kind_of, width
 from carpool.engine.probation.snapshot import (
     ModuleSnapshot,
@@ -47,9 +46,9 @@ from carpool.errors import named
 
 log = logging.getLogger("carpool")
 
-MAX_UNSETTLED = 4  # of them, how many may find the module changed: caches fill in the first
+MAX_UNSETTLED = 4  # forwards in a row that may change the module: caches fill in the first
 MAX_KNOWN = 4096
-NEVER_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
+NOT_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
 
 
 Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
@@ -60,9 +59,9 @@ class Probation:
 
     Args:
         fuser: describes and joins calls.
-        infers: guess tables for classes that have none.
+        infers: guess tables for classes without one.
         without_caches: language models that only read need not give their key-value caches.
-        verdicts: where evidence is kept between runs.
+        verdicts: keeps evidence between runs.
     """
 
     def __init__(
@@ -75,22 +74,22 @@ class Probation:
     ) -> None:
         self._fuser, self._infers, self._without_caches = fuser, infers, without_caches
         self._verdicts = verdicts or Verdicts(None)
-        self._evidence: dict[tuple[str, str], Evidence] = {}  # by the class's identity and kind
+        self._evidence: dict[tuple[str, str], Evidence] = {}  # by identity of the class and kind
         self._kinds: dict[Any, tuple[Kind, Evidence]] = {}  # by fuse key
         # second guesses: by module and method, and by the kind that the first one made
         self._second: dict[tuple[int, str], dict[str, frozenset[str]]] = {}
-        self._seen: dict[tuple[str, str], str] = {}  # tables: component and method -> how it fuses
+        self._tables: dict[tuple[str, str], str] = {}  # by component and method: how it fuses
         self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
 
-    def with_table(self, call: Call) -> Call:
+    def infer_spec(self, call: Call) -> Call:
         """The call with a guessed table, where one can be guessed.
 
-        Its class has none, or one that does not say what a tensor of this call means.
+        Its class has none, or one without a rule for a tensor of this call.
         """
         target = call.target
         if target.spec is not None and covers(target.spec.rules, call.arguments()):
             if not target.is_doubted:
-                self._seen.setdefault((target.component, target.method), "table")
+                self._tables.setdefault((target.component, target.method), "table")
             return call
         is_named = len(call.args) <= len(target.positional)
         if not self._infers or target.method == "generate" or not is_named:
@@ -109,13 +108,13 @@ class Probation:
             return False
         return self._of(call, key)[1].alone is not None
 
-    def is_settled(self, ready: Sequence[Ready]) -> bool:
-        """Whether a forward of these calls runs without another one that proves it."""
+    def is_trusted(self, ready: Sequence[Ready]) -> bool:
+        """Whether a forward of these calls runs without a second one as proof."""
         if len(ready) == 1 or not self._is_tried(ready[0].call.target):
             return True
-        calls, rows = [one.call for one in ready], [one.rows for one in ready]
+        calls, rows = [member.call for member in ready], [member.rows for member in ready]
         kind, evidence = self._of(calls[0], ready[0].key)
-        return evidence.alone is None and self._is_trusted(kind, evidence, calls, rows)
+        return evidence.alone is None and self._covers(kind, evidence, calls, rows)
 
     def around(self, run: RunCalls, fused: Fused) -> RunCalls:
         """The same forward, which proves itself first.
@@ -126,7 +125,7 @@ class Probation:
         """
 
         def proven(ready: Sequence[Ready]) -> list[Any]:
-            if self.is_settled(ready):
+            if self.is_trusted(ready):
                 return run(ready)
             kind, evidence = self._of(ready[0].call, ready[0].key)
             return self._prove(kind, evidence, ready, run, fused)
@@ -137,24 +136,25 @@ class Probation:
         """How each method fuses: by table, proven, on probation or alone, and why."""
         lines = [
             {"call": f"{component}.{method}", "fuses": how, "why": ""}
-            for (component, method), how in sorted(self._seen.items())
+            for (component, method), how in sorted(self._tables.items())
         ]
-        for (_, kind), one in sorted(self._evidence.items()):
-            how, why = fate(one.to_json())
+        for (_, kind), evidence in sorted(self._evidence.items()):
+            how, why = status(evidence.to_json())
             lines.append({"call": kind.split("(")[0], "kind": kind, "fuses": how, "why": why})
         return lines
 
     def statistics(self) -> dict[str, Any]:
-        """Forwards on probation by what came of them, and kinds by how they fuse."""
+        """Forwards on probation by result, and kinds by status."""
         fuses = [line["fuses"] for line in self.report()]
         states = ("table", "proven", "probation", "alone")
         return {"forwards": dict(self.forwards), "kinds": {s: fuses.count(s) for s in states}}
 
     def keep(self) -> None:
-        """Write the evidence down, if there is any news."""
-        self._verdicts.keep(
-            {key: one.to_json() for key, one in self._evidence.items() if not one.unsettled}
-        )
+        """Write the evidence down if it has changed."""
+        fresh = {
+            key: evidence for key, evidence in self._evidence.items() if not evidence.unsettled
+        }
+        self._verdicts.keep({key: evidence.to_json() for key, evidence in fresh.items()})
 
     def _guessed(self, call: Call, shared: Collection[str]) -> Call | None:
         spec = infer(call.arguments(), shared)
@@ -169,30 +169,30 @@ class Probation:
 
     def _of(self, call: Call, key: Any) -> tuple[Kind, Evidence]:
         module = call.target.module
-        found = self._kinds.get((key, bool(call.lora), module.training))
-        if found is not None and found[0].module == id(module):
-            return found
+        kind_and_evidence = self._kinds.get((key, bool(call.lora), module.training))
+        if kind_and_evidence is not None and kind_and_evidence[0].module == id(module):
+            return kind_and_evidence
         if len(self._kinds) >= MAX_KNOWN:
             self._kinds.clear()
         kind = kind_of(call, is_exact=self._fuser.is_exact)
         place = (self._verdicts.identity(module), kind.text)
         if place not in self._evidence:
-            known = self._verdicts.read(*place)
-            evidence = Evidence() if known is None else Evidence.from_json(known)
+            stored = self._verdicts.read(*place)
+            evidence = Evidence() if stored is None else Evidence.from_json(stored)
             self._evidence[place] = evidence
             if evidence.shared:
-                self._guess_again(call, kind, evidence.shared)
+                self._retry_with(call, kind, evidence.shared)
         self._kinds[key, bool(call.lora), module.training] = kind, self._evidence[place]
         return kind, self._evidence[place]
 
-    def _guess_again(self, call: Call, kind: Kind, shared: Collection[str]) -> None:
+    def _retry_with(self, call: Call, kind: Kind, shared: Collection[str]) -> None:
         second = self._second.setdefault((id(call.target.module), call.target.method), {})
         second[kind.text] = frozenset(shared)
 
-    def _is_trusted(
+    def _covers(
         self, kind: Kind, evidence: Evidence, calls: Sequence[Call], rows: Sequence[int]
     ) -> bool:
-        if evidence.agreed < NEEDED or kind.sizes not in evidence.sizes:
+        if evidence.agreed < QUORUM or kind.sizes not in evidence.sizes:
             return False
         if width(rows) not in evidence.widths:
             return False
@@ -201,12 +201,8 @@ class Probation:
 
     def _varying(self, calls: Sequence[Call], names: Sequence[str]) -> set[str]:
         """The arguments whose content is not the same in all calls."""
-        everyone = [call.arguments() for call in calls]
-        return {
-            name
-            for name in names
-            if len({self._fuser.content(one.get(name)) for one in everyone}) > 1
-        }
+        arguments = [call.arguments() for call in calls]
+        return {n for n in names if len({self._fuser.content(v.get(n)) for v in arguments}) > 1}
 
     def _prove(
         self,
@@ -217,17 +213,17 @@ class Probation:
         fused: Fused,
     ) -> list[Any]:
         """Run calls apart, which answers them, and together, which is evidence."""
-        calls, rows = [one.call for one in ready], [one.rows for one in ready]
+        calls, rows = [member.call for member in ready], [member.rows for member in ready]
         target = calls[0].target
         before = ModuleSnapshot.of(target.module)
         inputs = [versions(call.arguments()) for call in calls]
-        kept = list(tensors_in(module_tensors(target.module)))  # no answer takes their place
-        owned = storages(kept)
+        weights = list(tensors_in(module_tensors(target.module)))  # no answer takes their place
+        owned = storages(weights)
         answers: list[Any] = []
         why: str | None = None
-        for one, call in zip(ready, calls, strict=True):
+        for member, call in zip(ready, calls, strict=True):
             try:
-                answer = run([one])[0]
+                answer = run([member])[0]
             except (torch.OutOfMemoryError, *UNCONTAINED):
                 raise
             except BaseException as error:
@@ -239,13 +235,13 @@ class Probation:
             elif shares_memory(answer, call.arguments()):
                 why = "gives views of its inputs"
             answers.append(answer)
-        if evidence.alone is not None or any(isinstance(one, Failure) for one in answers):
+        if evidence.alone is not None or any(isinstance(answer, Failure) for answer in answers):
             return answers
         changed = ModuleSnapshot.of(target.module).differs(before)
         if why is None and [versions(call.arguments()) for call in calls] != inputs:
             why = "changes its inputs"
-        draws = changed == "random" or any(one.call.target.is_exclusive for one in ready)
-        if why is None and draws:  # each in its request's own: see `draws.py`
+        draws = changed == "random" or any(member.call.target.is_exclusive for member in ready)
+        if why is None and draws:  # each request draws its own: see `draws.py`
             why = "draws random numbers"
         if why is None and not is_followed(target.module):
             why = "is compiled, so that its bits cannot be made exact"
@@ -258,10 +254,10 @@ class Probation:
                 self._compare(kind, evidence, calls, rows, fused, answers)
             except UNCONTAINED:
                 raise
-            except BaseException as error:  # a defect of ours: the answers are as right as before
+            except BaseException as error:  # a defect here: the answers are still right
                 log.exception("%s could not be compared", kind.text)
                 evidence.alone = f"could not be compared: {named(error)}"
-        if evidence.alone is not None or evidence.agreed == NEEDED:
+        if evidence.alone is not None or evidence.agreed == QUORUM:
             self.keep()
         return answers
 
@@ -287,15 +283,15 @@ class Probation:
             raise
         except BaseException as error:
             before.restore_random()
-            what = f"fails together, not alone: {named(error)[:200]}"
-            self._give_up(kind, evidence, calls[0], what, varying=varying)
+            failure = f"fails together, not alone: {named(error)[:200]}"
+            self._give_up(kind, evidence, calls[0], failure, varying=varying)
             return
         changed = ModuleSnapshot.of(target.module).differs(before)
         before.restore_random()
         unread = target.spec.unread if target.spec else ()
-        found = difference(together, answers, unread)
-        if found is not None:
-            self._give_up(kind, evidence, calls[0], found, varying=varying)
+        reason = difference(together, answers, unread)
+        if reason is not None:
+            self._give_up(kind, evidence, calls[0], reason, varying=varying)
         elif _is_guess(target) and mode.suspicion is not None:
             self._give_up(kind, evidence, calls[0], mode.suspicion, varying=varying)
         elif [versions(call.arguments()) for call in calls] != inputs:
@@ -311,8 +307,8 @@ class Probation:
             evidence.widths.add(width(rows))
             evidence.varied |= varying
             self.forwards["agreed"] += 1
-            if evidence.agreed == NEEDED:
-                log.info("%s fuses: %d forwards gave the same bits as alone", kind.text, NEEDED)
+            if evidence.agreed == QUORUM:
+                log.info("%s fuses: %d forwards gave the same bits as alone", kind.text, QUORUM)
 
     def _not_settled(self, kind: Kind, evidence: Evidence, call: Call, changed: str) -> None:
         self.forwards["unsettled"] += 1
@@ -330,21 +326,21 @@ class Probation:
         varying: set[str] = frozenset(),  # type: ignore[assignment]
         is_final: bool = False,
     ) -> None:
-        """A guess was wrong: try the next one, or run alone for good."""
+        """A guess was wrong: try the next one, or always run alone."""
         self.forwards["differed"] += 1
         spec = call.target.spec
         if not is_final and spec is not None and spec.is_inferred:
             suspects = frozenset(
                 name
                 for name in varying - evidence.varied
-                if name not in (spec.rows, *NEVER_SHARED)
+                if name not in (spec.rows, *NOT_SHARED)
                 and (spec.rules[name] is SCALAR or name not in TIMES)
             )
             first = self._guessed(call, ())
             is_first = first is not None and first.target.spec == spec
             if suspects and is_first and not evidence.shared:
                 evidence.shared, evidence.agreed = set(suspects), 0
-                self._guess_again(call, kind, suspects)
+                self._retry_with(call, kind, suspects)
                 log.info("%s: %s; %s may be shared instead", kind.text, why, ", ".join(suspects))
                 return
         evidence.alone = why
@@ -357,6 +353,6 @@ def _is_guess(target: Target) -> bool:
 
 
 def _may_go_without_cache(call: Call) -> bool:
-    """Whether a call gives a cache that it neither asks for nor goes on with."""
-    said = call.arguments().keys() & {"use_cache", "past_key_values", "return_dict"}
-    return "use_cache" in call.target.positional and not said
+    """Whether a call returns a cache that it has neither asked for nor uses."""
+    named_arguments = call.arguments().keys() & {"use_cache", "past_key_values", "return_dict"}
+    return "use_cache" in call.target.positional and not named_arguments

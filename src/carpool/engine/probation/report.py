@@ -1,4 +1,4 @@
-"""How the heavy calls of a model fuse, by what is known of it on this machine."""
+"""How the heavy calls of a model fuse, by the evidence on this machine."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load, versions
-from carpool.engine.probation.evidence import fate
+from carpool.engine.probation.evidence import status
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.reach import private_reasons
 
 
 def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
-    """One line a method or kind of call: `call`, `fuses` (table, proven, probation, alone), `why`.
+    """A line for each method or kind of call: `call`, `fuses` (table, proven, ...), `why`.
 
     A task whose requests ride privately has a line of its own.
 
@@ -23,29 +23,29 @@ def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
     loaded.device.enter(loaded.parameters)
     path = StoredCosts(loaded, settings).path.with_suffix(".fusing.json")
     verdicts = Verdicts(path, versions())
-    found = []
+    report = []
     for target in Interception(loaded.modules).targets:
         call = f"{target.component}.{target.method}"
         kind = f"{type(target.module).__name__}.{target.method}("
-        known = verdicts.of(target.module, kind)
+        evidence = verdicts.of(target.module, kind)
         if target.spec is not None:
-            found.append({"call": call, "fuses": "table", "why": ""})
+            report.append({"call": call, "fuses": "table", "why": ""})
         elif target.method == "generate":
             why = "generates token by token, and keeps state on the module"
-            found.append({"call": call, "fuses": "alone", "why": why})
+            report.append({"call": call, "fuses": "alone", "why": why})
         elif not settings.infer_specs:
-            found.append(
+            report.append(
                 {"call": call, "fuses": "alone", "why": "has no table; infer_specs is off"}
             )
-        elif not known:
+        elif not evidence:
             why = "has no table; nothing was proven yet"
-            found.append({"call": call, "fuses": "probation", "why": why})
-        for text, data in known.items():
-            how, why = fate(data)
-            found.append({"call": call, "fuses": how, "why": f"{why} {text}"})
-    found += [
+            report.append({"call": call, "fuses": "probation", "why": why})
+        for text, data in evidence.items():
+            how, why = status(data)
+            report.append({"call": call, "fuses": how, "why": f"{why} {text}"})
+    report += [
         {"call": task, "fuses": "private", "why": reason}
         for task, pipe in loaded.originals.items()
         for reason in private_reasons(pipe)[:1]
     ]
-    return found
+    return report

@@ -22,34 +22,34 @@ class ModuleSnapshot:
 
     state: Mapping[str, Any]
     random: tuple[Any, ...]
-    held: tuple[Any, ...]  # keeps what is compared by identity alive
+    references: tuple[Any, ...]  # keeps what is compared by identity alive
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleSnapshot":
         state: dict[str, Any] = {}
-        held: list[Any] = []
+        references: list[Any] = []
         for path, part in module.named_modules():
             normed = {h.name for h in part._forward_pre_hooks.values() if isinstance(h, WeightNorm)}
             for name, value in part.__dict__.items():
                 if name not in _SKIPPED and name not in normed:  # made anew from the parameters
-                    state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, held, _DEPTH)
+                    state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, references, _DEPTH)
             for kind in (part._parameters, part._buffers):
                 for name, value in kind.items():
                     if value is not None:
-                        state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, held, 0)
+                        state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, references, 0)
         devices = [generator.get_state() for generator in default_generators()]
-        drawn = torch.get_rng_state(), devices, np.random.get_state(), random.getstate()
-        return cls(state, drawn, (*held,))
+        random_states = torch.get_rng_state(), devices, np.random.get_state(), random.getstate()
+        return cls(state, random_states, (*references,))
 
     def differs(self, before: "ModuleSnapshot") -> str | None:
         """The first change since: "random", or the path of an attribute; None: nothing."""
-        ours, theirs = self.random, before.random
+        after_states, before_states = self.random, before.random
         if (
-            not torch.equal(ours[0], theirs[0])
-            or not all(map(torch.equal, ours[1], theirs[1]))
-            or not np.array_equal(ours[2][1], theirs[2][1])
-            or ours[2][2] != theirs[2][2]
-            or ours[3] != theirs[3]
+            not torch.equal(after_states[0], before_states[0])
+            or not all(map(torch.equal, after_states[1], before_states[1]))
+            or not np.array_equal(after_states[2][1], before_states[2][1])
+            or after_states[2][2] != before_states[2][2]
+            or after_states[3] != before_states[3]
         ):
             return "random"
         if self.state == before.state:
@@ -70,21 +70,21 @@ class ModuleSnapshot:
         random.setstate(python)
 
 
-def _fingerprint(value: Any, held: list[Any], depth: int) -> Any:
+def _fingerprint(value: Any, references: list[Any], depth: int) -> Any:
     if value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype)):
         return type(value).__name__, repr(value)
     if isinstance(value, Tensor):
-        held.append(value)
+        references.append(value)
         version = 0 if value.is_inference() else value._version
         return "tensor", id(value), value.data_ptr() if _has_data(value) else 0, version
     if depth and isinstance(value, Mapping):
-        return {str(n): _fingerprint(v, held, depth - 1) for n, v in value.items()}
+        return {str(n): _fingerprint(v, references, depth - 1) for n, v in value.items()}
     if depth and isinstance(value, (list, tuple, set, frozenset)) and len(value) < 1000:
-        return [_fingerprint(v, held, depth - 1) for v in value]
-    held.append(value)
-    own = getattr(value, "__dict__", None)
-    if depth and own and not isinstance(value, (type, nn.Module)) and not callable(value):
-        return id(value), {n: _fingerprint(v, held, depth - 1) for n, v in own.items()}
+        return [_fingerprint(v, references, depth - 1) for v in value]
+    references.append(value)
+    attributes = getattr(value, "__dict__", None)
+    if depth and attributes and not isinstance(value, (type, nn.Module)) and not callable(value):
+        return id(value), {n: _fingerprint(v, references, depth - 1) for n, v in attributes.items()}
     return "object", id(value)
 
 
@@ -108,21 +108,21 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def versions(arguments: Mapping[str, Any]) -> list[int]:
     """How often each tensor was changed in place."""
-    return [0 if one.is_inference() else one._version for one in tensors_in(arguments)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(arguments)]
 
 
 def storages(value: Any) -> set[int]:
     """Where tensors keep their values."""
-    found = {one.untyped_storage().data_ptr() for one in tensors_in(value) if _has_data(one)}
-    return found - {0}
+    addresses = {t.untyped_storage().data_ptr() for t in tensors_in(value) if _has_data(t)}
+    return addresses - {0}
 
 
 def module_tensors(module: nn.Module) -> list[Any]:
     """Weights, buffers, and tensors in plain attributes."""
-    found: list[Any] = [*module.parameters(), *module.buffers()]
+    tensors: list[Any] = [*module.parameters(), *module.buffers()]
     for part in module.modules():
-        found += [v for n, v in part.__dict__.items() if n not in _SKIPPED]
-    return found
+        tensors += [v for n, v in part.__dict__.items() if n not in _SKIPPED]
+    return tensors
 
 
 def shares_memory(answer: Any, arguments: Mapping[str, Any]) -> bool:
@@ -138,10 +138,10 @@ def difference(
     Args:
         unread: fields that no caller reads, which a fused answer may lack.
     """
-    for ours, theirs in zip(together, alone, strict=True):
-        found = _unlike(_without(ours, unread), _without(theirs, unread), "the answer")
-        if found is not None:
-            return found
+    for fused, reference in zip(together, alone, strict=True):
+        change = _unlike(_without(fused, unread), _without(reference, unread), "the answer")
+        if change is not None:
+            return change
     return None
 
 
@@ -151,34 +151,38 @@ def _without(answer: Any, unread: Collection[str]) -> Any:
     return {name: entry for name, entry in answer.items() if name not in unread}
 
 
-def _unlike(ours: Any, theirs: Any, where: str) -> str | None:
-    if type(ours) is not type(theirs):
-        return f"{where} is {type(ours).__name__}, and {type(theirs).__name__} alone"
-    if isinstance(ours, Tensor):
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype or ours.device != theirs.device:
-            return f"{where} has shape {tuple(ours.shape)}, and {tuple(theirs.shape)} alone"
-        if torch.equal(ours, theirs):
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _unlike(fused: Any, reference: Any, where: str) -> str | None:
+    if type(fused) is not type(reference):
+        return f"{where} is {type(fused).__name__}, and {type(reference).__name__} alone"
+    if isinstance(fused, Tensor):
+        if _form(fused) != _form(reference):
+            return f"{where} has shape {tuple(fused.shape)}, and {tuple(reference.shape)} alone"
+        if torch.equal(fused, reference):
             return None
-        same = (ours == theirs) | ((ours != ours) & (theirs != theirs))
-        if bool(same.all()):
+        equal = (fused == reference) | ((fused != fused) & (reference != reference))
+        if bool(equal.all()):
             return None
-        if not ours.is_floating_point():
+        if not fused.is_floating_point():
             return f"{where} differs"
-        most = float((ours - theirs).abs().nan_to_num(nan=torch.inf).max())
-        return f"{where} differs by up to {most:.1e}"
-    if isinstance(ours, Mapping):
-        if ours.keys() != theirs.keys():
+        deviation = float((fused - reference).abs().nan_to_num(nan=torch.inf).max())
+        return f"{where} differs by up to {deviation:.1e}"
+    if isinstance(fused, Mapping):
+        if fused.keys() != reference.keys():
             return f"{where} has other fields than alone"
-        pairs = [(name, ours[name], theirs[name]) for name in ours]
-    elif isinstance(ours, (list, tuple)):
-        if len(ours) != len(theirs):
-            return f"{where} has {len(ours)} entries, and {len(theirs)} alone"
-        pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
-    elif isinstance(getattr(ours, "parameters", None), Tensor):
-        return _unlike(ours.parameters, theirs.parameters, where)
-    elif ours is None or isinstance(ours, (bool, int, float, str)):
-        return None if ours == theirs else f"{where} is {ours!r}, and {theirs!r} alone"
+        pairs = [(name, fused[name], reference[name]) for name in fused]
+    elif isinstance(fused, (list, tuple)):
+        if len(fused) != len(reference):
+            return f"{where} has {len(fused)} entries, and {len(reference)} alone"
+        pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(fused, reference, strict=True))]
+    elif isinstance(getattr(fused, "parameters", None), Tensor):
+        return _unlike(fused.parameters, reference.parameters, where)
+    elif fused is None or isinstance(fused, (bool, int, float, str)):
+        return None if fused == reference else f"{where} is {fused!r}, and {reference!r} alone"
     else:
-        return f"{where} holds a {type(ours).__name__}, which cannot be split"
-    found = (_unlike(a, b, f"{where}, {name}") for name, a, b in pairs)
-    return next((one for one in found if one is not None), None)
+        return f"{where} holds a {type(fused).__name__}, which cannot be split"
+    changes = (_unlike(a, b, f"{where}, {name}") for name, a, b in pairs)
+    return next((change for change in changes if change is not None), None)

@@ -36,7 +36,7 @@ class Verdicts:
         self._identities: weakref.WeakKeyDictionary[nn.Module, tuple[Any, str]]
         self._identities = weakref.WeakKeyDictionary()
         self._sources: dict[Any, str] = {}
-        self._known = self._read()
+        self._stored = self._read()
 
     def identity(self, module: nn.Module) -> str:
         """A digest of all that a module's answers depend on, beside its weights and inputs."""
@@ -46,19 +46,19 @@ class Verdicts:
             *foreign_parts(module),
         ]
         state = (tuple(classes), tuple(processors), module.training)
-        known = self._identities.get(module)
-        if known is not None and known[0] == state:
-            return known[1]
+        state_and_name = self._identities.get(module)
+        if state_and_name is not None and state_and_name[0] == state:
+            return state_and_name[1]
         digest = hashlib.blake2b(digest_size=12)
-        for one in dict.fromkeys((*classes, *processors)):
-            digest.update(self._source(one).encode())
+        for code in dict.fromkeys((*classes, *processors)):
+            digest.update(self._source(code).encode())
         config = getattr(module, "config", None)
         if config is not None and hasattr(config, "to_dict"):
             config = config.to_dict()
-        weights = {str(one.dtype) for one in module.parameters()}
-        threads, device = torch.get_num_threads(), {str(one.device) for one in module.parameters()}
-        said = (config, self._versions, sorted(weights), threads, sorted(device), module.training)
-        digest.update(json.dumps(said, sort_keys=True, default=str).encode())
+        weights = {str(w.dtype) for w in module.parameters()}
+        threads, device = torch.get_num_threads(), {str(w.device) for w in module.parameters()}
+        setup = (config, self._versions, sorted(weights), threads, sorted(device), module.training)
+        digest.update(json.dumps(setup, sort_keys=True, default=str).encode())
         name = digest.hexdigest()
         self._identities[module] = (state, name)
         return name
@@ -76,14 +76,14 @@ class Verdicts:
 
     def read(self, identity: str, kind: str) -> Mapping[str, Any] | None:
         """The stored evidence of a kind of call."""
-        return self._known.get(f"{identity} {kind}")
+        return self._stored.get(f"{identity} {kind}")
 
     def of(self, module: nn.Module, prefix: str) -> dict[str, Mapping[str, Any]]:
         """The stored evidence of a module's kinds of call that begin so."""
         begin = f"{self.identity(module)} {prefix}"
         return {
             f"({name.removeprefix(begin)}": data
-            for name, data in self._known.items()
+            for name, data in self._stored.items()
             if name.startswith(begin)
         }
 
@@ -91,27 +91,31 @@ class Verdicts:
         """Write the file anew if anything has changed, so that it is the old one or the new one."""
         if self.path is None:
             return
-        fresh = self._known | {f"{one} {kind}": data for (one, kind), data in evidence.items()}
-        if fresh == self._known:
+        fresh = self._stored | {" ".join(place): data for place, data in evidence.items()}
+        if fresh == self._stored:
             return
-        kept = dict(list(fresh.items())[-MAX_ENTRIES:])
-        kept_file.write(self.path, {"fusing": kept})
-        self._known = kept
+        entries = dict(list(fresh.items())[-MAX_ENTRIES:])
+        kept_file.write(self.path, {"fusing": entries})
+        self._stored = entries
 
     def _read(self) -> dict[str, Any]:
         if self.path is None:
             return {}
         try:
-            known = jsonfile.loads(kept_file.read(self.path))["fusing"]
-            for name, value in known.items():
+            entries = jsonfile.loads(kept_file.read(self.path))["fusing"]
+            for name, value in entries.items():
                 if not _is_evidence(value):
                     raise ValueError(f"{show(name)} has no evidence")
-            return dict(known)
+            return dict(entries)
         except FileNotFoundError:
             pass
         except Exception as error:  # whatever a damaged file makes of it
             kept_file.set_aside(self.path, error)
         return {}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _is_evidence(value: Any) -> bool:
@@ -120,6 +124,6 @@ def _is_evidence(value: Any) -> bool:
     if "alone" in value:
         return isinstance(value["alone"], str)
     lists = [value.get(name) for name in ("sizes", "widths", "varied", "shared")]
-    if not all(isinstance(one, list) and all(isinstance(n, str) for n in one) for one in lists):
+    if not all(isinstance(names, list) and all(map(_is_text, names)) for names in lists):
         return False
     return type(value.get("agreed")) is int and value["agreed"] >= 0

@@ -27,14 +27,14 @@ def spec_of(class_name: str, method: str) -> Spec | None:
 @cache
 def added_specs() -> Mapping[tuple[str, str], Spec]:
     """The tables of all entry points, the first by name where two have the same."""
-    found: dict[tuple[str, str], Spec] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda one: (one.name, one.value)):
+    specs: dict[tuple[str, str], Spec] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         for name, spec in _loaded(entry).items():
-            if name in SPECS or name in found:
+            if name in SPECS or name in specs:
                 log.warning("%s has a table for %s.%s, which is known already", entry.value, *name)
             else:
-                found[name] = spec
-    return found
+                specs[name] = spec
+    return specs
 
 
 def _loaded(entry: EntryPoint) -> Mapping[tuple[str, str], Spec]:

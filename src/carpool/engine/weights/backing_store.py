@@ -67,10 +67,10 @@ class DiskStore:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  until close
         except OSError as error:
             raise LoadFailed(f"weights cannot be streamed from {folder}: {error}") from error
-        written = f"a file of {gib(n_bytes)}"
-        self.source = written if mapped is None else "the model's own files"
+        fresh_file = f"a file of {gib(n_bytes)}"
+        self.source = fresh_file if mapped is None else "the model's own files"
         if mapped is not None and n_bytes:
-            self.source += f" and {written}"
+            self.source += f" and {fresh_file}"
         self._mapped, self._pages = mapped, mapped or MappedFiles()
         self._pieces: dict[BlockGroup, list[_Piece]] = {}
         self._end = 0
@@ -97,10 +97,10 @@ class DiskStore:
                 self._mapped.check(piece.file)
             view, offset = whole[piece.at : piece.at + piece.n_bytes], piece.offset
             while view:
-                done = os.preadv(piece.file, [view], offset)
-                if not done:
+                count = os.preadv(piece.file, [view], offset)
+                if not count:
                     raise OSError("the file of streamed weights has been cut short")
-                view, offset = view[done:], offset + done
+                view, offset = view[count:], offset + count
 
     def close(self) -> None:
         self._file.close()
@@ -120,8 +120,8 @@ class _Piece:
 
 def _write(view: memoryview, file: int, offset: int) -> None:
     while view:
-        done = os.pwrite(file, view, offset)
-        view, offset = view[done:], offset + done
+        count = os.pwrite(file, view, offset)
+        view, offset = view[count:], offset + count
 
 
 class PinnedStore:
@@ -168,8 +168,8 @@ def _pieces(n_bytes: int) -> Iterator[tuple[int, int]]:
     """Beginnings and ends of pieces whose sizes are powers of two, but for a small last one."""
     begin = 0
     while begin < n_bytes:
-        left = n_bytes - begin
-        size = left if left <= LEAST_PINNED else 1 << (left.bit_length() - 1)
+        rest = n_bytes - begin
+        size = rest if rest <= LEAST_PINNED else 1 << (rest.bit_length() - 1)
         yield begin, begin + size
         begin += size
 

@@ -32,7 +32,7 @@ class Slot:
 
     buffer: Tensor  # (bytes,), uint8
     group: BlockGroup
-    left: torch.Event | None  # when the computation is over that used the memory before
+    vacated: torch.Event | None  # when the computation is over that used the memory before
     arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
     users: int = 0  # forwards that compute with it
 
@@ -70,9 +70,9 @@ class Bus:
         if self.store.is_pinned:
             if self._stream is None:
                 return self._in_order(group, slot)
-            began, ended = self._copy(slot, lambda: self.store.read(group, slot.buffer))
-            self._copies.append((began, ended, group.n_bytes))
-            return lambda: torch.accelerator.current_stream(self._device).wait_event(ended)
+            start, end = self._copy(slot, lambda: self.store.read(group, slot.buffer))
+            self._copies.append((start, end, group.n_bytes))
+            return lambda: torch.accelerator.current_stream(self._device).wait_event(end)
         read = self._reader.submit(self._read, group, slot)
 
         def arrive() -> None:
@@ -82,7 +82,7 @@ class Bus:
 
         return arrive
 
-    def left(self) -> torch.Event | None:
+    def vacated(self) -> torch.Event | None:
         """The moment at which a slot is left; None where work runs in order anyway."""
         if self._stream is None:
             return None
@@ -125,14 +125,14 @@ class Bus:
     def _copy(self, slot: Slot, copy: Callable[[], object]) -> tuple[torch.Event, torch.Event]:
         """Queue a copy behind the computation that used the slot last."""
         assert self._stream is not None
-        began, ended = (torch.Event(self._device, enable_timing=True) for _ in range(2))
+        start, end = (torch.Event(self._device, enable_timing=True) for _ in range(2))
         with self._stream:
-            if slot.left is not None:
-                self._stream.wait_event(slot.left)
-            began.record()
+            if slot.vacated is not None:
+                self._stream.wait_event(slot.vacated)
+            start.record()
             copy()
-            ended.record()
-        return began, ended
+            end.record()
+        return start, end
 
     def _took(self, n_bytes: int, seconds: float) -> None:
         with self._lock:
@@ -142,8 +142,8 @@ class Bus:
     def seconds_a_byte(self) -> float:
         """Mean seconds a byte so far; 0 before the first load is over."""
         while self._copies and self._copies[0][1].query():
-            began, ended, n_bytes = self._copies.popleft()
-            self._took(n_bytes, began.elapsed_time(ended) / 1000)
+            start, end, n_bytes = self._copies.popleft()
+            self._took(n_bytes, start.elapsed_time(end) / 1000)
         return self._timed_s / self._timed_bytes if self._timed_bytes else 0.0
 
     def close(self) -> None:

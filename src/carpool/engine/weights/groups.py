@@ -41,8 +41,8 @@ class Place:
 
     def read(self) -> Tensor:
         """Read the present state."""
-        found: Tensor = getattr(self.owner, self.attribute)
-        return found
+        value: Tensor = getattr(self.owner, self.attribute)
+        return value
 
     def put(self, value: Tensor) -> None:
         setattr(self.owner, self.attribute, value)
@@ -80,28 +80,28 @@ def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
     A list's entry that is itself a list is never called, and so never loaded: not one of them. Of a
     module with a list that has gaps there are none: diffusers cannot offload it.
     """
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     lists = (part for part in module.modules() if isinstance(part, _LISTS))
-    if any(block is None for one in lists for block in one._modules.values()):
-        return found
+    if any(block is None for container in lists for block in container._modules.values()):
+        return blocks
 
     def look(parent: nn.Module, path: str) -> None:
         for name, child in parent.named_children():
             if isinstance(child, _LISTS):
                 for number, block in enumerate(child):
                     if not isinstance(block, _CONTAINERS):
-                        found[f"{path}{name}.{number}"] = block
+                        blocks[f"{path}{name}.{number}"] = block
             elif _has_list(child):
                 look(child, f"{path}{name}.")
 
     look(module, "")
-    shared = _shared(found.values())
-    sizes = {path: bytes_of(block) for path, block in found.items()}
-    least = WORTH_LOADING * max(sizes.values(), default=0)
+    shared = _shared(blocks.values())
+    sizes = {path: bytes_of(block) for path, block in blocks.items()}
+    threshold = WORTH_LOADING * max(sizes.values(), default=0)
     return {
         path: block
-        for path, block in found.items()
-        if sizes[path] > least and not any(id(tensor) in shared for tensor in _tensors(block))
+        for path, block in blocks.items()
+        if sizes[path] > threshold and not any(id(tensor) in shared for tensor in _tensors(block))
     }
 
 
@@ -116,12 +116,12 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _shared(blocks: Any) -> set[int]:
     """Ids of tensors that more than one block has."""
-    seen: set[int] = set()
+    owned: set[int] = set()
     twice: set[int] = set()
     for block in blocks:
-        own = {id(tensor) for tensor in _tensors(block)}
-        twice |= own & seen
-        seen |= own
+        tensors = {id(tensor) for tensor in _tensors(block)}
+        twice |= tensors & owned
+        owned |= tensors
     return twice
 
 
@@ -136,7 +136,7 @@ def plain_weights(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _plain_parts(module: nn.Module) -> Iterator[tuple[Tensor, str, Tensor]]:
-    for tensor in {id(one): one for one in _tensors(module)}.values():
+    for tensor in {id(tensor): tensor for tensor in _tensors(module)}.values():
         yield from plain_parts(tensor, "data", tensor)
 
 
@@ -155,7 +155,7 @@ def plain_parts(
 def form(
     component: str,
     module: nn.Module,
-    chosen: Sequence[str],
+    paths: Sequence[str],
     device: torch.device,
     first: int,
     onload: Callable[[BlockGroup], None],
@@ -174,15 +174,15 @@ def form(
     blocks = blocks_of(module)
     groups = [
         BlockGroup(component, first + number, path, blocks[path])
-        for number, path in enumerate(chosen)
+        for number, path in enumerate(paths)
     ]
     by_block = {id(group.block): group for group in groups}
     for group in groups:
         group.places, group.n_bytes = _lay_out(group.block, device)
     containers = {
         name
-        for path, one in module.named_modules()
-        if path and not isinstance(one, _LISTS) and _has_list(one)
+        for path, container in module.named_modules()
+        if path and not isinstance(container, _LISTS) and _has_list(container)
         for name in [path.rpartition(".")[2]]
     }
     apply_group_offloading(
@@ -228,9 +228,9 @@ def _nothing() -> None:
     """For groups that are always on the device."""
 
 
-def _calling(what: Callable[[BlockGroup], None], group: BlockGroup) -> Callable[[], None]:
+def _calling(function: Callable[[BlockGroup], None], group: BlockGroup) -> Callable[[], None]:
     disable: Any = torch.compiler.disable
-    called: Callable[[], None] = disable(lambda: what(group))
+    called: Callable[[], None] = disable(lambda: function(group))
     return called
 
 
@@ -269,8 +269,8 @@ def is_dense(value: Tensor) -> bool:
 
 
 def _contiguous(shape: torch.Size) -> tuple[int, ...]:
-    stride, found = 1, []
+    stride, strides = 1, []
     for size in reversed(shape):
-        found.append(stride)
+        strides.append(stride)
         stride *= size
-    return tuple(reversed(found))
+    return tuple(reversed(strides))

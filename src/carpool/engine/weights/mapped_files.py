@@ -55,7 +55,7 @@ class MappedFiles:
         """Raise OSError if a file was written since it was opened."""
         before, now = self._stats[file], os.fstat(file)
         if (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
-            [path] = [path for path, known in self._files.items() if known == file]
+            [path] = [path for path, descriptor in self._files.items() if descriptor == file]
             raise OSError(f"{path} was changed while its weights are streamed from it")
 
     def forget_pages(self, value: Tensor) -> None:

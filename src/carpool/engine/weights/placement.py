@@ -67,37 +67,37 @@ def place(
         return None
     elsewhere = by_component("place", settings.place)
     modules = {name: module for name, module in modules.items() if name not in elsewhere}
-    found = plan(components_of(modules), settings.stream, budget)
-    if not found.streamed:
+    residency = plan(components_of(modules), settings.stream, budget)
+    if not residency.streamed:
         return None
-    for name in found.streamed:
+    for name in residency.streamed:
         _refuse_if_offloaded(name, modules[name])
-    check_streamed(settings, found.streamed)
-    chosen = {
+    check_streamed(settings, residency.streamed)
+    paths_of = {
         name: [path for i, path in enumerate(blocks_of(modules[name])) if i in streamed]
-        for name, streamed in found.streamed.items()
+        for name, streamed in residency.streamed.items()
     }
     for name, module in modules.items():
-        if name not in chosen:
+        if name not in paths_of:
             module.to(device)
-    blocks = [dict(modules[name].named_modules())[path] for name in chosen for path in chosen[name]]
+    blocks = [modules[n].get_submodule(path) for n, paths in paths_of.items() for path in paths]
     store = _store(device, settings, blocks)
     log.info(
         "%s of weights stay on %s; %s are streamed from %s: %s",
-        gib(found.device_bytes),
+        gib(residency.device_bytes),
         device,
-        gib(found.streamed_bytes),
+        gib(residency.streamed_bytes),
         store.source,
-        ", ".join(f"{len(paths)} blocks of {name}" for name, paths in chosen.items()),
+        ", ".join(f"{len(paths)} blocks of {name}" for name, paths in paths_of.items()),
     )
     bus = Bus(store, device)
     try:
-        streamer = Streamer({name: modules[name] for name in chosen}, chosen, device, bus)
+        streamer = Streamer({name: modules[name] for name in paths_of}, paths_of, device, bus)
     except BaseException:
         bus.close()
         raise
     try:  # only now: diffusers' hooks have moved all that they were put around to the host
-        for name, paths in chosen.items():
+        for name, paths in paths_of.items():
             _move_rest(modules[name], "", frozenset(paths), device)
     except BaseException:
         streamer.remove()
@@ -107,12 +107,12 @@ def place(
 
 def components_of(modules: Mapping[str, nn.Module]) -> list[Component]:
     """The weights of modules, as `residency.plan` takes them."""
-    found = []
+    components = []
     for name, module in modules.items():
         sizes = tuple(bytes_of(block) for block in blocks_of(module).values())
         is_denoiser = phase_of(name, "forward") == "denoise" and not hasattr(module, "decode")
-        found.append(Component(name, bytes_of(module) - sum(sizes), sizes, is_denoiser))
-    return found
+        components.append(Component(name, bytes_of(module) - sum(sizes), sizes, is_denoiser))
+    return components
 
 
 def is_offloaded(module: nn.Module) -> bool:
@@ -134,17 +134,17 @@ def _refuse_if_offloaded(name: str, module: nn.Module) -> None:
         )
 
 
-def _move_rest(module: nn.Module, path: str, chosen: frozenset[str], device: torch.device) -> None:
+def _move_rest(module: nn.Module, path: str, blocks: frozenset[str], device: torch.device) -> None:
     """Move what is in none of the chosen blocks."""
-    if path in chosen:
+    if path in blocks:
         return
-    if path and not any(one.startswith(f"{path}.") for one in chosen):
+    if path and not any(block.startswith(f"{path}.") for block in blocks):
         module.to(device)
         return
-    for own in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-        own.data = own.data.to(device)
+    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+        tensor.data = tensor.data.to(device)
     for name, child in module.named_children():
-        _move_rest(child, f"{path}.{name}".lstrip("."), chosen, device)
+        _move_rest(child, f"{path}.{name}".lstrip("."), blocks, device)
 
 
 def _store(device: torch.device, settings: EngineSettings, blocks: list[nn.Module]) -> Store:
@@ -160,11 +160,11 @@ def _store(device: torch.device, settings: EngineSettings, blocks: list[nn.Modul
     if settings.stream_dir is not None:
         return DiskStore(Path(settings.stream_dir).expanduser(), n_bytes)
     mapped = MappedFiles()
-    written = sum(
+    copied_bytes = sum(
         value.nbytes
         for block in blocks
         for value in plain_weights(block)
         if mapped.place_of(value) is None
     )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
-    return DiskStore(cache, written, mapped)
+    return DiskStore(cache, copied_bytes, mapped)

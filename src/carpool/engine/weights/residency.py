@@ -50,12 +50,12 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
         SettingRejected: a name is unknown or has no blocks, or no plan fits the budget.
     """
     names = streamed_names(stream)
-    total = sum(one.n_bytes for one in components)
+    total = sum(part.n_bytes for part in components)
     if names is None:
         if budget_bytes is None or total <= budget_bytes:
             return ResidencyPlan({}, total)
         return _auto(components, budget_bytes)
-    by_name = {one.name: one for one in components}
+    by_name = {part.name: part for part in components}
     for name in names:
         if name not in by_name:
             hint = nearest(name, list(by_name))
@@ -64,37 +64,37 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
                 f"stream={name!r}: the pipeline has no such component{hint}; it has {has}"
             )
         if not by_name[name].blocks_bytes:
-            able = ", ".join(one.name for one in components if one.blocks_bytes) or "none"
+            able = ", ".join(part.name for part in components if part.blocks_bytes) or "none"
             rule = "it has no blocks that could be loaded one after the other"
             raise SettingRejected(f"stream={name!r}: {rule}; components that have: {able}")
-    found = _plan(components, {name: frozenset(_all(by_name[name])) for name in names})
-    if budget_bytes is not None and found.device_bytes > budget_bytes:
-        what = f"stream={stream!r} leaves {gib(found.device_bytes)} on the device"
-        raise SettingRejected(f"memory={gib(budget_bytes)}: {what}: stream=auto chooses what fits")
-    return found
+    residency = _plan(components, {name: frozenset(_all(by_name[name])) for name in names})
+    if budget_bytes is not None and residency.device_bytes > budget_bytes:
+        usage = f"stream={stream!r} leaves {gib(residency.device_bytes)} on the device"
+        raise SettingRejected(f"memory={gib(budget_bytes)}: {usage}: stream=auto chooses what fits")
+    return residency
 
 
 def _auto(components: Sequence[Component], budget_bytes: int) -> ResidencyPlan:
     """Everything is streamed but what fits, first the blocks that are used most often."""
-    streamed = {one.name: set(_all(one)) for one in components if one.blocks_bytes}
-    least = _plan(components, {name: frozenset(blocks) for name, blocks in streamed.items()})
-    left = budget_bytes - least.device_bytes
-    if left < 0:
+    streamed = {part.name: set(_all(part)) for part in components if part.blocks_bytes}
+    minimum = _plan(components, {n: frozenset(blocks) for n, blocks in streamed.items()})
+    room = budget_bytes - minimum.device_bytes
+    if room < 0:
         raise SettingRejected(
             f"memory={gib(budget_bytes)}: with all blocks streamed the weights still take "
-            f"{gib(least.device_bytes)}, which is the least that can be asked for",
+            f"{gib(minimum.device_bytes)}, which is the least that can be asked for",
             param="memory",
         )
-    for one in sorted(components, key=lambda one: (not one.is_denoiser, one.n_bytes)):
-        sizes = one.blocks_bytes
-        kept = _all(one) if sum(sizes) <= left else _spread(sizes, left)
-        left -= sum(sizes[i] for i in kept)
-        streamed.get(one.name, set()).difference_update(kept)
+    for part in sorted(components, key=lambda part: (not part.is_denoiser, part.n_bytes)):
+        sizes = part.blocks_bytes
+        resident = _all(part) if sum(sizes) <= room else _spread(sizes, room)
+        room -= sum(sizes[i] for i in resident)
+        streamed.get(part.name, set()).difference_update(resident)
     return _plan(components, {n: frozenset(blocks) for n, blocks in streamed.items() if blocks})
 
 
-def _all(one: Component) -> range:
-    return range(len(one.blocks_bytes))
+def _all(part: Component) -> range:
+    return range(len(part.blocks_bytes))
 
 
 def _spread(sizes: Sequence[int], left_bytes: int) -> list[int]:
@@ -104,29 +104,29 @@ def _spread(sizes: Sequence[int], left_bytes: int) -> list[int]:
     weights of the others: copies hide behind computing where each block hides as many bytes.
     """
     total = sum(sizes)
-    wanted = float(total - left_bytes)
+    streamed_bytes = float(total - left_bytes)
     while True:
-        kept, due = [], 0.0
+        resident, due = [], 0.0
         for i, size in enumerate(sizes):
-            due += wanted / len(sizes)
+            due += streamed_bytes / len(sizes)
             if due < size / 2:
-                kept.append(i)
+                resident.append(i)
             else:
                 due -= size
-        room = left_bytes - sum(sizes[i] for i in kept)
+        room = left_bytes - sum(sizes[i] for i in resident)
         if room >= 0:
             break
-        wanted *= 1.01
-    for i in sorted(set(range(len(sizes))) - set(kept), key=lambda i: -sizes[i]):
+        streamed_bytes *= 1.01
+    for i in sorted(set(range(len(sizes))) - set(resident), key=lambda i: -sizes[i]):
         if sizes[i] <= room:
-            kept.append(i)
+            resident.append(i)
             room -= sizes[i]
-    return kept
+    return resident
 
 
 def _plan(components: Sequence[Component], streamed: Mapping[str, frozenset[int]]) -> ResidencyPlan:
-    moved = [one.blocks_bytes[i] for one in components for i in streamed.get(one.name, frozenset())]
-    total = sum(one.n_bytes for one in components)
+    moved = [p.blocks_bytes[i] for p in components for i in streamed.get(p.name, frozenset())]
+    total = sum(part.n_bytes for part in components)
     return ResidencyPlan(streamed, total - sum(moved) + SLOTS * max(moved, default=0), sum(moved))
 
 

@@ -26,7 +26,7 @@ def _values(part: Tensor) -> list[float]:
     plain = part.detach().as_subclass(torch.Tensor)  # of GGUF: the bytes
     step = max(1, plain.numel() // _SAMPLES)
     try:
-        some: list[float] = plain.flatten()[::step][:_SAMPLES].float().tolist()
+        values: list[float] = plain.flatten()[::step][:_SAMPLES].float().tolist()
     except (RuntimeError, NotImplementedError):
         return []  # of numbers that torch cannot convert
-    return some
+    return values

@@ -37,7 +37,7 @@ class Buffer:
 
     memory: Tensor  # (bytes,), uint8
     slots: list[Slot] = field(default_factory=list)  # of the groups in it, in their order
-    left: torch.Event | None = None  # when the computation was over that used it last
+    vacated: torch.Event | None = None  # when the computation was over that used it last
 
     def is_over(self, awaited: Collection[BlockGroup]) -> bool:
         """Whether nothing in it computes, and none of these groups is in it."""
@@ -60,7 +60,7 @@ class Buffer:
     def add(self, group: BlockGroup) -> Slot:
         """The place of a further group."""
         begin = self._end
-        slot = Slot(self.memory[begin : begin + group.n_bytes], group, left=self.left)
+        slot = Slot(self.memory[begin : begin + group.n_bytes], group, vacated=self.vacated)
         self.slots.append(slot)
         return slot
 
@@ -81,7 +81,7 @@ class Streamer:
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        chosen: Mapping[str, Sequence[str]],
+        paths: Mapping[str, Sequence[str]],
         device: torch.device,
         bus: Bus,
     ) -> None:
@@ -91,11 +91,11 @@ class Streamer:
         for name, module in modules.items():
             first = len(self.groups)
             self.groups += form(
-                name, module, chosen[name], device, first, self._onload, self._offload
+                name, module, paths[name], device, first, self._onload, self._offload
             )
         self._owners = {id(p.owner): group for group in self.groups for p in group.places}
         self._pinned: set[BlockGroup] = set()  # on the device for good
-        self._nothing: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._blanks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         for group in self.groups:
             bus.store.write(group)
             self._unbind(group)
@@ -109,12 +109,12 @@ class Streamer:
 
     def _in_order(self) -> dict[BlockGroup, deque[BlockGroup]]:
         """The successor of each group: the next of its component, and the first after the last."""
-        found: dict[BlockGroup, deque[BlockGroup]] = {}
+        successors: dict[BlockGroup, deque[BlockGroup]] = {}
         for name in self._modules:
-            own = [group for group in self.groups if group.component == name]
-            for group, after in zip(own, [*own[1:], own[0]], strict=True):
-                found[group] = deque([after], REMEMBERED)
-        return found
+            groups = [group for group in self.groups if group.component == name]
+            for group, after in zip(groups, [*groups[1:], groups[0]], strict=True):
+                successors[group] = deque([after], REMEMBERED)
+        return successors
 
     def _after(self, group: BlockGroup) -> BlockGroup:
         """The group that followed another most often of late; of several the latest."""
@@ -206,24 +206,24 @@ class Streamer:
         slot.users -= 1
         if not slot.users:
             self._unbind(group)
-            buffer = next(one for one in self._buffers if slot in one.slots)
-            buffer.left = self.bus.left()
+            buffer = next(candidate for candidate in self._buffers if slot in candidate.slots)
+            buffer.vacated = self.bus.vacated()
             if group is self._last:  # the bus need not wait until the next group is asked for
                 self.prefetch(self._after(group))
 
     def prefetch(self, group: BlockGroup) -> None:
         """Begin to load a group, and those that follow it, as far as there is room."""
-        sooner: set[BlockGroup] = set()
-        for one in self._from(group):
-            if one not in self._pinned and self._of(one) is None:
+        expected: set[BlockGroup] = set()
+        for successor in self._from(group):
+            if successor not in self._pinned and self._of(successor) is None:
                 at = self._filling
-                if at.room < one.n_bytes:
-                    free = (buffer for buffer in self._buffers if buffer.is_over(sooner))
-                    if (other := next(free, None)) is None:
+                if at.room < successor.n_bytes:
+                    free = (buffer for buffer in self._buffers if buffer.is_over(expected))
+                    if (vacant := next(free, None)) is None:
                         return
-                    at = self._filling = other.cleared()
-                self._begin(one, at)
-            sooner.add(one)
+                    at = self._filling = vacant.cleared()
+                self._begin(successor, at)
+            expected.add(successor)
 
     def _from(self, group: BlockGroup) -> Iterator[BlockGroup]:
         """The groups that are expected to compute: one and its successors."""
@@ -232,16 +232,16 @@ class Streamer:
             group = self._after(group)
 
     def _of(self, group: BlockGroup) -> Slot | None:
-        return next((s for one in self._buffers for s in one.slots if s.group is group), None)
+        return next((s for buffer in self._buffers for s in buffer.slots if s.group is group), None)
 
     def _load(self, group: BlockGroup) -> Slot:
         """Load a group that was not expected, over what was."""
-        free = [one for one in self._buffers if not any(slot.users for slot in one.slots)]
+        free = [buffer for buffer in self._buffers if not any(slot.users for slot in buffer.slots)]
         if not free:  # blocks inside of blocks
             free = [self._buffer(len(self._buffers[0].memory))]
             self._buffers += free
             log.warning("%s needs another slot of streamed weights: %d", group, len(self._buffers))
-        awaited = {one: place for place, one in enumerate(self._from(group))}
+        awaited = {expected: place for place, expected in enumerate(self._from(group))}
 
         def needed(buffer: Buffer) -> int:
             never = len(awaited)
@@ -258,12 +258,12 @@ class Streamer:
     def _unbind(self, group: BlockGroup) -> None:
         for place in group.places:
             key = place.dtype, self._device
-            if key not in self._nothing:
-                nothing = torch.zeros((), dtype=place.dtype, device=self._device)
+            if key not in self._blanks:
+                blank = torch.zeros((), dtype=place.dtype, device=self._device)
                 if place.dtype.is_floating_point:
-                    nothing.fill_(torch.nan)
-                self._nothing[key] = nothing
-            place.put(self._nothing[key].expand(place.shape))
+                    blank.fill_(torch.nan)
+                self._blanks[key] = blank
+            place.put(self._blanks[key].expand(place.shape))
 
     # Weights that are used outside of their blocks
 
@@ -333,8 +333,8 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") not in _HARMLESS:
             for value in (*args, *kwargs.values()):
-                for one in value if isinstance(value, (list, tuple)) else (value,):
-                    group = self._streamer.group_of(one) if isinstance(one, Tensor) else None
+                for entry in value if isinstance(value, (list, tuple)) else (value,):
+                    group = self._streamer.group_of(entry) if isinstance(entry, Tensor) else None
                     if group is not None:
                         self._streamer.pin(group)
         return func(*args, **kwargs)
