@@ -1,8 +1,8 @@
 """Draws from the global random numbers inside of modules: each call's are its own request's.
 
 Noise of a decoder, dropout that is left on, `torch.randn_like` in a forward: none is known before
-it is seen. So each call that runs alone runs with its request's numbers, and a fused forward with
-numbers of nobody. If those have moved afterwards, its answers are thrown away, its calls run again
+it happens. So each call that runs alone runs with its request's numbers, and a fused forward with
+numbers of its own. If those have moved afterwards, its answers are thrown away, its calls run again
 one by one, and the module's calls run alone from then on.
 """
 
@@ -23,11 +23,11 @@ from carpool.engine.request import RequestState
 
 
 class Draws:
-    """Of one engine, for its thread."""
+    """Runs forwards with the right random numbers. For the engine's thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._idle: list[RandomState] = []  # from which nothing was ever drawn
+        self._idle: list[RandomState] = []  # unused so far
 
     def around(self, run: RunCalls) -> RunCalls:
         """The same forward, with the random numbers that its calls would have alone."""
@@ -84,7 +84,7 @@ class Draws:
 
 
 def _note(state: RequestState) -> None:
-    """Calls like this one run alone from now on; of this one no journal keeps the answer."""
+    """Calls like this one run alone from now on; no journal keeps this one's answer."""
     assert isinstance(state.context, RequestContext)
     target = state.call.target
     state.context.drawing.add((id(target.module), target.method))

@@ -2,7 +2,8 @@
 
 Some pipelines and modules draw from the global generators of torch, numpy or `random` instead of
 the generator that they are given. A request sees these as if the process had just been seeded with
-its seed and nobody else drew from them; outside of requests they are as the application left them.
+its seed and no other code drew from them; outside of requests they are as the application left
+them.
 
 The states of the generators are exchanged, and no function is replaced: names that were bound
 before (`from random import random`) draw from the same objects.
@@ -48,7 +49,7 @@ class _States:
 
     torch: tuple[torch.Tensor, ...]
     numpy: Any  # the generator itself
-    numbers: bytes  # of it, where it is of numpy's usual kind
+    numbers: bytes  # its state, where it is numpy's usual generator
     gauss: float | None  # the second of two normal numbers, which numpy has in store
     python: Any
 
@@ -68,18 +69,18 @@ class RandomState:
         self._seed = seed
         self._generators = [torch.default_generator, *default_generators(device)]
         self._bits = _spare.pop() if _spare else np.random.MT19937(0)
-        self._numbers: _States | None = None  # while it does not run; None: it never has
+        self._numbers: _States | None = None  # while it is paused; None: it never ran
         self._outside: _States
         self._depth = 0
 
     def enter(self) -> None:
-        """Show the request's numbers, if they are not yet shown."""
+        """Put the request's numbers in place, if they are not yet."""
         self._depth += 1
         if self._depth == 1:
             self._show()
 
     def leave(self) -> None:
-        """Show those of the process again, where `enter` showed the request's."""
+        """Put the process's numbers back, where `enter` put the request's."""
         self._depth -= 1
         if self._depth == 0:
             self._hide()
@@ -93,16 +94,16 @@ class RandomState:
             self.leave()
 
     def at(self) -> "_States":
-        """Where it stands; it must not run. See `has_moved`."""
+        """The present states, while it is paused. See `has_moved`."""
         assert self._numbers is not None, "it never ran"
         return self._numbers
 
     def has_moved(self, since: "_States") -> bool:
-        """Whether something was drawn; it must not run."""
+        """Whether something was drawn since; it must be paused."""
         return not self.at().is_same(since)
 
     def go_back(self, to: "_States") -> None:
-        """Forget what was drawn; it must not run."""
+        """Return to earlier states; it must be paused."""
         if to.numbers:
             ctypes.memmove(to.numpy.ctypes.state_address, to.numbers, len(to.numbers))
         self._numbers = to
@@ -153,7 +154,7 @@ class RandomState:
 
 
 def hide() -> RandomState | None:
-    """Hide the numbers that are shown, while a forward pauses; whose they are."""
+    """Take the present numbers out of place while a forward pauses; returns their owner."""
     numbers: RandomState | None = getattr(_thread, "numbers", None)
     if numbers is not None:
         numbers._hide()
@@ -161,7 +162,7 @@ def hide() -> RandomState | None:
 
 
 def show(numbers: RandomState | None) -> None:
-    """Show what `hide` gave, when the forward goes on."""
+    """Put the numbers from `hide` in place again, when the forward goes on."""
     if numbers is not None:
         numbers._show()
 
@@ -185,5 +186,5 @@ def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
     return function
 
 
-_BYTES = 625 * 4  # of the state of numpy's usual generator: 624 numbers, and its place in them
+_BYTES = 625 * 4  # state of numpy's usual generator: 624 numbers and an index
 PATCHES = (Patches(torch, dict.fromkeys(("rand", "randn", "randint"), _where_the_generator_is)),)

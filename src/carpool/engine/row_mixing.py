@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-LOUD = 1000.0  # times the other row: outliers, and the largest value of a whole activation
-TOKENS = 16  # of a row
+LOUD = 1000.0  # factor of the loud row: outliers, and the largest value of an activation
+TOKENS = 16  # tokens of a test row
 
 
 def mixes_rows(module: nn.Module) -> str | None:
@@ -33,7 +33,7 @@ def mixes_rows(module: nn.Module) -> str | None:
 
 
 def _is_quantized(part: nn.Module) -> bool:
-    """Whether a linear layer is another than torch's own, or has other weights."""
+    """Whether a linear layer is not torch's own, or has no plain weights."""
     if not hasattr(part, "in_features") or not hasattr(part, "weight"):
         return False
     weight = part._parameters.get("weight")
@@ -56,7 +56,7 @@ def _is_changed_by_others(layer: nn.Module, module: nn.Module) -> bool:
     loud = torch.stack([rows[0], LOUD * rows[1]])
     try:
         quiet, again, beside = (layer(batch)[0] for batch in (rows, rows, loud))
-    except Exception:  # whatever a kernel raises; requests will be told
+    except Exception:  # whatever a kernel raises; requests will fail with it
         return False
     noise = (again - quiet).abs().max()  # none, but for kernels whose sums have no order
     return bool((beside - quiet).abs().max() > 2 * noise)  # of streamed weights, NaN: not known

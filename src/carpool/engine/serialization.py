@@ -48,7 +48,7 @@ def size(answer: Any) -> int:
 
 
 def copied(answer: Any) -> Any:
-    """An answer with tensors of its own, where they are; for `pack`, on any thread."""
+    """An answer with copies of its tensors, on their devices; `pack` takes it on any thread."""
     if isinstance(answer, Tensor):
         return (answer.detach() if answer.requires_grad else answer).clone()
     if isinstance(answer, (tuple, list)):
@@ -61,15 +61,15 @@ def copied(answer: Any) -> Any:
 
 
 def pack(answer: Any, to_host: CopyToHost = lambda tensor: tensor) -> bytes:
-    """Write down an answer of which `size` could be told."""
+    """Write down an answer that `size` accepts."""
     return msgspec.msgpack.encode(_packed(answer, to_host))
 
 
 def unpack(packed: bytes, device: torch.device) -> Any:
-    """The answer again.
+    """The answer that `pack` wrote down.
 
     Args:
-        device: of tensors that were not on the host.
+        device: takes the tensors that were not on the host.
 
     Raises:
         ValueError: these are no bytes of `pack`, or of classes that are not loaded.

@@ -14,8 +14,8 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
     Args:
         value: a tensor with sum(rows) entries on axis 0, or tuples, lists, model outputs and
             latent distributions of such; anything else that sums the batch up (a key-value
-            cache) is read by nobody and becomes None.
-        rows: of each call, in the order in which they were stacked.
+            cache) has no reader and becomes None.
+        rows: the number of rows of each call, in the order in which they were stacked.
 
     Raises:
         ValueError: a tensor does not have one entry a row.
@@ -43,7 +43,7 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
 
 
 def own_lengths(spec: Spec, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """Of each call, the padded argument's own length, where the output carries it."""
+    """Each call's own length of the padded argument, where the output carries it."""
     for name, rule in spec.rules.items():
         if isinstance(rule, Pad) and rule.cut and batch[0].get(name) is not None:
             return [arguments[name].shape[rule.axis] for arguments in batch]

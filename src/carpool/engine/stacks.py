@@ -9,9 +9,9 @@ from torch import Tensor
 
 MAX_STACKS = 32  # kept at once: about ten companies of three constants each
 MAX_STACK_BYTES = 512 * 2**20
-MAX_PARTS = 128  # of parts joined once
+MAX_PARTS = 128  # sets of parts joined once
 
-_Ids = tuple[int, ...]  # of the parts
+_Ids = tuple[int, ...]  # ids of the parts
 
 
 class Stacks:
@@ -19,7 +19,7 @@ class Stacks:
 
     def __init__(self) -> None:
         self._stacks: dict[_Ids, _Stack] = {}
-        # parts that were seen once, by weak references that nothing is told by: latents, mostly
+        # parts that were joined once, as weakrefs without callbacks: mostly latents
         self._parts: dict[_Ids, tuple[tuple[int, ...], list[weakref.ref[Tensor]]]] = {}
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class Stacks:
             forget = _Forget(self._stacks, ids)
             stack = _Stack(versions, [weakref.ref(part, forget) for part in parts])
         if len(self._stacks) >= MAX_STACKS:
-            del self._stacks[next(iter(self._stacks))]  # the one not used for longest
+            del self._stacks[next(iter(self._stacks))]  # the least recently used
         self._stacks[ids] = stack
         joined = stack.joined
         if joined is None or joined._version != stack.joined_version:
@@ -53,7 +53,7 @@ class Stacks:
         return joined
 
     def _were_seen(self, ids: _Ids, versions: tuple[int, ...], parts: Sequence[Tensor]) -> bool:
-        """Whether these very tensors were joined before, unchanged; else that is noted."""
+        """Whether these very tensors were joined before, unchanged; else they are noted."""
         before, refs = self._parts.pop(ids, ((), []))
         if before == versions and all(r() is p for r, p in zip(refs, parts, strict=True)):
             return True
@@ -75,7 +75,7 @@ class Stacks:
         entries = ((ids, stack.joined) for ids, stack in self._stacks.items())
         sizes = [(ids, joined.nbytes) for ids, joined in entries if joined is not None]
         total = sum(size for _, size in sizes)
-        for ids, size in sizes:  # the one not used for longest first
+        for ids, size in sizes:  # the least recently used first
             if total <= most_bytes:
                 return
             del self._stacks[ids]

@@ -3,7 +3,7 @@
 Between neighbouring steps the answer of a denoiser changes in proportion to its input. So where a
 call would park, its input is compared with that of the last call that ran: times the rate at which
 answers changed before, that predicts how far the answer would be from the last one. While that is
-below the request's threshold, the last answer is given again, and no forward runs. The first two
+below the request's threshold, the last answer is used again, and no forward runs. The first two
 steps and the last one always run.
 
 Everything is decided from the request's own inputs and answers, so other requests change nothing.
@@ -26,7 +26,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.serialization import copied
 
-FIRST_STEPS, LAST_STEPS = 2, 1  # that always run
+FIRST_STEPS, LAST_STEPS = 2, 1  # steps that always run
 TIMES = ("timestep", "t", "timestep_ratio", "timesteps")  # what denoisers call the timestep
 
 
@@ -44,24 +44,24 @@ class StepCache:
     """The cache of one request.
 
     Args:
-        threshold: the largest predicted change of an answer that is let pass, relative to its
-            mean absolute value; above 0.
+        threshold: the largest predicted change of an answer at which it is reused, relative to
+            its mean absolute value; above 0.
     """
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
         self._last: dict[tuple[str, int], _Last] = {}  # by component and branch
         self._moment: Any = None  # the timestep of the last call
-        self._step, self._branch = -1, 0  # of that call; steps differ in their timesteps
+        self._step, self._branch = -1, 0  # that call's; steps differ in their timesteps
         self._skips = False  # this step
         self.skipped_steps = 0
 
     def answer(self, call: Call, step: int, steps: int) -> Any | None:
-        """The answer of a call that need not run, or None. To be asked once for each call.
+        """The answer of a call that need not run, or None. Ask once for each call.
 
         Args:
-            step: denoising steps that are done.
-            steps: in all; 0 while that is not known.
+            step: the number of denoising steps done.
+            steps: the number of all steps; 0 while it is unknown.
         """
         arguments, sample = call.arguments(), main_input(call)
         moment = next((arguments[name] for name in TIMES if name in arguments), None)
@@ -84,7 +84,7 @@ class StepCache:
         return copied(last.answer) if last is not None and self._skips else None
 
     def ran(self, call: Call, answer: Any) -> None:
-        """Note the answer of the call that was asked for last, which did run."""
+        """Note the answer of the last call that `answer` was asked for, which did run."""
         sample, outputs = main_input(call), list(tensors_in(answer))
         if call.target.phase != "denoise" or not sample or not outputs:
             return

@@ -1,11 +1,11 @@
-"""Switches of the process that code of users may turn, and that a request finds as they were.
+"""Switches of the process that users' code may turn, and that are set back after each request.
 
 One table names them: how each is read, and how it is set. They are read when a request's code
 begins to run; those that it has turned meanwhile are set back when it pauses or ends. A shared
 request that turns any has to ride privately: others would run in it, too.
 
 Other threads see what the running fiber has turned, and what they turn in that moment counts as the
-fiber's: so only requests that run code which the libraries do not ship are looked after.
+fiber's: so only requests with code that the libraries do not ship are watched.
 """
 
 import gc
@@ -25,7 +25,7 @@ class Turnable(NamedTuple):
     """A switch of the process.
 
     Attributes:
-        get: its value, which later changes leave as it is.
+        get: returns its value, as a copy if it can change in place.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Switches:
     """The switches while one request runs. For the engine's thread.
 
     Attributes:
-        turned: names of those that it has turned so far.
+        turned: names of the switches that it has turned so far.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Switches:
 def _values() -> list[Any]:
     try:
         return [get() for get in _GETS]
-    except Exception:  # torch refuses to tell some while others contradict them
+    except Exception:  # torch refuses to read some while others contradict them
         return [_value(get) for get in _GETS]
 
 
@@ -78,7 +78,7 @@ def _differences(values: list[Any], references: list[Any]) -> dict[int, Any]:
 def _set(changes: dict[int, Any], values: list[Any]) -> None:
     """Set switches that have these values now."""
     target = [changes.get(place, value) for place, value in enumerate(values)]
-    for _ in range(2):  # some of torch's set others, which the second time sets right
+    for _ in range(2):  # some of torch's set others, which the second round sets right
         for place, value in _differences(target, _values()).items():
             if value is not _UNKNOWN:
                 TABLE[place].set(value)
@@ -140,7 +140,7 @@ def _of_python() -> Iterator[Turnable]:
 
 
 def _set_in_c(setter: Callable[..., object], value: Any) -> None:
-    if value is not None:  # of a back end that is not there
+    if value is not None:  # None: the back end is not there
         setter(*value) if isinstance(value, tuple) else setter(value)
 
 
@@ -153,7 +153,7 @@ def _set_environment(variables: dict[Any, Any]) -> None:
             os.environ[os.fsdecode(name)] = os.fsdecode(value)
 
 
-_SHOWN_BY = ("showwarning", "_showwarnmsg_impl")  # replaced by those who record warnings
+_SHOWN_BY = ("showwarning", "_showwarnmsg_impl")  # code that records warnings replaces them
 
 
 def _filters() -> tuple[Any, ...]:

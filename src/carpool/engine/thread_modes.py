@@ -1,4 +1,4 @@
-"""Modes of the thread, of which each fiber has its own.
+"""Modes of the thread: each fiber has its own.
 
 Of torch: gradients, inference mode, autocast with its depth and its cache, and the stack of
 dispatch modes: a fiber may pause inside of a `with` of any of them. Its stack of function modes is
@@ -28,7 +28,7 @@ class Modes:
     """Gradients and autocast. By default those in which pipelines start."""
 
     has_grad: bool = False
-    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # of devices for which it is on
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # by device, where it is on
     caches: bool = True  # autocast keeps weights that it has cast
     depth: int = 0  # of autocasts around: leaving the last one empties that cache
 
@@ -74,9 +74,11 @@ class ThreadModes:
 
     def __init__(self) -> None:
         self._modes = self._outside = PLAIN
-        self._inference: torch.inference_mode | None = None  # switches it back for the others
+        self._inference: torch.inference_mode | None = (
+            None  # switches inference mode back for other fibers
+        )
         self._dispatch: list[Any] = []
-        self._outside_dispatch: list[Any] = []  # dispatch modes of whoever runs the fiber
+        self._outside_dispatch: list[Any] = []  # dispatch modes of the code that runs the fiber
         self._events = self._outside_events = _NO_EVENTS
 
     def enter(self) -> None:
@@ -114,7 +116,7 @@ class ThreadModes:
 
 
 def _exchanged(modes: list[Any]) -> list[Any]:
-    """The stack of dispatch modes, the outermost first, in whose place these are put."""
+    """Replace the stack of dispatch modes; returns the former one, the outermost first."""
     before = [_pop() for _ in range(_length())][::-1]
     for mode in modes:
         _push(mode)
@@ -122,7 +124,7 @@ def _exchanged(modes: list[Any]) -> list[Any]:
 
 
 def _exchanged_events(events: _Events) -> _Events:
-    """The event loop of the thread with the hooks of its generators; puts these in their place."""
+    """Replace the thread's event loop and hooks of generators; returns the former ones."""
     before = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
     if before != events:
         asyncio._set_running_loop(events[0])

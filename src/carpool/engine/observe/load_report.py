@@ -11,14 +11,14 @@ class SeenReplay:
     """A request was replayed from its journal, and goes on."""
 
     request_id: str
-    steps: int  # that were replayed
+    steps: int  # replayed steps
     took_s: float
-    ago_s: float  # since it ended
+    ago_s: float  # time since its end
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What steps take, and what running requests have left."""
+    """The costs of steps, and the remaining steps of running requests."""
 
     step_costs: Mapping[RequestSize, list[float]]  # seconds, by the requests that share a step
     steps_left: Mapping[str, float]  # by request id

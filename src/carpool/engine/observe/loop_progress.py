@@ -14,12 +14,12 @@ class LoopProgress:
     """
 
     clock: Clock
-    _now: tuple[float, float | None] | None = None  # since when, and the expected seconds
-    _queued_s: float | None = 0.0  # of the forward that may still run on the device
+    _now: tuple[float, float | None] | None = None  # start, and the expected seconds
+    _queued_s: float | None = 0.0  # seconds of the forward that may still run on the device
     _before_compiling: float | None = 0.0
 
     def beat(self, expected_s: float | None = 0.0) -> None:
-        """Something begins that is expected to take so long; None: not known."""
+        """Work begins that is expected to take so long; None: unknown."""
         queued_s = self._queued_s
         if expected_s is not None:
             expected_s = None if queued_s is None else expected_s + queued_s
@@ -30,7 +30,7 @@ class LoopProgress:
         self._queued_s = expected_s
 
     def compiling(self) -> None:
-        """Code is being compiled in the middle of something: nobody knows how long that takes."""
+        """Code is being compiled in the middle of other work: it may take any time."""
         self._before_compiling = None if self._now is None else self._now[1]
         self._now = self.clock(), None
 

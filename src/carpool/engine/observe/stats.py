@@ -16,8 +16,8 @@ from carpool.telemetry.histograms import histogram, statistics_of
 from carpool.types import BUCKETS_S, Clock
 
 FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)
-PACE_S = 20  # steps per second are those of the last so many seconds
-KEPT_WAITS = 1000  # the newest, for median and percentile
+PACE_S = 20  # seconds over which steps per second are counted
+KEPT_WAITS = 1000  # newest waits, for median and percentile
 
 
 class Stats:
@@ -114,5 +114,5 @@ def memory(loaded: LoadedPipeline) -> dict[str, Any]:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share does not exceed; 0 of none."""
+    """The smallest value that this share of values does not exceed; 0 without values."""
     return ordered[ceil(share * len(ordered)) - 1] if ordered else 0.0

@@ -2,7 +2,7 @@
 
 Each names a dict {(class name, method): Spec}, as in the modules beside this one. It is trusted as
 those are: prove it with `carpool check`. A class that Carpool has a table for keeps that one. An
-entry point that cannot be loaded, or is no such dict, is a warning, and takes nothing else along.
+entry point that cannot be loaded, or is no such dict, is a warning; the others are still used.
 """
 
 import logging

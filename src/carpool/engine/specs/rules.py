@@ -32,14 +32,14 @@ class Pad:
     axis: int = 1
     cut: tuple[str, ...] = ()  # fields of the output that carry the axis (as axis 1): cut back
     makes_mask: bool = False  # where lengths differ, a missing mask becomes ones, int64
-    places: bool = False  # of a mask by which rows are packed: equal in exact numerics
+    places: bool = False  # packed mask: must be equal in exact numerics
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """An object with a state of its own, of which the first call's is passed.
 
-    `key` says what of it must be equal, or gives None for a state that belongs to one request.
+    `key` gives the part that must be equal, or None for a state that belongs to one request.
     """
 
     key: Callable[[Any], Hashable | None]
@@ -54,7 +54,9 @@ class Spec:
 
     rows: str  # the argument whose axis 0 (or length) counts the rows of a call
     rules: Mapping[str, ArgumentRule]
-    adds: Mapping[str, Any] = field(default_factory=dict)  # said in every call: skips unread output
+    adds: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # extra keyword arguments of every call: they skip unread output
     returns_list: bool = False  # lists in the output hold one entry a row, not one a layer
     needs: tuple[str, ...] = ()  # arguments without which a call reads what its rules call UNUSED
     unread: tuple[str, ...] = ()  # fields of the output without rows, which no pipeline reads

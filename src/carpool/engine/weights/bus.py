@@ -32,7 +32,7 @@ class Slot:
 
     buffer: Tensor  # (bytes,), uint8
     group: BlockGroup
-    vacated: torch.Event | None  # when the computation is over that used the memory before
+    vacated: torch.Event | None  # end of the computation that used the memory before
     arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
     users: int = 0  # forwards that compute with it
 
@@ -41,9 +41,9 @@ class Bus:
     """Moves groups into slots, one after the other.
 
     Args:
-        store: where groups come from.
-        device: where slots are.
-        clock: for the seconds of loads.
+        store: the source of groups.
+        device: the device of the slots.
+        clock: times the loads.
     """
 
     def __init__(self, store: Store, device: torch.device, clock: Clock = time.monotonic) -> None:
@@ -59,12 +59,12 @@ class Bus:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="carpool-weights")
         self._staging: Tensor | None = None  # host memory between a file and an accelerator
         self._lock = threading.Lock()
-        self._copies: deque[tuple[torch.Event, torch.Event, int]] = deque()  # not yet timed
+        self._copies: deque[tuple[torch.Event, torch.Event, int]] = deque()  # copies not yet timed
         self._timed_bytes, self._timed_s = 0, 0.0
         self.moved_bytes = self.loads = 0
 
     def load(self, group: BlockGroup, slot: Slot) -> Callable[[], object]:
-        """Begin to load a group; what is returned waits until it is there."""
+        """Begin to load a group; returns a function that waits for its arrival."""
         self.moved_bytes += group.n_bytes
         self.loads += 1
         if self.store.is_pinned:
@@ -147,7 +147,7 @@ class Bus:
         return self._timed_s / self._timed_bytes if self._timed_bytes else 0.0
 
     def close(self) -> None:
-        """Wait for the copies that are under way, and let go of what was copied from."""
+        """Wait for the copies that are under way, and release the memory that was copied from."""
         self._reader.shutdown()
         if self._stream is not None:
             self._stream.synchronize()
@@ -155,4 +155,4 @@ class Bus:
 
 
 def _nothing() -> None:
-    """Nothing to wait for."""
+    """There is nothing to wait for."""

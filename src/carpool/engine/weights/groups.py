@@ -1,9 +1,9 @@
 """Groups of blocks, as diffusers' group offloading forms them, with the places of their weights.
 
 `apply_group_offloading` puts hooks around the blocks of a module: each tells its group to load
-(`onload_`) before the block runs and to unload (`offload_`) after it. Diffusers' own ways to do so
-wait for the copying stream, and copy tensor by tensor; others are put in their places. A group is
-one block. What is in no block, and what two blocks share, is never streamed.
+(`onload_`) before the block runs and to unload (`offload_`) after it. Diffusers' own functions
+wait for the copying stream, and copy tensor by tensor; Carpool's replace them. A group is one
+block. Weights outside of blocks, and those that two blocks share, are never streamed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from carpool.errors import LoadFailed
 ALIGNMENT_BYTES = 256  # of weights in a slot: at least that of what torch allocates
 CPU_ALIGNMENT_BYTES = 64  # by which kernels tell addresses apart: other ones, other last bits
 HOOK = "group_offloading"  # diffusers' name for it
-WORTH_LOADING = 0.05  # of the largest block: what is smaller stays on the device
+WORTH_LOADING = 0.05  # share of the largest block: smaller blocks stay on the device
 
 _LISTS = (nn.ModuleList, nn.Sequential)
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -165,8 +165,8 @@ def form(
 
     Args:
         component: the pipeline's name for the module.
-        chosen: paths of blocks, as `blocks_of` gives them.
-        device: where they compute.
+        paths: paths of the blocks, as `blocks_of` gives them.
+        device: the device on which they compute.
         first: the place of the first group.
         onload: called before a block computes.
         offload: called after it has.
@@ -225,7 +225,7 @@ def unhook(module: nn.Module) -> None:
 
 
 def _nothing() -> None:
-    """For groups that are always on the device."""
+    """Groups that are always on the device need no loading."""
 
 
 def _calling(function: Callable[[BlockGroup], None], group: BlockGroup) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from carpool.errors import SettingRejected, nearest
 from carpool.settings.rules import streamed_names
 
 SLOTS = 2  # groups on the device at once: one computes while the next is on its way
-ACTIVATIONS = 0.2  # of a device's memory, left to activations where no budget is said
+ACTIVATIONS = 0.2  # share of a device's memory for activations, without a budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class ResidencyPlan:
 
 
 def plan(components: Sequence[Component], stream: str, budget_bytes: int | None) -> ResidencyPlan:
-    """Choose what is streamed.
+    """Choose the blocks that are streamed.
 
     Args:
-        components: of the pipeline.
+        components: the pipeline's components.
         stream: `auto`, `none`, or names separated by commas, which are streamed whole.
-        budget_bytes: that weights may take on the device; None: there is no limit.
+        budget_bytes: bytes that weights may take on the device; None: there is no limit.
 
     Raises:
         SettingRejected: a name is unknown or has no blocks, or no plan fits the budget.
@@ -75,7 +75,7 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
 
 
 def _auto(components: Sequence[Component], budget_bytes: int) -> ResidencyPlan:
-    """Everything is streamed but what fits, first the blocks that are used most often."""
+    """Keep the blocks that fit, the most often used first; stream the others."""
     streamed = {part.name: set(_all(part)) for part in components if part.blocks_bytes}
     minimum = _plan(components, {n: frozenset(blocks) for n, blocks in streamed.items()})
     room = budget_bytes - minimum.device_bytes

@@ -27,7 +27,7 @@ from carpool.engine.weights.sample import sample
 
 log = logging.getLogger("carpool")
 
-REMEMBERED = 8  # of each group: those that came next lately
+REMEMBERED = 8  # last successors of each group that are kept
 WATCHED = 3  # first forwards of a component, in which uses of weights outside of blocks are found
 
 
@@ -37,9 +37,9 @@ class Buffer:
 
     memory: Tensor  # (bytes,), uint8
     slots: list[Slot] = field(default_factory=list)  # of the groups in it, in their order
-    vacated: torch.Event | None = None  # when the computation was over that used it last
+    vacated: torch.Event | None = None  # end of the last computation that used it
 
-    def is_over(self, awaited: Collection[BlockGroup]) -> bool:
+    def is_idle(self, awaited: Collection[BlockGroup]) -> bool:
         """Whether nothing in it computes, and none of these groups is in it."""
         return not any(slot.users or slot.group in awaited for slot in self.slots)
 
@@ -69,9 +69,9 @@ class Streamer:
     """The streamed weights of one pipeline. For the engine's thread.
 
     Args:
-        modules: that are streamed, by component.
-        chosen: paths of their blocks that are, in order.
-        device: where they compute.
+        modules: the streamed modules, by component.
+        paths: paths of their streamed blocks, in order.
+        device: the device on which they compute.
         bus: moves them; its store is empty.
 
     Attributes:
@@ -94,15 +94,15 @@ class Streamer:
                 name, module, paths[name], device, first, self._onload, self._offload
             )
         self._owners = {id(p.owner): group for group in self.groups for p in group.places}
-        self._pinned: set[BlockGroup] = set()  # on the device for good
+        self._pinned: set[BlockGroup] = set()  # always on the device from then on
         self._blanks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         for group in self.groups:
             bus.store.write(group)
             self._unbind(group)
         size = max(group.n_bytes for group in self.groups)
         self._buffers = [self._buffer(size) for _ in range(SLOTS)]
-        self._came_next = self._in_order()
-        self._filling = self._buffers[0]  # the one into which was loaded last
+        self._successors = self._in_order()
+        self._filling = self._buffers[0]  # the buffer of the last load
         self._last: BlockGroup | None = None
         self._watched: dict[str, int] = {}
         self.waited_s = 0.0
@@ -118,7 +118,7 @@ class Streamer:
 
     def _after(self, group: BlockGroup) -> BlockGroup:
         """The group that followed another most often of late; of several the latest."""
-        return Counter(reversed(self._came_next[group])).most_common(1)[0][0]
+        return Counter(reversed(self._successors[group])).most_common(1)[0][0]
 
     def _buffer(self, n_bytes: int) -> "Buffer":
         return Buffer(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
@@ -180,7 +180,7 @@ class Streamer:
         slot = self._of(group) or self._load(group)
         slot.users += 1
         if self._last is not None:
-            self._came_next[self._last].append(group)
+            self._successors[self._last].append(group)
         self._last = group
         self.prefetch(self._after(group))
         try:
@@ -218,7 +218,7 @@ class Streamer:
             if successor not in self._pinned and self._of(successor) is None:
                 at = self._filling
                 if at.room < successor.n_bytes:
-                    free = (buffer for buffer in self._buffers if buffer.is_over(expected))
+                    free = (buffer for buffer in self._buffers if buffer.is_idle(expected))
                     if (vacant := next(free, None)) is None:
                         return
                     at = self._filling = vacant.cleared()
@@ -282,7 +282,7 @@ class Streamer:
         self._watched[component] = count + 1
 
     def pin(self, group: BlockGroup) -> None:
-        """Keep a group on the device for good."""
+        """Keep a group on the device until the end."""
         if group in self._pinned:
             return
         log.warning(
@@ -313,7 +313,7 @@ class Streamer:
         for module in self._modules.values():
             unhook(module)
         self.bus.close()
-        self._buffers.clear()  # nothing is copied into them any more
+        self._buffers.clear()  # no copies into them are left
 
 
 class _Watch(TorchFunctionMode):
