@@ -24,7 +24,8 @@ ANYWHERE = re.compile(  # names of what changes modules, pipelines or files, whe
 WRITERS = re.compile(  # methods that change what they belong to
     r"(add|append(left)?|clear|discard|extend(left)?|fill|insert|move_to_end|partition|put(_nowait)?|"
     r"pop(item|left)?|re(move|size|verse)|rotate|send|setdefault|sort|subtract|throw|truncate|train|"
-    r"(\w+_)?update|write(lines)?|__(set|del)(item|attr)__|__iadd__|load_state_dict|apply|compile|"
+    r"(\w+_)?update|write(lines)?|__(set|del)(item|attr)__|load_state_dict|apply|compile|"
+    r"__i(add|and|concat|floordiv|[lr]shift|(mat)?mul|mod|or|pow|sub|truediv|xor)__|"
     r"add_(module|adapter)|delete_adapters|load_attn_procs|(un)?load_lora\w*|remove_hook|[a-z].*_)$"
 )
 OF_MODULES = ("disable_", "enable_", "fuse_", "register_", "set_", "unfuse_", "unload_")
@@ -42,6 +43,7 @@ VIEWING = re.compile(  # methods and functions that show the same numbers or ent
     r"numpy|permute|ravel|reshape|select|split|(un)?squeeze|t|to|transpose|unbind|view(_as)?|"
     r"as_tensor|asarray|from_numpy|vars|items|values)$"
 )
+IN_PLACE = re.compile(r"[a-z_]\w*[a-z0-9]_$")  # functions of torch that change what they are given
 VIEWS = {"T", "H", "mT", "data", "grad", "real", "imag"}
 AT_CREATION = re.compile(
     r"__(init|new|repr|str|del|eq|hash|\w*copy|reduce\w*|[gs]etstate|\w+_subclass|set_name)__$"

@@ -65,7 +65,8 @@ class Walk:
         """
         if is_plain(obj) or isinstance(obj, (type, *DATA)) or not depth:
             return
-        rest = EMPTY if kind == "own" or (self.is_brought and first) else _ARGUMENT
+        unknown = UNSEEN if self.is_brought else _ARGUMENT  # whoever calls it may give anything
+        rest = EMPTY if kind == "own" or (self.is_brought and first) else unknown
         if isinstance(obj, FunctionType):
             return self.run(obj, *first, text=text, rest=rest)
         self.refer(obj, "shared" if self.is_brought else kind, text)
@@ -217,6 +218,8 @@ class Walk:
         first, operands = args[0] if args else EMPTY, EMPTY.union(owner, *args)
         is_of_class = any(isinstance(ref.obj, type) and not is_foreign(ref.obj) for ref in owner)
         if names.ON_THE_FIRST.match(name) or (is_of_class and names.WRITERS.match(name)):
+            self.write(first, text)
+        if names.IN_PLACE.match(name) and all(isinstance(ref.obj, ModuleType) for ref in owner):
             self.write(first, text)
         if name == "type" and len(args) == 1:
             return self.attribute(first, "__class__", text) or UNSEEN
