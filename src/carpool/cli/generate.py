@@ -312,8 +312,9 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
         for one in made:
             path = path_of(output, one.place, count, one.seed, one.prompt, taken)
             taken.add(path)
-            timings = one.job.get("timings") or {}
-            write(path, one.content, one.seed, timings.get("total_s"))
+            ended_s, begun_s = one.job.get("completed_at"), one.job.get("created_at")
+            took_s = None if ended_s is None or begun_s is None else float(ended_s - begun_s)
+            write(path, one.content, one.seed, took_s)
             for warning in one.job.get("warnings") or ():
                 click.echo(f"carpool: {warning}", err=True)
             line = {"path": str(path), "prompt": one.prompt, "seed": one.seed, "job": one.job["id"]}
