@@ -57,12 +57,16 @@ class DeadlockWatch:
         self._last: tuple[ThreadWait, float] | None = None  # the last look, and when
         self._since_s = 0.0  # when the thread began to wait where it does
         self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{OURS}watch", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name=f"{OURS}watch", daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
+        """End the thread. To be called from another one."""
         self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK_S)  # it ends at once, but in the middle of a look
 
     def _run(self) -> None:
         while not self._is_over.wait(LOOK_S):
