@@ -158,7 +158,7 @@ bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining
 bench-step-cache: .venv/ready  ## steps skipped, pictures right, requests done: docs/step-cache.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.step_cache --output docs/step-cache.md
 
-simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md
+simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md and .csv
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py
 
 plans: .venv/ready  ## what the planner's models need and give on five devices; writes docs/plans.md

@@ -7,10 +7,9 @@ from pathlib import Path
 import click
 import make_files
 import make_http
+import make_scheduling
 import pytest
 from make_reference import PAGE, page
-from make_scheduling import PAGE as SCHEDULING
-from make_scheduling import PEERS
 from PIL import Image
 
 from carpool.cli.main import cli
@@ -102,5 +101,9 @@ def test_the_list_of_files_in_the_architecture_is_made_of_their_docstrings() -> 
     assert make_files.PAGE.read_text() == make_files.page(), "run `make docs`"
 
 
-def test_the_page_about_scheduling_says_where_the_peers_modes_differ() -> None:
-    assert PEERS in SCHEDULING.read_text()
+def test_the_page_about_scheduling_is_made_of_its_data_file() -> None:
+    points, text = make_scheduling.read(), make_scheduling.PAGE.read_text()
+
+    assert text == make_scheduling.page(points), "run `make simulate`"
+    assert len(points) == len(list(make_scheduling.studies())) * len(make_scheduling.LOADS)
+    assert len(re.findall(r"\w[\w.-]*", text)) <= 1500

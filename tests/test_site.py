@@ -194,7 +194,11 @@ FIGURES = {  # what each bold figure of the README's table is on the page that i
         r"\| 1\.5 \| carpool continuous \|[^\n]* ([\d.]+)x \|",
         r"\| (1\.5) \| carpool continuous \|",
     ],
-    "docs/scheduling.md": [r"Kept at (\d+) of \d+ points", r"Kept at \d+ of (\d+) points"],
+    "docs/scheduling.md": [
+        rf"\| {costs} \| mean latency, {limit} \| [\d.]+ \| ([\d.]+) \|"
+        for costs in ("known", "learned")
+        for limit in ("mean of ratios", "worst point")
+    ],
     "docs/numerics.md": [r"in `exact` it was ([\d.]+),", r"each of the (\d+) rows"],
     "docs/reliability.md": [r"\n(\d+) cases; server errors", r"bodies: \*\*(\d+)\*\*"],
 }
@@ -213,6 +217,22 @@ def test_the_figures_of_the_readme_are_those_of_the_pages_that_it_names() -> Non
     }
 
     assert said == found
+
+
+def test_what_other_pages_say_of_the_scheduler_is_on_its_own_page() -> None:
+    own = PAGES["docs/scheduling.md"]
+    missed = own.count("\n- learned costs, ")
+    worst, worst_p99 = re.findall(r"\| learned \| [^|]*worst point \| [\d.]+ \| ([\d.]+)", own)
+    means = re.findall(r"\| mean latency, mean of ratios \| [\d.]+ \| ([\d.]+)", own)
+    floored = re.findall(r"the mean is ([\d.]+) with known costs and ([\d.]+) with", own)[0]
+
+    for text in (ROOTS["README.md"], PAGES["docs/limits.md"]):
+        assert f"{missed} of 132" in text
+        assert f"worst mean {worst}" in text or f"worst mean is {worst}" in text
+        assert worst_p99 in text
+        assert means[1] in text
+    assert f"{floored[0]} with known costs and {floored[1]}" in PAGES["docs/limits.md"]
+    assert "\n- known costs, " not in own
 
 
 TIMES_PLAIN, LONE = r"([\d.]+)x plain diffusers, ", r"([\d.]+)x the speed of plain diffusers"

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduling_promise import Verdict, verdicts
+from scheduling_promise import Verdict, limits, verdicts
 
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
@@ -20,12 +20,9 @@ from carpool_lab.simulate.command import simulate as command
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
 from carpool_lab.simulate.report import (
-    Latency,
-    Numbers,
     Point,
     comparison,
     numbers,
-    ratio_of_means,
 )
 from carpool_lab.simulate.scenario import (
     MIXES,
@@ -242,37 +239,6 @@ def test_a_comparison_has_every_mode_at_every_load_with_the_same_requests() -> N
     assert comparison(points).count("\n") == 5
 
 
-def test_a_comparison_plays_no_more_seeds_than_it_takes_to_be_certain() -> None:
-    modes: list[BatchingMode] = ["off", "continuous"]
-    wanted = Comparison("uniform", Mix([Setting()]), modes, [0.5], range(5), 20, certain=inf)
-
-    certain, exact = (
-        list(compare(Model([SLOW]), one)) for one in (wanted, replace(wanted, certain=0.0))
-    )
-
-    assert {(point.seeds, point.numbers.latency.count) for point in certain} == {(2, 40)}
-    assert {point.seeds for point in exact} <= {2, 5}  # 2 only if both were equal
-    assert all(point.error < inf for point in certain)
-
-
-def test_a_comparison_plays_more_seeds_where_it_is_not_decided_what_is_promised() -> None:
-    modes: list[BatchingMode] = ["off", "continuous"]
-    wanted = Comparison("uniform", Mix([Setting()]), modes, [0.5], range(5), 20, certain=inf)
-    off, found = compare(Model([SLOW]), wanted)
-    assert found.error > 0
-    ratio = found.numbers.latency.mean_s / off.numbers.latency.mean_s
-
-    def seeds(promised: float) -> int:
-        return max(one.seeds for one in compare(Model([SLOW]), replace(wanted, promised=promised)))
-
-    assert seeds(ratio) > 2
-    assert seeds(100.0) == 2
-
-    p99 = found.numbers.latency.p99_s / off.numbers.latency.p99_s
-    tail = replace(wanted, promised=100.0, promised_p99=p99)
-    assert max(one.seeds for one in compare(Model([SLOW]), tail)) > 2
-
-
 @pytest.mark.parametrize("learned", [None, 1])
 @pytest.mark.parametrize("mode", ["off", "dynamic", "request"])
 @pytest.mark.parametrize("name", ["flux-512", "streamed-mixed-sizes"])
@@ -308,20 +274,6 @@ def test_one_worker_that_gets_everything_at_once_needs_no_account_of_what_it_has
     assert [ride.ended_s for ride in accounted.requests] == ended
 
 
-def test_the_error_of_a_ratio_of_means_is_that_over_seeds_against_the_best_of_each() -> None:
-    def of(mean_s: float) -> Numbers:
-        latency = Latency(1, mean_s, mean_s, mean_s, mean_s)
-        return Numbers(1.0, 1.0, 1.0, 1.0, 0, 0, latency, {})
-
-    seeds: list[dict[BatchingMode, Numbers]] = [
-        {"continuous": of(1.0), "off": of(2.0), "dynamic": of(4.0)},
-        {"continuous": of(1.0), "off": of(4.0), "dynamic": of(1.0)},
-    ]
-
-    assert ratio_of_means("continuous", seeds) == pytest.approx((0.75, 0.25))  # of 0.5 and 1
-    assert ratio_of_means("continuous", seeds[:1]) == (0.5, inf)
-
-
 def test_a_verdict_names_what_of_the_promise_is_broken() -> None:
     kept = Verdict("t", "steps", 0.9, mean=1.02, p99=1.1, goodput=1.5, must_fuse=True)
     broken = Verdict("t", "steps", 0.9, mean=1.07, p99=1.21, goodput=1.4, must_fuse=True)
@@ -330,6 +282,27 @@ def test_a_verdict_names_what_of_the_promise_is_broken() -> None:
     assert str(broken) == (
         "t, steps, load 0.9: mean 1.070 > 1.06, p99 1.210 > 1.2, goodput 1.40 < 1.5"
     )
+
+
+@pytest.mark.parametrize(
+    ("is_learned", "broken"),
+    [
+        (False, ["mean latency, mean of ratios", "mean latency, worst point", "p99, worst point"]),
+        (True, ["p99, worst point"]),
+    ],
+)
+def test_the_promise_is_about_the_mean_of_ratios_and_about_the_worst_point(
+    is_learned: bool, broken: list[str]
+) -> None:
+    points = [
+        Verdict("t", "steps", 0.9, mean, p99, inf, must_fuse=False, is_learned=is_learned)
+        for mean, p99 in ((0.95, 0.8), (1.1, 1.21))
+    ]
+
+    found = list(limits(points, is_learned=is_learned))
+
+    assert [limit.value for limit in found] == pytest.approx([1.025, 1.1, 1.005, 1.21])
+    assert [limit.name for limit in found if not limit.is_kept] == broken
 
 
 def test_verdicts_compare_continuous_with_the_best_of_the_others() -> None:

@@ -19,7 +19,7 @@ Source: guard against imbalance as in sgl-router.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -197,15 +197,6 @@ class Router:
     def owner(self, request: int) -> WorkerLoad | None:
         """The worker that a request is bound to."""
         return self.workers.get(self._owners.get(request, -1))
-
-    def near(self, kind: Hashable) -> Iterable[WorkerLoad]:
-        """The workers that a choice looks at: with the least to do, in all and of a kind."""
-        return self._index.look(kind)
-
-    def has_room(self, work: RoutedRequest, worker: WorkerLoad) -> bool:
-        """Whether a worker would serve a request at once."""
-        backlog = (len(self._owners) + len(self.held)) // max(1, len(self._index))
-        return self._has_room(work, worker, self.table(worker, work.kind), backlog)
 
     def bind_to(self, request: int, worker_id: int) -> bool:
         """Bind a request that is held to this worker, if that is still open."""

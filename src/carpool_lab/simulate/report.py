@@ -1,12 +1,11 @@
 """Numbers of simulations: of one, means of several, and tables of many."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
-from carpool.config import BatchingMode
 from carpool_lab.simulate.simulator import Result, SimulatedRequest
 
 
@@ -45,7 +44,6 @@ class Point:
     mode: str
     numbers: Numbers
     seeds: int = 1  # whose means the numbers are
-    error: float = 0.0  # standard error of the mean latency over the best of the other modes'
 
 
 def numbers(result: Result, slo_scale: float) -> Numbers:
@@ -98,26 +96,6 @@ def mean(several: Sequence[Numbers]) -> Numbers:
             for label in labels
         },
     )
-
-
-def ratio_of_means(
-    mode: BatchingMode,
-    seeds: Sequence[Mapping[BatchingMode, Numbers]],
-    of: Callable[[Latency], float] = lambda latency: latency.mean_s,
-) -> tuple[float, float]:
-    """A mode's latency over that of the best of the others, and its standard error.
-
-    Args:
-        seeds: the numbers of each mode; infinite error with fewer than two seeds.
-        of: which latency; default: the mean.
-    """
-    ratios = [
-        of(found[mode].latency)
-        / min((of(one.latency) for name, one in found.items() if name != mode), default=inf)
-        for found in seeds
-    ]
-    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else inf
-    return statistics.fmean(ratios), error
 
 
 def _mean(several: Sequence[Latency]) -> Latency:

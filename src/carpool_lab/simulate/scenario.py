@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from carpool.config import BatchingMode
@@ -23,7 +23,7 @@ from carpool.schedule.policy import Policy
 from carpool.schedule.views import QueuedRequest
 from carpool_lab.simulate.fleet import Change, simulate
 from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
-from carpool_lab.simulate.report import Numbers, Point, mean, numbers, ratio_of_means
+from carpool_lab.simulate.report import Numbers, Point, mean, numbers
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Stage, Worker
 from carpool_lab.tables import WIDEST, Table
@@ -39,12 +39,6 @@ MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {
 
 SLOW_WORKER_FACTOR = 4.0  # times: a slow worker
 AWAY_S = 20.0  # from a worker's death until the next one has loaded the model
-
-UNDECIDED = (inf, 12.7, 4.3, 3.2, 2.8, 2.6, 2.4)
-"""Standard errors between what is promised and what is found in 1, 2, ... seeds, or in more.
-
-Source: Student's t, two-sided 95 %.
-"""
 
 MIXES = ("uniform", "steps", "sizes", "tenants")
 
@@ -251,60 +245,36 @@ class Comparison:
     modes: Sequence[BatchingMode]
     loads: Sequence[float]  # in parts of the capacity
     seeds: Sequence[int] = (0,)
-    count: int = 1000  # requests for each seed, at least
-    least_s: float = 0.0  # as many more as keep the device busy for so long,
-    most: int = 6000  # but no more than so many
+    count: int = 1000  # requests for each seed
     burst: int = 1
     slo_scale: float = 5.0
     workers: int = 1
     router: str = "extra-seconds"
     is_learned: bool = False  # costs are learned; see `play`
-    certain: float = 0.0  # standard error of ratios of means at which no more seeds are played
-    promised: float = inf  # that ratio at most: where that is `UNDECIDED`, more are played
-    promised_p99: float = inf  # the same for p99
 
 
 def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
-    """Play every mode at every load, with the same requests; the numbers are means over seeds.
-
-    Seeds are played one after the other, at least two, until all are, or until the mean latency of
-    `continuous` as a multiple of the best other mode's is as certain as is wanted, and it is
-    decided whether that is more than is promised.
-    """
+    """Play every mode at every load, with the same requests; the numbers are means over seeds."""
     capacity_qps = wanted.workers * model.capacity_qps(wanted.mix)
     for load in wanted.loads:
-        busy = min(wanted.most, ceil(wanted.least_s * min(load, 1.0) * capacity_qps))
-        count = max(wanted.count, busy)
-        found: list[dict[BatchingMode, Numbers]] = []
-        ratio, error, p99, p99_error = 0.0, inf, 0.0, inf
+        of_seeds: list[dict[BatchingMode, Numbers]] = []
         for seed in wanted.seeds:
-            errors = UNDECIDED[min(len(found), len(UNDECIDED)) - 1]
-            is_decided = (
-                abs(ratio - wanted.promised) >= errors * error
-                and abs(p99 - wanted.promised_p99) >= errors * p99_error
-            )
-            if len(found) > 1 and error <= wanted.certain and is_decided:
-                break
             when, what = generators(seed)
             times = bursts(load * capacity_qps, when, size=wanted.burst)
-            arrivals = plan(times, wanted.mix, what, count=count)
-            of_seed: dict[BatchingMode, Numbers] = {}
-            for mode in wanted.modes:
-                learned = seed if wanted.is_learned else None
-                result = play(
-                    model,
-                    arrivals,
-                    mode,
-                    workers=wanted.workers,
-                    router=wanted.router,
-                    learned=learned,
-                )
-                of_seed[mode] = numbers(result, wanted.slo_scale)
-            found.append(of_seed)
-            if "continuous" in wanted.modes:
-                ratio, error = ratio_of_means("continuous", found)
-                p99, p99_error = ratio_of_means("continuous", found, lambda one: one.p99_s)
-        table, error = model.tables[0].name, error if error < inf else 0.0
+            arrivals = plan(times, wanted.mix, what, count=wanted.count)
+            of_seeds.append(
+                {mode: _numbers(model, wanted, arrivals, mode, seed) for mode in wanted.modes}
+            )
         for mode in wanted.modes:
-            several = mean([one[mode] for one in found])
-            yield Point(table, wanted.mix_name, load, mode, several, len(found), error)
+            several = mean([of_seed[mode] for of_seed in of_seeds])
+            yield Point(model.tables[0].name, wanted.mix_name, load, mode, several, len(of_seeds))
+
+
+def _numbers(
+    model: Model, wanted: Comparison, arrivals: Sequence[Arrival], mode: BatchingMode, seed: int
+) -> Numbers:
+    learned = seed if wanted.is_learned else None
+    result = play(
+        model, arrivals, mode, workers=wanted.workers, router=wanted.router, learned=learned
+    )
+    return numbers(result, wanted.slo_scale)
