@@ -29,7 +29,7 @@ MAX_OBJECTS = 20_000  # that a guard keeps; objects behind them stay as a reques
 MAX_TENSOR_BYTES = 2**20  # the largest tensor whose values are kept for any model
 MAX_WEIGHT_BYTES = 2**28  # total of all weights, up to which their values are kept
 _CONTAINERS = (dict, list, set, deque)
-_OPAQUE = (str, bytes, int, float, type(None), Tensor, torch.Generator, ModuleType)
+_OPAQUE = (str, bytes, int, float, type(None), torch.Generator, ModuleType)
 
 
 class PrivateContext:
@@ -100,6 +100,8 @@ class Guard:
         for value in _reached([vars(pipe), *vars(pipe).values(), *code], module_ids):
             if isinstance(value, CellType):
                 self._cells.append((value, _contents(value)))
+            elif isinstance(value, Tensor):
+                self._tensors.append((value, data(value).clone()))
             elif isinstance(value, type):
                 self._classes.append((value, dict(vars(value))))
             else:
@@ -145,7 +147,7 @@ def _contents(cell: CellType) -> Any:
 
 
 def _reached(roots: Iterable[Any], module_ids: set[int]) -> Iterator[Any]:
-    """Yield the containers, cells and classes that may change under some objects.
+    """Yield the containers, cells, classes and small tensors that may change under some objects.
 
     Args:
         module_ids: ids of modules that are guarded as modules.
@@ -156,7 +158,10 @@ def _reached(roots: Iterable[Any], module_ids: set[int]) -> Iterator[Any]:
         if isinstance(value, _OPAQUE) or id(value) in visited or id(value) in module_ids:
             continue
         visited.add(id(value))
-        if type(value) in _CONTAINERS:
+        if isinstance(value, Tensor):
+            if _is_plain(value) and value.nbytes <= MAX_TENSOR_BYTES:
+                yield value
+        elif type(value) in _CONTAINERS:
             yield value
             waiting.extend(value.values() if isinstance(value, dict) else value)
         elif isinstance(value, CellType):

@@ -101,7 +101,8 @@ class Walk:
         is_all = is_all and all(map(is_foreign, order))
         for name in functions:
             is_override = any(name in vars(base) for base in order if not is_foreign(base))
-            is_override = (is_override and not names.SETTING_UP.match(name)) or name == "forward"
+            is_override = is_override and not names.SETTING_UP.match(name)
+            is_override = is_override or name in ("__call__", "forward")
             if (is_all or is_override) and not names.AT_CREATION.match(name):
                 self.run(of_class(cls, name), *first, rest=rest)
 
