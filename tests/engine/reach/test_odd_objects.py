@@ -181,3 +181,10 @@ def test_nothing_is_raised_whatever_a_callback_holds(chosen: list[int], is_calle
         return {**kwargs, "x": held[-1]}
 
     assert isinstance(private_reasons(pipe, {"callback_on_step_end": callback}), list)
+
+
+def test_a_tensor_that_comes_again_gives_no_reason() -> None:
+    again = torch.ones(2)
+
+    for _ in range(2):
+        assert private_reasons(stepping(), {"prompt_embeds": again}) == []

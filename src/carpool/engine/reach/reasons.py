@@ -79,8 +79,10 @@ def _part(item: tuple[str, Any]) -> Any:
 
 def _of_argument(pipe: Any, parts: Any, name: str, value: Any) -> list[str]:
     owner, function = getattr(value, "__self__", value), getattr(value, "__func__", None)
+    is_key = type(owner).__eq__ is object.__eq__  # a tensor is compared by its entries
     with suppress(TypeError):
-        same_parts, same_function, names, reasons = _callbacks.get(owner) or (None, None, [], [])
+        known = _callbacks.get(owner) if is_key else None
+        same_parts, same_function, names, reasons = known or (None, None, [], [])
         if same_parts is parts and same_function is function and all(map(_is_same, names)):
             return list(reasons)
     walk = Walk(pipe, is_brought=True)
@@ -88,7 +90,7 @@ def _of_argument(pipe: Any, parts: Any, name: str, value: Any) -> list[str]:
     walk.enter(value, "shared" if callable(value) else "own", name, *first)
     reasons, names = walk.read(), [(find, _contents(obj)) for find, obj in walk.names]
     with suppress(TypeError):
-        if all(map(_is_constant, (obj for _, contents in names for obj in contents))):
+        if is_key and all(map(_is_constant, (obj for _, contents in names for obj in contents))):
             _callbacks[owner] = parts, function, names, reasons
     return reasons
 
