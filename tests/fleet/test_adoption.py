@@ -430,7 +430,7 @@ def test_the_secret_and_the_key_show_in_no_line_of_a_log() -> None:
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
-    with pytest.raises(SettingRejected, match=r"pip install 'carpool\[ray\]'"):
+    with pytest.raises(SettingRejected, match=r"pip install 'ray>="):
         ray.connected(ServeSettings(ray="auto"))
 
 

@@ -145,7 +145,10 @@ DOORS = [
     Door("/v1/unmerge_lora_weights", {}),
     Door("/sdapi/v1/options", {}),
 ]
-NOT_HERE = {"/v1/videos/{video_id}/remix"}  # takes a prompt and nothing else
+NOT_HERE = {
+    "/v1/videos/{video_id}/remix",  # takes a prompt and nothing else
+    *("/v1/audio/generations", "/v1/meshes"),  # no worker here makes sound or meshes
+}
 
 
 def documented(path: str, *, is_form: bool = False) -> set[str]:

@@ -87,6 +87,8 @@ def _generate(worker: Grey, *, has_several: bool, **options: Any) -> Any:
 def test_what_will_pass_is_tried_again_until_there_is_a_picture(
     generate: Generate, failure: type[CarpoolError], options: dict[str, Any]
 ) -> None:
+    if issubclass(failure, (Overloaded, RateLimited)) and generate.keywords["has_several"]:  # type: ignore
+        pytest.skip("a pool holds what its worker refuses until that has a place")
     worker = Moody(*[failure("not now", retry_after_s=SOON_S)] * (TRIES - 1))
 
     answer = generate(worker, **options)

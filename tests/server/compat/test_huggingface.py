@@ -101,7 +101,7 @@ WRONG: list[tuple[Any, str, str | None]] = [
     ({"inputs": "a", "parameters": {"prompt": "b"}}, "invalid_value", "prompt"),
     ({"inputs": "a", "parameters": {"n": 2}}, "unsupported_parameter", "n"),
     ({"inputs": "a", "parameters": {"stream": True}}, "unsupported_parameter", "stream"),
-    ({"inputs": "a", "parameters": {"scheduler": "Euler"}}, "unknown_parameter", "scheduler"),
+    ({"inputs": "a", "parameters": {"scheduler": "Euler"}}, "invalid_value", "scheduler"),
     ({"inputs": "a", "parameters": {"target_size": 7}}, "invalid_value", "target_size"),
     ({"inputs": "iVBORw0KGgo=", "parameters": {}}, "unsupported_image", "inputs"),
     ({"inputs": "data:image/png;base64,####"}, "invalid_value", "inputs"),

@@ -73,6 +73,8 @@ def test_the_openapi_document_has_every_route_and_the_shape_of_errors(server: Se
     paths |= {"/v1/images/edits", "/v1/images/variations", "/v1/jobs", "/v1/jobs/{job_id}"}
     paths |= {"/v1/jobs/{job_id}/cancel", "/v1/jobs/{job_id}/files/{name}", "/v1/videos"}
     paths |= {f"/v1/videos/{{video_id}}{more}" for more in ("", "/content", "/remix")}
+    paths |= {f"/v1/meshes{more}" for more in ("", "/{mesh_id}", "/{mesh_id}/content")}
+    paths |= {"/v1/audio/generations"}
     paths |= {"/", "/v1/chat/completions", "/v1/videos/sync", "/v1/model_info", "/model_info"}
     paths |= {"/server_info", "/health_generate", "/v1/events", "/v1/estimates"}
     paths |= {f"/v1/{name}" for name in ("set_lora", "list_loras", "unmerge_lora_weights")}
