@@ -79,7 +79,8 @@ def _part(item: tuple[str, Any]) -> Any:
 
 def _of_argument(pipe: Any, parts: Any, name: str, value: Any) -> list[str]:
     owner, function = getattr(value, "__self__", value), getattr(value, "__func__", None)
-    is_key = type(owner).__eq__ is object.__eq__  # a tensor is compared by its entries
+    equality: Any = type(owner).__eq__
+    is_key = equality is object.__eq__  # a tensor is compared by its entries
     with suppress(TypeError):
         known = _callbacks.get(owner) if is_key else None
         same_parts, same_function, names, reasons = known or (None, None, [], [])
