@@ -79,7 +79,7 @@ def test_the_pretended_device_sees_when_streams_do_not_wait_for_each_other(forgo
             arrive = super().load(group, slot)
             return (lambda: None) if forgotten == "the copy" else arrive
 
-        def left(self) -> Any:
+        def vacated(self) -> Any:
             return None
 
     device = torch.device(NAME)

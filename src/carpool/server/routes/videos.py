@@ -130,15 +130,14 @@ async def _get(video_id: str, context: AuthenticatedRequest) -> Record:
 
 async def _submit(
     context: AuthenticatedRequest, form: forms.Form, content: dict[str, Any], **extra: Any
-) -> Video:
+) -> Record:
     model, checked, fields, pictures = await video_work(context, form)
     packing = context.intake().run(partial(packed, pictures))
     names, inputs = await context.unless_disconnected(packing)
     metadata = model.file_metadata(checked)
     work = work_of(model.id, [checked], names, fps=fields["fps"], told=metadata)
     work |= {"keep": list(inputs)} if inputs else {}  # `remix_video` reads them
-    record = await submit(context, "video", content, fields | extra, work, inputs)
-    return await _video(context.state, record)
+    return await submit(context, "video", content, fields | extra, work, inputs)
 
 
 _BODY = forms.document(
@@ -148,10 +147,10 @@ _BODY = forms.document(
 
 @router.post("/videos", openapi_extra=_BODY)
 async def create_video(context: Context) -> Video:
-    return await _create(context)
+    return await _video(context.state, await _create(context))
 
 
-async def _create(context: AuthenticatedRequest) -> Video:
+async def _create(context: AuthenticatedRequest) -> Record:
     form = await read_form(context, "restarting", REFERENCE, "image_reference")
     if form.values.pop("n", 1) not in (1, None):
         rule = "a request makes one video, send several"
@@ -168,8 +167,8 @@ async def create_video_at_once(context: Context) -> Download:
     The headers `x-video-id`, `x-model`, `x-inference-time-s`, `x-stage-durations`,
     `x-peak-memory-mb` and `x-warnings`, a JSON list, tell of it.
     """
-    state, video = context.state, await _create(context)
-    record = await wait_for_end(context, await _get(video.id, context))
+    state = context.state
+    record = await wait_for_end(context, await _create(context))
     answer = await file_of(state, record, FILES["video"])
     video = await _video_with_memory(state, record)
     answer.headers["x-video-id"], answer.headers["x-model"] = video.id, quote(video.model)
@@ -232,7 +231,8 @@ async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Vi
         if picture is None:
             raise FileNotReady(f"the picture that {video_id} began with is not kept any more")
         form.images.append(picture)
-    return await _submit(context, form, body.model_dump(), remixed_from=video_id)
+    record = await _submit(context, form, body.model_dump(), remixed_from=video_id)
+    return await _video(context.state, record)
 
 
 async def _refuse(context: Context) -> None:
