@@ -11,6 +11,7 @@ from carpool.config import ServeSettings
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
+from carpool.server.curl_example import curl
 
 PAGE = Path(__file__).parent / "http.md"
 HEAD = """# The HTTP API
@@ -42,6 +43,7 @@ def page() -> str:
             lines += [f"## {method.upper()} {path}", "", _prose(operation), ""]
             lines += _section("parameter", _parameters(operation, schemas))
             lines += _section("field of the body", _body(operation, schemas))
+            lines += ["```sh", curl(method, path, operation, schemas), "```", ""]
             lines += [f"Answer: {_answer(operation)}", ""]
     lines += ["## What answers hold", ""]
     for name, schema in sorted(schemas.items()):

@@ -36,6 +36,7 @@ def cards() -> dict[str, Card]:
         "edits": Task("edit", "P", (prompt, image)),
         "fills": Task("inpaint", "P", (prompt, image, mask)),
         "plays": Task("text-to-audio", "P", (prompt,)),
+        "forms": Task("image-to-mesh", "P", (image,)),
         "knows": Task("text-to-image", "P", (Parameter("class_labels", "int", required=True),)),
     }
     return {name: Card(name, (task,), {}, 8, None, 1 << 20, 100) for name, task in tasks.items()}
@@ -47,8 +48,9 @@ def cards() -> dict[str, Card]:
         ("draws", ["curl -s U/v1/images/generations", "> out.png"]),
         ("films", ["curl -s U/v1/videos", "/content > out.mp4"]),
         ("edits", ["U/v1/images/edits -F image=@picture.png -F 'prompt=", "> out.png"]),
-        ("fills", ["-F image=@picture.png -F mask=@mask.png"]),
-        ("plays", ["sound, which only the Python API gives"]),
+        ("fills", ["-F image=@picture.png -F 'prompt=", "-F mask=@mask.png"]),
+        ("plays", ["curl -s U/v1/audio/generations", "> out.wav"]),
+        ("forms", ["U/v1/meshes -F input_reference=@picture.png \\\n", "/content > out.glb"]),
         ("knows", ['"class_labels": 1']),
     ],
 )

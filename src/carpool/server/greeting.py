@@ -22,6 +22,7 @@ log = logging.getLogger("carpool")
 
 PROMPT = "a red circle on a blue background"
 _PLAIN: dict[str, Any] = {"int": 1, "float": 1.0, "bool": True, "str": PROMPT}
+_JOBS = {"videos": ".mp4", "meshes": ".glb"}
 _JSON = "-H 'content-type: application/json'"
 _READ = "python3 -c 'import json, sys; print(json.load(sys.stdin)[\"id\"])'"
 _DECODE = (
@@ -67,27 +68,35 @@ def example(card: Card | None, url: str, curl: str, model: str | None = None) ->
     """
     task = card.tasks[0] if card is not None else None
     makes = task.makes if task is not None else "pictures"
-    if makes == "sound":
-        return "The model makes sound, which only the Python API gives: docs/python.md\n"
     body = _body(task) | ({} if model is None else {"model": model})
-    if makes == "videos":
-        return _clip(url, curl, body)
+    if makes == "sound":
+        sent = f"{curl} {url}/v1/audio/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
+        return f"{sent} > out.wav\n"
+    if makes in _JOBS:
+        sent = f"{_JSON} \\\n  -d '{json.dumps(body)}'"
+        if task is not None and _needs(task, "image"):
+            sent = _form("input_reference", body)
+        return _job(url, curl, makes, sent)
     if task is not None and _needs(task, "image"):
-        pictures = "-F image=@picture.png"
-        pictures += " -F mask=@mask.png" if _needs(task, "mask_image") else ""
-        fields = " ".join(f"-F '{name}={value}'" for name, value in body.items())
-        return f"{curl} {url}/v1/images/edits {pictures} {fields} \\\n  | {_DECODE} > out.png\n"
+        mask = " -F mask=@mask.png" if _needs(task, "mask_image") else ""
+        sent = f"{curl} {url}/v1/images/edits {_form('image', body)}{mask}"
+        return f"{sent} \\\n  | {_DECODE} > out.png\n"
     command = f"{curl} {url}/v1/images/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
     return f"{command} \\\n  | {_DECODE} > out.png\n"
 
 
-def _clip(url: str, curl: str, body: dict[str, Any]) -> str:
-    """Commands that ask for a clip, wait for it, and fetch it."""
-    at = f"{url}/v1/videos/$id"
+def _form(picture: str, body: dict[str, Any]) -> str:
+    fields = " ".join(f"-F '{name}={value}'" for name, value in body.items())
+    return f"-F {picture}=@picture.png {fields}".rstrip()
+
+
+def _job(url: str, curl: str, kind: str, sent: str) -> str:
+    """Commands that ask for a clip or a mesh, wait for it, and fetch it."""
+    at = f"{url}/v1/{kind}/$id"
     return (
-        f"id=$({curl} {url}/v1/videos {_JSON} \\\n  -d '{json.dumps(body)}' \\\n  | {_READ})\n"
+        f"id=$({curl} {url}/v1/{kind} {sent} \\\n  | {_READ})\n"
         f"while {curl} {at} | grep -qE '\"(queued|in_progress)\"'; do sleep 1; done\n"
-        f"{curl} {at}/content > out.mp4\n"
+        f"{curl} {at}/content > out{_JOBS[kind]}\n"
     )
 
 
@@ -95,7 +104,10 @@ def _body(task: Task | None) -> dict[str, Any]:
     """The shortest body that a task takes."""
     required = {} if task is None else {p.name: p.kind for p in task.parameters if p.required}
     plain = {name: _PLAIN[kind] for name, kind in required.items() if kind in _PLAIN}
-    return {"prompt": PROMPT} | plain
+    takes_words = (
+        task is None or task.makes != "meshes" or "prompt" in {p.name for p in task.parameters}
+    )
+    return ({"prompt": PROMPT} if takes_words else {}) | plain
 
 
 def _needs(task: Task, picture: str) -> bool:

@@ -65,7 +65,7 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    prompt: Prompt
+    prompt: Prompt = Field(description="what to show")
     model: str | None = Field(None, description="the served model's id; default: that model")
     size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
     seed: Any = ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
@@ -98,7 +98,9 @@ class ImageRequest(GenerationRequest):
 
     model_config = _example("a red circle on a blue background", size="64x64")
 
-    prompt: Prompts  # each prompt of a list has n images, in order
+    prompt: Prompts = Field(
+        description="what to show; each prompt of a list has n images, in order"
+    )
     negative_prompt: Any = ours("string", "what not to show; a list where prompt is one")
     n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
@@ -121,8 +123,12 @@ class ImageRequest(GenerationRequest):
             "num_inference_steps wins",
         )
     )
-    background: Literal["auto", "opaque"] | None = None
-    moderation: Literal["auto", "low"] | None = None
+    background: Literal["auto", "opaque"] | None = Field(
+        None, description="pictures are opaque: both say the same; transparent is refused"
+    )
+    moderation: Literal["auto", "low"] | None = Field(
+        None, description="taken as OpenAI's clients send it; nothing is moderated here"
+    )
     stream: bool | None = Field(None, description="answer with server-sent events")
     partial_images: int | None = Field(
         None,

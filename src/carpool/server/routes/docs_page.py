@@ -1,20 +1,27 @@
-"""`GET /docs`: the OpenAPI document as one HTML page, without scripts and without other hosts.
+"""`GET /docs`: the OpenAPI document as one HTML page, with examples to try, without other hosts.
 
 FastAPI's own page loads Swagger UI from a CDN: without a network it shows nothing, and the CDN's
-script would run with this server's origin.
+script would run with this server's origin. The one script here is `docs.js`, allowed by its digest.
 """
 
+import base64
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from html import escape
-from typing import Any
+from importlib.resources import files
 
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
+from carpool.server.curl_example import Schema, curl, path_example, sample
+
+_SCRIPT = (files("carpool.server.routes") / "docs.js").read_text()
+_DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+    "content-security-policy": f"default-src 'none'; script-src 'sha256-{_DIGEST}'; "
+    "style-src 'unsafe-inline'; img-src blob: data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
 }
@@ -23,11 +30,14 @@ _STYLE = """
 margin: 2em auto; padding: 0 1em } h3 { margin-top: 2em } code, pre { font-size: 14px }
 table { border-collapse: collapse; width: 100% } pre { overflow-x: auto }
 td, th { text-align: left; vertical-align: top; padding: .25em .75em .25em 0;
-border-bottom: 1px solid #8884 } th { font-weight: normal; opacity: .6 }
+border-bottom: 1px solid #8884 } th { font-weight: normal; opacity: .7 }
+input, textarea { font: 16px monospace; width: 100%; box-sizing: border-box; margin: .25em 0 }
+button, summary { font: inherit; min-height: 40px; padding: .4em 1em; cursor: pointer }
+nav ul { columns: 22em; padding-left: 1.2em } img { max-width: 100% } .try pre { max-height: 24em }
+#key { max-width: 24em } a { color: #3552d8 }
+@media (prefers-color-scheme: dark) { a { color: #8ea2ff } }
 """
 _BOUNDS = {"minimum": "from", "maximum": "to", "maxLength": "length up to"}
-
-Schema = Mapping[str, Any]
 
 
 def add_docs(app: FastAPI) -> None:
@@ -46,21 +56,41 @@ def page(document: Schema) -> str:
         [
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
             '<meta name="viewport" content="width=device-width">',
-            f"<style>{_STYLE}</style><h1>{title}</h1>",
+            f"<style>{_STYLE}</style><main><h1>{title}</h1>",
             '<p>From <a href="openapi.json">openapi.json</a>. Where the server has API keys, paths '
             "with &#128273; want one: <code>authorization: Bearer KEY</code>.",
+            '<p><label>API key, for what is tried here <input id="key" type="password" '
+            'autocomplete="off"></label>',
+            *_contents(document),
             *_operations(document),
-            "<h2>Schemas</h2>",
+            '<h2 id="schemas">Schemas</h2>',
             *_schemas(document.get("components", {}).get("schemas", {})),
+            f"</main><script>{_SCRIPT}</script>",
         ]
     )
 
 
+def _contents(document: Schema) -> Iterator[str]:
+    """A list of all paths, each a link."""
+    yield '<nav aria-label="Paths"><h2>Paths</h2><ul>'
+    for path, item in document["paths"].items():
+        for method in item:
+            name = f"{method.upper()} {path}"
+            yield f'<li><a href="#{escape(_anchor(method, path))}"><code>{escape(name)}</code></a>'
+    yield '<li><a href="#schemas">Schemas</a></ul></nav>'
+
+
+def _anchor(method: str, path: str) -> str:
+    return f"{method}-{path}"
+
+
 def _operations(document: Schema) -> Iterator[str]:
+    schemas = document.get("components", {}).get("schemas", {})
     for path, item in document["paths"].items():
         for method, operation in item.items():
             key = " &#128273;" if operation.get("security") else ""
-            yield f"<h3><code>{method.upper()} {escape(path)}</code>{key}</h3>"
+            anchor = escape(_anchor(method, path))
+            yield f'<h3 id="{anchor}"><code>{method.upper()} {escape(path)}</code>{key}</h3>'
             yield _text(operation.get("description") or operation.get("summary", ""))
             if parameters := operation.get("parameters"):
                 fields = {field["name"]: field["schema"] | field for field in parameters}
@@ -69,11 +99,24 @@ def _operations(document: Schema) -> Iterator[str]:
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
                 yield f"<p>Body: <code>{escape(kind)}</code> {_kind(body['schema'])}"
                 yield from _fields(body["schema"])
+            command = escape(curl(method, path, operation, schemas))
+            yield f'<pre class="curl" tabindex="0">{command}</pre>'
+            yield _trial(method, path, operation, schemas)
             answers: dict[str, list[str]] = {}
             for status, answer in operation["responses"].items():
                 answers.setdefault(_content(answer), []).append(escape(status))
             rows = (f"{', '.join(statuses)} {kind}" for kind, statuses in answers.items())
             yield f"<p>Answers: {'; '.join(rows)}"
+
+
+def _trial(method: str, path: str, operation: Schema, schemas: Schema) -> str:
+    """A place where the script puts fields and a button; nothing without it."""
+    body = sample(operation, schemas)
+    data = {"method": method.upper(), "path": path_example(path)}
+    if body is not None:
+        data["body"] = json.dumps(body, indent=2)
+    values = " ".join(f'data-{name}="{escape(value)}"' for name, value in data.items())
+    return f'<details class="try" {values}><summary>Try it</summary></details>'
 
 
 def _content(answer: Schema) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Body, Query, Response
 
 import carpool
 from carpool.fleet.fleet import Fleet
@@ -89,7 +89,9 @@ async def events(
 
 
 @router.post("/v1/estimates")
-async def estimate(values: dict[str, Any], context: Context) -> reports.EstimateReport:
+async def estimate(
+    values: Annotated[dict[str, Any], Body(examples=[{"prompt": "a red circle"}])], context: Context
+) -> reports.EstimateReport:
     """Check a body of `POST /v1/images/generations` or `/v1/videos`, and say what it would take.
 
     Nothing is drawn. The seconds are those of one output.

@@ -1,0 +1,74 @@
+"""Examples for each path of the OpenAPI document: a body, and a curl command that sends it."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Schema = Mapping[str, Any]
+URL = "http://127.0.0.1:8000"
+_SAMPLES: dict[str, Any] = {"string": "a red circle", "integer": 1, "number": 1.0, "boolean": True}
+_NAMED = {"image_url": "data:image/png;base64,iVBORw0KGgo...", "lora_nickname": "outlined"}
+
+
+def curl(method: str, path: str, operation: Schema, schemas: Schema) -> str:
+    """A command that calls a path; parts in capitals are to be filled in."""
+    body = sample(operation, schemas)
+    words = ["curl", *([] if method in ("get", "post") else [f"-X {method.upper()}"])]
+    answers = operation["responses"].get("200", {}).get("content", {})
+    words += ["-N"] * (set(answers) == {"text/event-stream"})  # show events as they come
+    words.append(f"{URL}{path_example(path)}")
+    if operation.get("security"):
+        words.append("-H 'authorization: Bearer KEY'")
+    if body is None:
+        words += ["-X POST"] * (method == "post")
+    elif "images" in body and "multipart/form-data" in operation["requestBody"]["content"]:
+        fields = {name: value for name, value in body.items() if name != "images"}
+        words += ["-F image=@picture.png", *(f"-F '{name}={fields[name]}'" for name in fields)]
+    else:
+        words.append(f"--json '{json.dumps(body)}'")
+    return " ".join(words)
+
+
+def path_example(path: str) -> str:
+    """A path whose parameters are words in capitals."""
+    return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), path)
+
+
+def sample(operation: Schema, schemas: Schema) -> Any:
+    """A JSON body that an operation takes; None where it takes none."""
+    content = operation.get("requestBody", {}).get("content", {})
+    if "application/json" not in content:
+        return None
+    return _example(content["application/json"]["schema"], schemas)
+
+
+def _example(schema: Schema, schemas: Schema) -> Any:
+    """The example of a body's schema, else its required fields."""
+    schema = _resolved(schema, schemas)
+    if examples := schema.get("examples"):
+        return examples[0]
+    fields, required = schema.get("properties", {}), schema.get("required", ())
+    return {
+        name: _NAMED.get(name) or _sample(_resolved(fields[name], schemas), schemas)
+        for name in required
+    }
+
+
+def _sample(schema: Schema, schemas: Schema) -> Any:
+    if choices := schema.get("anyOf"):
+        return _sample(_resolved(choices[0], schemas), schemas)
+    if "enum" in schema or "const" in schema:
+        return schema.get("enum", [schema.get("const")])[0]
+    if schema.get("type") == "array":
+        return [_sample(_resolved(schema.get("items", {}), schemas), schemas)]
+    if "properties" in schema:
+        return _example(schema, schemas)
+    return _SAMPLES.get(str(schema.get("type", "")), {})
+
+
+def _resolved(schema: Schema, schemas: Schema) -> Schema:
+    if "$ref" in schema:
+        resolved: Schema = schemas[schema["$ref"].rpartition("/")[2]]
+        return resolved
+    return schema
