@@ -15,6 +15,7 @@ from carpool.engine.fiber import Fiber, Returned
 from carpool.engine.intercept import (
     Call,
     Interception,
+    Target,
     is_compiled,
     methods_of,
     tell_of_compilations,
@@ -104,18 +105,89 @@ def test_outside_of_fibers_methods_do_what_they_did() -> None:
         assert module(ONE, shift=1.0) == 3
 
 
-def test_what_a_forward_calls_inside_goes_through() -> None:
+class Alone:
+    """The context of a fiber that shares nothing."""
+
+    is_running = False
+
+    def __init__(self) -> None:
+        self._generating = list[nn.Module]()
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def own(self, target: Target) -> Target:
+        return target
+
+    @contextmanager
+    def generating(self, component: nn.Module) -> Iterator[None]:
+        self._generating.append(component)
+        yield
+        self._generating.pop()
+
+    def is_generating(self, component: nn.Module) -> bool:
+        return component in self._generating
+
+
+def calls_of(body: Any) -> tuple[list[Call], Any]:
+    """The calls on which a body parks, each answered as plain code would be, and its result."""
+    fiber, calls = Fiber(body, Alone()), list[Call]()
+    came = fiber.start()
+    while isinstance(came, Call):
+        calls.append(came)
+        came = fiber.resume(came.target.original(*came.args, **came.kwargs))
+    assert isinstance(came, Returned)
+    return calls, came.value
+
+
+def test_each_token_of_a_text_is_a_call() -> None:
     writer = Writer()
 
     with intercepting(text_encoder=writer) as interception:
-        fiber = Fiber(lambda: writer.generate(ONE))
-        call = fiber.start()
-        answer = call.target.original(*call.args)
+        calls, text = calls_of(lambda: writer(writer.generate(ONE)))
 
-        assert call.target.method == "generate"
+        assert [call.target.method for call in calls] == ["generate"] * 3 + ["forward"]
         assert [target.method for target in interception.targets] == ["forward", "generate"]
-        assert answer == 4
-        assert fiber.resume(answer) == Returned(answer)
+        assert text == 5
+
+
+class Captioner(nn.Module):
+    """Has a `generate` of its own, which calls its parts; a part generates by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eyes, self.layers, self.language = Doubler(), nn.ModuleList([Doubler()]), Writer()
+
+    can_generate = Writer.can_generate
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers[0](self.eyes(x))
+
+    def generate(self, x: Tensor) -> Any:
+        return self.language.generate(self.layers[0](self.eyes(x)))
+
+
+def test_the_parts_that_a_generate_of_its_own_calls_are_calls_while_it_runs() -> None:
+    captioner = Captioner()
+    with intercepting(captioner=captioner):
+        calls, text = calls_of(lambda: captioner.eyes(captioner.generate(ONE)))
+
+    assert text == 14
+    assert [call.target.method for call in calls] == ["generate"] * 5
+    assert {call.target.module for call in calls} == {captioner}
+    assert vars(captioner.eyes).keys() == vars(Doubler()).keys()
+
+
+def test_what_would_compile_a_token_does_not_compile_the_pause() -> None:
+    writer: Any = Writer()
+    writer.get_compiled_call = lambda config: "compiled"
+
+    with intercepting(text_encoder=writer):
+        calls, text = calls_of(lambda: writer.get_compiled_call(None)(ONE))
+
+        assert (len(calls), text) == (1, 2)
+        assert writer.get_compiled_call(None) == "compiled"
 
 
 def test_an_autoencoder_is_met_at_its_two_ends() -> None:

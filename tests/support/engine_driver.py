@@ -129,11 +129,11 @@ class Drive:
             self.engine.step()
 
     def turn_until(self, is_reached: Callable[[], bool]) -> None:
-        for _ in range(1000):
+        for _ in range(3000):
             if is_reached():
                 return
             assert self.engine.step(), "the engine is idle, and it never came about"
-        raise AssertionError("a thousand turns, and it never came about")
+        raise AssertionError("three thousand turns, and it never came about")
 
     def finish(self) -> None:
         while self.engine.step():

@@ -21,6 +21,7 @@ from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
+from carpool.engine.language.parts import called_parts
 from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import SPECS, Spec
 from carpool.engine.specs.plugins import spec_of
@@ -70,8 +71,8 @@ class Inside:
 def methods_of(module: nn.Module) -> list[str]:
     """The heavy methods of a pipeline component.
 
-    An autoencoder is called through `encode` and `decode`. A model that generates token by token
-    is intercepted at `generate` as a whole: inside, it keeps state on the module.
+    An autoencoder is called through `encode` and `decode`. A model that generates text is met at
+    each token: `generate` is the name of these calls.
     """
     methods = [name for name in ("encode", "decode") if callable(getattr(module, name, None))]
     methods = methods or ["forward"]
@@ -97,11 +98,29 @@ class Interception:
                 self.targets.append(_target(component, module, method))
 
     def install(self) -> None:
+        tokens = {id(t.module): t for t in self.targets if t.method == "generate"}
         for target in self.targets:
-            attributes, name = target.module.__dict__, _attribute(target.method)
-            self._replaced.append((target.module, name, attributes.get(name, _ABSENT)))
-            attributes[name] = _parking(target)
-            self._installed.append((target, attributes, name, attributes[name]))
+            token = tokens.get(id(target.module))
+            if token is not target:
+                method = _parking(target.original, target, token)
+                self._replace(target, target.module, _attribute(target.method), method)
+                continue
+            self._replace(target, target.module, "generate", _generating(target.module))
+            self._replace(target, target.module, "get_compiled_call", _uncompiled(target.module))
+            for part in (target.module, *called_parts(target.module)):
+                if not any(part is module for module, _, _ in self._replaced):
+                    call = _target(target.component, target.module, "generate", part)
+                    self._replace(
+                        target, part, _attribute("forward"), _parking(call.original, None, call)
+                    )
+
+    def _replace(
+        self, target: Target, module: nn.Module, name: str, method: Callable[..., Any]
+    ) -> None:
+        attributes = module.__dict__
+        self._replaced.append((module, name, attributes.get(name, _ABSENT)))
+        attributes[name] = method
+        self._installed.append((target, attributes, name, method))
 
     def check(self) -> None:
         """Raise if somebody has replaced a method again: its calls would run unseen, in fibers.
@@ -174,10 +193,15 @@ def tell_of_compilations(
     return remove
 
 
-def _target(component: str, module: nn.Module, method: str) -> Target:
-    original = signed = getattr(module, method)
-    if method == "forward":  # as `Module.__call__` chooses
-        original = module._compiled_call_impl or module._call_impl
+def _target(
+    component: str, module: nn.Module, method: str, part: nn.Module | None = None
+) -> Target:
+    """A method of a component; `generate` stands for each call of a part that generates."""
+    part = part or module
+    is_forward = method in ("forward", "generate")
+    original = signed = part.forward if is_forward else getattr(module, method)
+    if is_forward:  # as `Module.__call__` chooses
+        original = part._compiled_call_impl or part._call_impl
     parameters = list(inspect.signature(signed).parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
@@ -201,8 +225,15 @@ def _has_other_code(module: nn.Module, method: str) -> bool:
     return is_ours or next(foreign_parts(module), None) is not None
 
 
-def _parking(target: Target) -> Callable[..., Any]:
-    original = target.original
+def _parking(
+    original: Callable[..., Any], target: Target | None, token: Target | None
+) -> Callable[..., Any]:
+    """A method that parks in fibers.
+
+    Args:
+        target: the call that it is; None: it runs where it is called.
+        token: the call that it is instead while its component generates.
+    """
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -210,11 +241,38 @@ def _parking(target: Target) -> Callable[..., Any]:
             return original(*args, **kwargs)
         context = current_context()
         if context is None:
-            return park(Call(target, args, kwargs))
+            return original(*args, **kwargs) if target is None else park(Call(target, args, kwargs))
         if context.is_running:
             return original(*args, **kwargs)
-        answer = park(Call(context.own(target), args, kwargs))
+        called = target if token is None or not context.is_generating(token.module) else token
+        if called is None:
+            return original(*args, **kwargs)
+        answer = park(Call(context.own(called), args, kwargs))
         return answer.run() if isinstance(answer, Inside) else answer
 
     method.intercepted = original  # type: ignore[attr-defined]
     return method
+
+
+def _generating(module: nn.Module) -> Callable[..., Any]:
+    original: Any = module.generate
+
+    @functools.wraps(original)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        context = current_context()
+        if context is None or context.is_running:
+            return original(*args, **kwargs)
+        with context.generating(module):
+            return original(*args, **kwargs)
+
+    return generate
+
+
+def _uncompiled(module: nn.Module) -> Callable[..., Any]:
+    """What transformers calls for each token where it would compile: that cannot pause."""
+    original: Any = getattr(module, "get_compiled_call", None)
+
+    def get_compiled_call(*args: Any, **kwargs: Any) -> Any:
+        return module.__call__ if in_fiber() else original(*args, **kwargs)
+
+    return get_compiled_call

@@ -11,7 +11,7 @@ What else a request changes while it runs, a shared module (`overlay`) or a swit
 import contextvars
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
 from carpool.engine.model.upcast import in_half, is_in_half
+from carpool.engine.overlay import writes
 from carpool.engine.overlay.changes import Changes
 from carpool.engine.overlay.functions import FunctionModes
 from carpool.engine.overlay.shared_modules import SharedModules
@@ -158,6 +159,7 @@ class RequestContext:
             provenance.watch()
             pinned_copies.watch()
         self._functions.enter()
+        self.changes.enter()
 
     def _leave(self) -> None:
         self._functions.leave()
@@ -177,7 +179,8 @@ class RequestContext:
         That is `target` itself; in autocast or inference mode one that runs in these, and shares
         forwards with calls that do; or one that runs alone, in the request's own state: in other
         modes of torch (gradients, `with torch.device(...)`, a dispatch mode), where the request has
-        turned a context variable, and where the method draws from the global random numbers.
+        turned a context variable, where the method draws from the global random numbers, and of a
+        component that generates, while it does and once it has left a state of the request's own.
 
         Raises:
             PipelineFailed: other processes compute the component, too, and know of no such mode.
@@ -186,6 +189,7 @@ class RequestContext:
         is_usual = self._modes.can_share and not self._functions.are_changed
         is_usual = is_usual and contextvars.copy_context() == self._variables
         is_usual = is_usual and target.method != "generate"
+        is_usual = is_usual and not self.changes.has_own(target.module)
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
         is_plain = not (modes.autocast or torch.is_inference_mode_enabled())
         if is_usual and is_in_half(target.module, self):
@@ -222,12 +226,20 @@ class RequestContext:
 
     def _inside(self, original: Callable[..., Any]) -> Callable[..., Any]:
         variables = contextvars.copy_context()
+        reported = writes.reporting(self.changes.touch_in_forward)(original)
 
         def method(*args: Any, **kwargs: Any) -> Any:
             with self.applied():
-                return variables.run(original, *args, **kwargs)
+                return variables.run(reported, *args, **kwargs)
 
         return method
+
+    def generating(self, component: nn.Module) -> AbstractContextManager[None]:
+        """A component generates text, token by token, for the request."""
+        return self.changes.generating(component)
+
+    def is_generating(self, component: nn.Module) -> bool:
+        return self.changes.is_generating(component)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Predicts the work of requests from learned costs, and makes the views that policies see."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -182,6 +183,8 @@ def _kind(call: Call, rows: int) -> CallKind:
     for value in arguments.values():
         several = value if isinstance(value, (list, tuple)) else [value]
         tensors += [one for one in several if isinstance(one, Tensor)]
+    if target.method == "generate":
+        return _token_kind(f"{target.component}.{target.method}", arguments)
     leading = arguments.get(target.spec.rows) if target.spec else None
     shape = leading.shape[1:] if isinstance(leading, Tensor) else ()
     return CallKind(
@@ -189,3 +192,17 @@ def _kind(call: Call, rows: int) -> CallKind:
         size=sum(one.numel() for one in tensors) // rows,
         detail="x".join(map(str, shape)),
     )
+
+
+def _token_kind(name: str, arguments: Mapping[str, Any]) -> CallKind:
+    """The kind of a call that writes text: by the number of tokens that it reads, roughly.
+
+    What it has read before lengthens its mask with each token, and its seconds hardly.
+    """
+    ids = next((arguments[n] for n in _READ if isinstance(arguments.get(n), Tensor)), None)
+    tokens = 1 if ids is None else ids.numel() if ids.ndim < 3 else ids.shape[0] * ids.shape[1]
+    size = 1 << (tokens - 1).bit_length()
+    return CallKind(name, size, "token" if size == 1 else f"{size} tokens")
+
+
+_READ = ("decoder_input_ids", "input_ids", "inputs_embeds")

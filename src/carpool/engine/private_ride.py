@@ -8,7 +8,7 @@ these modules as they were loaded.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -56,6 +56,7 @@ class PrivateContext:
         self.names, self.note_texts = set[str](), _ignore
         self.is_running = False  # inside of a forward, whose modules are not called by the pipeline
         self._has_begun = False
+        self._generating = list[nn.Module]()
         self._undo = ExitStack()
         self._undo.callback(guard.restore)
         self._undo.enter_context(in_half(modules.values()))
@@ -71,6 +72,18 @@ class PrivateContext:
 
     def own(self, target: Target) -> Target:
         return target
+
+    @contextmanager
+    def generating(self, component: nn.Module) -> Iterator[None]:
+        """A component generates text: what it leaves on itself is restored at the end."""
+        self._generating.append(component)
+        try:
+            yield
+        finally:
+            self._generating.pop()
+
+    def is_generating(self, component: nn.Module) -> bool:
+        return any(component is module for module in self._generating)
 
     def free(self) -> None:
         """The request has ended."""

@@ -77,6 +77,9 @@ ALL: dict[str, MetricInfo] = {
     "carpool_steps_skipped_total": MetricInfo(
         "counter", ("model",), "those of them that `step_cache` answered without a forward"
     ),
+    "carpool_tokens_total": MetricInfo(
+        "counter", ("model",), "tokens of text that requests let a model of the pipeline write"
+    ),
     "carpool_deadlines_missed_total": MetricInfo(
         "counter", ("model",), "requests that ended after their deadline_s"
     ),

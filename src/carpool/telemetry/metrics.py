@@ -36,6 +36,7 @@ _NUMBERS = {  # of the engine: where each stands in its statistics
     "wait_seconds": "overload wait_s",
     "steps_total": "steps",
     "steps_skipped_total": "steps_skipped",
+    "tokens_total": "tokens",
     "deadlines_missed_total": "deadlines_missed",
     "machine_speed_factor": "speed_factor",
 }

@@ -28,7 +28,7 @@ class Stats:
         self._forwards: Counter[tuple[str, str, int, int]] = Counter()
         self._waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self._queued = histogram(BUCKETS_S)
-        self._steps = self._late = self._skipped = 0
+        self._steps = self._late = self._skipped = self._tokens = 0
         self._turn_s = self._forward_s = self._fiber_s = 0.0
         self._paces: deque[tuple[int, int]] = deque(maxlen=PACE_S + 1)  # second, steps before it
 
@@ -36,6 +36,10 @@ class Stats:
         """An observer of forwards."""
         key = (forward.component, forward.method, len(forward.states), forward.rows)
         self._forwards[key] += 1
+        if forward.method == "generate":
+            self._tokens += len(forward.states)
+            for state in forward.states:
+                state.timeline.tokens += 1
 
     def turn(self, seconds: float, forward_s: float, fiber_s: float) -> None:
         """Count the seconds of a turn of the loop, in modules, and in the pipelines' own code."""
@@ -73,6 +77,7 @@ class Stats:
         return {
             "steps": self._steps,
             "steps_skipped": self._skipped,
+            "tokens": self._tokens,
             "steps_per_s": self._pace(),
             "deadlines_missed": self._late,
             "turn_s": self._turn_s,

@@ -103,6 +103,7 @@ class Timeline:
     step: int = 0  # denoising steps done
     steps: int = 0  # denoising steps in all
     skipped_steps: int = 0
+    tokens: int = 0  # of text that it has let a model write
     submitted_at: float = 0.0  # Unix time
     error: str | None = None  # code of the error with which it ended
     is_cancelled: bool = False
@@ -134,7 +135,7 @@ class Timeline:
 
     def rewind(self) -> None:
         """The request starts over."""
-        self.step = self.skipped_steps = self.replayed_calls = 0
+        self.step = self.skipped_steps = self.replayed_calls = self.tokens = 0
         self.mark = None
 
     def stop_waiting(self, all_s: float, now_s: float) -> PhaseTimes:
@@ -190,6 +191,7 @@ class Timeline:
             "step": self.step,
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
+            "tokens": self.tokens,
             "exclusive": self.exclusive,
             "replayed_calls": self.replayed_calls,
             "submitted_at": self.submitted_at,

@@ -58,20 +58,32 @@ class ModuleState:
                 state.dicts.append((container, entries))
             else:
                 state.collections.append((container, list(container)))
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and with_storage:
-                state.tensors.append((tensor, data(tensor), tensor.requires_grad))
+        if with_storage:
+            state.keep_weights(module)
         return state
+
+    def keep_weights(self, module: nn.Module) -> None:
+        """Save where its weights and buffers are, if that is not saved yet."""
+        if not self.tensors:
+            self.tensors = [
+                (tensor, data(tensor), tensor.requires_grad)
+                for tensor in (*module._parameters.values(), *module._buffers.values())
+                if tensor is not None
+            ]
 
     def is_now(self) -> bool:
         """Whether the module is as it was then."""
         return (
             all(_are_same(now, then) for now, then in self.dicts)
             and all(_has_same(now, then) for now, then in self.collections)
-            and all(
-                tensor.requires_grad == flag and _is_same_storage(data(tensor), then)
-                for tensor, then, flag in self.tensors
-            )
+            and self.has_same_weights()
+        )
+
+    def has_same_weights(self) -> bool:
+        """Whether the weights and buffers that it had then are where they were."""
+        return all(
+            tensor.requires_grad == flag and _is_same_storage(data(tensor), then)
+            for tensor, then, flag in self.tensors
         )
 
     def restore(self) -> None:

@@ -1,15 +1,17 @@
 """Report writes on shared modules, their hooks and their configs to the fiber that makes them.
 
 Python code changes a module through methods of a few classes. While an engine runs, these report to
-the context of their fiber first; outside of fibers, and so inside of forwards, and in private rides
-they work as always. Only writes are looked at: a step costs nothing.
+the context of their fiber first; outside of fibers, and so inside of most forwards, and in private
+rides they work as always. Only writes are looked at: a step costs nothing.
 
 Writes on the values of a weight report nothing. Code that may make such writes rides privately.
 """
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
+_in_forward: ContextVar[Callable[[Any], None] | None] = ContextVar("_in_forward", default=None)
 _DATA: Any = torch.Tensor.data  # the descriptor itself, whatever a subclass puts before it
 _ON_MODULES = (  # no pipeline uses hooks of gradients and of state dictionaries
     *("__setattr__", "__delattr__", "_apply", "add_module", "register_module", "register_buffer"),
@@ -28,6 +31,16 @@ _ON_MODULES = (  # no pipeline uses hooks of gradients and of state dictionaries
 )
 _ON_LORA = ("set_scale", "scale_layer", "unscale_layer")  # entries of a dictionary of the layer
 _LORA = (("peft.tuners.lora", "LoraLayer"), ("peft.tuners.lycoris_utils", "LycorisLayer"))
+
+
+@contextmanager
+def reporting(touch: Callable[[Any], None]) -> Iterator[None]:
+    """Report writes of a forward, which runs outside of fibers, as well: `touch` gets the owner."""
+    token = _in_forward.set(touch)
+    try:
+        yield
+    finally:
+        _in_forward.reset(token)
 
 
 def data(tensor: Tensor) -> Tensor:
@@ -59,6 +72,8 @@ def _reporting(
         context = current_context()
         if context is not None and not context.is_private:
             context.changes.touch(owner(self), deep=deep)
+        elif context is None and (touch := _in_forward.get()) is not None:
+            touch(owner(self))
         return plain(self, *args, **kwargs)
 
     return method

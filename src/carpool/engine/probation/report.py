@@ -31,7 +31,7 @@ def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
         if target.spec is not None:
             report.append({"call": call, "fuses": "table", "why": ""})
         elif target.method == "generate":
-            why = "generates token by token, and keeps state on the module"
+            why = "writes text: each token is a call of its own, which runs alone"
             report.append({"call": call, "fuses": "alone", "why": why})
         elif not settings.infer_specs:
             report.append(

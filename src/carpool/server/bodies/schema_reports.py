@@ -101,6 +101,10 @@ class OutputReport(BaseModel):
     step: int = Field(description="denoising steps that are done")
     steps: int = Field(description="denoising steps in all; 0 while that is not known")
     skipped_steps: int = Field(default=0, description="those that `step_cache` answered")
+    tokens: int = Field(
+        default=0,
+        description="of text that it has let a model of the pipeline write: a plan, a prompt",
+    )
     submitted_at: float = Field(description="Unix time, as the other moments that end in _at")
     started_at: float | None = Field(description="admitted; null while it is queued")
     ended_at: float | None = Field(description="answered, failed or cancelled; null before")

@@ -1,0 +1,162 @@
+"""Texts that pipelines write: each token is a call, and each text is what it is alone."""
+
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from carpool.errors import Cancelled, DeadlineExceeded, PipelineFailed
+from support.engine_driver import CLOSE, Recorder, VirtualClock, driving, gap
+from support.language import MODELS, Author, alone, author
+from support.watchdog import watching
+
+SEEDS = (11, 12, 13, 14, 15, 16)
+
+
+def check(name: str, number: int, recorder: Recorder, seed: int) -> None:
+    expected = alone(name, number, seed)
+    assert recorder.error is None
+    assert recorder.outcome.warnings == ()  # it did not ride privately
+    assert recorder.outcome.fields["text"].tolist() == expected["text"].tolist()
+    assert gap(recorder.image, expected["images"]) <= CLOSE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_texts_in_company_are_those_written_alone(name: str) -> None:
+    with driving(author(name)) as drive:
+        heard = {number: drive.submit(str(number), seed=SEEDS[number]) for number in (0, 1, 2, 3)}
+        given_up = drive.submit("5", seed=90, request_id="given up")
+        broken = drive.submit("99", seed=91)
+        drive.turn(6)
+        heard |= {number: drive.submit(str(number), seed=SEEDS[number]) for number in (4, 5)}
+        drive.turn(3)
+        drive.engine.cancel("given up")
+        drive.finish()
+
+    assert isinstance(given_up.error, Cancelled)
+    assert isinstance(broken.error, PipelineFailed)
+    for number, recorder in heard.items():
+        check(name, number, recorder, SEEDS[number])
+
+
+def test_a_text_in_a_private_ride_is_that_written_alone() -> None:
+    with driving(author("glm"), isolation="private") as drive:
+        heard = [drive.submit(str(number), seed=SEEDS[number]) for number in (0, 1)]
+        drive.finish()
+
+    for number, recorder in enumerate(heard):
+        assert (
+            recorder.outcome.fields["text"].tolist()
+            == alone("glm", number, 11 + number)["text"].tolist()
+        )
+
+
+class Ticking(VirtualClock):
+    """Time that passes whenever it is asked for, as on a real machine."""
+
+    def __call__(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+
+def test_a_running_request_waits_for_two_forwards_at_most_while_others_write() -> None:
+    with driving(author("glm"), clock=Ticking(), mode="continuous") as drive:
+        drive.submit("", seed=1, num_inference_steps=60)
+        drive.turn(10)
+        for number in range(6):
+            drive.submit(str(number), seed=SEEDS[number])
+        drive.finish()
+
+    phases = [forward.phase for forward in drive.forwards[10:]]
+    drawn = [place for place, phase in enumerate(phases) if phase == "denoise"][:50]
+    gaps = [after - before - 1 for before, after in pairwise(drawn)]
+    assert max(gaps) <= 2
+    assert sum(gaps) >= 20  # and texts were written all the while
+
+
+def test_a_request_that_is_cancelled_in_the_middle_of_a_text_writes_no_more() -> None:
+    with driving(author("llama")) as drive:
+        recorder = drive.submit("3", seed=1, request_id="late")
+        drive.turn(4)
+        drive.engine.cancel("late")
+        drive.finish()
+
+        told = drive.engine.timeline("late")
+        counted = drive.engine.statistics()["tokens"]
+
+    assert isinstance(recorder.error, Cancelled)
+    assert told is not None
+    assert told["tokens"] == counted == len(drive.forwards) == 4
+
+
+def test_a_request_that_is_too_late_ends_in_the_middle_of_a_text() -> None:
+    clock = VirtualClock()
+    with driving(author("llama"), clock=clock) as drive:
+        recorder = drive.submit("3", seed=1, timeout_s=1.0)
+        drive.turn(4)
+        clock.pass_by(2.0)
+        drive.finish()
+
+    assert isinstance(recorder.error, DeadlineExceeded)
+    assert len(drive.forwards) == 4
+
+
+def test_modules_keep_nothing_of_the_texts() -> None:
+    pipe = author("glm")
+    with driving(pipe) as drive:
+        for number in range(3):
+            drive.submit(str(number), seed=number)
+        drive.turn(5)
+        model = pipe.text_encoder.model
+
+        assert model.rope_deltas is model._cached_decode_position_ids is None
+        drive.finish()
+
+    assert model.rope_deltas is model._cached_decode_position_ids is None
+
+
+class Keeping(Author):
+    """Reads what its model has kept, from where its caller may read it, after the text."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        answer = super().__call__(*args, **kwargs)
+        return {**answer, "kept": self.text_encoder.model.rope_deltas.tolist()}
+
+
+def test_what_a_model_keeps_is_there_for_its_own_request_after_the_text() -> None:
+    def made() -> Keeping:
+        pipe = author("glm")
+        pipe.__class__ = Keeping
+        return pipe
+
+    with driving(made()) as drive:
+        heard = [drive.submit(str(number), seed=number) for number in range(3)]
+        drive.finish()
+
+    for number, recorder in enumerate(heard):
+        torch.manual_seed(number)
+        assert recorder.outcome.fields["kept"] == made()(str(number))["kept"]
+        assert recorder.outcome.warnings == ()
+
+
+class Unsplittable(Author):
+    """Writes a text where no pause is possible."""
+
+    def __call__(self, *_: Any, **__: Any) -> dict[str, Any]:
+        linear = torch.nn.Linear(4, 4)
+        for _step in range(50):
+            linear(torch.ones(4))
+        return {"images": torch.zeros(1)}
+
+
+@pytest.mark.parametrize(("name", "is_split"), [("glm", True), ("t5", True), ("t5", False)])
+def test_the_watchdog_finds_what_cannot_be_split(name: str, *, is_split: bool) -> None:
+    pipe = author(name)
+    if not is_split:
+        pipe.__class__ = Unsplittable
+    expected = nullcontext() if is_split else pytest.raises(AssertionError, match="a pause")
+    with expected, watching(), driving(pipe) as drive:
+        drive.submit("1", seed=1)
+        drive.finish()

@@ -1,0 +1,249 @@
+"""Pipelines that write a text before they draw, with tiny language models of many classes.
+
+An `Author` lets its model write one of its texts, with settings of the text's own, and draws a few
+steps. Its answer holds the tokens, so that they can be compared with those of plain `generate`.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, ModelMixin
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from torch import Tensor, nn
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from support.tiny.flux2 import mistral3
+from support.tiny.glm import planner, tokenizer
+from support.tiny.parts import drawn
+from support.tiny.qwen import qwen_vl
+
+_WORDS = 300
+_SIZES: dict[str, Any] = {
+    "vocab_size": _WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def _llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**_SIZES))
+
+
+def _qwen3() -> Any:
+    return Qwen3ForCausalLM(Qwen3Config(**_SIZES))
+
+
+def _ministral() -> Any:
+    return Ministral3ForCausalLM(Ministral3Config(**_SIZES))
+
+
+def _gemma3() -> Any:
+    """Draw a Gemma 3 whose window is shorter than its texts."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        **_SIZES, sliding_window=8, layer_types=kinds, query_pre_attn_scalar=8
+    )
+    return Gemma3ForCausalLM(config)
+
+
+def _gpt2() -> Any:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=_WORDS, n_positions=256, n_embd=32, n_layer=2, n_head=4,
+            bos_token_id=None, eos_token_id=None, pad_token_id=0,
+        )
+    )  # fmt: skip
+
+
+def _qwen3_5() -> Any:
+    """Draw a model whose layers are linear attention, but for the last."""
+    return Qwen3_5ForCausalLM(
+        Qwen3_5TextConfig(
+            **_SIZES, layer_types=["linear_attention", "linear_attention", "full_attention"],
+            linear_num_key_heads=2, linear_num_value_heads=2,
+            linear_key_head_dim=8, linear_value_head_dim=8,
+        )
+    )  # fmt: skip
+
+
+def _t5() -> Any:
+    """Draw a model that reads with an encoder, and writes with a decoder."""
+    config = T5Config(
+        vocab_size=_WORDS, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    return T5ForConditionalGeneration(config)
+
+
+def _glm() -> Any:
+    return planner(tokenizer())
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "glm": _glm,  # its positions have three axes, and are kept on the model
+    "qwen2.5-vl": qwen_vl,
+    "qwen3": _qwen3,
+    "mistral3": mistral3,
+    "ministral3": _ministral,
+    "gemma3": _gemma3,
+    "llama": _llama,
+    "gpt2": _gpt2,
+    "qwen3.5": _qwen3_5,
+    "t5": _t5,
+}
+Text = Mapping[str, Any]
+
+
+@cache
+def _model(name: str) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        made = drawn(MODELS[name]())
+    for path, weight in made.named_parameters():
+        weight.requires_grad_(False)
+        if re.search(r"(q_proj|qkv|\.q|c_attn)\.weight$", path):
+            weight.mul_(4.0)  # so that places count: attention picks out few tokens
+    return made.eval()
+
+
+def model(name: str) -> nn.Module:
+    """One of `MODELS`, with the same weights at every call."""
+    made: nn.Module = _model(name)
+    return copy.deepcopy(made)
+
+
+def texts(name: str, count: int = 6) -> list[Text]:
+    """Arguments of `generate` for texts of their own lengths, samplers and ends."""
+    if name == "glm":
+        return [_plan(i) for i in range(count)]
+    made: list[Text] = []
+    for i in range(count):
+        ids = torch.tensor([[5 + (7 * i + 3 * j) % 200 for j in range(4 + 3 * i)]])
+        settings: dict[str, Any] = {"do_sample": False}
+        if i % 3:
+            settings = {"do_sample": True, "temperature": 0.6 + 0.2 * i, "top_k": 4 + 5 * i}
+        if i == 4:
+            settings |= {"eos_token_id": list(range(0, 200, 5))}  # a word that ends it
+        else:
+            settings |= {"min_new_tokens": 6 + 4 * i}
+        text: Text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if name == "qwen2.5-vl" and i % 2:
+            text = _picture(text, i)
+        made.append({**text, "max_new_tokens": 6 + 4 * i, "pad_token_id": 0, **settings})
+    return made
+
+
+def _picture(text: Text, i: int) -> Text:
+    """A picture of its own size before a text of Qwen 2.5 VL."""
+    config = _model("qwen2.5-vl").config
+    high, wide = [(4, 4), (8, 4), (4, 8)][i // 2 % 3]
+    count = high * wide // 4
+    start, pad, end = (
+        config.vision_start_token_id,
+        config.image_token_id,
+        config.vision_end_token_id,
+    )
+    ids = torch.cat([torch.tensor([[start, *[pad] * count, end]]), text["input_ids"]], 1)
+    patch = 3 * 2 * config.vision_config.patch_size**2
+    noise = torch.randn(high * wide, patch, generator=torch.Generator().manual_seed(i))
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": torch.eq(ids, pad).long(),
+        "pixel_values": noise,
+        "image_grid_thw": torch.tensor([[1, high, wide]]),
+    }
+
+
+def _plan(i: int) -> Text:
+    """A picture of its own size, planned small first, as GLM-Image has it."""
+    high, wide = [(4, 4), (2, 4), (4, 2)][i % 3]
+    ids = torch.tensor([[130 + j for j in range(3 + i)]])
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "image_grid_thw": torch.tensor([[1, high, wide], [1, 2, 2]]),
+        "images_per_sample": torch.tensor([2]),
+        "max_new_tokens": high * wide + 4 + 1,
+        "do_sample": True,
+    }
+
+
+class Denoiser(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """Draws with a matrix."""
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.weight(x).tanh()
+        return y
+
+
+class Author(DiffusionPipeline):  # type: ignore[misc]
+    """Writes a text, then draws; or only draws, where it is asked for none."""
+
+    def __init__(self, text_encoder: nn.Module, transformer: nn.Module) -> None:
+        super().__init__()
+        self.register_modules(text_encoder=text_encoder, transformer=transformer)
+        self.texts: list[Text] = []
+
+    def __call__(
+        self,
+        prompt: str = "",
+        num_inference_steps: int = 3,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Any]:
+        x = torch.randn(1, 4, generator=generator)
+        text = torch.zeros(1, 0, dtype=torch.long)
+        if prompt:
+            text = self.text_encoder.generate(**self.texts[int(prompt)])
+        for _ in range(num_inference_steps):
+            x = self.transformer(x)
+        return {"images": x, "text": text}
+
+
+def author(name: str, count: int = 6) -> Author:
+    """A pipeline around one of `MODELS`, with the same weights at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        pipe = Author(model(name), Denoiser().requires_grad_(False).eval())
+    pipe.texts = texts(name, count)
+    return pipe
+
+
+@cache
+def alone(name: str, number: int, seed: int) -> dict[str, Any]:
+    """What plain code gives for a text of a model."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return author(name)(str(number), generator=torch.Generator().manual_seed(seed))
