@@ -14,7 +14,7 @@ from carpool import errors
 from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
-from carpool.engine.specs import SPECS, ArgumentRule, Pad, RuleKind, State
+from carpool.engine.specs import SPECS, ArgumentRule, Keyed, Pad, RuleKind, State
 from carpool.telemetry.metric_list import ALL
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -139,6 +139,8 @@ def _rule(rule: ArgumentRule) -> str:
         return f"pad (with `{rule.mask}`)"
     if isinstance(rule, State):
         return "state"
+    if isinstance(rule, Keyed):
+        return f"{rule.rule.value} (of equal key)"
     return "(" + ", ".join(f"`{name}` {_rule(entry)}" for name, entry in rule.items()) + ")"
 
 

@@ -62,7 +62,6 @@ FUSE = {  # its denoiser, how far an answer may be off, whether it is part of `m
     "kandinsky3": ("unet", 5e-5, False),  # last bits of one forward grow to 2.6e-5
     "ovis": ("transformer", IMAGE, False),
     "ltx": ("transformer", VIDEO, False),
-    "cogvideox": ("transformer", VIDEO, False),
     "latte": ("transformer", VIDEO, False),
     "stable_audio": ("transformer", VIDEO, False),
     "sana_video": ("transformer", VIDEO, False),
@@ -186,6 +185,8 @@ def test_a_denoiser_that_decides_by_the_values_of_its_rows_runs_alone() -> None:
         ("lumina2", "exact"),
         pytest.param("mochi", "fast", marks=pytest.mark.slow),
         pytest.param("mochi", "exact", marks=pytest.mark.slow),
+        pytest.param("cogvideox", "fast", marks=pytest.mark.slow),
+        pytest.param("cogvideox", "exact", marks=pytest.mark.slow),
     ],
 )
 def test_a_denoiser_that_reads_a_mask_fuses_by_its_table_whatever_the_lengths_of_its_texts(

@@ -19,7 +19,7 @@ from torch import Tensor
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.probation.probation import Probation
-from carpool.engine.specs import CONCAT, SCALAR, SHARE, STACK, STACKS, UNUSED, Pad
+from carpool.engine.specs import CONCAT, LAYERS, SCALAR, SHARE, STACK, STACKS, UNUSED, Keyed, Pad
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
@@ -134,9 +134,9 @@ def _test(rule: Any, value: Any) -> Callable[[Any], bool]:
     if isinstance(value, _PLAIN):
         return _same_value((type(value), value))
     if isinstance(value, Tensor):
-        if rule is SHARE or (isinstance(rule, Pad) and rule.places):
+        if rule is SHARE or isinstance(rule, Keyed) or (isinstance(rule, Pad) and rule.places):
             return _same_tensor(value)
-        if rule in (STACK, SCALAR, CONCAT) or isinstance(rule, Pad):
+        if rule in (STACK, SCALAR, CONCAT, LAYERS) or isinstance(rule, Pad):
             return _same_form(value.shape, value.dtype, value.device)
     elif rule is STACKS and isinstance(value, (list, tuple)):
         kind, tensors = type(value), [entry for entry in value if isinstance(entry, Tensor)]

@@ -18,6 +18,7 @@ from carpool.engine.numerics import DATA, ROW, ROWS, Exact
 from carpool.engine.padding import make_masks, padded
 from carpool.engine.specs import (
     CONCAT,
+    LAYERS,
     LIST,
     SCALAR,
     SHARE,
@@ -25,6 +26,7 @@ from carpool.engine.specs import (
     STACKS,
     UNUSED,
     ArgumentRule,
+    Keyed,
     Pad,
     State,
 )
@@ -119,6 +121,7 @@ class Fuser:
         if spec.casts:
             dtype = self._dtype(target.module)
             joined = {name: _cast(value, dtype) for name, value in joined.items()}
+        lists = {name: list(value) for name, value in joined.items() if type(value) is list}
         if exact is None:
             answer = target.original(**joined)
         else:
@@ -128,6 +131,9 @@ class Fuser:
                 answer = target.original(**joined)
         if len(calls) == 1:
             return [answer]
+        for name, entries in lists.items():
+            if len(joined[name]) != len(entries) and type(batch[0].get(name)) is list:
+                _take_out(entries, joined[name], [arguments[name] for arguments in batch])
         parts = split(answer, rows, spec)
         lengths = own_lengths(spec, batch)
         return [cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
@@ -152,6 +158,8 @@ class Fuser:
             return None
         if rule is None:
             return flag(value)
+        if isinstance(rule, Keyed):
+            return rule.key(value), self._part(rule.rule, value, rows, arguments)
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
             entries = [(n, self._part(rule.get(n), value[n], rows, arguments)) for n in value]
             return tuple(sorted(entries, key=name_of))
@@ -160,10 +168,17 @@ class Fuser:
                 raise Unfusable
             return state
         if rule is STACKS:
-            fits = all(isinstance(v, Tensor) and v.ndim and v.shape[0] == rows for v in value)
-            if not fits or not isinstance(value, (list, tuple)):
+            if not isinstance(value, (list, tuple, dict)):
                 raise Unfusable
-            return tuple((v.dtype, v.device, tuple(v.shape[1:])) for v in value)
+            parts = value.values() if isinstance(value, dict) else value
+            if not all(isinstance(v, Tensor) and v.ndim and v.shape[0] == rows for v in parts):
+                raise Unfusable
+            names = tuple(value) if isinstance(value, dict) else type(value)
+            return names, tuple((v.dtype, v.device, tuple(v.shape[1:])) for v in parts)
+        if rule is LAYERS:
+            if value.ndim < 2 or value.shape[1] != rows:
+                raise Unfusable
+            return value.dtype, value.device, (value.shape[0], *value.shape[2:])
         if rule is LIST:
             if len(value) != rows or not all(isinstance(entry, Tensor) for entry in value):
                 raise Unfusable
@@ -215,12 +230,19 @@ class Fuser:
         device: torch.device,
     ) -> Any:
         first = values[0]
+        if isinstance(rule, Keyed):
+            rule = rule.rule
         if first is None or rule in (None, SHARE, UNUSED) or len(values) == 1:
             return first
         if isinstance(rule, State):
             return first
+        if rule is STACKS and isinstance(first, dict):
+            return {n: torch.cat([value[n] for value in values]) for n in first}
         if rule is STACKS or (rule is CONCAT and isinstance(first, (list, tuple))):
-            return type(first)(torch.cat(column) for column in zip(*values, strict=True))
+            columns = zip(*values, strict=True)
+            return type(first)(c[0] if c[0] is None else torch.cat(c) for c in columns)
+        if rule is LAYERS:
+            return [torch.cat(layers) for layers in zip(*values, strict=True)]
         if isinstance(rule, Mapping):
             return {n: self._join(rule.get(n), [v[n] for v in values], rows, device) for n in first}
         if rule is LIST:
@@ -246,14 +268,23 @@ class _Alone:
         return f"<alone: {self._name}>"
 
 
+def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -> None:
+    """Take the entries out of the lists of calls that a forward took out of its joined list."""
+    places = [i for i, entry in enumerate(before) if any(entry is kept for kept in after)]
+    for entries in lists:
+        entries[:] = [entries[i] for i in places]
+
+
 def _mark(exact: Exact, rule: ArgumentRule | None, name: str, value: Any, alone: Any) -> None:
     """Mark a joined argument for the exact mode."""
+    if isinstance(rule, Keyed):
+        rule = rule.rule
     if isinstance(rule, Mapping) and isinstance(value, Mapping):
         for entry, its_rule in rule.items():
             _mark(exact, its_rule, entry, value.get(entry), alone.get(entry))
     elif rule is LIST:
         exact.mark(value, ROW | DATA)
-    elif rule in (STACK, STACKS, CONCAT, SCALAR) or isinstance(rule, Pad):
+    elif rule in (STACK, STACKS, CONCAT, SCALAR, LAYERS) or isinstance(rule, Pad):
         exact.mark(value, ROWS | (0 if _is_length(name, alone) else DATA))
 
 

@@ -25,6 +25,7 @@ from carpool.engine.operations import (
     BY_CALL,
     CUTS,
     FACTORIES,
+    FACTS,
     HANDLES,
     JOINS,
     OVER_AXES,
@@ -46,6 +47,10 @@ DATA = 4  # more than lengths and masks: no decision may depend on its values
 REPEAT_UNIT = 8  # from here on a count: how many more copies of the batch axis 0 holds
 
 
+# rows that were picked: operation and tensor, the tensor itself, and which
+_Pick = tuple[tuple[str, int, torch.Size], Tensor, set[int]]
+
+
 class Exact(TorchFunctionMode):
     """Runs the operations of one fused forward with the bits that each call gets alone.
 
@@ -63,6 +68,7 @@ class Exact(TorchFunctionMode):
         # single rows that were read, by operation and tensor; the tensors are kept, so that no
         # other one gets their place in memory
         self._picked: dict[tuple[str, int, torch.Size], tuple[Tensor, set[int]]] = {}
+        self._pick_name = f"_pick_{id(self)}"  # the attribute of a picked row: its `_Pick`
         self._reads: str | None = None
         self._has_layouts = False  # for any tensor
         self._name = f"_rows_{id(self)}"  # the attribute that a tensor's mark is kept in
@@ -111,8 +117,12 @@ class Exact(TorchFunctionMode):
             if name in FACTORIES and getattr(result, "shape", ())[:1] == (self._total,):
                 self.mark(result, ROWS)
             return result
+        property_of = getattr(func, "__self__", None) if name == "__get__" else None
+        if getattr(property_of, "__name__", "") not in FACTS:
+            self._note_picks(args, kwargs)
+        pick = None
         if union & ROWS:
-            self._look(name, args, kwargs)
+            pick = self._look(name, args, kwargs)
             if name.rstrip("_") in BY_CALL or name in BY_CALL:
                 parts = self._parts(name, args, kwargs)
                 if parts is not None:
@@ -121,6 +131,8 @@ class Exact(TorchFunctionMode):
             self._reads = f"{name} reads values of a row"
         result = func(*args, **kwargs)
         after = self._after(name, args, kwargs, union)
+        if pick is not None:
+            setattr(result, self._pick_name, pick)
         if isinstance(result, Tensor):
             if after & ROWS:
                 self._lay(func, name, args, kwargs, result)
@@ -179,11 +191,19 @@ class Exact(TorchFunctionMode):
             return ROWS | (union & DATA)
         return union
 
-    def _look(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note decisions by values, and reads of single rows."""
+    def _note_picks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Note the use of picked rows: code may pick one only to ask for its device."""
+        for tensor in tensors(args, kwargs):
+            pick: _Pick | None = getattr(tensor, self._pick_name, None)
+            if pick is not None:
+                key, source, rows = pick
+                self._picked.setdefault(key, (source, set()))[1].update(rows)
+
+    def _look(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Pick | None:
+        """Note decisions by values; the pick that an operation makes of single rows."""
         first = args[0] if args else None
         if not isinstance(first, Tensor) or not self.mark_of(first) & ROWS:
-            return
+            return None
         is_data = self.mark_of(first) & DATA
         if name in READS and is_data:
             self._reads = self._reads or f"{name} reads values of the batch"
@@ -192,9 +212,8 @@ class Exact(TorchFunctionMode):
         elif name in PICKS and first.shape[:1] == (self._total,):
             cut = self._is_cut(name, args, kwargs)
             if cut is not None:
-                key = name, first.data_ptr(), first.shape
-                _, picked = self._picked.setdefault(key, (first, set()))
-                picked.update(cut)
+                return (name, first.data_ptr(), first.shape), first, cut
+        return None
 
     def _is_cut(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int] | None:
         """The rows that an index takes, if it is one of axis 0 and not all of it."""

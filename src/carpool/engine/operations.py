@@ -41,6 +41,7 @@ READS = _names(
 )
 PICKS = _names("__getitem__ select narrow index_select")
 OVER_ROWS = _names("max min amax amin any all argmax argmin median mean sum")
+FACTS = _names("device dtype shape ndim layout is_cuda requires_grad")  # attributes, no values
 HANDLES = _names("size dim stride numel is_contiguous is_floating_point")
 
 

@@ -32,13 +32,15 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
     if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
         read = {name: entry for name, entry in value.items() if name not in spec.unread}
         fields = {name: split(entry, rows, spec) for name, entry in read.items()}
-        return [type(value)(**{n: f[i] for n, f in fields.items()}) for i in range(len(rows))]
+        shares = [{name: parts[i] for name, parts in fields.items()} for i in range(len(rows))]
+        return [type(value)(**share) for share in shares] if type(value) is not dict else shares
     if isinstance(value, (tuple, list)):
         columns = [split(entry, rows, spec) for entry in value]
         return [type(value)(column[i] for column in columns) for i in range(len(rows))]
     if isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
         parts = split(value.parameters, rows, spec)
-        return [type(value)(part, deterministic=value.deterministic) for part in parts]
+        fixed = {n: v for n, v in vars(value).items() if n == "deterministic"}  # Cosmos has none
+        return [type(value)(part, **fixed) for part in parts]
     return [value if spec.is_inferred else None] * len(rows)
 
 

@@ -412,6 +412,70 @@ def test_what_looks_stacked_and_is_shared_is_found_by_the_second_guess() -> None
     assert trial.fused > 0
 
 
+class Masked(Toy):
+    """Repeats a mask for all rows, and asks one row for its device: as Cosmos and Lumina do."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        padding_mask: Tensor,  # (1, TOKENS, 1)
+        condition: Tensor,  # (rows, TOKENS, 1)
+        places: Any,  # two of (2, WIDTH)
+    ) -> tuple[Tensor]:
+        rows, device = hidden_states.shape[0], hidden_states[0].device
+        x = super().forward(hidden_states, timestep)[0] + padding_mask.repeat(rows, 1, 1)
+        return (x + condition + places[0].sum(dim=0).to(device) - places[1].sum(dim=0),)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_looks_stacked_by_chance_and_is_equal_in_all_calls_is_shared(rows: int) -> None:
+    trial = Trial(Masked())
+    shared = {
+        "padding_mask": torch.ones(1, TOKENS, 1),
+        "places": (randn(2, WIDTH, seed=5), randn(2, WIDTH, seed=6)),
+    }
+    rounds = many(QUORUM + 6, rows=rows)
+    for number, calls in enumerate(rounds):
+        for place, call in enumerate(calls):
+            del call["encoder_hidden_states"]
+            call |= shared
+            seed = 50 * number + place if number else 0  # at first equal, too
+            call["condition"] = randn(rows, TOKENS, 1, seed=seed)
+
+    assert check(trial, rounds) < 1e-5
+    assert trial.fused > 0
+    assert why_alone(trial) == ""
+
+
+class Popping(Toy):
+    """Takes what is added out of a list, as diffusers' UNet does of a T2I-adapter's."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, residuals: Any) -> tuple[Tensor]:  # type: ignore[override]
+        x = super().forward(hidden_states, timestep)[0]
+        while residuals:
+            x = x + residuals.pop(0)
+        return (x,)
+
+
+def test_a_forward_may_take_entries_out_of_a_list() -> None:
+    rounds = many(QUORUM + 2)
+    trial, lists = Trial(Popping()), []
+    for number, calls in enumerate(rounds):
+        for place, call in enumerate(calls):
+            del call["encoder_hidden_states"]
+            seed = 900 + 10 * number + place
+            call["residuals"] = [randn(1, TOKENS, WIDTH, seed=seed + 100 * i) for i in range(2)]
+            lists.append(call["residuals"])
+        alone = Popping().eval()
+        own = [{**call, "residuals": list(call["residuals"])} for call in calls]
+        for answer, reference in zip(trial.run(calls), [alone(**c)[0] for c in own], strict=True):
+            assert torch.allclose(answer[0], reference, atol=1e-5)
+
+    assert trial.fused == 2
+    assert not any(lists)  # as alone
+
+
 def test_verdicts_are_remembered_for_the_same_code_and_config(tmp_path: Path) -> None:
     file, versions = tmp_path / "costs.fusing.json", {"torch": "1"}
     first = Trial(Toy(), Verdicts(file, versions))

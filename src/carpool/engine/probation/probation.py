@@ -26,12 +26,19 @@ from carpool.engine.containment import UNCONTAINED
 from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
-from carpool.engine.numerics import Exact, is_followed
+from carpool.engine.numerics import is_followed
 from carpool.engine.probation.evidence import QUORUM, Evidence, status
+from carpool.engine.probation.guesses import (
+    Fused,
+    deviation_of,
+    differing_guess,
+    equal_guesses,
+    is_guess,
+    with_own_lists,
+)
 from carpool.engine.probation.kinds import Kind, kind_of, width
 from carpool.engine.probation.snapshot import (
     ModuleSnapshot,
-    difference,
     module_tensors,
     shares_memory,
     storages,
@@ -40,18 +47,13 @@ from carpool.engine.probation.snapshot import (
 )
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.serialization import copied
-from carpool.engine.specs.infer import TIMES, covers, infer
-from carpool.engine.specs.rules import SCALAR
+from carpool.engine.specs.infer import covers, infer
 from carpool.errors import named
 
 log = logging.getLogger("carpool")
 
 MAX_UNSETTLED = 4  # forwards in a row that may change the module: caches fill in the first
 MAX_KNOWN = 4096
-NOT_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
-
-
-Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
 
 
 class Probation:
@@ -165,7 +167,7 @@ class Probation:
         return structs.replace(call, target=replace(call.target, spec=spec))
 
     def _is_tried(self, target: Target) -> bool:
-        return target.spec is not None and (_is_guess(target) or self._fuser.is_exact)
+        return target.spec is not None and (is_guess(target) or self._fuser.is_exact)
 
     def _of(self, call: Call, key: Any) -> tuple[Kind, Evidence]:
         module = call.target.module
@@ -216,7 +218,8 @@ class Probation:
         calls, rows = [member.call for member in ready], [member.rows for member in ready]
         target = calls[0].target
         before = ModuleSnapshot.of(target.module)
-        inputs = [versions(call.arguments()) for call in calls]
+        inputs = [*tensors_in([call.arguments() for call in calls])]
+        before_calls, copies = versions(inputs), [with_own_lists(call) for call in calls]
         weights = list(tensors_in(module_tensors(target.module)))  # no answer takes their place
         owned = storages(weights)
         answers: list[Any] = []
@@ -238,7 +241,7 @@ class Probation:
         if evidence.alone is not None or any(isinstance(answer, Failure) for answer in answers):
             return answers
         changed = ModuleSnapshot.of(target.module).differs(before)
-        if why is None and [versions(call.arguments()) for call in calls] != inputs:
+        if why is None and versions(inputs) != before_calls:
             why = "changes its inputs"
         draws = changed == "random" or any(member.call.target.is_exclusive for member in ready)
         if why is None and draws:  # each request draws its own: see `draws.py`
@@ -246,12 +249,12 @@ class Probation:
         if why is None and not is_followed(target.module):
             why = "is compiled, so that its bits cannot be made exact"
         if why is not None:
-            self._give_up(kind, evidence, calls[0], why, is_final=True)
+            self._give_up(kind, evidence, why)
         elif changed is not None:
-            self._not_settled(kind, evidence, calls[0], changed)
+            self._not_settled(kind, evidence, changed)
         else:
             try:
-                self._compare(kind, evidence, calls, rows, fused, answers)
+                self._compare(kind, evidence, copies, rows, fused, answers)
             except UNCONTAINED:
                 raise
             except BaseException as error:  # a defect here: the answers are still right
@@ -273,33 +276,29 @@ class Probation:
         target = calls[0].target
         varying = self._varying(calls, kind.stacked)
         before = ModuleSnapshot.of(target.module)
-        inputs = [versions(call.arguments()) for call in calls]
-        mode = Exact(rows)
+        inputs = [*tensors_in([call.arguments() for call in calls])]
+        before_forward = versions(inputs)
+
+        def deviation(calls: Sequence[Call]) -> str | None:
+            return deviation_of(calls, rows, fused, answers, before)
+
         try:
-            together = fused(calls, rows, mode)
+            reason = deviation(calls)
+            changed = ModuleSnapshot.of(target.module).differs(before)
+            if reason and self._guess_again(kind, evidence, calls, varying, deviation):
+                return
         except torch.OutOfMemoryError:
             return  # no evidence of anything
-        except UNCONTAINED:
-            raise
-        except BaseException as error:
+        finally:
             before.restore_random()
-            failure = f"fails together, not alone: {named(error)[:200]}"
-            self._give_up(kind, evidence, calls[0], failure, varying=varying)
-            return
-        changed = ModuleSnapshot.of(target.module).differs(before)
-        before.restore_random()
-        unread = target.spec.unread if target.spec else ()
-        reason = difference(together, answers, unread)
         if reason is not None:
-            self._give_up(kind, evidence, calls[0], reason, varying=varying)
-        elif _is_guess(target) and mode.suspicion is not None:
-            self._give_up(kind, evidence, calls[0], mode.suspicion, varying=varying)
-        elif [versions(call.arguments()) for call in calls] != inputs:
-            self._give_up(kind, evidence, calls[0], "changes its inputs", is_final=True)
+            self._give_up(kind, evidence, reason)
+        elif versions(inputs) != before_forward:
+            self._give_up(kind, evidence, "changes its inputs")
         elif changed == "random":
-            self._give_up(kind, evidence, calls[0], "draws random numbers", is_final=True)
+            self._give_up(kind, evidence, "draws random numbers")
         elif changed is not None:
-            self._not_settled(kind, evidence, calls[0], changed)
+            self._not_settled(kind, evidence, changed)
         else:
             evidence.agreed += 1
             evidence.unsettled = 0
@@ -310,46 +309,57 @@ class Probation:
             if evidence.agreed == QUORUM:
                 log.info("%s fuses: %d forwards gave the same bits as alone", kind.text, QUORUM)
 
-    def _not_settled(self, kind: Kind, evidence: Evidence, call: Call, changed: str) -> None:
+    def _not_settled(self, kind: Kind, evidence: Evidence, changed: str) -> None:
         self.forwards["unsettled"] += 1
         evidence.unsettled += 1
         if evidence.unsettled >= MAX_UNSETTLED:
-            self._give_up(kind, evidence, call, f"keeps state: {changed}", is_final=True)
+            self._give_up(kind, evidence, f"keeps state: {changed}")
 
-    def _give_up(
+    def _guess_again(
         self,
         kind: Kind,
         evidence: Evidence,
-        call: Call,
-        why: str,
-        *,
-        varying: set[str] = frozenset(),  # type: ignore[assignment]
-        is_final: bool = False,
-    ) -> None:
-        """A guess was wrong: try the next one, or always run alone."""
+        calls: Sequence[Call],
+        varying: Collection[str],
+        deviation: Callable[[Sequence[Call]], str | None],
+    ) -> bool:
+        """Share what may have looked stacked by chance; whether such a guess remains.
+
+        First what is equal in all calls, such as positions as many as there are rows: whether
+        that is right shows at once. Then what differs, of which a forward may read only some rows.
+        """
+        spec, first = calls[0].target.spec, self._guessed(calls[0], ())
+        if spec is None or not spec.is_inferred or evidence.shared or first is None:
+            return False
+        if first.target.spec != spec:
+            return False  # this is the second guess
+        guesses = equal_guesses(spec, set(kind.stacked) - set(varying))
+        shared = next((names for names in guesses if self._agrees(calls, names, deviation)), None)
+        if not (shared := shared or differing_guess(spec, set(varying) - evidence.varied)):
+            return False
+        evidence.shared, evidence.agreed = set(shared), 0
+        self._retry_with(calls[0], kind, shared)
+        log.info("%s does not fuse; %s may be shared instead", kind.text, ", ".join(shared))
+        return True
+
+    def _agrees(
+        self,
+        calls: Sequence[Call],
+        shared: Collection[str],
+        deviation: Callable[[Sequence[Call]], str | None],
+    ) -> bool:
+        """Whether calls fuse with some of their arguments shared."""
+        guessed = [self._guessed(call, shared) for call in calls]
+        made = [with_own_lists(call) for call in guessed if call is not None]
+        if len({self._fuser.describe(call)[0] for call in made}) > 1:
+            return False
+        return deviation(made) is None
+
+    def _give_up(self, kind: Kind, evidence: Evidence, why: str) -> None:
+        """Such calls always run alone from now on."""
         self.forwards["differed"] += 1
-        spec = call.target.spec
-        if not is_final and spec is not None and spec.is_inferred:
-            suspects = frozenset(
-                name
-                for name in varying - evidence.varied
-                if name not in (spec.rows, *NOT_SHARED)
-                and (spec.rules[name] is SCALAR or name not in TIMES)
-            )
-            first = self._guessed(call, ())
-            is_first = first is not None and first.target.spec == spec
-            if suspects and is_first and not evidence.shared:
-                evidence.shared, evidence.agreed = set(suspects), 0
-                self._retry_with(call, kind, suspects)
-                log.info("%s: %s; %s may be shared instead", kind.text, why, ", ".join(suspects))
-                return
         evidence.alone = why
         log.warning("%s runs alone from now on: %s", kind.text, why)
-
-
-def _is_guess(target: Target) -> bool:
-    """Whether a method's table is not known to describe its code."""
-    return target.is_doubted or (target.spec is not None and target.spec.is_inferred)
 
 
 def _may_go_without_cache(call: Call) -> bool:

@@ -106,9 +106,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield value.parameters
 
 
-def versions(arguments: Mapping[str, Any]) -> list[int]:
+def versions(tensors: Sequence[Tensor]) -> list[int]:
     """How often each tensor was changed in place."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(arguments)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def storages(value: Any) -> set[int]:

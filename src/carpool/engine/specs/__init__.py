@@ -9,7 +9,8 @@ tensor or an object under a name the table does not know runs alone.
 | rule | meaning | fused |
 | --- | --- | --- |
 | STACK | axis 0 is one entry a row | concatenated |
-| STACKS | a list of tensors, one a layer or a condition, each like STACK | each concatenated |
+| STACKS | a list or dict of tensors, a layer or a condition each, like STACK | each concatenated |
+| LAYERS | axis 0 is one entry a layer, axis 1 one a row | each layer concatenated, in a list |
 | CONCAT | axis 0 counts something else, such as the patches of all rows | concatenated |
 | SHARE | no row axis: one value for the whole forward | must be equal in content; one is passed |
 | LIST | a Python list, one entry a row | joined |
@@ -17,6 +18,7 @@ tensor or an object under a name the table does not know runs alone.
 | UNUSED | taken for the sake of other classes, and not read | that of the first call is passed |
 | Pad | like STACK, but one axis may differ in length; exact when the mask is honoured | padded |
 | State | an object, of which the table says what must be equal | that of the first call is passed |
+| Keyed | like the rule that it holds, with something that must be equal | by that rule |
 | a dict | a dict argument, with a rule for each of its entries | entry by entry |
 
 Sources: the `forward` methods of diffusers 0.42 and transformers 5, and what their pipelines pass.
@@ -25,6 +27,7 @@ Sources: the `forward` methods of diffusers 0.42 and transformers 5, and what th
 from carpool.engine.specs import autoencoders, image, text, video
 from carpool.engine.specs.rules import (
     CONCAT,
+    LAYERS,
     LIST,
     SCALAR,
     SHARE,
@@ -32,6 +35,7 @@ from carpool.engine.specs.rules import (
     STACKS,
     UNUSED,
     ArgumentRule,
+    Keyed,
     Pad,
     RuleKind,
     Spec,
@@ -47,6 +51,7 @@ SPECS: dict[tuple[str, str], Spec] = {
 
 __all__ = [
     "CONCAT",
+    "LAYERS",
     "LIST",
     "SCALAR",
     "SHARE",
@@ -55,6 +60,7 @@ __all__ = [
     "STACKS",
     "UNUSED",
     "RuleKind",
+    "Keyed",
     "Pad",
     "ArgumentRule",
     "Spec",

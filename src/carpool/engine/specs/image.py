@@ -3,7 +3,18 @@
 from collections.abc import Hashable
 from typing import Any
 
-from carpool.engine.specs.rules import LIST, SCALAR, SHARE, STACK, STACKS, Pad, Spec, State
+from carpool.engine.specs.rules import (
+    LAYERS,
+    LIST,
+    SCALAR,
+    SHARE,
+    STACK,
+    STACKS,
+    Keyed,
+    Pad,
+    Spec,
+    State,
+)
 
 _OF_ONE_REQUEST = State(key=lambda _: None)
 
@@ -13,6 +24,38 @@ def _reads_no_cache(caches: Any) -> Hashable | None:
     modes = {layer.mode for layer in caches.caches}
     return None if modes & {"read", "write"} else "not read"
 
+
+def _first_row(ids: Any) -> Hashable:
+    """OmniGen takes the places of all rows from the first, and their scale from the last place."""
+    return int(ids.max()), *ids.reshape(-1, ids.shape[-1])[0].tolist()
+
+
+def _sizes(entries: Any) -> Hashable:
+    """Control of Z-Image is padded to the widest row, and comes back so."""
+    return tuple(sorted({tuple(entry.shape) for entry in entries}))
+
+
+def _lengths(texts: Any) -> Hashable:
+    """As `_sizes`: Z-Image pads each text to 32 tokens."""
+    return max(-(-len(text) // 32) for text in texts)
+
+
+_ZIMAGE = {
+    "x": LIST,  # each (16, 1, H / 8, W / 8): sizes may differ
+    "t": STACK,  # (rows,), 0-1
+    "cap_feats": LIST,  # each (text tokens, 2560): padded and masked inside
+}
+_HUNYUAN_DIT = {
+    "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
+    "timestep": STACK,  # (rows,), 0-1000
+    "encoder_hidden_states": STACK,  # (rows, 77, 1024)
+    "text_embedding_mask": STACK,  # (rows, 77)
+    "encoder_hidden_states_t5": STACK,  # (rows, 256, 2048)
+    "text_embedding_mask_t5": STACK,  # (rows, 256)
+    "image_meta_size": STACK,  # (rows, 6)
+    "style": STACK,  # (rows,)
+    "image_rotary_emb": SHARE,  # two of (image tokens, 88)
+}
 
 _QWEN_TEXT = Pad(mask="encoder_hidden_states_mask", makes_mask=True)
 
@@ -92,6 +135,37 @@ SPECS: dict[tuple[str, str], Spec] = {
             "kv_caches": State(_reads_no_cache),
         },
     ),
+    ("HiDreamImageTransformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 16, H / 8, W / 8), or (rows, image tokens, 64)
+            "timesteps": STACK,  # (rows,), 0-1000
+            "encoder_hidden_states_t5": STACK,  # (rows, text tokens, 4096): no mask, never padded
+            "encoder_hidden_states_llama3": LAYERS,  # (32 layers, rows, text tokens, 4096)
+            "pooled_embeds": STACK,  # (rows, 2048)
+            "img_ids": STACK,  # (rows, image tokens, 3), or None
+            "img_sizes": STACK,  # (rows, 2), or None
+            "hidden_states_masks": STACK,  # (rows, image tokens), or None
+        },
+    ),
+    ("HunyuanDiT2DControlNetModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={**_HUNYUAN_DIT, "controlnet_cond": STACK},  # (rows, 4, H / 8, W / 8)
+    ),
+    ("HunyuanDiT2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={**_HUNYUAN_DIT, "controlnet_block_samples": STACKS},
+    ),
+    ("LuminaNextDiT2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
+            "timestep": STACK,  # (rows,), 0-1
+            "encoder_hidden_states": STACK,  # (rows, 256, 2048): always padded
+            "encoder_mask": STACK,  # (rows, 256)
+            "image_rotary_emb": SHARE,  # (384, 384, 48): the same for all sizes
+        },
+    ),
     ("Lumina2Transformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
@@ -100,6 +174,18 @@ SPECS: dict[tuple[str, str], Spec] = {
             "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, 256, 2304)
             # (rows, 256): its sums place the picture
             "encoder_attention_mask": Pad(mask="encoder_attention_mask", places=True),
+        },
+    ),
+    ("OmniGenTransformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
+            "timestep": STACK,  # (rows,), 0-1
+            "input_ids": STACK,  # (rows, text tokens): no longer than its own
+            "attention_mask": STACK,  # (rows, tokens, tokens)
+            "position_ids": Keyed(STACK, _first_row),  # (rows, tokens)
+            # of pictures to edit: by the number of their row
+            "input_img_latents": State(lambda latents: None if latents else "no picture"),
         },
     ),
     ("QwenImageTransformer2DModel", "forward"): Spec(
@@ -147,15 +233,21 @@ SPECS: dict[tuple[str, str], Spec] = {
             },
             "down_block_additional_residuals": STACKS,  # of a ControlNet, one a layer
             "mid_block_additional_residual": STACK,
+            "down_intrablock_additional_residuals": STACKS,  # of a T2I-adapter
+        },
+    ),
+    ("ZImageControlNetModel", "forward"): Spec(
+        rows="x",
+        rules={
+            **_ZIMAGE,
+            "x": Keyed(LIST, _sizes),
+            "cap_feats": Keyed(LIST, _lengths),
+            "control_context": LIST,  # each (33, 1, H / 8, W / 8)
         },
     ),
     ("ZImageTransformer2DModel", "forward"): Spec(
         rows="x",
-        rules={
-            "x": LIST,  # each (16, 1, H / 8, W / 8): sizes may differ
-            "t": STACK,  # (rows,), 0-1
-            "cap_feats": LIST,  # each (text tokens, 2560): padded and masked inside
-        },
+        rules={**_ZIMAGE, "controlnet_block_samples": STACKS},  # by layer (rows, tokens, 3840)
         returns_list=True,
     ),
 }

@@ -75,7 +75,7 @@ def covers(rules: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
             if rule is None or rule is STACKS:
                 return False
         elif isinstance(value, Mapping):
-            if not covers(rule if isinstance(rule, Mapping) else {}, value):
+            if rule is not STACKS and not covers(rule if isinstance(rule, Mapping) else {}, value):
                 return False
         elif rule is None and holds_tensors(value):
             return False

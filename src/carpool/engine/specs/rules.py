@@ -14,9 +14,10 @@ class RuleKind(Enum):
     LIST = "list"
     SCALAR = "scalar"
     UNUSED = "unused"
+    LAYERS = "layers"
 
 
-STACK, STACKS, CONCAT, SHARE, LIST, SCALAR, UNUSED = RuleKind
+STACK, STACKS, CONCAT, SHARE, LIST, SCALAR, UNUSED, LAYERS = RuleKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,15 @@ class State:
     key: Callable[[Any], Hashable | None]
 
 
-ArgumentRule = RuleKind | Pad | State | Mapping[str, "ArgumentRule"]
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """Fuses by `rule` with calls whose `key` is equal: a forward reads it of some rows for all."""
+
+    rule: RuleKind
+    key: Callable[[Any], Hashable]
+
+
+ArgumentRule = RuleKind | Pad | State | Keyed | Mapping[str, "ArgumentRule"]
 
 
 @dataclass(frozen=True, slots=True)

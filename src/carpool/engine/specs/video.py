@@ -1,6 +1,18 @@
 """Denoisers of video models."""
 
-from carpool.engine.specs.rules import CONCAT, SHARE, STACK, UNUSED, Pad, Spec
+from typing import Any
+
+from carpool.engine.specs.rules import (
+    CONCAT,
+    SHARE,
+    STACK,
+    STACKS,
+    UNUSED,
+    ArgumentRule,
+    Keyed,
+    Pad,
+    Spec,
+)
 
 _WAN = Spec(
     rows="hidden_states",
@@ -11,6 +23,27 @@ _WAN = Spec(
         "encoder_hidden_states_image": CONCAT,  # (rows, or 2 rows with a last picture, 257, D)
     },
 )
+
+_COSMOS = {
+    "timestep": STACK,  # (rows,) or (rows, 1, frames, 1, 1)
+    "encoder_hidden_states": CONCAT,  # (rows, 512, 1024), or two such: of a text and a picture
+    "condition_mask": STACK,  # (rows, 1, frames, H / 8, W / 8)
+    "padding_mask": SHARE,  # (1, 1, H, W), repeated for all rows
+    "attention_mask": STACK,  # (rows, text tokens)
+}
+_HUNYUAN: dict[str, ArgumentRule] = {
+    "timestep": STACK,  # (rows,), 0-1000
+    "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, tokens, 4096)
+    "encoder_attention_mask": Pad(mask="encoder_attention_mask"),  # only its sum is read
+    "pooled_projections": STACK,  # (rows, 768)
+    "guidance": STACK,  # (rows,), or None for models without guidance embedding
+}
+
+
+def _is_blank(pictures: Any) -> bool:
+    """HunyuanVideo 1.5 hides pictures that are all zeros, if those of all rows are."""
+    return not bool(pictures.any())
+
 
 _HUNYUAN3D = Spec(
     rows="x",
@@ -23,6 +56,29 @@ _HUNYUAN3D = Spec(
 )
 
 SPECS: dict[tuple[str, str], Spec] = {
+    ("CogVideoXTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, frames, 16 or 32, H / 8, W / 8)
+            "encoder_hidden_states": STACK,  # (rows, 226, 4096): always padded
+            "timestep": STACK,  # (rows,), 0-1000
+            "timestep_cond": STACK,
+            "ofs": SHARE,  # (1,), whatever the rows
+            "image_rotary_emb": SHARE,  # two of (video tokens, 64)
+        },
+    ),
+    ("CosmosControlNetModel", "forward"): Spec(
+        rows="latents",
+        rules={**_COSMOS, "latents": STACK, "controls_latents": STACK},
+    ),
+    ("CosmosTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            **_COSMOS,
+            "hidden_states": STACK,  # (rows, 16, frames, H / 8, W / 8)
+            "block_controlnet_hidden_states": STACKS,
+        },
+    ),
     ("HeliosTransformer3DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
@@ -38,16 +94,37 @@ SPECS: dict[tuple[str, str], Spec] = {
             "latents_history_long": STACK,  # (rows, 16, 16, H / 8, W / 8)
         },
     ),
-    ("HunyuanVideoTransformer3DModel", "forward"): Spec(
+    ("HunyuanVideo15Transformer3DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, 16 or 33, frames, H / 8, W / 8)
+            "hidden_states": STACK,  # (rows, 65, frames, H / 16, W / 16)
             "timestep": STACK,  # (rows,), 0-1000
-            "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, tokens, 4096)
-            "encoder_attention_mask": Pad(mask="encoder_attention_mask"),  # only its sum is read
-            "pooled_projections": STACK,  # (rows, 768)
-            "guidance": STACK,  # (rows,), or None for models without guidance embedding
+            "timestep_r": STACK,
+            "encoder_hidden_states": STACK,  # (rows, 1000, 3584): always padded
+            "encoder_attention_mask": STACK,  # (rows, 1000): each row is put in order by itself
+            "encoder_hidden_states_2": STACK,  # (rows, 256, 1472)
+            "encoder_attention_mask_2": STACK,
+            "image_embeds": Keyed(STACK, _is_blank),  # (rows, 729, 1152)
         },
+    ),
+    ("HunyuanVideoFramepackTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            **_HUNYUAN,
+            "hidden_states": STACK,  # (rows, 16, frames, H / 8, W / 8)
+            "image_embeds": STACK,  # (rows, 729, 1152)
+            "indices_latents": SHARE,  # (frames,), as are the others
+            "latents_clean": STACK,
+            "indices_latents_clean": SHARE,
+            "latents_history_2x": STACK,
+            "indices_latents_history_2x": SHARE,
+            "latents_history_4x": STACK,
+            "indices_latents_history_4x": SHARE,
+        },
+    ),
+    ("HunyuanVideoTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={**_HUNYUAN, "hidden_states": STACK},  # (rows, 16 or 33, frames, H / 8, W / 8)
     ),
     ("LTX2VideoTransformer3DModel", "forward"): Spec(  # gives video and audio
         rows="hidden_states",

@@ -1,0 +1,78 @@
+"""Second guesses: what a table that was guessed may share, and whether calls then fuse."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from msgspec import structs
+
+from carpool.engine.containment import UNCONTAINED
+from carpool.engine.intercept import Call, Target
+from carpool.engine.numerics import Exact
+from carpool.engine.probation.snapshot import ModuleSnapshot, difference
+from carpool.engine.specs.infer import TIMES
+from carpool.engine.specs.rules import SCALAR, Spec
+from carpool.errors import named
+
+MAX_GUESSES = 8  # of what may be shared: each costs a forward of several calls, once
+NOT_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
+OF_ONE_REQUEST = ("encoder", "text", "prompt", "caption", "guidance", "pooled")  # may be equal
+
+Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
+
+
+def equal_guesses(spec: Spec, names: Collection[str]) -> list[list[str]]:
+    """Stacked arguments, equal in all calls, that may be shared: each by itself, then all."""
+    same = sorted(name for name in names if _may_be_shared(name, spec, is_equal=True))
+    return [*([name] for name in same), same][:MAX_GUESSES] if same else []
+
+
+def differing_guess(spec: Spec, names: Collection[str]) -> list[str]:
+    """Stacked arguments that may be shared though they differ: some rows of them are not read."""
+    return sorted(name for name in names if _may_be_shared(name, spec, is_equal=False))
+
+
+def _may_be_shared(name: str, spec: Spec, *, is_equal: bool) -> bool:
+    """Whether a guess may share an argument that was stacked: no main input, time or text."""
+    if name in (spec.rows, *NOT_SHARED) or isinstance(spec.rules[name], Mapping):
+        return False
+    if is_equal and any(word in name for word in OF_ONE_REQUEST):
+        return False
+    return name not in TIMES or (spec.rules[name] is SCALAR and not is_equal)
+
+
+def deviation_of(
+    calls: Sequence[Call],
+    rows: Sequence[int],
+    fused: Fused,
+    answers: Sequence[Any],
+    before: ModuleSnapshot,
+) -> str | None:
+    """How a forward of several calls deviates from their answers alone; None: not at all."""
+    target, mode = calls[0].target, Exact(rows)
+    try:
+        together = fused([with_own_lists(call) for call in calls], rows, mode)
+    except (torch.OutOfMemoryError, *UNCONTAINED):
+        raise
+    except BaseException as error:
+        before.restore_random()
+        return f"fails together, not alone: {named(error)[:200]}"
+    reason = difference(together, answers, target.spec.unread if target.spec else ())
+    if reason is None and is_guess(target):
+        return mode.suspicion
+    return reason
+
+
+def is_guess(target: Target) -> bool:
+    """Whether a method's table is not known to describe its code."""
+    return target.is_doubted or (target.spec is not None and target.spec.is_inferred)
+
+
+def with_own_lists(call: Call) -> Call:
+    """The same call with lists of its own: code that runs it may take entries out of a list."""
+
+    def own(value: Any) -> Any:
+        return list(value) if type(value) is list else value
+
+    kwargs = {name: own(value) for name, value in call.kwargs.items()}
+    return structs.replace(call, args=tuple(map(own, call.args)), kwargs=kwargs)
