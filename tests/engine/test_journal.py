@@ -20,6 +20,7 @@ from carpool.engine.intercept import Call, Target
 from carpool.engine.journal import Answered, Identity, Journal
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import load
+from carpool.engine.observe.timeline import Timeline
 from carpool.engine.probation.snapshot import difference
 from carpool.engine.serialization import copied, pack, size, unpack
 from carpool.errors import Released
@@ -255,7 +256,7 @@ def test_a_call_is_told_from_one_whose_argument_was_changed_in_place() -> None:
     journal = Journal((), kept.append)
     device = Device(EngineSettings(device="cpu"))
     model: Any = SimpleNamespace(device=device, of=lambda request: b"one")
-    journal.begin(model, CheckedRequest("one", 7, {}))
+    journal.begin(model, CheckedRequest("one", 7, {}), Timeline("one", 0.0))
     time = torch.tensor([999])
     for change in (0, 0, -100):
         time += change

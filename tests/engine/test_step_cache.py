@@ -9,6 +9,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from carpool.engine.intercept import Call, Interception
+from carpool.engine.observe.timeline import Timeline
 from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.engine.step_cache import StepCache
 from carpool.errors import InvalidValue
@@ -31,6 +32,15 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
+def of_threshold(threshold: float) -> StepCache:
+    return StepCache(threshold, Timeline("one", 0.0), lambda: None)
+
+
+def answer_at(cache: StepCache, call: Call, step: int, steps: int) -> Any:
+    cache.timeline.step, cache.timeline.steps = step, steps
+    return cache.answer(call)
+
+
 def played(target: Any, cache: StepCache, values: list[float], branches: int = 1) -> list[bool]:
     """One call a branch at each step, whose inputs are these values; which of them ran."""
     ran = []
@@ -38,7 +48,7 @@ def played(target: Any, cache: StepCache, values: list[float], branches: int = 1
         for branch in range(branches):
             x, time = torch.full((1, 4), value + branch), torch.tensor([float(-step)])
             call = Call(target, (x, time), {})
-            answer = cache.answer(call, step, len(values))
+            answer = answer_at(cache, call, step, len(values))
             if answer is None:
                 cache.ran(call, target.original(x, time))
             ran.append(answer is None)
@@ -46,17 +56,17 @@ def played(target: Any, cache: StepCache, values: list[float], branches: int = 1
 
 
 def test_the_first_two_steps_and_the_last_always_run(target: Any) -> None:
-    cache = StepCache(1.0)
+    cache = of_threshold(1.0)
 
     assert played(target, cache, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]) == [
         True, True, False, False, False, True,
     ]  # fmt: skip
-    assert cache.skipped_steps == 3
+    assert cache.timeline.skipped_steps == 3
 
 
 def test_a_step_runs_once_the_predicted_change_reaches_the_threshold(target: Any) -> None:
     """Answers are twice their inputs, so they change at the rate 2, as their size does."""
-    cache = StepCache(0.25)
+    cache = of_threshold(0.25)
 
     ran = played(target, cache, [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8])
 
@@ -65,31 +75,31 @@ def test_a_step_runs_once_the_predicted_change_reaches_the_threshold(target: Any
 
 
 def test_guidance_branches_have_answers_of_their_own_and_are_skipped_together(target: Any) -> None:
-    cache, given = StepCache(1.0), []
+    cache, given = of_threshold(1.0), []
     for step, value in enumerate([1.0, 1.1, 1.2, 1.3]):
         for branch in (0.0, 5.0):
             x, time = torch.full((1, 4), value + branch), torch.tensor([float(-step)])
             call = Call(target, (x, time), {})
-            answer = cache.answer(call, step, 4)
+            answer = answer_at(cache, call, step, 4)
             if answer is None:
                 cache.ran(call, target.original(x, time))
             elif step == 2:
                 given.append(float(answer[0][0, 0]))
 
     assert given == pytest.approx([2.2, 12.2])
-    assert cache.skipped_steps == 1
+    assert cache.timeline.skipped_steps == 1
 
 
 def test_an_answer_that_is_changed_in_place_is_not_given_changed_again(target: Any) -> None:
-    cache = StepCache(1.0)
+    cache = of_threshold(1.0)
     call = Call(target, (torch.ones(1, 4), torch.tensor([0.0])), {})
     for moment in range(2):
         call = Call(target, (torch.full((1, 4), 1.0 + moment), torch.tensor([float(moment)])), {})
-        cache.answer(call, moment, 9)
+        answer_at(cache, call, moment, 9)
         cache.ran(call, target.original(*call.args))
     for moment in (2, 3):
         again = Call(target, (call.args[0], torch.tensor([float(moment)])), {})
-        answers = cache.answer(again, moment, 9)
+        answers = answer_at(cache, again, moment, 9)
         assert answers is not None
         [answer] = answers
         assert float(answer[0, 0]) == 4.0
@@ -97,11 +107,11 @@ def test_an_answer_that_is_changed_in_place_is_not_given_changed_again(target: A
 
 
 def test_inputs_of_another_shape_run(target: Any) -> None:
-    cache = StepCache(1.0)
+    cache = of_threshold(1.0)
     played(target, cache, [1.0, 1.0, 1.0])
     x, time = torch.ones(1, 8), torch.tensor([5.0])
 
-    assert cache.answer(Call(target, (x, time), {}), 3, 9) is None
+    assert answer_at(cache, Call(target, (x, time), {}), 3, 9) is None
 
 
 def judged(family: str, threshold: float, arguments: dict[str, Any]) -> tuple[Tensor, int]:
@@ -110,12 +120,13 @@ def judged(family: str, threshold: float, arguments: dict[str, Any]) -> tuple[Te
     pipe.set_progress_bar_config(disable=True)
     denoiser = getattr(pipe, "transformer", None) or pipe.unet
     [target] = [one for one in Interception(pipe.components).targets if one.module is denoiser]
-    cache, plain = StepCache(threshold), denoiser.forward
+    cache, plain = of_threshold(threshold), denoiser.forward
 
     @functools.wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
         call = Call(target, args, kwargs)
-        answer = cache.answer(call, pipe.scheduler.step_index or 0, len(pipe.scheduler.timesteps))
+        step, steps = pipe.scheduler.step_index or 0, len(pipe.scheduler.timesteps)
+        answer = answer_at(cache, call, step, steps)
         if answer is None:
             answer = plain(*args, **kwargs)
             cache.ran(call, answer)
@@ -128,7 +139,7 @@ def judged(family: str, threshold: float, arguments: dict[str, Any]) -> tuple[Te
     generator = torch.Generator("cpu").manual_seed(arguments["seed"])
     said = {name: value for name, value in arguments.items() if name != "seed"}
     made = pipe(**said, generator=generator).images
-    return made, cache.skipped_steps
+    return made, cache.timeline.skipped_steps
 
 
 @pytest.mark.parametrize("family", ["flux", "qwen_image", "sdxl"])

@@ -19,16 +19,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from carpool.engine import serialization
+from carpool.engine.containment import TurnStage
 from carpool.engine.foreign_code import all_blocks
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import LoadedPipeline, versions
+from carpool.engine.observe.timeline import Timeline
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.weights.sample import sample
 from carpool.types import CheckedRequest, JournalEntry
@@ -73,7 +75,7 @@ OnPassed = Callable[[str, int], None]
 
 
 class Journal:
-    """The journal of one request, in the engine.
+    """The journal of one request, in the engine: see `answers.AnswerSource`.
 
     Args:
         past: the answers that an earlier run of the request wrote down, in order.
@@ -82,6 +84,9 @@ class Journal:
         on_unkept: called like `sink`, for calls that ran, and whose answers are not written down.
         on_replayed: called like `sink`, for the last call of the past.
     """
+
+    stage: ClassVar[TurnStage] = "journal"
+    warning: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -94,18 +99,21 @@ class Journal:
         self._on_unkept, self._on_replayed = on_unkept, on_replayed
         self._next = 0  # index into the past
         self._calls = 0
-        self._mark: bytes | None = None  # the waiting call's; None: it is not written down
+        self._asked: Mapping[str, Any] | None = None  # its arguments: `answer` was asked for it
+        self._mark: bytes | None = None  # that call's; None: it is not written down
         self._versions: list[tuple[Tensor, int]] = []  # tensors of its arguments
         self._forms: Forms = {}
         self._identity, self._request_id = b"", ""
         self._device: Device
-        self.replayed = 0  # calls
+        self._timeline: Timeline
+        self._is_behind = False  # a call of the past was answered, and no later one asked for
         self._missing_answers = 0  # calls that ran, and will have to run again
 
-    def begin(self, model: "Identity", request: CheckedRequest) -> None:
+    def begin(self, model: "Identity", request: CheckedRequest, timeline: Timeline) -> None:
         """The request starts, or starts again."""
-        self._request_id, self._device = request.request_id, model.device
-        self._calls = self._next = self.replayed = self._missing_answers = 0
+        self._request_id, self._device, self._timeline = request.request_id, model.device, timeline
+        self._calls = self._next = self._missing_answers = 0
+        self._asked, self._is_behind = None, False
         try:
             self._identity = model.of(request)
         except Exception:  # an unknown kind of model is served without a journal
@@ -126,13 +134,20 @@ class Journal:
         """Whether an answer of the past is still to come."""
         return self._next < len(self._past)
 
+    def has_caught_up(self) -> bool:
+        """Whether the past is over, for the first time that this is asked after its answers."""
+        if not self._is_behind or self.is_replaying:
+            return False
+        self._is_behind = False
+        return True
+
     def answer(self, call: Call) -> Any | None:
         """The recorded answer of a call; None if it has to run. Ask once for each call.
 
         Raises:
             Mismatch: the past is not of this request.
         """
-        self._calls += 1
+        self._calls, self._asked = self._calls + 1, call.kwargs
         self._mark, self._versions = None, []
         if (self._sink is None and not self.is_replaying) or not _is_kept(call):
             self._skip_recording()
@@ -153,17 +168,12 @@ class Journal:
             answer = serialization.unpack(entry.answer, self._device.torch)
         except ValueError as error:
             raise Mismatch(str(error)) from error
-        self._next += 1
-        self.replayed += 1
-        self._mark = None
+        self._next, self._is_behind = self._next + 1, True
+        self._timeline.replayed_calls += 1
+        self._mark = self._asked = None
         if self._next == len(self._past) and self._on_replayed is not None:
             self._on_replayed(self._request_id, self._calls)
         return answer
-
-    def skip(self) -> None:
-        """A call got an answer that the request had before, and not one from a module."""
-        self._calls += 1
-        self._mark = None
 
     def _skip_recording(self) -> None:
         """A call runs, and its answer is not written down."""
@@ -171,7 +181,11 @@ class Journal:
             raise Mismatch(f"call {self._calls} is another one")
 
     def ran(self, call: Call, answer: Any) -> None:
-        """Note the answer of the last call that `answer` was asked for, which did run."""
+        """Note the answer of a call; one that was not asked for has it from a source before."""
+        if call.kwargs is not self._asked:
+            self._calls, self._mark = self._calls + 1, None
+            return
+        self._asked = None
         mark, self._mark = self._mark, None
         if self.is_replaying or mark is None or not self._keep(call, answer, mark):
             self._missing_answers += 1

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from carpool.engine.describe import Descriptions
 from carpool.engine.fiber import Fiber, Raised, Returned
@@ -23,15 +23,16 @@ from carpool.engine.observe.no_effect import EffectObserver
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.private_ride import PrivateContext
-from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall
 from carpool.request.card import Card
 from carpool.request.sizes import rounded_size
 from carpool.schedule.views import ParkedCall, QueuedRequest
 from carpool.types import CheckedRequest, Event, Phase, Timings
 
-log = logging.getLogger("carpool")
+if TYPE_CHECKING:
+    from carpool.engine.answers import AnswerSource
 
+log = logging.getLogger("carpool")
 
 RideContext = RequestContext | PrivateContext
 
@@ -74,7 +75,7 @@ class RequestState:
     view: Any = None  # its private copy of the pipeline
     context: RideContext | None = None  # what is private to it while its fiber runs
     preview_hook: SchedulerHook | None = None
-    step_cache: StepCache | None = None  # where it may skip steps
+    sources: list["AnswerSource"] = field(default_factory=list)  # of answers without a forward
     pixel_limit: PixelLimit | None = None  # set once it runs
     effects: EffectObserver | None = None  # set once it runs
     descriptions: Descriptions = field(default_factory=dict)
@@ -119,6 +120,16 @@ class RequestState:
         """When the client wants it done; engine clock."""
         deadline_s = self.request.deadline_s
         return inf if deadline_s is None else self.submitted_s + deadline_s
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether it does what an earlier run of it did."""
+        return self.journal is not None and self.journal.is_replaying
+
+    def forget_earlier_run(self) -> None:
+        """Have all its calls run that get no other answers."""
+        if self.journal is not None:
+            self.journal.drop()
 
     def observe(self, pipe: Any, context: RideContext, card: Card) -> None:
         """Prepare what is noted about the request while its pipeline runs, and told its client."""
@@ -208,7 +219,7 @@ class RequestState:
         self.status = "finished"
         self._unwind()
         self.view = self.fiber = self.preview_hook = self.parked = self.context = None
-        self.journal = None
+        self.journal, self.sources = None, []
 
     def _unwind(self) -> None:
         if self.fiber is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
+from carpool.engine.answers import AnswerList, StartOver
 from carpool.engine.containment import UNCONTAINED, EngineLost, RequestStage, Stages
 from carpool.engine.delivery import OffLoop, deliver
 from carpool.engine.describe import Describer
@@ -21,7 +22,6 @@ from carpool.engine.foreign_code import runs_foreign_code
 from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
-from carpool.engine.journal import Identity, Mismatch
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.samplers import exchanged
@@ -30,14 +30,12 @@ from carpool.engine.model.view import call, view
 from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
-from carpool.engine.own_answers import OwnAnswers
 from carpool.engine.pipeline_errors import error_of, to_api_error
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState, RideContext
 from carpool.engine.ride_choice import RideChoice
 from carpool.engine.second_runs import SecondRuns
-from carpool.engine.step_cache import StepCache
 from carpool.engine.tokenizers import HostCall, run_on_host
 from carpool.errors import CarpoolError, Released
 from carpool.types import Clock, Event
@@ -73,10 +71,9 @@ class RunningRequests:
             is_overloaded=lambda: admission.stage > 0, stages=stages,
         )  # fmt: skip
         self._adapters = installation.adapters
-        identity = Identity(loaded, self._adapters.identity)
-        self.answers = OwnAnswers(identity, stages, stats, clock)
+        lora = self._adapters.identity
+        self.answers = AnswerList(loaded, lora, settings.step_cache, stages, stats, clock)
         self._settings = SettingsUsed(loaded, settings)
-        self._step_cache = settings.step_cache  # of requests that do not say it
         self.rides, self._second_runs = RideChoice(loaded, settings.isolation), SecondRuns()
         self._states: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
@@ -161,8 +158,8 @@ class RunningRequests:
         is_private = state.is_private or bool(reasons)
         state.warnings += self.rides.warnings(reasons)
         if is_private:
-            self.private, state.journal = state, None
-        self.answers.begin(state)
+            self.private = state
+        self.answers.begin(state, is_private=is_private)
         own = self._loaded.originals[request.task]
         mine = own if is_private else view(self._loaded, request.task)
         state.context = context = self._context(state, mine)
@@ -170,10 +167,6 @@ class RunningRequests:
             vars(mine)["scheduler"] = exchanged(own.scheduler, request.scheduler)
         hook, tell = self._previews.hook, partial(self._tell, state)
         state.preview_hook = self._stages.contain("preview", None, hook, mine, request, tell)
-        threshold = self._step_cache if request.step_cache is None else request.step_cache
-        state.step_cache = StepCache(threshold) if threshold and not is_private else None
-        if is_private and request.step_cache:
-            state.warnings.append("step_cache had no effect: the request runs alone")
         state.observe(mine, context, self._loaded.card)
         state.warnings += self._adapters.warnings(request.lora)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
@@ -226,14 +219,10 @@ class RunningRequests:
 
     def _resume(self, state: RequestState, answer: Any = None) -> None:
         """Run a request's pipeline until it waits for a forward, or ends."""
-        if state.is_parked and not isinstance(answer, Failure):
-            self.answers.ran(state, answer)
-        journal = state.journal
-        was_replaying = journal is not None and journal.is_replaying
+        if state.is_parked and state.sources and not isinstance(answer, Failure):
+            self.answers.ran(state, state.call, answer)
         while (answer := self._advance(state, answer)) is not None:
-            pass  # a call that needs no forward: the step is skipped, or was made before
-        if was_replaying and journal is not None and journal.replayed and not journal.is_replaying:
-            self.answers.note_replay(state)
+            pass  # a call that needs no forward
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
         """Run a request's pipeline until its next call or its end, and act on that.
@@ -303,8 +292,8 @@ class RunningRequests:
             contain("preview", None, hook.note_layout, parked.arguments(), states=[state])
         if state.park(parked, key, rows, self._calls, steps_done, now_s):
             self._tell_step(state, now_s)
-        answer = self.answers.answer(state, parked)
-        if isinstance(answer, Mismatch):
+        answer = self.answers.answer(state, parked) if state.sources else None
+        if isinstance(answer, StartOver):
             self._start_over(state, answer, now_s)
             return None
         if answer is None:
@@ -314,8 +303,7 @@ class RunningRequests:
 
     def _go_private(self, state: RequestState, note: Callable[[], str], now_s: float) -> None:
         """Run a request from its beginning once more, alone; `note` gives its client's warning."""
-        if state.journal is not None:
-            state.journal.drop()
+        state.forget_earlier_run()
         warning = note()
         state.rewind()
         state.warnings.append(warning)
@@ -323,19 +311,16 @@ class RunningRequests:
         self._tell(state, Event("step", state.request_id, now_s))
         self._held.append(partial(self._start_late, state))
 
-    def _start_over(self, state: RequestState, mismatch: Mismatch, now_s: float) -> None:
-        """Run a request from its beginning whose journal is not its own."""
-        log.warning(
-            "request %s starts over, its journal does not match: %s", state.request_id, mismatch
-        )
-        assert state.journal is not None
-        state.journal.drop()
+    def _start_over(self, state: RequestState, why: StartOver, now_s: float) -> None:
+        """Run a request from its beginning whose earlier answers are not its own."""
+        log.warning("request %s starts over, %s", state.request_id, why.reason)
+        state.forget_earlier_run()
         state.rewind()
         self._tell(state, Event("step", state.request_id, now_s))
         self._begin(state, now_s)
 
     def _tell_step(self, state: RequestState, now_s: float) -> None:
-        if state.journal is not None and state.journal.is_replaying:
+        if state.is_replaying:
             return  # it was told before
         self._stages.contain("count", None, self._stats.step, now_s)
         self._tell(state, Event("step", state.request_id, now_s, state.step, state.steps))
@@ -361,7 +346,7 @@ class RunningRequests:
         """Finish a request, keep nothing of it, and deliver its outcome, whatever fails.
 
         Raises:
-            EngineLost: weights were changed while it ran; no journal may go on from here.
+            EngineLost: weights were changed while it ran; no other engine may go on from here.
         """
         now_s, contain = self._clock(), self._stages.contain
         if error is None and state is not self.private:
@@ -383,9 +368,8 @@ class RunningRequests:
             self._isolation.check_weights()
         except EngineLost:
             for state in self.states:
-                if state.journal is not None:
-                    state.journal.drop()
-                    self._tell(state, Event("step", state.request_id, self._clock()))
+                state.forget_earlier_run()
+                self._tell(state, Event("step", state.request_id, self._clock()))
             raise
 
     def _deliver(

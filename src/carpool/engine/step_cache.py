@@ -15,14 +15,17 @@ al., arXiv 2411.19108, 2024) for the threshold. Unlike there, the last answer it
 docs/experiments.md says what else was tried.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from carpool.engine.containment import TurnStage
 from carpool.engine.intercept import Call
+from carpool.engine.observe.timeline import Timeline
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.serialization import copied
 
@@ -41,28 +44,27 @@ class _Last:
 
 
 class StepCache:
-    """The cache of one request.
+    """The cache of one request: see `answers.AnswerSource`.
 
     Args:
         threshold: the largest predicted change of an answer at which it is reused, relative to
             its mean absolute value; above 0.
+        timeline: says how many steps are done, and counts those that are skipped.
+        on_skip: called for each of these.
     """
 
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
+    stage: ClassVar[TurnStage] = "cache"
+    warning: ClassVar[str] = "step_cache failed and was switched off: all other steps ran"
+
+    def __init__(self, threshold: float, timeline: Timeline, on_skip: Callable[[], None]) -> None:
+        self._threshold, self.timeline, self._on_skip = threshold, timeline, on_skip
         self._last: dict[tuple[str, int], _Last] = {}  # by component and branch
         self._moment: Any = None  # the timestep of the last call
         self._step, self._branch = -1, 0  # that call's; steps differ in their timesteps
         self._skips = False  # this step
-        self.skipped_steps = 0
 
-    def answer(self, call: Call, step: int, steps: int) -> Any | None:
-        """The answer of a call that need not run, or None. Ask once for each call.
-
-        Args:
-            step: the number of denoising steps done.
-            steps: the number of all steps; 0 while it is unknown.
-        """
+    def answer(self, call: Call) -> Any | None:
+        """The answer of a call that need not run, or None. Ask once for each call."""
         arguments, sample = call.arguments(), main_input(call)
         moment = next((arguments[name] for name in TIMES if name in arguments), None)
         if call.target.phase != "denoise" or not sample or moment is None:
@@ -76,11 +78,14 @@ class StepCache:
         if last is not None and [s.shape for s in last.sample] != [s.shape for s in sample]:
             last = None
         if is_first:
+            step, steps = self.timeline.step, self.timeline.steps
             is_inner = self._step >= FIRST_STEPS and step < steps - LAST_STEPS
             self._skips = (
                 last is not None and is_inner and self._change(last, sample) < self._threshold
             )
-            self.skipped_steps += self._skips
+            if self._skips:
+                self.timeline.skipped_steps += 1
+                self._on_skip()
         return copied(last.answer) if last is not None and self._skips else None
 
     def ran(self, call: Call, answer: Any) -> None:

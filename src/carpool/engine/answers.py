@@ -1,0 +1,160 @@
+"""What answers a request's calls without a forward: one list of sources, in a fixed order.
+
+A call goes to each source of its request before it parks; the first answer is the call's, and all
+other sources learn it, as all learn the answer of a forward. The order: the step cache, which
+decides by a request's own inputs alone; the journal, whose calls must be asked in the order of its
+first run; what only saves time. No source is needed for the output: a request goes on without one
+that fails.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from carpool.engine.containment import Stages, TurnStage
+from carpool.engine.intercept import Call
+from carpool.engine.journal import Identity, Journal, Mismatch
+from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.observe.stats import Stats
+from carpool.engine.request import RequestState
+from carpool.engine.step_cache import StepCache
+from carpool.types import Clock
+
+MAX_REPLAYS = 64  # kept until the next report
+_FAILED = object()
+
+
+class AnswerSource(Protocol):
+    """AnswerList some calls of one request."""
+
+    stage: ClassVar[TurnStage]  # the boundary of what it does
+    warning: ClassVar[str]  # for the client of a request that goes on without it; "": none
+
+    def answer(self, call: Call) -> Any | None:
+        """The answer of a call; None: it has none. Asked once for each call at most.
+
+        Raises:
+            Mismatch: the request has to run from its start, without earlier answers.
+        """
+        ...
+
+    def ran(self, call: Call, answer: Any) -> None:
+        """A call got this answer from a forward, or from another source."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StartOver:
+    """In the place of an answer: the request has to run from its start, without a past."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalReplay:
+    """A request was brought to where it was by its journal."""
+
+    request_id: str
+    steps: int  # that were not made again
+    took_s: float  # from its start
+    ended_s: float  # engine clock
+
+
+class AnswerList:
+    """Makes the sources of all requests, and asks them. For the engine's thread.
+
+    Args:
+        lora: the identity of an adapter, by its name.
+        threshold: of the step cache, for requests without their own; None or 0: no cache.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPipeline,
+        lora: Callable[[str], bytes],
+        threshold: float | None,
+        stages: Stages,
+        stats: Stats,
+        clock: Clock,
+    ) -> None:
+        self._identity, self._threshold = Identity(loaded, lora), threshold
+        self._stages, self._stats, self._clock = stages, stats, clock
+        self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (
+            self._step_cache, self._journal,
+        )  # fmt: skip
+        self._replays: deque[JournalReplay] = deque(maxlen=MAX_REPLAYS)
+
+    def take_replays(self) -> list[tuple[JournalReplay, float]]:
+        """Requests that were replayed from journals since the last time, and how long ago. From
+        any thread."""
+        now_s = self._clock()
+        replays = [self._replays.popleft() for _ in range(len(self._replays))]
+        return [(replay, now_s - replay.ended_s) for replay in replays]
+
+    def begin(self, state: RequestState, *, is_private: bool) -> None:
+        """Make the sources of a request that starts, or starts again."""
+        state.sources = []
+        if is_private:  # its calls run inside of its fiber
+            state.journal = None
+            if state.request.step_cache:
+                state.warnings.append("step_cache had no effect: the request runs alone")
+            return
+        sources = [make(state) for make in self._makers]
+        state.sources = [source for source in sources if source is not None]
+
+    def answer(self, state: RequestState, call: Call) -> Any | StartOver | None:
+        """The answer to a call; None: there is none."""
+        for source in tuple(state.sources):
+            answer = self._ask(state, source, _answer, source, call)
+            if answer is not None:
+                if not isinstance(answer, StartOver):
+                    self.ran(state, call, answer, source)
+                return answer
+        if (journal := state.journal) is not None and journal.has_caught_up():
+            now_s = self._clock()
+            took_s = now_s - state.timeline.started_s
+            self._replays.append(JournalReplay(state.request_id, state.step, took_s, now_s))
+        return None
+
+    def ran(
+        self, state: RequestState, call: Call, answer: Any, source: AnswerSource | None = None
+    ) -> None:
+        """A call got this answer from a forward, or from one of the sources."""
+        for listener in tuple(state.sources):
+            if listener is not source:
+                self._ask(state, listener, listener.ran, call, answer)
+
+    def _step_cache(self, state: RequestState) -> StepCache | None:
+        threshold = state.request.step_cache
+        threshold = self._threshold if threshold is None else threshold
+        return StepCache(threshold, state.timeline, self._stats.skip) if threshold else None
+
+    def _journal(self, state: RequestState) -> Journal | None:
+        if (journal := state.journal) is None:
+            return None
+        begin = journal.begin
+        about = self._identity, state.request, state.timeline
+        if self._stages.contain("journal", _FAILED, begin, *about, states=[state]) is _FAILED:
+            state.journal = journal = None
+        return journal
+
+    def _ask(
+        self, state: RequestState, source: AnswerSource, work: Callable[..., Any], *args: Any
+    ) -> Any | None:
+        answer = self._stages.contain(source.stage, _FAILED, work, *args, states=[state])
+        if answer is not _FAILED:
+            return answer
+        state.sources.remove(source)
+        if source is state.journal:
+            state.journal = None
+        if source.warning:
+            state.warnings.append(source.warning)
+        return None
+
+
+def _answer(source: AnswerSource, call: Call) -> Any | StartOver | None:
+    try:
+        return source.answer(call)
+    except Mismatch as mismatch:
+        return StartOver(f"its journal does not match: {mismatch}")
