@@ -105,7 +105,7 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 	command -v chromium || command -v google-chrome || \
 	  (apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core)
 	BROWSER=required PICTURES=docs/playground $(ONE_THREAD) $(BIN)/python -m pytest \
-	  -m "slow or not slow" tests/server/playground/test_playground.py tests/server/playground/test_playground_fleet.py
+	  -m "slow or not slow" tests/server/playground
 
 bench-journal: .venv/ready  ## what keeping journals costs, in seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.journal

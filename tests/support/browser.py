@@ -60,10 +60,17 @@ class Tab:
         self.page.click("#form button[type=submit]:not([disabled])")
 
     def card(self, prompt: str, status: str = "completed", within_ms: float = PATIENCE_MS) -> Any:
-        """The newest card of a prompt on the stage, once it has this status."""
-        found = self.page.locator(f'#results [data-status="{status}"]', has_text=prompt).first
-        found.wait_for(timeout=within_ms)
-        return found
+        """The large card of a prompt's newest drawing, once that has this status."""
+        frame = self.page.locator(f'#results [data-status="{status}"][title*="{prompt}"]').first
+        frame.wait_for(timeout=within_ms)
+        frame.click()
+        return self.page.locator("#current .card")
+
+    def choose(self, action: str, card: Any = None) -> None:
+        """Choose an entry of a card's menu; of the large one's where none is named."""
+        card = self.page.locator("#current .card") if card is None else card
+        card.get_by_role("button", name="Actions").click()
+        self.page.get_by_role("menuitem", name=action, exact=True).click()
 
     def until(self, expression: str) -> None:
         """Wait until a JavaScript expression holds. The page's policy forbids Playwright's own."""

@@ -69,6 +69,8 @@ def test_a_life_has_its_phases_with_their_starts_durations_and_company() -> None
     assert told["total_s"] == sum(one["duration_s"] for one in told["phases"])
     assert (denoise["forwards"], denoise["forward_s"]) == (3, 3 * STEP_S)
     assert (denoise["others_mean"], denoise["others_most"]) == (2.0, 2)
+    assert denoise["shared_forwards"] == 3
+    assert encode["shared_forwards"] <= encode["forwards"]
     assert denoise["others"] == ["one", "three"]
     assert denoise["waited_s"] == 0
 

@@ -64,7 +64,7 @@ def test_a_page_that_stays_open_goes_on_when_the_whole_server_is_started_again(
         page = opened.page
         page.wait_for_selector("#f-prompt")
         opened.draw("a green ring", num_inference_steps="400", seed="9")
-        opened.until("document.querySelectorAll('#results img.preview').length === 1")
+        opened.until("document.querySelectorAll('#current img.preview').length === 1")
 
         for pid in first.processes():
             os.kill(pid, signal.SIGKILL)

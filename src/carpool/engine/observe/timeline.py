@@ -56,6 +56,7 @@ class PhaseTimes:
     forward_s: float = 0.0  # on CUDA: until the launch, as `Forward.duration_s`
     companions: int = 0  # requests that shared its forwards, summed over these
     others_most: int = 0
+    shared_forwards: int = 0
     with_ids: dict[str, None] = field(default_factory=dict)  # requests that shared its forwards
     shared: list[str] = field(default_factory=list)  # ids of the last forward's requests
     place_s: float = 0.0  # parked while forwards of its own key ran
@@ -88,6 +89,7 @@ class PhaseTimes:
             "waited_for_s": waited,
             "others_mean": self.companions / self.forwards if self.forwards else 0.0,
             "others_most": self.others_most,
+            "shared_forwards": self.shared_forwards,
             "others": list(self.with_ids.copy()),
         }
 
@@ -251,6 +253,7 @@ class TimelineStore:
             times.forwards += 1
             times.forward_s += seconds
             times.companions += companions
+            times.shared_forwards += companions > 0
             times.others_most = max(times.others_most, companions)
             if companions and times.shared != ids:
                 times.meet(ids, timeline.request_id)

@@ -72,6 +72,7 @@ class PhaseReport(BaseModel):
     )
     others_mean: float = Field(description="requests that shared a forward with it")
     others_most: int = Field(description="the same, of its widest forward")
+    shared_forwards: int = Field(0, description="of its forwards, how many others shared")
     others: list[str] = Field(
         description="ids of requests that shared a forward with it, at most 32: `id` for those of "
         "the same API key, else only that there was one: `another`"

@@ -57,7 +57,7 @@ export const blob = async (path) => (await call(path)).blob();
 export const post = async (path, body) => json(await call(path, {
   method: "POST", headers: { "content-type": "application/json" }, body: stringify(body),
 }));
-export const del = async (path) => json(await call(path, { method: "DELETE" }));
+export const del = async (path) => json(await call(path, { method: "DELETE", keepalive: true })); // also as the page ends
 
 /** Paths that an answer has begin at the host's root, with the proxy's path in it. */
 export const local = (url) => {

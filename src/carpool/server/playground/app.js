@@ -1,48 +1,20 @@
 // The page: its views, its key, and what connects them with the server.
 
-import { ApiError, follow, get, key, onKeyWanted, post } from "./api.js";
-import { Card, showDetail } from "./cards.js";
-import { byId, el, seconds } from "./dom.js";
+import { ApiError, follow, get, post } from "./api.js";
+import { byId, duration, el, plural } from "./dom.js";
+import { engineView } from "./engine.js";
 import { Form } from "./form.js";
+import { Gallery } from "./gallery.js";
 import { Jobs, isOpen } from "./jobs.js";
+import "./key.js";
+import { LightBox } from "./lightbox.js";
+import { download, filesOf, isArtifact, isPicture, promptOf } from "./media.js";
 import { readPicture } from "./metadata.js";
-import { Numbers } from "./numbers.js";
-import { Workers } from "./workers.js";
+import { Stage } from "./stage.js";
+import { offerUndo, settle } from "./undo.js";
 
-const MOST_ON_STAGE = 16;
 const jobs = new Jobs();
 let models = [];
-
-/* Key */
-
-let asking = null;
-const keyDialog = byId("key-dialog");
-
-/** Ask for a key; resolves with whether one was given. Several callers share one question. */
-function askKey(error = "") {
-  asking ??= new Promise((done) => {
-    byId("key-error").textContent = error;
-    byId("key").value = "";
-    keyDialog.returnValue = "";
-    byId("key-button").hidden = false;
-    keyDialog.showModal();
-    keyDialog.addEventListener("close", () => { asking = null; done(keyDialog.returnValue === "given"); }, { once: true });
-  });
-  return asking;
-}
-onKeyWanted(async (error) => {
-  if (!await askKey(error)) throw new ApiError(401, { message: "This server wants an API key.", code: "invalid_api_key" });
-});
-byId("key-form").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const typed = byId("key").value.trim();
-  if (!/^[\x21-\x7e]+$/.test(typed)) { byId("key-error").textContent = "A key has letters, digits and signs, and no spaces."; return; }
-  key.set(typed);
-  keyDialog.close("given");
-});
-byId("key-cancel").addEventListener("click", () => keyDialog.close(""));
-byId("key-button").addEventListener("click", async () => { if (await askKey()) location.reload(); });
-byId("key-button").hidden = !key.get();
 
 /* Notices */
 
@@ -65,7 +37,7 @@ function show(name) {
   }
   history.replaceState(null, "", `#${name}`);
   if (name === "gallery") trying(() => jobs.list())();
-  if (name === "engine") numbers.showStats();
+  if (name === "engine") engine.show();
 }
 tabs.forEach((name, i) => {
   const tab = byId(`tab-${name}`);
@@ -94,31 +66,76 @@ byId("theme").addEventListener("click", () => theme(THEMES[(THEMES.indexOf(docum
 /* Draw */
 
 let estimating = 0;
+let drafting = 0;
 const form = new Form(byId("form"), async (requests) => {
+  settle();
+  form.lastSeed = requests.at(-1).body.seed?.toString();
   const results = await Promise.allSettled(requests.map((one) => jobs.submit(one)));
   const bad = results.find((one) => one.status === "rejected");
-  if (bad) throw bad.reason;
+  const drawn = results.find((one) => one.status === "fulfilled")?.value;
+  if (drawn) {
+    form.lastSeed = String(drawn.seeds[0]);
+    stage.show(drawn.id);
+    showStage();
+  }
+  if (bad) throw await allWrong(bad.reason, requests[0].body);
 }, () => {
   clearTimeout(estimating);
   estimating = setTimeout(estimate, 350);
+  clearTimeout(drafting);
+  drafting = setTimeout(() => form.keepDraft(), 200);
 });
+addEventListener("pagehide", () => { if (form.entry) form.keepDraft(); });
+
+/** On a screen that has no room for both, bring the drawing into sight. */
+const isNarrow = matchMedia("(max-width: 860px)");
+function showStage() {
+  if (isNarrow.matches) byId("current").scrollIntoView({ block: "start", behavior: "instant" });
+}
+
+const asEstimate = ({ background_job, partial_images, images, mask, input_reference, ...rest }) => rest;
+
+/** Ask the server for each field that it refuses: it names one at a time, which is then left out. */
+async function refusals(body) {
+  const wrong = [];
+  for (let rest = { ...body }; wrong.length < 8;) {
+    try {
+      return { wrong, answer: await post("v1/estimates", rest) };
+    } catch (error) {
+      if (error.status !== 400) return { wrong };
+      wrong.push(error);
+      const named = error.param === "size" ? ["width", "height"] : [error.param];
+      if (!named.some((name) => name !== "prompt" && name in rest)) return { wrong };
+      for (const name of named) delete rest[name];
+    }
+  }
+  return { wrong };
+}
+
+/** An error of a drawing, with whatever else the server would refuse. */
+async function allWrong(error, body) {
+  if (error.status !== 400 || form.isMesh || form.isSound) return error;
+  const { wrong } = await refusals(asEstimate(body));
+  const others = wrong.filter((one) => one.param !== error.param);
+  return Object.assign(error, { all: [error, ...others] });
+}
 
 /** Ask what the form would take, and whether the server would accept it. */
 async function estimate() {
   const place = byId("estimate");
   if (!place || document.hidden) return;
-  const requests = form.requests();
-  if (!requests.length) { place.textContent = ""; return; }
+  const mine = form.problems();
+  form.showErrors(mine, true);
+  place.textContent = "";
+  const requests = mine.length ? [] : form.requests();
+  if (!requests.length || form.isMesh || form.isSound) return;
   const { path, body } = requests[0];
-  if (path === "v1/images/edits" || body.input_reference || !body.prompt) { place.textContent = ""; return; }
-  const { background_job, partial_images, ...rest } = body;
-  try {
-    const told = await post("v1/estimates", rest);
-    if (told.seconds === null) place.textContent = "";
-    else place.textContent = `${form.summary(requests)}: about ${seconds(told.seconds * (body.n || 1) * requests.length / Math.max(1, told.speed))}${told.wait_s > 0.5 ? `, after ${seconds(told.wait_s)} of waiting` : ""}`;
-  } catch (error) {
-    place.textContent = "";
-    if (error.status === 400) form.showError(error, true);
+  if (path === "v1/images/edits" || body.input_reference || !body.prompt) return;
+  const { wrong, answer } = await refusals(asEstimate(body));
+  if (wrong.length) form.showErrors(wrong, true);
+  else if (answer && answer.seconds !== null) {
+    const seconds = answer.seconds * (body.n || 1) * requests.length / Math.max(1, answer.speed);
+    place.textContent = `${form.summary(requests)}: ${seconds < 1 ? "" : "about "}${duration(seconds)}${answer.wait_s > 1 ? `, after ${duration(answer.wait_s)} of waiting` : ""}`;
   }
 }
 
@@ -135,7 +152,9 @@ async function load() {
       await new Promise((done) => setTimeout(done, 1000));
     }
   }
-  choose(new URLSearchParams(location.search).get("model") || models[0].id);
+  const draft = Form.draft();
+  choose(new URLSearchParams(location.search).get("model") || draft?.model || models[0].id);
+  if (draft) form.bringBack(draft);
   await trying(() => jobs.list())();
 }
 
@@ -149,65 +168,84 @@ function choose(id) {
   }, prompt)));
 }
 
-/* Cards: on the stage what this page asked for, in the gallery all */
+/* What is done with a drawing */
+
+function useSettings(settings, text) {
+  const before = form.snapshot();
+  show("draw");
+  form.restore(settings);
+  byId("f-prompt")?.focus();
+  offerUndo(text, () => form.bringBack(before));
+}
+
+function remove(list) {
+  for (const job of list) jobs.hide(job.id);
+  offerUndo(list.length === 1 ? `Deleted: ${promptOf(list[0])}` : `Deleted: ${plural(list.length, "drawing")}`,
+    () => { for (const job of list) jobs.bringBack(job.id); },
+    () => { for (const job of list) jobs.remove(job.id).catch(failed); });
+}
 
 const act = trying(async (what, job, name) => {
-  if (what === "open") await showDetail(byId("detail"), job, jobs, act);
+  if (what === "open") await lightBox.open(job, name);
   if (what === "cancel") await jobs.cancel(job.id);
-  if (what === "remove") await jobs.remove(job.id);
-  if (what === "restore") { show("draw"); form.restore({ ...job.settings, seed: job.seeds.join(", ") }); byId("f-prompt")?.focus(); }
+  if (what === "remove") remove([job].flat());
+  if (what === "favour") { gallery.favour(job); changed(job); }
+  if (what === "restore") useSettings({ ...job.settings, seed: job.seeds.join(", ") }, `The form has the settings of: ${promptOf(job)}`);
+  if (what === "download") await download(job, name, jobs);
   if (what === "vary") {
+    const before = form.snapshot();
     show("draw");
     form.restore({ ...job.settings, seed: "", n: Math.min(4, form.entry.limits?.n || 4) });
     await form.draw();
+    offerUndo(`The form has the settings of: ${promptOf(job)}`, () => form.bringBack(before));
   }
   if (what === "input") {
     const content = await jobs.content(job, name);
     show("draw");
     if (!form.pictures) throw new ApiError(0, { message: "This model takes no pictures." });
     await form.pictures.add([new File([content], name, { type: content.type })]);
+    form.pictures.node.scrollIntoView({ block: "nearest" });
   }
 });
 
-const shown = { results: new Map(), gallery: new Map() };
-function card(place, job) {
-  const made = new Card(job, jobs, act);
-  shown[place].set(job.id, made);
-  return made.node;
+/** The entries of a drawing's menu. */
+function actions(job) {
+  const [name] = filesOf(job);
+  const entry = (what, text, isBad = false) => ({ text, isBad, run: () => act(what, job, name) });
+  return [
+    name && entry("open", "Open"),
+    entry("restore", "Use settings"),
+    job.status === "completed" && !isArtifact(name) && entry("vary", "Four more with new seeds"),
+    name && isPicture(name) && form.pictures && entry("input", "Draw with it"),
+    name && entry("download", "Download"),
+    !isOpen(job) && entry("remove", "Delete", true),
+  ].filter(Boolean);
 }
-function added(job) {
-  const root = byId("gallery"), all = jobs.all;
-  const next = all.slice(all.indexOf(job) + 1).find((one) => shown.gallery.has(one.id));
-  root.insertBefore(card("gallery", job), next ? shown.gallery.get(next.id).node : null);
-  if (job.mine || isOpen(job)) stage(job);
+
+const stage = new Stage(jobs, act, actions);
+const gallery = new Gallery(jobs, act, actions, (first, second) => lightBox.compare(first, second));
+const lightBox = new LightBox(byId("detail"), jobs, () => (byId("view-gallery").hidden ? stage.order : gallery.order), act);
+
+function changed(job) {
+  stage.update(job);
+  gallery.update(job);
 }
-const emptied = () => { byId("empty").hidden = byId("results").childElementCount > 0; };
-function stage(job) {
-  if (shown.results.has(job.id)) return;
-  byId("results").prepend(card("results", job));
-  while (byId("results").childElementCount > MOST_ON_STAGE) {
-    shown.results.delete(byId("results").lastElementChild.dataset.job);
-    byId("results").lastElementChild.remove();
-  }
-  emptied();
-}
-jobs.addEventListener("added", ({ detail }) => added(detail));
-jobs.addEventListener("changed", ({ detail }) => {
-  if (detail.mine) stage(detail);
-  for (const place of Object.values(shown)) place.get(detail.id)?.update();
+jobs.addEventListener("added", ({ detail: job }) => {
+  gallery.add(job);
+  if (job.mine || isOpen(job)) stage.add(job, !stage.card || job.mine);
 });
-jobs.addEventListener("removed", ({ detail }) => {
-  for (const place of Object.values(shown)) { place.get(detail.id)?.node.remove(); place.delete(detail.id); }
-  emptied();
+jobs.addEventListener("changed", ({ detail: job }) => {
+  if (job.mine) stage.add(job, false);
+  changed(job);
 });
+jobs.addEventListener("removed", ({ detail: job }) => { stage.remove(job.id); gallery.remove(job.id); });
 byId("more").addEventListener("click", trying(async () => { await jobs.list(true); byId("more").hidden = !jobs.hasMore; }));
 jobs.addEventListener("listed", () => {
-  byId("more").hidden = !jobs.hasMore;
-  if (!byId("results").childElementCount) jobs.all.slice(0, 6).forEach((job) => { byId("results").append(card("results", job)); });
-  emptied();
+  if (!stage.card) jobs.all.slice(0, 12).reverse().forEach((job) => stage.add(job));
+  byId("empty").hidden = stage.order.length > 0;
+  gallery.filter();
 });
 byId("refresh").addEventListener("click", trying(() => jobs.list()));
-
 /* Pictures that are dropped or pasted anywhere on the page */
 
 async function receive(files) {
@@ -217,9 +255,8 @@ async function receive(files) {
   show("draw");
   if (settings) {
     const same = jobs.all.find((job) => job.seeds.map(String).includes(String(settings.seed)) && job.settings.prompt);
-    form.restore({ ...(settings.prompt === undefined && same ? { prompt: same.settings.prompt } : {}), ...settings });
+    useSettings({ ...(settings.prompt === undefined && same ? { prompt: same.settings.prompt } : {}), ...settings }, "The form has the settings of the picture.");
     notice(note);
-    byId("f-prompt")?.focus();
   } else if (form.pictures) { await form.pictures.add(pictures); notice(note); }
   else notice([note || "This picture has no settings that are read here,", "and this model takes no pictures."].join(" "));
 }
@@ -241,48 +278,7 @@ document.addEventListener("paste", (event) => {
 
 /* Engine */
 
-const nameOf = (id) => String(jobs.known.get(id)?.settings?.prompt || id);
-let frozen = false;
-function freeze(isFrozen) {
-  frozen = isFrozen;
-  for (const { lanes } of workers.all) {
-    lanes.frozenS = isFrozen ? lanes.nowS : null;
-    if (!isFrozen) lanes.chosen = null;
-  }
-  byId("pause").setAttribute("aria-pressed", isFrozen);
-}
-const workers = new Workers(nameOf, (canvas, lanes, activity) => {
-  function choice(one) {
-    lanes.chosen = one;
-    byId("block").textContent = one ? lanes.describe(one) : "\u00a0";
-  }
-  canvas.addEventListener("pointermove", (event) => { const box = canvas.getBoundingClientRect(); choice(lanes.at(event.clientX - box.left, event.clientY - box.top)); });
-  canvas.addEventListener("pointerleave", () => { if (!frozen) choice(null); });
-  canvas.addEventListener("click", () => freeze(!frozen));
-  canvas.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (event.key === " " || event.key === "Enter") { event.preventDefault(); freeze(!frozen); }
-    if (!by) return;
-    event.preventDefault();
-    if (!frozen) freeze(true);
-    const all = activity.forwards.filter((one) => one.began_s <= lanes.nowS);
-    const at = lanes.chosen ? all.indexOf(lanes.chosen) : all.length;
-    choice(all[Math.min(all.length - 1, Math.max(0, at + by))] || null);
-  });
-});
-const numbers = new Numbers(workers, nameOf, () => [...jobs.known.values()].filter((job) => job.status === "queued").length);
-byId("span").addEventListener("change", () => { workers.spanS = Number(byId("span").value); });
-byId("pause").addEventListener("click", () => freeze(!frozen));
-
-let drawnMs = 0;
-function frame(nowMs) {
-  requestAnimationFrame(frame);
-  const isBusy = workers.all.some(({ activity }) => activity.running.length || activity.waiting.length || activity.forwards.length);
-  if (nowMs - drawnMs < (isBusy ? (workers.spanS > 10 ? 90 : 30) : 500)) return;
-  drawnMs = nowMs;
-  workers.draw(tabs.find((name) => !byId(`view-${name}`).hidden));
-}
-requestAnimationFrame(frame);
+const engine = engineView(jobs, () => tabs.find((name) => !byId(`view-${name}`).hidden));
 
 const SAID = { ready: "ready", starting: "loading", worker_lost: "restarting", draining: "ending", stopped: "stopped", unreachable: "not reachable" };
 function status(state, model = "") {
@@ -297,8 +293,7 @@ function heard(kind, data) {
     if (data.status === "ready" && lastState === "unreachable") notice("");
     lastState = data.status;
   }
-  if (kind === "activity") { workers.take(data); numbers.show(); }
-  if (kind === "stats") { workers.takeStats(data); numbers.statsChanged(); numbers.show(); }
+  if (kind === "activity" || kind === "stats") engine[kind](data);
   if (kind === "job" || kind === "preview") jobs.heard(kind, data);
 }
 follow(heard, (isOpenNow, error) => {
@@ -307,7 +302,7 @@ follow(heard, (isOpenNow, error) => {
   lastState = "unreachable";
   status("unreachable");
 });
-setInterval(() => { for (const job of jobs.known.values()) if (isOpen(job)) for (const place of Object.values(shown)) place.get(job.id)?.update(); }, 1000);
+setInterval(() => { for (const job of jobs.known.values()) if (isOpen(job)) changed(job); }, 1000);
 
 const wanted = location.hash.slice(1);
 if (tabs.includes(wanted)) show(wanted);

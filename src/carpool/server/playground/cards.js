@@ -1,24 +1,27 @@
-// A job as a card, and in full as a dialog.
+// A job as a card: large on the stage, smaller in the gallery.
 
-import { isMeshFile, isSoundFile, meshView, soundView } from "./artifacts.js";
-import { el, plural, seconds } from "./dom.js";
-import { isOpen, isVideoFile, leftS } from "./jobs.js";
-
-const WORDS = { queued: "waiting", in_progress: "drawing", completed: "done", failed: "failed", cancelled: "cancelled", expired: "out of time" };
-const promptOf = (job) => [job.settings?.prompt || []].flat().join(" / ") || (job.task || "").replaceAll("-", " ");
+import { duration, el, plural } from "./dom.js";
+import { isOpen, leftS } from "./jobs.js";
+import { WORDS, artifact, filesOf, isArtifact, media, partsOf, promptOf, sharedText } from "./media.js";
+import { menu } from "./menu.js";
 
 export class Card {
-  /** @param act is called with the name of an action and the job */
-  constructor(job, jobs, act) {
-    Object.assign(this, { job, jobs, act, shown: "" });
+  /**
+   * @param act is called with the name of an action, the job, and a file or a part
+   * @param actions gives the entries of the job's menu
+   */
+  constructor(job, jobs, act, actions) {
+    Object.assign(this, { job, jobs, act, shown: "", wasOpen: false });
     this.shots = el("div.shots");
     this.progress = el("progress", { max: 100, value: 0, "aria-label": "Progress" });
     this.prompt = el("p.prompt");
     this.line = el("p.muted");
     this.shared = el("p.shared");
     this.warned = el("p.warned", { role: "note" });
-    this.actions = el("div.row");
-    this.node = el("article.card", { "data-job": job.id }, this.shots, this.progress, el("div.text", {}, this.prompt, this.line, this.warned, this.shared, this.actions));
+    this.cancel = el("button.cancel", { type: "button", onclick: () => act("cancel", job), "aria-label": `Cancel: ${promptOf(job)}` }, "Cancel");
+    this.star = el("button.icon.star", { type: "button", onclick: () => act("favour", job) });
+    this.node = el("article.card", { "data-job": job.id, "aria-label": promptOf(job) }, this.shots, this.progress, el("div.text", {}, this.prompt, this.line, this.warned, this.shared,
+      el("div.row.actions", {}, menu("Actions", `Actions: ${promptOf(job)}`, () => actions(job)), this.star, el("span.grow"), this.cancel)));
     this.update();
   }
 
@@ -34,8 +37,14 @@ export class Card {
     this.progress.value = job.steps ? 100 * job.step / job.steps : job.progress;
     this.line.textContent = this.#line();
     this.warned.textContent = (job.warnings || []).join(" · ");
+    this.wasOpen ||= isOpen(job);
+    this.cancel.hidden = !this.wasOpen;
+    this.cancel.classList.toggle("gone", !isOpen(job)); // its place stays empty
+    this.star.textContent = job.isFavourite ? "★" : "☆";
+    this.star.setAttribute("aria-pressed", Boolean(job.isFavourite));
+    this.star.setAttribute("aria-label", `Favourite: ${promptOf(job)}`);
     const state = `${job.status} ${job.files.length}`;
-    if (state !== this.shown) { this.shown = state; this.#actions(); this.#files(); }
+    if (state !== this.shown) { this.shown = state; this.#files(); }
     if (isOpen(job)) this.#previews();
   }
 
@@ -45,7 +54,8 @@ export class Card {
     if (job.status === "in_progress") {
       const left = leftS(job);
       const pace = job.steps ? `step ${job.step} of ${job.steps}` : "drawing";
-      return left === null ? pace : `${pace}, ${seconds(left)} left`;
+      if (left === null) return pace;
+      return left < 1 ? `${pace}, nearly done` : `${pace}, ${duration(left)} left`;
     }
     if (job.status === "queued") return job.queue_position ? `waiting behind ${job.queue_position}` : "waiting";
     if (job.status !== "completed") return WORDS[job.status];
@@ -53,16 +63,8 @@ export class Card {
     return [`seed ${job.seeds.join(", ")}`, steps && plural(steps, "step")].filter(Boolean).join(" · ");
   }
 
-  #actions() {
-    const { job } = this;
-    const button = (name, text, label) => el("button.chip", { onclick: () => this.act(name, job), "aria-label": `${label || text}: ${promptOf(job)}` }, text);
-    if (isOpen(job)) this.actions.replaceChildren(button("cancel", "Cancel"));
-    else if (isMeshFile(job.files[0]?.name || "") || isSoundFile(job.files[0]?.name || "")) this.actions.replaceChildren(button("open", "Open"), button("restore", "Use settings"), button("remove", "Delete"));
-    else this.actions.replaceChildren(button("restore", "Use settings"), ...(job.status === "completed" ? [button("vary", "Vary", "Four more with new seeds")] : []), button("remove", "Delete"));
-  }
-
   #previews() {
-    const parts = Math.max(1, job_parts(this.job));
+    const parts = partsOf(this.job);
     this.shots.style.setProperty("--columns", Math.ceil(Math.sqrt(parts)));
     if (this.shots.childElementCount !== parts) {
       this.shots.replaceChildren(...Array.from({ length: parts }, () => el("div.shot.blank", { "aria-hidden": "true" })));
@@ -78,101 +80,29 @@ export class Card {
   async #files() {
     const { job } = this;
     if (isOpen(job)) return;
-    const names = job.files.map((one) => one.name).filter((name) => job.kind !== "video" || isVideoFile(name));
+    const names = filesOf(job), text = promptOf(job);
     if (!names.length) {
       this.shots.replaceChildren(el("div.shot.blank.still", { "aria-hidden": "true" }, WORDS[job.status]));
       return;
     }
-    if (isMeshFile(names[0]) || isSoundFile(names[0])) {
-      this.shots.replaceChildren(await artifact(job, names[0], this.jobs));
-      this.#tellShared();
-      return;
+    if (isArtifact(names[0])) this.shots.replaceChildren(await artifact(job, names[0], this.jobs));
+    else {
+      const urls = await Promise.all(names.map((name) => this.jobs.file(job, name)));
+      this.shots.style.setProperty("--columns", Math.ceil(Math.sqrt(names.length)));
+      this.shots.replaceChildren(...urls.map((url, i) => el("button.card-open", { type: "button", onclick: () => this.act("open", job, names[i]),
+        "aria-label": i ? `Open picture ${i + 1}: ${text}` : `Open: ${text}` }, media(url, names[i], text))));
     }
-    const urls = await Promise.all(names.map((name) => this.jobs.file(job, name)));
-    this.shots.style.setProperty("--columns", Math.ceil(Math.sqrt(names.length)));
-    this.shots.replaceChildren(el("button.card-open", { onclick: () => this.act("open", job), "aria-label": `Open: ${promptOf(job)}` },
-      media(urls[0], names[0], promptOf(job))), ...urls.slice(1).map((url, i) => el("button.card-open", { onclick: () => this.act("open", job), "aria-label": `Open picture ${i + 2}: ${promptOf(job)}` }, media(url, names[i + 1], promptOf(job)))));
     this.#tellShared();
   }
 
-  /** How many others shared its forwards, while the server remembers. */
+  /** How many steps others shared, while the server remembers. */
   async #tellShared() {
     const { job } = this;
     if (job.status !== "completed" || !job.mine) return;
     try {
       job.report ??= await this.jobs.report(job.id);
-      const denoise = job.report.outputs.flatMap((one) => one.phases).filter((phase) => phase.phase === "denoise");
-      const most = Math.max(0, ...denoise.map((phase) => phase.others_most));
-      const total = Math.max(...job.report.outputs.map((one) => one.total_s));
-      this.line.textContent = `${this.#line()} · ${seconds(total)}`;
-      this.shared.textContent = most ? `shared forwards with ${plural(most, "other")}` : "";
+      this.line.textContent = `${this.#line()} · ${duration(Math.max(...job.report.outputs.map((output) => output.total_s)))}`;
+      this.shared.textContent = sharedText(job.report);
     } catch { /* it is not remembered any more */ }
   }
-}
-
-const job_parts = (job) => job.parts || job.seeds?.length || 1;
-
-function media(url, name, text) {
-  if (url === null) return el("div.shot.blank.still");
-  if (isVideoFile(name)) return el("video.shot", { src: url, muted: true, loop: true, autoplay: !matchMedia("(prefers-reduced-motion: reduce)").matches, playsInline: true, "aria-label": text });
-  return el("img.shot", { src: url, alt: text });
-}
-
-async function artifact(job, name, jobs) {
-  const content = await jobs.content(job, name).catch(() => null);
-  if (content === null) return el("div.shot.blank.still");
-  const url = await (job.urls[name] ??= Promise.resolve(URL.createObjectURL(content)));
-  return isMeshFile(name) ? meshView(content, name, promptOf(job)) : soundView(content, name, url, promptOf(job));
-}
-
-/** Show a job in full. */
-export async function showDetail(dialog, job, jobs, act) {
-  const close = el("button.quiet", { onclick: () => dialog.close() }, "Close");
-  const pictures = el("div.pictures");
-  const side = el("div.side", {}, el("h2", { id: "detail-title" }, promptOf(job)));
-  dialog.replaceChildren(el("div.row.end", {}, close), el("div.detail", {}, pictures, side));
-  dialog.showModal();
-  const names = job.files.map((one) => one.name).filter((name) => job.kind !== "video" || isVideoFile(name));
-  for (const name of names) {
-    const url = await jobs.file(job, name);
-    const download = el("a", { href: url, download: `${job.id}-${name}` }, `Download ${name}`);
-    const isPicture = !isVideoFile(name) && !isMeshFile(name) && !isSoundFile(name);
-    const node = isMeshFile(name) || isSoundFile(name) ? await artifact(job, name, jobs) : isVideoFile(name) ? el("video", { src: url, controls: true, loop: true, autoplay: true, muted: false, "aria-label": promptOf(job) }) : el("img", { src: url, alt: promptOf(job) });
-    const line = el("div.row", {}, download);
-    if (isPicture) line.append(el("button.chip", { onclick: () => { dialog.close(); act("input", job, name); } }, "Draw with it"));
-    pictures.append(node, line);
-  }
-  const button = (name, text) => el("button", { onclick: () => { dialog.close(); act(name, job); } }, text);
-  side.append(el("div.row", {}, button("restore", "Use settings"), job.status === "completed" && button("vary", "Variations"), button("remove", "Delete")));
-  const rows = Object.entries({ ...job.settings, seeds: job.seeds.join(", "), model: job.model, task: job.task })
-    .filter(([name, value]) => value !== null && !["seed", "prompt", "n"].includes(name))
-    .map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, typeof value === "object" ? JSON.stringify(value) : String(value))));
-  const timings = el("div");
-  if (job.warnings) side.append(el("p.warned", { role: "note" }, job.warnings.join(" · ")));
-  side.append(timings, el("table", {}, el("tbody", {}, rows)));
-  try {
-    const report = await jobs.report(job.id);
-    timings.replaceChildren(...report.outputs.map((output) => timeline(output, jobs)));
-  } catch {
-    timings.replaceChildren(el("p.muted", {}, "The server does not remember its timings any more."));
-  }
-}
-
-function timeline(output, jobs) {
-  const total = output.total_s || 1;
-  const parts = [["waiting", output.queued_s], ...output.phases.map((phase) => [phase.phase, phase.duration_s])];
-  const bar = el("div.phases", { role: "img", "aria-label": parts.map(([name, s]) => `${name} ${seconds(s)}`).join(", ") });
-  for (const [name, s] of parts) {
-    const part = el(`i.${name}`, { title: `${name} ${seconds(s)}` });
-    part.style.width = `${100 * s / total}%`;
-    bar.append(part);
-  }
-  const legend = el("p.legend", {}, parts.map(([name, s]) => el("span", {}, el(`i.${name}`), `${name} ${seconds(s)}`)));
-  const denoise = output.phases.find((phase) => phase.phase === "denoise");
-  let told = "It had every forward for itself.";
-  if (denoise?.others.length) {
-    const names = denoise.others.map((id) => (id === "another" ? "another client's request" : `“${jobs.known.get(id)?.settings?.prompt || id}”`));
-    told = `Shared ${plural(denoise.forwards, "denoising forward")} with ${denoise.others_mean.toFixed(1)} others on average (at most ${denoise.others_most}): ${[...new Set(names)].join(", ")}.`;
-  }
-  return el("div", {}, bar, legend, el("p.muted", {}, told));
 }

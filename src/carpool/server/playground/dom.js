@@ -11,7 +11,7 @@ export function el(what, options = {}, ...children) {
     else if (name.includes("-") || name === "role" || name === "for") node.setAttribute(name, value);
     else node[name] = value;
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false && child !== ""));
   return node;
 }
 
@@ -26,6 +26,12 @@ export function seconds(value) {
   if (value < 5400) return `${Math.round(value / 60)} min`;
   return `${(value / 3600).toFixed(1)} h`;
 }
+
+/** The same, of what a person waits for. */
+export const duration = (value) => (value < 1 ? "under a second" : seconds(value));
+
+/** Tell people who do not see the page. */
+export const announce = (text) => { byId("announce").textContent = text; };
 
 export function bytes(value) {
   if (!Number.isFinite(value)) return "–";

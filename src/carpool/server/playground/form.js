@@ -1,20 +1,13 @@
 // The form of a drawing, made from what `GET /v1/models` says of the model.
 
+import { clearErrors, problems, showErrors } from "./checks.js";
 import { byId, el, plural } from "./dom.js";
+import { adapterField, anyField, field, seedField, sizeFields, slider, title } from "./fields.js";
 import { Pictures } from "./pictures.js";
 
-const TITLES = {
-  num_inference_steps: "Steps", guidance_scale: "Guidance", true_cfg_scale: "True guidance",
-  negative_prompt: "Negative prompt", scheduler: "Sampler", num_frames: "Frames", fps: "Frames a second", strength: "Strength",
-  max_sequence_length: "Longest prompt, in tokens",
-};
-const HELP = {
-  guidance_scale: "how closely to follow the prompt", strength: "how much of the picture is drawn anew: 0 to 1",
-  sigmas: "a list of numbers", true_cfg_scale: "above 1: the negative prompt counts",
-};
-const PLACED = new Set(["prompt", "width", "height", "num_inference_steps", "guidance_scale", "num_frames",
+const PLACED = new Set(["prompt", "negative_prompt", "width", "height", "num_inference_steps", "guidance_scale", "num_frames",
   "strength", "image", "mask", "input_reference", "seed", "n"]);
-const SIDES = [["1:1", 1], ["4:3", 4 / 3], ["3:4", 3 / 4], ["16:9", 16 / 9], ["9:16", 9 / 16]];
+const DRAFT = "carpool-draft"; // in the session: it outlives a reload, and no tab
 
 const EXAMPLES = {
   shapes: ["a red circle on a blue background", "a yellow star on a black background", "a green ring on a white background"],
@@ -23,17 +16,6 @@ const EXAMPLES = {
 const ANY = ["a lighthouse on a cliff at dusk", "a fox in the snow, photograph", "a bowl of oranges, oil painting"];
 const ANY_CLIPS = ["waves breaking on a rocky shore", "a paper boat drifting down a stream"];
 
-const title = (name) => TITLES[name] || (name[0].toUpperCase() + name.slice(1)).replaceAll("_", " ");
-
-/** One field with its label and the place of its error. */
-function field(name, input, label = title(name), help = "") {
-  input.id = `f-${name}`;
-  input.name = name;
-  input.setAttribute("aria-describedby", `e-${name}`);
-  return el("div", { "data-field": name }, el("label", { for: input.id }, label), input,
-    help && el("p.muted", {}, help), el("p.error", { id: `e-${name}`, role: "alert" }));
-}
-
 export class Form {
   /**
    * @param root the form's element
@@ -41,9 +23,9 @@ export class Form {
    * @param onChange is called after every change
    */
   constructor(root, onDraw, onChange) {
-    Object.assign(this, { root, onDraw, onChange, entry: null, parameters: {} });
+    Object.assign(this, { root, onDraw, onChange, entry: null, parameters: {}, lastSeed: undefined });
     root.addEventListener("submit", (event) => { event.preventDefault(); this.draw(); });
-    root.addEventListener("input", () => onChange());
+    root.addEventListener("input", () => { this.changed(); onChange(); });
     root.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.draw(); }
     });
@@ -64,37 +46,62 @@ export class Form {
     if (has("prompt")) {
       const text = el("textarea", { rows: 3, placeholder: `What shall it show? Such as: ${this.examples[0]}`, spellcheck: true });
       const lines = el("label.inline.muted", {}, el("input", { type: "checkbox", id: "f-lines" }), "each line is a prompt of its own");
-      parts.push(el("div", {}, field("prompt", text, "Prompt"), lines));
+      parts.push(el("div", {}, field("prompt", text, "Prompt"), lines), this.#negative(has("negative_prompt")));
     }
-    parts.push(el("p.error", { id: "e-", role: "alert" }));
-    parts.push(el("div.draw-row", {},
-      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : "Draw"),
-      el("p.muted", { id: "estimate", role: "status" })));
     this.pictures = null;
     if (limits.pictures) {
       this.pictures = new Pictures(limits.pictures, has("mask"), () => { this.taskChanged(); this.onChange(); });
       parts.push(el("div", { "data-field": "image" }, this.pictures.node, el("p.error", { id: "e-image", role: "alert" }), el("p.error", { id: "e-mask", role: "alert" })));
     }
-    if (has("width") && has("height")) parts.push(this.#size(entry));
-    const pair = [];
-    if (has("num_inference_steps")) pair.push(this.#number("num_inference_steps", { min: 1, max: limits.num_inference_steps, step: 1 }));
-    if (has("guidance_scale")) pair.push(this.#number("guidance_scale", { step: "any" }));
-    if (has("num_frames") && this.isVideo) {
-      pair.push(this.#number("num_frames", { min: 1, max: limits.num_frames, step: 1 }));
-      pair.push(field("fps", el("input", { type: "number", min: 1, max: 240, step: "any", placeholder: "the model's own" }), title("fps")));
+    if (has("width") && has("height")) parts.push(sizeFields(entry, (sides) => { this.fill(sides); this.onChange(); }));
+    parts.push(...slider("num_inference_steps", this.parameters, limits), ...slider("guidance_scale", this.parameters, limits));
+    if (this.isVideo) {
+      parts.push(...slider("num_frames", this.parameters, limits));
+      if (has("num_frames")) parts.push(field("fps", el("input", { type: "number", min: 1, max: 240, step: "any", placeholder: "the model's own" })));
     }
-    if (has("strength")) pair.push(this.#number("strength", { min: 0, max: 1, step: "any" }));
-    pair.push(field("seed", el("input", { type: "text", inputMode: "numeric", placeholder: "a new one" }), "Seed, or several"));
-    if (!this.isVideo) pair.push(field("n", el("input", { type: "number", min: 1, max: limits.n || 10, step: 1, value: 1 }), "Pictures of each"));
-    parts.push(el("div.pair", {}, pair));
+    parts.push(...slider("strength", this.parameters, limits), seedField(() => this.lastSeed, () => this.onChange()));
+    if (!this.isVideo) parts.push(field("n", el("input", { type: "number", min: 1, max: limits.n || 10, step: 1, value: 1 })));
     if (entry.lora.length) parts.push(this.#adapters(entry.lora));
     const rest = entry.parameters.filter((one) => !PLACED.has(one.name) && one.kind !== "picture");
     if (rest.length) {
       parts.push(el("details", {}, el("summary", {}, `More settings (${rest.length})`),
-        el("div.fields", {}, rest.map((one) => this.#any(one)))));
+        el("div.fields", {}, rest.map((one) => anyField(one, entry.schedulers)))));
     }
-    this.root.replaceChildren(...parts);
+    this.root.replaceChildren(el("div.scrolling", { tabIndex: -1 }, parts), el("div.draw-row", {},
+      el("p.error", { id: "e-", role: "alert" }),
+      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : "Draw"),
+      el("button.quiet.to-form", { type: "button", onclick: () => byId("f-prompt")?.focus() }, "Prompt"),
+      el("p.muted", { id: "estimate", role: "status" })));
     this.taskChanged();
+  }
+
+  /** The negative prompt, greyed with the reason where it does nothing. */
+  #negative(isTaken) {
+    const text = el("textarea", { rows: 1, spellcheck: true });
+    const node = field("negative_prompt", text);
+    if (isTaken) { text.placeholder = "what it must not show"; } else {
+      text.disabled = true;
+      text.placeholder = "this model reads none";
+    }
+    node.append(el("p.muted", { id: "negative-why", hidden: true }));
+    return node;
+  }
+
+  /** Grey the negative prompt where the present guidance leaves it without effect. */
+  #guidanceChanged() {
+    const name = ["true_cfg_scale", "guidance_scale"].find((one) => one in this.parameters);
+    const text = byId("f-negative_prompt"), why = byId("negative-why");
+    if (!text || !name || !("negative_prompt" in this.parameters)) return;
+    const guidance = Number(byId(`f-${name}`)?.value || this.parameters[name].default || 0);
+    const isIdle = this.parameters[name].default !== null && guidance <= 1;
+    if (text.disabled === isIdle) return;
+    text.disabled = isIdle;
+    why.hidden = !isIdle;
+    why.replaceChildren(`Does nothing while ${title(name)} is ${guidance}. `, el("button.link", { type: "button", onclick: () => {
+      this.fill({ [name]: 4 });
+      this.onChange();
+      text.focus();
+    } }, `Set ${title(name)} to 4`));
   }
 
   /** Prompts for a stranger to begin with. */
@@ -121,56 +128,18 @@ export class Form {
       const known = this.parameters[node.dataset.field];
       if (known && known.kind !== "picture") node.hidden = !known.tasks.includes(task);
     }
-  }
-
-  #number(name, limits) {
-    const known = this.parameters[name];
-    const fallback = known.default === null ? "the model's own" : String(known.default);
-    return field(name, el("input", { type: "number", placeholder: fallback, ...limits }), title(name), "");
-  }
-
-  #size(entry) {
-    const multiple = entry.size_multiple_px || 1;
-    const [width, height] = (entry.default_size || "").split("x").map(Number);
-    const side = (name, value) => field(name, el("input", { type: "number", min: multiple, step: multiple, placeholder: value || "the model's own" }));
-    const chips = !width ? [] : SIDES.map(([label, ratio]) => {
-      const round = (px) => Math.max(multiple, Math.round(px / multiple) * multiple);
-      const [w, h] = [round(Math.sqrt(width * height * ratio)), round(Math.sqrt(width * height / ratio))];
-      return el("button.chip", { type: "button", title: `${w} x ${h}`, onclick: () => { this.fill({ width: w, height: h }); this.onChange(); } }, label);
-    });
-    return el("div", {}, el("div.pair", {}, side("width", width), side("height", height)),
-      el("div.chips", { role: "group", "aria-label": "Shapes" }, chips));
+    this.#guidanceChanged();
   }
 
   #adapters(names) {
     return el("fieldset", { "data-field": "lora" }, el("legend.label", {}, "Adapters"),
-      names.map((name) => this.#adapter(name)), el("p.error", { id: "e-lora", role: "alert" }));
-  }
-
-  #adapter(name) {
-    const on = el("input", { type: "checkbox", name: "lora", value: name });
-    const scale = el("input", { type: "number", step: 0.1, value: 1, "aria-label": `Scale of ${name}`, "data-scale": name });
-    return el("div.adapter", {}, el("label.inline", {}, on, name), scale);
-  }
-
-  #any(one) {
-    const fallback = one.default === null ? "" : String(one.default);
-    let input;
-    if (one.kind === "bool") {
-      input = el("select", {}, [["", `as the model has it${fallback && ` (${fallback})`}`], ["true", "yes"], ["false", "no"]].map(([value, text]) => el("option", { value }, text)));
-    } else if (one.name === "scheduler") {
-      input = el("select", {}, ["", ...this.entry.schedulers].map((value) => el("option", { value }, value || `the model's own (${fallback})`)));
-    } else if (one.kind === "int" || one.kind === "float") {
-      input = el("input", { type: "number", step: one.kind === "int" ? 1 : "any", placeholder: fallback || "the model's own" });
-    } else if (one.name.includes("prompt")) input = el("textarea", { rows: 2, placeholder: fallback });
-    else input = el("input", { type: "text", placeholder: fallback || (one.kind === "numbers" ? "[1, 0.5, ...]" : "") });
-    return field(one.name, input, title(one.name), HELP[one.name]);
+      names.map((name) => adapterField(name)), el("p.error", { id: "e-lora", role: "alert" }));
   }
 
   /** What a field says, in the type of its parameter; undefined where it says nothing. */
   #value(name) {
     const input = byId(`f-${name}`);
-    if (!input || input.closest("[hidden]") || input.value.trim() === "") return undefined;
+    if (!input || input.closest("[hidden]") || input.disabled || input.value.trim() === "") return undefined;
     const kind = this.parameters[name]?.kind, text = input.value.trim();
     if (kind === "bool") return text === "true";
     if (kind === "int" || kind === "float" || input.type === "number") return Number(text);
@@ -195,24 +164,16 @@ export class Form {
     return found;
   }
 
+  /** What is wrong with the form, as far as that is seen without the server. */
+  problems() { return problems(this.root, this.parameters); }
+
   /** The requests that the form asks for: one for every prompt and seed. */
   requests() {
-    this.clearErrors();
     const text = byId("f-prompt")?.value ?? "";
     const prompts = byId("f-lines")?.checked ? text.split("\n").filter((line) => line.trim()) : [text];
-    const said = byId("f-seed").value.trim();
-    const seeds = said ? said.split(/[\s,;]+/) : [undefined];
-    if (!seeds.every((one) => one === undefined || /^\d+$/.test(one))) {
-      this.showError({ param: "seed", message: "seeds are whole numbers, with commas between them" });
-      return [];
-    }
-    let settings;
-    try {
-      settings = this.settings();
-    } catch {
-      this.showError({ param: "", message: "a list of numbers looks like [1, 0.5]" });
-      return [];
-    }
+    const typed = byId("f-seed").value.trim();
+    const seeds = typed ? typed.split(/[\s,;]+/) : [undefined];
+    const settings = this.settings();
     const pictures = this.pictures ? this.pictures.urls() : { images: [], mask: null };
     const body = { model: this.entry.id, ...settings };
     let path = "v1/images/generations";
@@ -236,38 +197,65 @@ export class Form {
   }
 
   async draw() {
+    const wrong = this.problems();
+    if (wrong.length) { this.showErrors(wrong); return; }
+    clearErrors(this.root);
     const requests = this.requests();
-    if (!requests.length) return;
     const button = this.root.querySelector("button[type=submit]");
     button.disabled = true;
     try {
       await this.onDraw(requests);
     } catch (error) {
-      this.showError(error);
+      this.showErrors(error.all || [error]);
     } finally {
       button.disabled = false;
     }
   }
 
-  clearErrors() {
-    for (const node of this.root.querySelectorAll(".error")) node.textContent = "";
-    for (const node of this.root.querySelectorAll("[aria-invalid]")) node.removeAttribute("aria-invalid");
+  showErrors(errors, isQuiet = false) { showErrors(this.root, errors, isQuiet); }
+
+  /** What was typed and chosen, to be put back as it is. */
+  snapshot() {
+    const inputs = [...this.root.querySelectorAll("[id^=f-]:not([type=file])")].filter((input) => input.name !== "model");
+    return {
+      model: this.entry.id, values: Object.fromEntries(inputs.map((input) => [input.id, input.type === "checkbox" ? input.checked : input.value])),
+      lora: this.settings().lora || [], pictures: this.pictures?.items || [],
+    };
   }
 
-  /** Say what is wrong where it is wrong. */
-  showError(error, isQuiet = false) {
-    const also = { size: "width", images: "image", input_reference: "image", mask_image: "mask" };
-    const name = also[error.param] || error.param || "";
-    const place = byId(`e-${name}`) || byId("e-");
-    place.textContent = error.message;
-    const input = byId(`f-${name}`);
-    if (!input) return;
-    input.setAttribute("aria-invalid", "true");
-    if (isQuiet) return;
-    const folded = input.closest("details");
-    if (folded) folded.open = true;
-    input.focus();
+  bringBack({ model, values, lora, pictures }) {
+    if (model !== this.entry?.id) return;
+    for (const [id, value] of Object.entries(values)) {
+      const input = byId(id);
+      if (input?.type === "checkbox") input.checked = value;
+      else if (input) input.value = value;
+    }
+    this.#fillAdapters(lora);
+    this.pictures?.replace(pictures || []);
+    this.#followed();
+    this.onChange();
   }
+
+  keepDraft() {
+    const draft = this.snapshot();
+    for (const kept of [draft, { ...draft, pictures: [] }]) {
+      try { sessionStorage.setItem(DRAFT, JSON.stringify(kept)); return; } catch { /* pictures are too large for it */ }
+    }
+  }
+
+  /** The draft of this tab, if there is one. */
+  static draft() {
+    try { return JSON.parse(sessionStorage.getItem(DRAFT)); } catch { return null; }
+  }
+
+  /** Sliders, lock and greyed fields follow what stands in the fields. */
+  #followed() {
+    for (const input of this.root.querySelectorAll("[id^=f-]")) input.follow?.();
+    this.changed();
+  }
+
+  /** Is called after every change. */
+  changed() { this.#guidanceChanged(); }
 
   /** Put settings into the form: those of a job, or of a file. */
   fill(settings) {
@@ -281,17 +269,19 @@ export class Form {
       input.value = Array.isArray(value) ? JSON.stringify(value) : String(value);
     }
     if (settings.lora) this.#fillAdapters(settings.lora);
+    this.#followed();
   }
 
   /** The same, and whatever they do not say goes back to the model's own. */
   restore(settings) {
-    this.clearErrors();
+    clearErrors(this.root);
     for (const input of this.root.querySelectorAll("input[id^=f-], textarea, select")) {
       if (input.type === "checkbox") input.checked = false;
       else if (input.name !== "model") input.value = input.name === "n" ? 1 : "";
     }
     this.#fillAdapters([]);
     this.fill(settings);
+    clearErrors(this.root);
     this.onChange();
   }
 
@@ -300,7 +290,7 @@ export class Form {
     const boxes = () => [...this.root.querySelectorAll('input[name="lora"]')];
     const listed = new Set(boxes().map((box) => box.value));
     for (const name of Object.keys(scales).filter((one) => !listed.has(one))) {
-      byId("e-lora")?.before(this.#adapter(name)); // of one of two experts, or not here: the server says so
+      byId("e-lora")?.before(adapterField(name)); // of one of two experts, or not here: the server says so
     }
     for (const box of boxes()) {
       box.checked = box.value in scales;

@@ -8,7 +8,8 @@ export const isVideoFile = (name) => name.endsWith(".mp4");
 export class Jobs extends EventTarget {
   constructor() {
     super();
-    this.known = new Map(); // by id, the newest first once sorted
+    this.known = new Map(); // by id
+    this.hidden = new Map(); // deleted, but it can be taken back yet
     this.count = 0; // of those that were added
     this.last = null; // id of the oldest that was listed
     this.hasMore = false;
@@ -21,6 +22,7 @@ export class Jobs extends EventTarget {
 
   /** Take in what the server says of a job. */
   put(answer, extra = {}) {
+    if (this.hidden.has(answer.id)) return this.hidden.get(answer.id);
     const before = this.known.get(answer.id);
     const job = before || { previews: {}, urls: {}, step: 0, steps: 0, mine: false,
       order: answer.created_at * 1e6 + (extra.isListed ? -1 : 1) * (this.count += 1) };
@@ -66,7 +68,28 @@ export class Jobs extends EventTarget {
 
   async cancel(id) { return this.put(await post(`v1/jobs/${id}/cancel`, {})); }
 
-  async remove(id) { await del(`v1/jobs/${id}`); this.forget(id); }
+  /** Hide a job that is to be deleted. */
+  hide(id) {
+    const job = this.known.get(id);
+    this.known.delete(id);
+    this.hidden.set(id, job);
+    this.#tell(job, "removed");
+  }
+
+  bringBack(id) {
+    const job = this.hidden.get(id);
+    this.hidden.delete(id);
+    this.known.set(id, job);
+    this.#tell(job, "added");
+  }
+
+  /** Delete a hidden job. */
+  async remove(id) {
+    await del(`v1/jobs/${id}`);
+    const job = this.hidden.get(id);
+    this.hidden.delete(id);
+    for (const url of Object.values(job.urls)) URL.revokeObjectURL(await url);
+  }
 
   report(id) { return get(`v1/requests/${id}`); }
 

@@ -38,6 +38,7 @@ export class Lanes {
     const line = colour("line"), soft = colour("soft"), ink = colour("ink");
     if (!visible.length && !activity.running.length && !waiting.length) {
       this.hits = [];
+      if (height < 40) return; // the bar says it already
       context.fillStyle = soft; context.font = "13px system-ui, sans-serif";
       context.fillText("Nothing runs just now.", 4, Math.min(height / 2 + 4, 64));
       return;

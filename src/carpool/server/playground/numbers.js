@@ -48,7 +48,7 @@ export class Numbers {
     boxes.shared.textContent = means.count ? means.requests.toFixed(1) : "–";
     boxes.rows.textContent = means.count ? means.rows.toFixed(1) : "–";
     const text = running || waiting
-      ? `${plural(running, "request")} running, ${waiting} waiting; ${Math.round(means.shared * 100)} % of denoising forwards were shared in the last seconds.`
+      ? `${plural(running, "request")} running, ${waiting || "none"} waiting${means.shared ? `; ${Math.round(means.shared * 100)} % of the last seconds' steps shared` : ""}.`
       : "Nothing runs.";
     byId("lanes-text").textContent = text;
     byId("strip-text").textContent = running || waiting ? text : "Each block is one forward; a block over several lanes is shared.";

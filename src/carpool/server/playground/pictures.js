@@ -67,6 +67,13 @@ export class Pictures {
     await this.#show();
   }
 
+  /** Have these, and no others. */
+  async replace(items) {
+    if (items.length === this.items.length && items.every((item, i) => item.url === this.items[i].url)) return;
+    this.items = [...items];
+    await this.#show();
+  }
+
   async #show() {
     this.thumbs.replaceChildren(...this.items.map((one, i) => el("div.thumb", {},
       el("img", { src: one.url, alt: one.name }),
