@@ -25,7 +25,7 @@ def drive() -> Iterator[Drive]:
 def held(drive: Drive) -> list[Callable[[], Any]]:
     """Work for the other thread, which does it when the test says so."""
     work: list[Callable[[], Any]] = []
-    drive.engine._off_loop.host = work.append
+    drive.engine.parts.off_loop.host = work.append
     return work
 
 

@@ -12,14 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from carpool.engine.containment import Stages, TurnStage
+from carpool.engine.containment import TurnStage
 from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Journal, Mismatch
-from carpool.engine.model.load import LoadedPipeline
-from carpool.engine.observe.stats import Stats
+from carpool.engine.parts import EngineParts
 from carpool.engine.request import RequestState
 from carpool.engine.step_cache import StepCache
-from carpool.types import Clock
 
 MAX_REPLAYS = 64  # kept until the next report
 _FAILED = object()
@@ -62,24 +60,12 @@ class JournalReplay:
 
 
 class AnswerList:
-    """Makes the sources of all requests, and asks them. For the engine's thread.
+    """Makes the sources of all requests, and asks them. For the engine's thread."""
 
-    Args:
-        lora: the identity of an adapter, by its name.
-        threshold: of the step cache, for requests without their own; None or 0: no cache.
-    """
-
-    def __init__(
-        self,
-        loaded: LoadedPipeline,
-        lora: Callable[[str], bytes],
-        threshold: float | None,
-        stages: Stages,
-        stats: Stats,
-        clock: Clock,
-    ) -> None:
-        self._identity, self._threshold = Identity(loaded, lora), threshold
-        self._stages, self._stats, self._clock = stages, stats, clock
+    def __init__(self, parts: EngineParts) -> None:
+        self._identity = Identity(parts.loaded, parts.adapters.identity)
+        self._threshold = parts.settings.step_cache  # default of requests; None or 0: no cache
+        self._stages, self._stats, self._clock = parts.stages, parts.stats, parts.clock
         self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (
             self._step_cache, self._journal,
         )  # fmt: skip

@@ -6,18 +6,10 @@ For the thread that watches the engine's.
 """
 
 from collections.abc import Callable
-from functools import partial
 
-from carpool.engine.containment import Stages
-from carpool.engine.delivery import OffLoop, deliver
-from carpool.engine.model.load import LoadedPipeline
-from carpool.engine.model.settings_used import SettingsUsed
-from carpool.engine.observe.timeline import TimelineStore
-from carpool.engine.queue import RequestQueue
+from carpool.engine.parts import EngineParts
 from carpool.engine.request import RequestState
 from carpool.errors import CarpoolError
-from carpool.settings.engine import EngineSettings
-from carpool.types import Clock
 
 
 class EarlyAnswers:
@@ -27,23 +19,8 @@ class EarlyAnswers:
         running: gives the requests that have begun.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedPipeline,
-        settings: EngineSettings,
-        clock: Clock,
-        queue: RequestQueue,
-        running: Callable[[], list[RequestState]],
-        off_loop: OffLoop,
-        timelines: TimelineStore,
-        stages: Stages,
-    ) -> None:
-        self._clock, self._queue, self._running = clock, queue, running
-        self._timelines, self._stages = timelines, stages
-        used = SettingsUsed(loaded, settings)
-        self._deliver = partial(
-            deliver, device=loaded.device, settings=used, off_loop=off_loop.finish, stages=stages
-        )
+    def __init__(self, parts: EngineParts, running: Callable[[], list[RequestState]]) -> None:
+        self._parts, self._queue, self._running = parts, parts.queue, running
 
     def due(self) -> None:
         """Answer the requests that were cancelled or have timed out."""
@@ -60,12 +37,13 @@ class EarlyAnswers:
             self._answer(state, error, is_queued=False)
 
     def _answer(self, state: RequestState, error: CarpoolError, *, is_queued: bool) -> None:
-        now_s = self._clock()
+        parts, now_s = self._parts, self._parts.clock()
         if is_queued:
             state.status = "finished"
         else:  # it is the engine's to end, if that ever goes on
             self._queue.cancel(state.request_id, error)
         if state.is_answered:
             return
-        self._stages.contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
-        self._deliver(state, None, error, now_s)
+        end = parts.timelines.end
+        parts.stages.contain("timeline", None, end, state.timeline, error, now_s)
+        parts.deliver(state, None, error, now_s)

@@ -78,6 +78,9 @@ class WidthLimits:
 RunCalls = Callable[[Sequence[Any]], list[Any]]
 """Makes one forward of calls of one key, each of them `Ready`: their answers, in order."""
 
+Wrapper = Callable[[RunCalls], RunCalls]
+"""Stands around a forward: gives a function that does the same, and something beside."""
+
 T = TypeVar("T", bound=Ready)
 
 
@@ -86,9 +89,6 @@ def execute(
     run: Callable[[Sequence[T]], list[Any]],
     widths: WidthLimits,
     free: Callable[[], None],
-    *,
-    in_tiles: Callable[[T], list[Any] | None] = lambda call: None,
-    is_second_try: bool = False,
 ) -> list[Any]:
     """Answers, or `Failure`s, for calls of one key, in order.
 
@@ -97,8 +97,6 @@ def execute(
         run: makes one forward of them.
         widths: learns from forwards that ran out of memory.
         free: gives cached device memory back before another try.
-        in_tiles: runs a single call that does not fit in tiles; None where it cannot.
-        is_second_try: a single call, that ran out of memory before what was cached was freed.
     """
     rows = sum([call.rows for call in ready])
     try:
@@ -118,18 +116,12 @@ def execute(
     if is_memory:
         free()
         if len(ready) == 1:
-            if not is_second_try:
-                return execute(ready, run, widths, free, in_tiles=in_tiles, is_second_try=True)
-            try:
-                tiled = in_tiles(ready[0])
-            except torch.OutOfMemoryError as error:
-                tiled, failure = None, text_of(error)
-            return tiled or [Failure(_does_not_fit(ready[0], failure))]
+            return [Failure(_does_not_fit(ready[0], failure))]
         widths.too_wide(ready[0].key, rows)
     half = len(ready) // 2
     answers = [
-        *execute(ready[:half], run, widths, free, in_tiles=in_tiles),
-        *execute(ready[half:], run, widths, free, in_tiles=in_tiles),
+        *execute(ready[:half], run, widths, free),
+        *execute(ready[half:], run, widths, free),
     ]
     if not is_memory and not any(isinstance(answer, Failure) for answer in answers):
         widths.refused(ready[0].key, rows)

@@ -6,7 +6,6 @@ called from any thread.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,28 +18,21 @@ import torch
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.registry import AdapterRegistry
-from carpool.engine.containment import UNCONTAINED, EngineLost, Stages
+from carpool.engine.containment import UNCONTAINED, EngineLost
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.deadlock import DeadlockWatch
-from carpool.engine.delivery import OffLoop, RunOffLoop
+from carpool.engine.delivery import RunOffLoop
 from carpool.engine.early_answers import EarlyAnswers
-from carpool.engine.execute import RunCalls
-from carpool.engine.faults import Faults
-from carpool.engine.installation import Installation
+from carpool.engine.execute import Wrapper
 from carpool.engine.journal import Journal
 from carpool.engine.model.load import LoadedPipeline
-from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.forward import ForwardObserver
 from carpool.engine.observe.load_report import LoadReport, SeenReplay
-from carpool.engine.observe.loop_progress import LoopProgress
-from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.timeline import TimelineStore
-from carpool.engine.queue import RequestQueue
+from carpool.engine.parts import EngineParts
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
-from carpool.engine.sweep import Sweeps
 from carpool.engine.watched_engine import WatchedEngine
 from carpool.errors import Cancelled, CarpoolError, WorkerLost, named
 from carpool.request.adapter_names import AdapterInfo
@@ -62,7 +54,7 @@ class EngineCore:
         observers: called after every forward, besides the engine's own.
         table: learned costs, kept in a file.
         policy: default: that of the settings' batching mode.
-        around: wraps the function that runs the forwards that answer requests.
+        around: of its owner, around the forwards that answer requests; see `wrappers.py`.
         is_restart: an engine like it ran before: adapters that cannot be read any more are refused
             to the requests that name them, and end nothing.
         deadlock: the line at which an engine like it stood still: all requests ride privately.
@@ -78,7 +70,7 @@ class EngineCore:
         observers: Sequence[ForwardObserver] = (),
         table: StoredCosts | None = None,
         policy: Policy | None = None,
-        around: Callable[[RunCalls], RunCalls] = lambda run: run,
+        around: Wrapper = lambda run: run,
         is_restart: bool = False,
         deadlock: str = "",
     ) -> None:
@@ -86,20 +78,16 @@ class EngineCore:
         self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
         self.at_deadlock: Callable[[str], None] = lambda place: None  # from the watch's thread
         self.is_stuck, self._end = False, threading.Event()  # its thread never goes on
-        self.heartbeat, self._stats = LoopProgress(clock), Stats(clock)
-        faults = Faults.from_environment(os.environ)
-        self.stages = stages = Stages(faults)
-        self.contain = stages.contain
-        self._timelines, self._failed_turns = TimelineStore(), 0
-        self._queue = RequestQueue(settings.max_queue, clock, self._timelines)
-        is_exact = settings.numerics == "exact"
-        self._installation = Installation(loaded, self.heartbeat, is_exact=is_exact)
-        adapters = self._installation.adapters
-        watch, streamer = Stopwatch(loaded.device), loaded.streamer
-        sweeps = Sweeps(streamer, adapters, clock, watch) if streamer is not None else None
-        self.scheduler = Scheduler(
-            loaded, settings, self._queue, clock, table, policy, watch, sweeps, stages
+        self.parts = parts = EngineParts.of(loaded, settings, clock, off_loop)
+        self.stages, self.heartbeat, self._stats = parts.stages, parts.heartbeat, parts.stats
+        self.contain, self._timelines, self._queue = (
+            parts.stages.contain,
+            parts.timelines,
+            parts.queue,
         )
+        self._queue, self._installation, self._failed_turns = parts.queue, parts.installation, 0
+        adapters = parts.adapters
+        self.scheduler = Scheduler(parts, table, policy)
         self._observers: list[ForwardObserver] = [
             self.scheduler.forward, self._stats.forward, self._timelines.forward, *observers
         ]  # fmt: skip
@@ -110,21 +98,11 @@ class EngineCore:
         for problem in self.reload():
             log.warning("%s", problem)
         kept = table.path.with_suffix(".fusing.json") if table else None
-        self.runner = ModelRunner(
-            loaded, settings, adapters, self._installation.interception, self.scheduler,
-            self.heartbeat, sweeps, clock, self._observers, around, stages, faults, verdicts=kept,
-        )  # fmt: skip
-        self._off_loop = OffLoop(off_loop)
-        self.running = RunningRequests(
-            loaded, settings, clock, self._queue, self._installation, self.runner.describer,
-            self.scheduler.admission, self._off_loop, self.heartbeat, self._stats, self._timelines,
-            stages,
-        )  # fmt: skip
+        self.runner = ModelRunner(parts, self.scheduler, self._observers, around, kept)
+        admission, describer = self.scheduler.admission, self.runner.describer
+        self.running = RunningRequests(parts, describer, admission)
         self.running.rides.deadlock = deadlock
-        self._answers = EarlyAnswers(
-            loaded, settings, clock, self._queue, lambda: self.running.states, self._off_loop,
-            self._timelines, stages,
-        )  # fmt: skip
+        self._answers = EarlyAnswers(parts, lambda: self.running.states)
 
     # From any thread
 
@@ -356,7 +334,7 @@ class EngineCore:
             self._installation.remove()
         self.scheduler.close()
         self.stages.contain("learn", None, self.runner.probation.keep)
-        self._off_loop.close()
+        self.parts.off_loop.close()
 
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""

@@ -1,37 +1,30 @@
-"""Run chosen calls on the device: one forward or one sweep, adapters applied, observers told.
+"""Run chosen calls on the device: one forward or one sweep, observers told.
 
 How calls are described, proven to fuse, and joined is put together here (`describe.py`,
-`probation`, `fuse.py`). What does not fit the device's memory is split, or runs in tiles; what a
-forward raises becomes the failure of the calls that cause it (`execute.py`). Which calls run is not
-decided here.
+`probation`, `fuse.py`); what stands around a forward, in `wrappers.py`. What a forward raises
+becomes the failure of the calls that cause it (`execute.py`). Which calls run is not decided here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from carpool.config import EngineSettings
-from carpool.engine.adapters.hooks import Adapters
-from carpool.engine.containment import UNCONTAINED, Stages
+from carpool.engine.containment import UNCONTAINED
 from carpool.engine.describe import Describer
-from carpool.engine.draws import Draws
-from carpool.engine.execute import Failure, RunCalls, execute
-from carpool.engine.faults import Faults
+from carpool.engine.execute import Failure, RunCalls, Wrapper, execute
 from carpool.engine.fuse import Fuser
-from carpool.engine.intercept import Call, Inside, Interception
-from carpool.engine.model.load import LoadedPipeline, versions
-from carpool.engine.model.tiling import can_tile, tiles
+from carpool.engine.intercept import Call, Inside
+from carpool.engine.model.load import versions
 from carpool.engine.numerics import Exact
 from carpool.engine.observe.forward import ForwardObserver, forward_of
-from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import memory
+from carpool.engine.parts import EngineParts
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.request import RequestState
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.specs.infer import reads_caches
-from carpool.engine.sweep import Sweeps
-from carpool.types import Clock
+from carpool.engine.wrappers import wrappers
 
 
 class ModelRunner:
@@ -43,33 +36,25 @@ class ModelRunner:
         fuser: makes one forward of several calls.
 
     Args:
-        sweeps: of a model whose weights are streamed.
         observers: called after every forward that answers requests.
-        around: wraps the function that runs those forwards.
+        around: of the engine's owner; see `wrappers.py`.
         verdicts: file in which is kept how calls fuse.
     """
 
     def __init__(
         self,
-        loaded: LoadedPipeline,
-        settings: EngineSettings,
-        adapters: Adapters,
-        interception: Interception,
+        parts: EngineParts,
         scheduler: Scheduler,
-        heartbeat: LoopProgress,
-        sweeps: Sweeps | None,
-        clock: Clock,
         observers: Sequence[ForwardObserver],
-        around: Callable[[RunCalls], RunCalls],
-        stages: Stages,
-        faults: Faults | None,
-        *,
+        around: Wrapper,
         verdicts: Path | None,
     ) -> None:
-        self._loaded, self._device = loaded, loaded.device
-        self._clock, self._heartbeat = clock, heartbeat
-        self._adapters, self._interception = adapters, interception
-        self._scheduler, self._sweeps, self._stages = scheduler, sweeps, stages
+        loaded, settings = parts.loaded, parts.settings
+        self._loaded, self._device, self._stages = loaded, loaded.device, parts.stages
+        self._clock, self._heartbeat, self._watch = parts.clock, parts.heartbeat, parts.watch
+        self._adapters, self._interception = parts.adapters, parts.installation.interception
+        self._scheduler, self._sweeps = scheduler, parts.sweeps
+        self._forward_clock = parts.clock if parts.sweeps is None else parts.sweeps.clock
         self.fuser = Fuser(is_exact=settings.numerics == "exact")
         self.probation = Probation(
             self.fuser,
@@ -80,10 +65,12 @@ class ModelRunner:
         is_grouped = settings.lora_batching == "grouped"
         self.describer = Describer(self.fuser, self.probation, is_grouped_by_lora=is_grouped)
         self._observers = observers
-        run = Draws(loaded.device.torch).around(self._run)
-        if faults is not None:
-            run = faults.around(run, is_exact=self.fuser.is_exact)
-        self._run_forward = self.probation.around(around(run), self._run_to_compare)
+        self._run_forward: RunCalls = self._launch
+        chain = wrappers(
+            parts, self.probation, self._run_to_compare, around, self._observed, self._free_memory
+        )
+        for wrap in reversed(chain):
+            self._run_forward = wrap(self._run_forward)
 
     def execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
         """Run each selection as one forward; their calls' answers, or `Failure`s, in order.
@@ -104,10 +91,9 @@ class ModelRunner:
         run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
         if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
             [selected] = selections
-            return execute(selected, run, widths, free, in_tiles=self._run_in_tiles)
-        return self._sweeps.execute(
-            selections, run, widths, free, self.probation.is_trusted, in_tiles=self._run_in_tiles
-        )
+            return execute(selected, run, widths, free)
+        is_trusted = self.probation.is_trusted
+        return self._sweeps.execute(selections, run, widths, free, is_trusted)
 
     def inside(self, state: RequestState) -> Inside:
         """Have a private ride run its call itself, inside of its fiber."""
@@ -137,55 +123,42 @@ class ModelRunner:
             "group": None if group is None else group.statistics(),
         }
 
-    def _run(self, states: Sequence[RequestState]) -> list[Any]:
-        """Run these calls as one forward, and tell the observers of it."""
-        calls, rows = [state.call for state in states], [state.rows for state in states]
-        self._interception.check()
-        self._scheduler.learning.watch.start()
-        expected_s = self._expected_s(rows)
-        self._heartbeat.beat(expected_s)
-        began_s = self._clock()
-        try:
-            with self._adapters.applied(calls, rows):
-                if self._sweeps is None:
-                    answers, spent_s = self._launch(calls, rows), self._clock() - began_s
-                else:
-                    answers, spent_s = self._sweeps.timed(self._launch, calls, rows)
-            if self._device.runs_ahead:
-                self._heartbeat.launched(expected_s)
-        except RuntimeError as error:
-            self._device.check(error)
-            raise
-        why = self._scheduler.why_not_wider(len(states))
-        forward = forward_of(states, began_s, began_s + spent_s, why)
-        for observe in self._observers:
-            self._stages.contain("observe", None, observe, forward, states=states)
-        return answers
+    def _observed(self, run: RunCalls) -> RunCalls:
+        """The same forward, which observers are told of."""
+
+        def observed(states: Sequence[RequestState]) -> list[Any]:
+            self._interception.check()
+            self._watch.start()
+            expected_s = self._expected_s([state.rows for state in states])
+            self._heartbeat.beat(expected_s)
+            began_s, spent_s = self._clock(), -self._forward_clock()
+            try:
+                answers = run(states)
+                spent_s += self._forward_clock()
+                if self._device.runs_ahead:
+                    self._heartbeat.launched(expected_s)
+            except RuntimeError as error:
+                self._device.check(error)
+                raise
+            why = self._scheduler.why_not_wider(len(states))
+            forward = forward_of(states, began_s, began_s + spent_s, why)
+            for observe in self._observers:
+                self._stages.contain("observe", None, observe, forward, states=states)
+            return answers
+
+        return observed
 
     def _expected_s(self, rows: Sequence[int]) -> float | None:
         return self._stages.contain("predict", None, self._scheduler.expected_s, rows)
 
-    def _launch(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
-        answers = self.fuser.run(calls, rows)
+    def _launch(self, states: Sequence[RequestState]) -> list[Any]:
+        answers = self.fuser.run([state.call for state in states], [s.rows for s in states])
         self._device.launched()
         return answers
 
     def _free_memory(self) -> None:
         self.fuser.forget()
         self._device.free()
-
-    def _run_in_tiles(self, state: RequestState) -> list[Any] | None:
-        """Run a call that does not fit; None if its module knows no tiles."""
-        target = state.call.target
-        if not can_tile(target.module):
-            return None
-        with tiles(target.module):
-            answers = self._run_forward([state])
-        state.warnings.append(
-            f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
-            "seams may show; a smaller size needs none"
-        )
-        return answers
 
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:
         """Run calls as one forward that answers no request: evidence of how they fuse."""

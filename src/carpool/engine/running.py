@@ -10,35 +10,27 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
 from carpool.engine.answers import AnswerList, StartOver
-from carpool.engine.containment import UNCONTAINED, EngineLost, RequestStage, Stages
-from carpool.engine.delivery import OffLoop, deliver
+from carpool.engine.containment import UNCONTAINED, EngineLost, RequestStage
 from carpool.engine.describe import Describer
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import Raised, Returned
 from carpool.engine.foreign_code import runs_foreign_code
-from carpool.engine.installation import Installation
 from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
-from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.samplers import exchanged
-from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.view import call, view
-from carpool.engine.observe.loop_progress import LoopProgress
-from carpool.engine.observe.stats import Stats
-from carpool.engine.observe.timeline import TimelineStore
+from carpool.engine.parts import EngineParts
 from carpool.engine.pipeline_errors import error_of, to_api_error
 from carpool.engine.private_ride import PrivateContext
-from carpool.engine.queue import RequestQueue
 from carpool.engine.request import FiberState, RequestState, RideContext
 from carpool.engine.ride_choice import RideChoice
 from carpool.engine.second_runs import SecondRuns
 from carpool.engine.tokenizers import HostCall, run_on_host
 from carpool.errors import CarpoolError, Released
-from carpool.types import Clock, Event
+from carpool.types import Event
 
 log = logging.getLogger("carpool")
 
@@ -48,33 +40,22 @@ class RunningRequests:
 
     def __init__(
         self,
-        loaded: LoadedPipeline,
-        settings: EngineSettings,
-        clock: Clock,
-        queue: RequestQueue,
-        installation: Installation,
+        parts: EngineParts,
         describer: Describer,
         admission: AdmissionControl,
-        off_loop: OffLoop,
-        heartbeat: LoopProgress,
-        stats: Stats,
-        timelines: TimelineStore,
-        stages: Stages,
     ) -> None:
-        self._loaded, self._clock, self._queue = loaded, clock, queue
-        self._isolation = installation.isolation
-        self._describer, self._off_loop = describer, off_loop
-        self._heartbeat, self._stats, self._timelines = heartbeat, stats, timelines
-        self._stages = stages
+        loaded, clock, stages = parts.loaded, parts.clock, parts.stages
+        self._loaded, self._clock, self._stages = loaded, clock, stages
+        self._isolation, self._adapters = parts.installation.isolation, parts.adapters
+        self._describer, self._queue, self._off_loop = describer, parts.queue, parts.off_loop
+        self._heartbeat, self._stats = parts.heartbeat, parts.stats
+        self._timelines, self._deliver_outcome = parts.timelines, parts.deliver
         self._previews = PreviewSender(
-            loaded.pipe, loaded.device, clock, off_loop.finish,
+            loaded.pipe, loaded.device, clock, parts.off_loop.finish,
             is_overloaded=lambda: admission.stage > 0, stages=stages,
         )  # fmt: skip
-        self._adapters = installation.adapters
-        lora = self._adapters.identity
-        self.answers = AnswerList(loaded, lora, settings.step_cache, stages, stats, clock)
-        self._settings = SettingsUsed(loaded, settings)
-        self.rides, self._second_runs = RideChoice(loaded, settings.isolation), SecondRuns()
+        self.answers = AnswerList(parts)
+        self.rides, self._second_runs = RideChoice(loaded, parts.settings.isolation), SecondRuns()
         self._states: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
         self._next: RequestState | None = None  # waits for the end of all others; none may start
@@ -379,7 +360,4 @@ class RunningRequests:
         contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
         if now_s > state.deadline_at_s:
             self._stats.late()
-        deliver(
-            state, output, error, now_s, self._loaded.device, self._settings, self._off_loop.finish,
-            self._stages,
-        )  # fmt: skip
+        self._deliver_outcome(state, output, error, now_s)

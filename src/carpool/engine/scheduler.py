@@ -11,20 +11,16 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from carpool.config import EngineSettings
 from carpool.engine.admission import AdmissionControl
-from carpool.engine.containment import Stages
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.learning import CostLearning
-from carpool.engine.model.load import LoadedPipeline
-from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.width_reason import width_reason
+from carpool.engine.parts import EngineParts
 from carpool.engine.prediction import Predictor, unpredicted_call, unpredicted_request
-from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
 from carpool.errors import CarpoolError, SettingRejected
@@ -34,7 +30,7 @@ from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
 from carpool.schedule.views import NO_KIND, Admission, Choice, ParkedCall, QueuedRequest
 from carpool.telemetry.activity import Snapshot
-from carpool.types import CheckedRequest, Clock, RequestSize
+from carpool.types import CheckedRequest, RequestSize
 
 log = logging.getLogger("carpool")
 
@@ -46,23 +42,17 @@ class Scheduler:
     """The engine's scheduling: for its thread only.
 
     Args:
-        watch: times forwards on the device.
-        sweeps: of a model whose weights are streamed.
+        policy: default: that of the settings' batching mode.
     """
 
     def __init__(
         self,
-        loaded: LoadedPipeline,
-        settings: EngineSettings,
-        queue: RequestQueue,
-        clock: Clock,
+        parts: EngineParts,
         table: StoredCosts | None,
         policy: Policy | None,
-        watch: Stopwatch,
-        sweeps: Sweeps | None,
-        stages: Stages,
     ) -> None:
-        self._sweeps, self._streamer, self._stages = sweeps, loaded.streamer, stages
+        loaded, settings, queue, clock = parts.loaded, parts.settings, parts.queue, parts.clock
+        self._sweeps, self._streamer, self._stages = parts.sweeps, loaded.streamer, parts.stages
         self._settings, self._queue, self._clock = settings, queue, clock
         self._table, self._kept_s = table, clock()
         self.costs = table.costs if table else Costs()
@@ -79,7 +69,7 @@ class Scheduler:
         self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
         self.admission = AdmissionControl(queue, settings, self._predictor, clock)
         self.learning = CostLearning(
-            self.costs, self.admission, self._predictor, watch,
+            self.costs, self.admission, self._predictor, parts.watch,
             runs_ahead=loaded.device.runs_ahead, streams=self._streamer is not None,
         )  # fmt: skip
         self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`

@@ -21,7 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 from carpool.engine import random_state
 from carpool.engine.adapters.hooks import Adapters
-from carpool.engine.execute import Ready, WidthLimits, execute
+from carpool.engine.execute import Ready, RunCalls, WidthLimits, execute
 from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
 from carpool.engine.intercept import Call, Target
 from carpool.engine.model.stopwatch import Laps, Stopwatch
@@ -138,8 +138,6 @@ class Sweeps:
         widths: WidthLimits,
         free: Callable[[], None],
         is_settled: Callable[[Sequence[R]], bool],
-        *,
-        in_tiles: Callable[[R], list[Any] | None] = lambda one: None,
     ) -> list[Any]:
         """Answers, or `Failure`s, of the calls of these forwards, in order; one sweep for all.
 
@@ -151,16 +149,15 @@ class Sweeps:
             widths: learns from forwards that ran out of memory.
             free: gives cached device memory back before another try.
             is_settled: whether the forward of these calls needs no proof.
-            in_tiles: runs a call that does not fit in another way; see `execute.execute`.
         """
         answers: dict[int, list[Any]] = {}
         together: dict[int, Callable[[], list[Any]]] = {}
         for number, ready in enumerate(selections):
             if ready[0].call.target.is_exclusive or not is_settled(ready):
-                answers[number] = execute(ready, run, widths, free, in_tiles=in_tiles)
+                answers[number] = execute(ready, run, widths, free)
             else:
                 last = partial(_free_last, free)
-                together[number] = partial(execute, ready, run, widths, last, in_tiles=in_tiles)
+                together[number] = partial(execute, ready, run, widths, last)
         if together:
             first = selections[next(iter(together))][0].call
             look = self._looking(first) if len(together) == 1 else None
@@ -170,16 +167,18 @@ class Sweeps:
                 self._note(first, look)
         return [answer for number in range(len(selections)) for answer in answers[number]]
 
-    def timed(
-        self, run: Callable[..., T], calls: Sequence[Call], rows: Sequence[int]
-    ) -> tuple[T, float]:
-        """Run a forward; its answer, and its seconds without those in which others ran."""
-        context = self._running
-        began_s = self._clock() if context is None else context.spent_s
-        with self._streamer.watching(calls[0].target.component):
-            answers = run(calls, rows)
-        ended_s = self._clock() if context is None else context.spent_s
-        return answers, ended_s - began_s
+    def around(self, run: RunCalls) -> RunCalls:
+        """The same forward, whose weights are streamed."""
+
+        def streaming(ready: Sequence[Ready]) -> list[Any]:
+            with self._streamer.watching(ready[0].call.target.component):
+                return run(ready)
+
+        return streaming
+
+    def clock(self) -> float:
+        """A clock that stands still for the running forward while others of its sweep run."""
+        return self._clock() if self._running is None else self._running.spent_s
 
     def run(
         self, forwards: Sequence[Callable[[], T]], look: Callable[[], object] = lambda: None

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from carpool.engine.adapters.parts import Part
 from carpool.engine.adapters.reader import AdapterParts, AdapterReader, Reading
+from carpool.engine.execute import Ready, RunCalls
 from carpool.engine.intercept import Call, is_compiled
 from carpool.engine.weights.sample import sample
 from carpool.errors import InvalidValue, LoraRejected
@@ -245,6 +246,16 @@ class Adapters:
     def identity(self, name: str) -> bytes:
         """A digest of some values of an adapter: another file by its name has another."""
         return self._identities.get(name, b"")
+
+    def around(self, run: RunCalls) -> RunCalls:
+        """The same forward, with the adapters of its calls."""
+
+        def adapted(ready: Sequence[Ready]) -> list[Any]:
+            calls = [member.call for member in ready]
+            with self.applied(calls, [member.rows for member in ready]):
+                return run(ready)
+
+        return adapted
 
     def applied(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, apply the adapters of each."""

@@ -1,0 +1,81 @@
+"""The parts of one engine that its rooms share, made once."""
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self
+
+from carpool.config import EngineSettings
+from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.containment import Stages
+from carpool.engine.delivery import OffLoop, RunOffLoop, deliver
+from carpool.engine.faults import Faults
+from carpool.engine.installation import Installation
+from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.settings_used import SettingsUsed
+from carpool.engine.model.stopwatch import Stopwatch
+from carpool.engine.observe.loop_progress import LoopProgress
+from carpool.engine.observe.stats import Stats
+from carpool.engine.observe.timeline import TimelineStore
+from carpool.engine.queue import RequestQueue
+from carpool.engine.request import RequestState
+from carpool.engine.sweep import Sweeps
+from carpool.types import Clock
+
+
+class Deliver(Protocol):
+    """Gives a finished request's outcome to its listener: see `delivery.deliver`."""
+
+    def __call__(
+        self, state: RequestState, output: Any, error: Exception | None, now_s: float
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """One engine's model, settings, clock, and what its rooms report to."""
+
+    loaded: LoadedPipeline
+    settings: EngineSettings
+    clock: Clock
+    faults: Faults | None  # that are switched on
+    stages: Stages
+    heartbeat: LoopProgress
+    stats: Stats
+    timelines: TimelineStore
+    queue: RequestQueue
+    installation: Installation
+    watch: Stopwatch  # times forwards on the device
+    sweeps: Sweeps | None  # of a model whose weights are streamed
+    off_loop: OffLoop
+    deliver: Deliver
+
+    @property
+    def adapters(self) -> Adapters:
+        return self.installation.adapters
+
+    @classmethod
+    def of(
+        cls,
+        loaded: LoadedPipeline,
+        settings: EngineSettings,
+        clock: Clock,
+        run_off_loop: RunOffLoop | None,
+    ) -> Self:
+        """The parts of a new engine."""
+        faults = Faults.from_environment(os.environ)
+        stages, heartbeat, timelines = Stages(faults), LoopProgress(clock), TimelineStore()
+        is_exact = settings.numerics == "exact"
+        installation = Installation(loaded, heartbeat, is_exact=is_exact)
+        watch, streamer, off_loop = Stopwatch(loaded.device), loaded.streamer, OffLoop(run_off_loop)
+        adapters = installation.adapters
+        sweeps = None if streamer is None else Sweeps(streamer, adapters, clock, watch)
+        queue = RequestQueue(settings.max_queue, clock, timelines)
+        deliver_here = partial(
+            deliver, device=loaded.device, settings=SettingsUsed(loaded, settings),
+            off_loop=off_loop.finish, stages=stages,
+        )  # fmt: skip
+        return cls(
+            loaded, settings, clock, faults, stages, heartbeat, Stats(clock), timelines, queue,
+            installation, watch, sweeps, off_loop, deliver_here,
+        )  # fmt: skip

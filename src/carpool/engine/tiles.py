@@ -1,0 +1,60 @@
+"""Calls that do not fit the device's memory: again when it is free, then in tiles.
+
+A forward of several calls is cut in two instead: see `execute.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from carpool.engine.execute import RunCalls
+from carpool.engine.model.tiling import can_tile, tiles
+from carpool.engine.request import RequestState
+from carpool.engine.sweep import wait_for_others
+
+
+class Tiles:
+    """Runs the calls of one engine that do not fit.
+
+    Args:
+        free: gives cached device memory back before another try.
+    """
+
+    def __init__(self, free: Callable[[], None]) -> None:
+        self._free = free
+
+    def around(self, run: RunCalls) -> RunCalls:
+        """The same forward, with two more tries for a single call that runs out of memory."""
+
+        def fitting(states: Sequence[RequestState]) -> list[Any]:
+            try:
+                return run(states)
+            except torch.OutOfMemoryError:
+                if len(states) > 1:
+                    raise
+            # Out of the `except`, so that the traceback no longer holds the forward's activations.
+            self._free_last()
+            try:
+                return run(states)
+            except torch.OutOfMemoryError:
+                if not can_tile(states[0].call.target.module):
+                    raise
+            self._free_last()
+            return self._in_tiles(run, states[0])
+
+        return fitting
+
+    def _in_tiles(self, run: RunCalls, state: RequestState) -> list[Any]:
+        target = state.call.target
+        with tiles(target.module):
+            answers = run([state])
+        state.warnings.append(
+            f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
+            "seams may show; a smaller size needs none"
+        )
+        return answers
+
+    def _free_last(self) -> None:
+        wait_for_others()
+        self._free()

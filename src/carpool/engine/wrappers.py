@@ -1,0 +1,59 @@
+"""What stands around a forward that answers requests: one list of wrappers, in one order.
+
+`execute` runs the outermost one, and cuts what raises in two. A wrapper takes the function that
+makes a forward of parked calls and gives one that does the same, and something beside:
+
+1. tiles: a call that does not fit the memory runs again, then in tiles (`tiles.py`);
+2. probation: calls whose fusing is not proven run apart, and then together (`probation/`);
+3. the wrapper of the engine's owner;
+4. faults on purpose (`faults.py`);
+5. draws: each call's random numbers are its own request's (`draws.py`);
+6. observation: the heartbeat, the stopwatch, and the observers (`model_runner.py`);
+7. adapters of its rows (`adapters/hooks.py`);
+8. sweep: streamed weights are loaded, and other forwards run meanwhile (`sweep.py`);
+9. the device, which is told of the launch.
+
+Inside of them the fuser joins the calls. A group stands around the module's own `forward`
+(`group/leader.py`): whatever runs that, a comparison in probation too, runs it in all ranks.
+"""
+
+from collections.abc import Callable
+
+from carpool.engine.draws import Draws
+from carpool.engine.execute import Wrapper
+from carpool.engine.parts import EngineParts
+from carpool.engine.probation.guesses import Fused
+from carpool.engine.probation.probation import Probation
+from carpool.engine.tiles import Tiles
+
+
+def wrappers(
+    parts: EngineParts,
+    probation: Probation,
+    fused: Fused,
+    own: Wrapper,
+    observe: Wrapper,
+    free: Callable[[], None],
+) -> list[Wrapper]:
+    """The wrappers of one engine, the outermost first.
+
+    Args:
+        fused: makes a forward to compare with, for probation.
+        own: of the engine's owner.
+        observe: the model runner's.
+        free: gives cached device memory back.
+    """
+    chain: list[Wrapper] = [
+        Tiles(free).around,
+        lambda run: probation.around(run, fused),
+        own,
+        Draws(parts.loaded.device.torch).around,
+        observe,
+        parts.adapters.around,
+    ]
+    if parts.faults is not None:
+        faults, is_exact = parts.faults, parts.settings.numerics == "exact"
+        chain.insert(3, lambda run: faults.around(run, is_exact=is_exact))
+    if parts.sweeps is not None:
+        chain.append(parts.sweeps.around)
+    return chain
