@@ -21,7 +21,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(browser: Any) -> Iterator[Server]:
+    """Serves the embedded model, and has drawn something already."""
     with serving(model="shapes") as server:
+        with server.client() as client:
+            body = {"prompt": "a grey ring", "background_job": True, "num_inference_steps": 4}
+            client.post("/v1/images/generations", json=body)
         yield server
 
 
@@ -384,3 +388,43 @@ def test_the_gallery_has_what_the_api_made_and_is_searched_starred_and_chosen_fr
 def client_text(server: Server) -> str:
     with server.client() as client:
         return str(client.get("/v1/jobs").text)
+
+
+# The page of the HTTP API
+
+
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_a_route_is_tried_on_the_page_of_the_api_and_axe_finds_nothing(
+    browser: Any, server: Server, scheme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    with tab(browser, server.url + "/docs", color_scheme=scheme) as docs:
+        page = docs.page
+        assert server.url in page.locator("pre.curl").first.inner_text()
+        drawing = page.locator('.try[data-path="/v1/images/generations"]')
+        drawing.locator("summary").click()
+        drawing.get_by_role("button", name="Send").click()
+        drawing.get_by_text("200 after").wait_for()
+        drawing.locator("img").wait_for()
+        events = page.locator('.try[data-path="/v1/events"]')
+        events.locator("summary").click()
+        events.get_by_role("button", name="Send").click()
+        events.get_by_text("event: status").wait_for()
+        events.get_by_role("button", name="Stop").click()
+        events.get_by_text("Stopped.").wait_for()
+        violations = Axe().run(page).response["violations"]
+
+    assert [(v["id"], [n["html"][:90] for n in v["nodes"]][:4]) for v in violations] == []
+
+
+def test_a_reference_picture_outlives_a_reload_too(laptop: Tab) -> None:
+    page = laptop.page
+    page.locator("#current .card-open img").wait_for()
+    laptop.choose("Draw with it")
+    page.locator(".thumb img").wait_for()
+    page.reload()
+    page.locator(".thumb img").wait_for()
+    laptop.draw("a pink circle", strength="0.7")
+    laptop.card("a pink circle").locator(".card-open").click()
+    page.locator("#detail td", has_text="image-to-image").wait_for()

@@ -60,7 +60,7 @@ export class Form {
       if (has("num_frames")) parts.push(field("fps", el("input", { type: "number", min: 1, max: 240, step: "any", placeholder: "the model's own" })));
     }
     parts.push(...slider("strength", this.parameters, limits), seedField(() => this.lastSeed, () => this.onChange()));
-    if (!this.isVideo) parts.push(field("n", el("input", { type: "number", min: 1, max: limits.n || 10, step: 1, value: 1 })));
+    if (this.isOfPictures) parts.push(field("n", el("input", { type: "number", min: 1, max: limits.n || 10, step: 1, value: 1 })));
     if (entry.lora.length) parts.push(this.#adapters(entry.lora));
     const rest = entry.parameters.filter((one) => !PLACED.has(one.name) && one.kind !== "picture");
     if (rest.length) {
@@ -69,7 +69,7 @@ export class Form {
     }
     this.root.replaceChildren(el("div.scrolling", { tabIndex: -1 }, parts), el("div.draw-row", {},
       el("p.error", { id: "e-", role: "alert" }),
-      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : "Draw"),
+      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : this.isMesh ? "Make the mesh" : this.isSound ? "Make the sound" : "Draw"),
       el("button.quiet.to-form", { type: "button", onclick: () => byId("f-prompt")?.focus() }, "Prompt"),
       el("p.muted", { id: "estimate", role: "status" })));
     this.taskChanged();
@@ -112,6 +112,8 @@ export class Form {
   get isMesh() { return this.entry.tasks[0].endsWith("-mesh"); }
 
   get isSound() { return this.entry.tasks[0].endsWith("-audio"); }
+
+  get isOfPictures() { return !this.isVideo && !this.isMesh && !this.isSound; }
 
   /** The task that the pictures given ask for, as the server chooses it. */
   get task() {

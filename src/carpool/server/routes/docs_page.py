@@ -26,7 +26,8 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
 }
 _STYLE = """
-:root { color-scheme: light dark } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em;
+:root { color-scheme: light dark; background: Canvas; color: CanvasText }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60em;
 margin: 2em auto; padding: 0 1em } h3 { margin-top: 2em } code, pre { font-size: 14px }
 table { border-collapse: collapse; width: 100% } pre { overflow-x: auto }
 td, th { text-align: left; vertical-align: top; padding: .25em .75em .25em 0;
