@@ -12,7 +12,7 @@ from pathlib import Path
 
 from carpool.config import EngineSettings
 from carpool.errors import LoraRejected, SettingRejected
-from carpool.models.published import in_parts, shapes_in
+from carpool.models.published import in_parts, shapes_in, shapes_on_hub
 from carpool.models.source import check_hub, components_of, find, is_single_file
 from carpool.request.adapter_names import split_target
 from carpool.request.lora import adapter_file, check_header, check_name, parse_lora
@@ -53,7 +53,7 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
             f"context_parallel={settings.context_parallel}: every rank loads the model itself: "
             f"save what {factory} builds by save_pretrained, and serve that folder"
         )
-    if factory is None and shapes_in(model) is not None:
+    if factory is None and (shapes_in(model) or shapes_on_hub(model)) is not None:
         return  # what it holds is told by its own package
     source, card = ("", {"lora": {}}) if factory is not None else find(model)
     if factory is not None:

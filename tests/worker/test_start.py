@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from carpool.config import FORKSERVER_VARIABLE
+from carpool.errors import SettingRejected
 from carpool.worker import start
-from carpool.worker.start import ForkingStarter, Process
+from carpool.worker.start import ForkingStarter, Process, check_python
 from support.server_process import eventually, serving, starting
 
 # A fork server whose workers say how they were started, and end when they are told to.
@@ -65,13 +66,13 @@ def front(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Fr
     extra = getattr(request, "param", "None")
     program = SERVER.replace("EXTRA", extra)
 
-    async def run(module: str, inherited: socket.socket) -> asyncio.subprocess.Process:
+    async def run(module: str, inherited: socket.socket, python: str) -> asyncio.subprocess.Process:
         if module == "carpool.worker.process":
             source = "import os, sys; os.write(int(sys.argv[1]), b'{\"is_new\": true}')"
         else:
             source = program
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-c", source, str(inherited.fileno()),
+            python, "-c", source, str(inherited.fileno()),
             pass_fds=[inherited.fileno()], stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True, env=start._environ(),
         )  # fmt: skip
@@ -115,6 +116,53 @@ def test_forked_workers_inherit_what_the_front_has_now_but_no_secrets(
         assert first["session"] == first["pid"]  # Ctrl-C does not reach it
 
     within(story(), front)
+
+
+def environ_of(pid: int) -> str | None:
+    lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((n[13:].decode() for n in lines if n.startswith(b"CARPOOL_MARK=")), None)
+
+
+@pytest.fixture
+def other_python(tmp_path: Path) -> str:
+    """An interpreter of another environment: it sets a variable."""
+    file = tmp_path / "python"
+    file.write_text(f'#!/bin/sh\nCARPOOL_MARK=other exec {sys.executable} "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_workers_run_in_the_environment_of_the_python_that_is_named(
+    front: Front, other_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORKSERVER_VARIABLE, "/nowhere")  # of the server's own environment
+    front.starter = ForkingStarter(other_python)
+
+    async def story() -> None:
+        _, one, said = await front.start()
+        one.close()
+        server = front.starter._server
+        assert server is not None
+        assert said["parent"] == server.pid
+        assert environ_of(server.pid) == "other"
+
+    within(story(), front)
+
+
+def test_a_python_without_this_version_of_carpool_is_refused(
+    other_python: str, tmp_path: Path
+) -> None:
+    check_python(other_python)
+    older = tmp_path / "older"
+    older.write_text("#!/bin/sh\necho 0.0.1\n")
+    older.chmod(0o755)
+
+    with pytest.raises(
+        SettingRejected, match=r"must have carpool .*pip install.*has carpool 0.0.1"
+    ):
+        check_python(str(older))
+    with pytest.raises(SettingRejected, match="must be the python of an environment"):
+        check_python(str(tmp_path / "missing"))
 
 
 def test_the_front_is_told_how_a_forked_worker_ended(front: Front) -> None:

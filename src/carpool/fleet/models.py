@@ -174,6 +174,9 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
             f"served_model_name={settings.served_model_name!r}: there are {len(specs)} models: "
             "name each, as NAME=MODEL"
         )
+    if settings.ray is not None and settings.worker_python is not None:
+        rule = "with ray the environment of its nodes runs the workers: leave it out"
+        raise SettingRejected(f"worker_python={settings.worker_python!r}: {rule}")
     for setting, dependents in _NEEDED_BY.items():
         if getattr(settings, setting) is None:
             _refuse_others(settings, setting, dependents)

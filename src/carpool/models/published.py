@@ -39,6 +39,12 @@ PUBLISHED = {
         },
     ),
 }
+SHAPES = {
+    "tencent/Hunyuan3D-2": "hunyuan3d-dit-v2-0",
+    "tencent/Hunyuan3D-2mini": "hunyuan3d-dit-v2-mini",
+}
+"""Repositories of Hunyuan3D-2's layout, and the folder that is taken; `-VARIANT` names others."""
+SHAPE_FILES = ("config.yaml", "model.fp16.safetensors")
 QUANT = "quant"
 """The variant of files whose linear layers are int8."""
 
@@ -78,7 +84,7 @@ def in_parts(model: str, settings: S) -> tuple[str, S]:
 
 def name_of(model: str) -> str | None:
     """The public name of such a model; None for others."""
-    if model in PUBLISHED:
+    if model in PUBLISHED or shapes_on_hub(model) is not None:
         return model
     folder = Path(model).expanduser()
     if shapes_in(model) is not None:
@@ -86,15 +92,28 @@ def name_of(model: str) -> str | None:
     return None if _of_folder(folder) is None else folder.resolve().name
 
 
-def shapes_in(model: str) -> Path | None:
+def shapes_on_hub(model: str, variant: str | None = None) -> tuple[str, str] | None:
+    """Repository and folder of a hub id of `SHAPES`, or of `ID/FOLDER`; None for other models."""
+    repository, folder = "/".join(model.split("/")[:2]), "/".join(model.split("/")[2:])
+    if repository not in SHAPES or Path(model).expanduser().exists():
+        return None
+    suffix = f"-{variant}" if variant else ""
+    return repository, folder or f"{SHAPES[repository]}{suffix}"
+
+
+def shapes_in(model: str, variant: str | None = None) -> Path | None:
     """The folder of Hunyuan3D-2's layout that a MODEL names; of a whole repository the first one.
 
     It has `config.yaml` beside its weights, and no index.
+
+    Args:
+        variant: "turbo" or "fast": how the folder of a whole repository ends.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir() or index_of(folder) is not None:
         return None
-    places = [folder, *sorted(folder.glob("hunyuan3d-dit-*"))]
+    suffix = f"*-{variant}" if variant else "*"
+    places = [folder, *sorted(folder.glob(f"hunyuan3d-dit-{suffix}"))]
     return next((place for place in places if (place / "config.yaml").is_file()), None)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from carpool import jsonfile
 from carpool.errors import LoadFailed
+from carpool.models.published import SHAPE_FILES, shapes_on_hub
 from carpool.models.source import (
     INDEXES,
     SINGLE_FILES,
@@ -88,6 +89,8 @@ def pull(model: str, revision: str | None = None, variant: str | None = None) ->
             one = hf_hub_download(repository, file, revision=revision, dry_run=True)
             _check_disk(model, [one])
             return Path(hf_hub_download(repository, file, revision=revision))
+    if (shapes := pull_shapes(model, revision, variant)) is not None:
+        return shapes
     source, card = find(model)
     if card:
         return Path(source)
@@ -112,6 +115,27 @@ def pull(model: str, revision: str | None = None, variant: str | None = None) ->
         with hub_errors(place, of, at.name):
             fetched[place] = Path(snapshot_download(place, revision=of, allow_patterns=own))
     return fetched[model]
+
+
+def pull_shapes(model: str, revision: str | None, variant: str | None) -> Path | None:
+    """Fetch the folder of Hunyuan3D-2 that a hub id names; None for other models.
+
+    Raises:
+        LoadFailed: it is not to be had, or does not fit the disk.
+    """
+    from huggingface_hub import snapshot_download
+
+    if (place := shapes_on_hub(model, variant)) is None:
+        return None
+    repository, folder = place
+    names = [f"{folder}/{name}" for name in SHAPE_FILES]
+    with hub_errors(repository, revision, names[0]):
+        files = snapshot_download(repository, revision=revision, allow_patterns=names, dry_run=True)
+        _check_disk(model, files)
+        at = Path(snapshot_download(repository, revision=revision, allow_patterns=names)) / folder
+    if not (at / SHAPE_FILES[0]).is_file():
+        raise LoadFailed(f"{repository} has no {names[0]}: see its folders hunyuan3d-dit-*")
+    return at
 
 
 def _check_disk(model: str, files: Iterable[Any]) -> None:

@@ -31,7 +31,7 @@ from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
-from carpool.worker.start import ForkingStarter
+from carpool.worker.start import ForkingStarter, check_python
 
 log = logging.getLogger("carpool")
 
@@ -95,7 +95,9 @@ async def _serve(
         from carpool.fleet.ray import connected
 
         cluster = await asyncio.to_thread(connected, settings)
-    starter = ForkingStarter()
+    if settings.worker_python is not None:
+        await asyncio.to_thread(check_python, settings.worker_python)
+    starter = ForkingStarter(settings.worker_python)
     backend = local_fleet(
         models,
         spool=store.passing,

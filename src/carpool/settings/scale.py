@@ -9,6 +9,11 @@ from carpool.settings.rules import setting
 class ScaleSettings:
     """Part of `ServeSettings`."""
 
+    worker_python: str | None = setting(
+        None,
+        "python of another environment that runs the workers, with this version of carpool: for "
+        "models whose package pins other libraries; default: the server's own",
+    )
     min_workers: int | None = setting(
         None, "fewest workers, where their number follows the load; default: 1", least=1, most=1024
     )

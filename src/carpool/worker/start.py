@@ -14,13 +14,15 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+from carpool import __version__
 from carpool.config import FORKSERVER_VARIABLE
-from carpool.errors import reason
+from carpool.errors import SettingRejected, reason
 from carpool.worker.fork_protocol import NUMBER_BYTES, REFUSED, ForkRequest, as_number, encode
 
 log = logging.getLogger("carpool")
@@ -49,20 +51,46 @@ Start = Callable[[socket.socket], Awaitable[Process]]
 """Starts a worker that serves the other end of a socket."""
 
 
-async def spawn(connection: socket.socket) -> Process:
+async def spawn(connection: socket.socket, python: str = sys.executable) -> Process:
     """Start a worker as a new interpreter.
 
     Raises:
         OSError: there is no memory or no file descriptor left.
     """
-    return await _run_python("carpool.worker.process", connection)
+    return await _run_python("carpool.worker.process", connection, python)
+
+
+def check_python(python: str) -> None:
+    """Check that an interpreter can run workers: it has this version of Carpool.
+
+    Raises:
+        SettingRejected: says what it has instead.
+    """
+    code = "import carpool, carpool.worker.process; print(carpool.__version__)"
+    try:
+        answer = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, timeout=FORK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        rule = "must be the python of an environment"
+        raise SettingRejected(f"worker_python={python!r}: {rule} ({reason(error)})") from error
+    version = answer.stdout.strip()
+    if answer.returncode or version != __version__:
+        last = (answer.stderr.strip().splitlines() or [f"it has carpool {version}"])[-1]
+        rule = f"must have carpool {__version__}: {python} -m pip install carpool=={__version__}"
+        raise SettingRejected(f"worker_python={python!r}: {rule} ({last})")
 
 
 class ForkingStarter:
-    """Starts the workers of one event loop, and the fork server that they come from."""
+    """Starts the workers of one event loop, and the fork server that they come from.
 
-    def __init__(self) -> None:
-        setting = os.environ.get(FORKSERVER_VARIABLE, "")
+    Args:
+        python: interpreter of another environment, with this version of Carpool.
+    """
+
+    def __init__(self, python: str | None = None) -> None:
+        self._python = python or sys.executable
+        setting = "" if python else os.environ.get(FORKSERVER_VARIABLE, "")
         self._path = "" if setting == "off" else setting  # another process's fork server
         self._may_fork = sys.platform == "linux" and setting != "off"
         self._server: asyncio.subprocess.Process | None = None
@@ -83,7 +111,7 @@ class ForkingStarter:
             except (OSError, EOFError) as error:
                 log.debug("the fork server gives no worker: %s", reason(error))
                 self._may_fork = self._has_forked or bool(self._path)
-        return await spawn(connection)
+        return await spawn(connection, self._python)
 
     async def close(self) -> None:
         """End the fork server. Its workers have to be closed before."""
@@ -142,7 +170,7 @@ class ForkingStarter:
             self._channel.close()
         self._channel, peer = socket.socketpair()
         with peer:
-            self._server = await _run_python("carpool.worker.forkserver", peer)
+            self._server = await _run_python("carpool.worker.forkserver", peer, self._python)
 
 
 class _ForkedProcess:
@@ -180,10 +208,12 @@ def has_lost_parent(process: Process) -> bool:
     return isinstance(process, _ForkedProcess) and process.has_lost_parent
 
 
-async def _run_python(module: str, inherited: socket.socket) -> asyncio.subprocess.Process:
+async def _run_python(
+    module: str, inherited: socket.socket, python: str
+) -> asyncio.subprocess.Process:
     """Run a module as a process, with the number of a socket's descriptor as its argument."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, str(inherited.fileno()),
+        python, "-m", module, str(inherited.fileno()),
         pass_fds=[inherited.fileno()], stdin=asyncio.subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is the front's to handle
         env=_environ(),

@@ -17,6 +17,7 @@ from carpool.engine.model.hunyuan3d import read_shapes
 from carpool.engine.model.load import load
 from carpool.errors import LoadFailed
 from carpool.models.published import name_of, shapes_in
+from carpool.models.pull import pull
 from carpool.preflight import check
 from support.engine_driver import driving
 from support.tiny.parts import drawn
@@ -136,6 +137,39 @@ def test_without_the_package_it_is_named(tmp_path: Path) -> None:
         read_shapes(tmp_path, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("model", "variant", "folder"),
+    [
+        ("tencent/Hunyuan3D-2", None, "hunyuan3d-dit-v2-0"),
+        ("tencent/Hunyuan3D-2mini", "turbo", "hunyuan3d-dit-v2-mini-turbo"),
+        ("tencent/Hunyuan3D-2/hunyuan3d-dit-v2-0-fast", None, "hunyuan3d-dit-v2-0-fast"),
+    ],
+)
+def test_a_hub_id_fetches_the_two_files_of_one_folder(
+    model: str, variant: str | None, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[tuple[str, list[str]]] = []
+
+    def snapshot_download(
+        repository: str, *, allow_patterns: list[str], dry_run: bool = False, **_: Any
+    ) -> Any:
+        if dry_run:
+            return []
+        requests.append((repository, allow_patterns))
+        for name in allow_patterns:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    check(model, EngineSettings(device="cpu"))
+
+    assert pull(model, variant=variant) == tmp_path / folder
+    files = [f"{folder}/config.yaml", f"{folder}/model.fp16.safetensors"]
+    assert requests == [("/".join(model.split("/")[:2]), files)]
+    assert name_of(model) == model
+
+
 def test_a_repository_is_known_by_its_layout_and_no_other_folder_is(tmp_path: Path) -> None:
     place = tmp_path / "Hunyuan3D-2" / "hunyuan3d-dit-v2-0"
     place.mkdir(parents=True)
@@ -143,6 +177,10 @@ def test_a_repository_is_known_by_its_layout_and_no_other_folder_is(tmp_path: Pa
     (place / "config.yaml").write_text("{}")
 
     assert shapes_in(str(place.parent)) == shapes_in(str(place)) == place
+    turbo = place.with_name("hunyuan3d-dit-v2-0-turbo")
+    turbo.mkdir()
+    (turbo / "config.yaml").write_text("{}")
+    assert shapes_in(str(place.parent), "turbo") == turbo
     assert name_of(str(place.parent)) == "Hunyuan3D-2"
     (place.parent / "model_index.json").write_text("{}")
     assert shapes_in(str(place.parent)) is None

@@ -135,7 +135,10 @@ def read_shapes(folder: Path, dtype: torch.dtype) -> Hunyuan3DPipeline:
     try:
         import_module("hy3dgen.shapegen")
     except ImportError as error:
-        raise LoadFailed(f"{folder} is Hunyuan3D-2: pip install hy3dgen ({error})") from error
+        raise LoadFailed(
+            f"{folder} is Hunyuan3D-2: pip install hy3dgen, or name the python of an environment "
+            f"that has it by --worker-python ({error})"
+        ) from error
     config = yaml.safe_load((folder / "config.yaml").read_text())
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, weight in load_file(_weights(folder)).items():

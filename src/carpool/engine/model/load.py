@@ -35,6 +35,7 @@ from carpool.engine.weights.streaming import Streamer
 from carpool.errors import CarpoolError, LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
 from carpool.models.published import in_parts, name_of, shapes_in
+from carpool.models.pull import pull_shapes
 from carpool.models.source import check_hub, find
 from carpool.request.card import Card
 from carpool.request.lora import parse_lora
@@ -162,7 +163,8 @@ def load(
     else:
         device = Device(settings)
         plain, settings = in_parts(str(model), settings)
-        source, shapes = plain, shapes_in(plain)
+        source, shapes = plain, shapes_in(plain, settings.variant)
+        shapes = shapes or pull_shapes(plain, settings.revision, settings.variant)
         if shapes is None:
             source, extra = find(plain)
         folder = shapes or Path(source)
