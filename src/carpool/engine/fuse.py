@@ -235,7 +235,7 @@ class Fuser:
         if first is None or rule in (None, SHARE, UNUSED) or len(values) == 1:
             return first
         if isinstance(rule, State):
-            return first
+            return first if rule.join is None else rule.join(values)
         if rule is STACKS and isinstance(first, dict):
             return {n: torch.cat([value[n] for value in values]) for n in first}
         if rule is STACKS or (rule is CONCAT and isinstance(first, (list, tuple))):

@@ -10,6 +10,7 @@ from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.flattened_encoders import FlattenedEncoders
 from carpool.engine.intercept import Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
+from carpool.engine.language.tokens import reader_of
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.observe import truncation
 from carpool.engine.observe.loop_progress import LoopProgress
@@ -23,7 +24,7 @@ class Installation:
         self._loaded, self._heartbeat = loaded, heartbeat
         pipelines = loaded.originals.values()
         self.isolation = Isolation(loaded.modules, loaded.device.torch, pipelines)
-        self.interception = Interception(loaded.modules)
+        self.interception = Interception(loaded.modules, reader_of)
         truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)
         self._encoders = FlattenedEncoders(loaded.modules.values())

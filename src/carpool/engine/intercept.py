@@ -13,7 +13,7 @@ the hooks of diffusers and accelerate, which put it in and out while they run: w
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -21,7 +21,7 @@ from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
-from carpool.engine.language.parts import called_parts
+from carpool.engine.language.parts import TokenReader, called_parts
 from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import SPECS, Spec
 from carpool.engine.specs.plugins import spec_of
@@ -83,9 +83,18 @@ def methods_of(module: nn.Module) -> list[str]:
 
 
 class Interception:
-    """The intercepted methods of one pipeline's modules."""
+    """The intercepted methods of one pipeline's modules.
 
-    def __init__(self, components: Mapping[str, Any]) -> None:
+    Args:
+        reader_of: reads the calls of a model that generates; None: its tokens run alone.
+    """
+
+    def __init__(
+        self,
+        components: Mapping[str, Any],
+        reader_of: Callable[[nn.Module], TokenReader | None] = lambda module: None,
+    ) -> None:
+        self._reader_of = reader_of
         self.targets: list[Target] = []
         self._replaced: list[tuple[nn.Module, str, Any]] = []
         self._installed: list[tuple[Target, dict[str, Any], str, Callable[..., Any]]] = []
@@ -98,21 +107,32 @@ class Interception:
                 self.targets.append(_target(component, module, method))
 
     def install(self) -> None:
-        tokens = {id(t.module): t for t in self.targets if t.method == "generate"}
+        writers = {id(t.module): t for t in self.targets if t.method == "generate"}
+        readers = {place: self._reader_of(writer.module) for place, writer in writers.items()}
         for target in self.targets:
-            token = tokens.get(id(target.module))
-            if token is not target:
-                method = _parking(target.original, target, token)
+            writer, reader = writers.get(id(target.module)), readers.get(id(target.module))
+            if writer is not target:
+                method = _parking(target.original, target, writer, reader)
                 self._replace(target, target.module, _attribute(target.method), method)
                 continue
             self._replace(target, target.module, "generate", _generating(target.module))
             self._replace(target, target.module, "get_compiled_call", _uncompiled(target.module))
+            if reader is not None:
+                token = _target(target.component, target.module, "generate", reader.decoder)
+                method = _parking_packed(token, reader)
+                self._replace(target, reader.decoder, _attribute("forward"), method)
+                if (head := reader.head) is not None:
+                    logits = replace(
+                        _target(target.component, head, "forward"), method="logits",
+                        phase=target.phase, spec=reader.of_head,
+                    )  # fmt: skip
+                    method = _parking(logits.original, None, logits, None, component=target.module)
+                    self._replace(target, head, _attribute("forward"), method)
             for part in (target.module, *called_parts(target.module)):
                 if not any(part is module for module, _, _ in self._replaced):
                     call = _target(target.component, target.module, "generate", part)
-                    self._replace(
-                        target, part, _attribute("forward"), _parking(call.original, None, call)
-                    )
+                    method = _parking(call.original, None, call, reader)
+                    self._replace(target, part, _attribute("forward"), method)
 
     def _replace(
         self, target: Target, module: nn.Module, name: str, method: Callable[..., Any]
@@ -226,14 +246,22 @@ def _has_other_code(module: nn.Module, method: str) -> bool:
 
 
 def _parking(
-    original: Callable[..., Any], target: Target | None, token: Target | None
+    original: Callable[..., Any],
+    target: Target | None,
+    token: Target | None,
+    reader: TokenReader | None,
+    component: nn.Module | None = None,
 ) -> Callable[..., Any]:
     """A method that parks in fibers.
 
     Args:
         target: the call that it is; None: it runs where it is called.
         token: the call that it is instead while its component generates.
+        reader: of what generates: a token that can be packed parks further inside.
+        component: that generates; default: the module of `token`.
     """
+    if component is None and token is not None:
+        component = token.module
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
@@ -244,11 +272,49 @@ def _parking(
             return original(*args, **kwargs) if target is None else park(Call(target, args, kwargs))
         if context.is_running:
             return original(*args, **kwargs)
-        called = target if token is None or not context.is_generating(token.module) else token
-        if called is None:
+        called = token if token and context.is_generating(component) else target
+        if called is None or (called is token and reader is not None and reader.is_token(kwargs)):
             return original(*args, **kwargs)
-        answer = park(Call(context.own(called), args, kwargs))
-        return answer.run() if isinstance(answer, Inside) else answer
+        return _parked(Call(context.own(called), args, kwargs))
+
+    method.intercepted = original  # type: ignore[attr-defined]
+    return method
+
+
+def _parked(call: Call) -> Any:
+    answer = park(call)
+    return answer.run() if isinstance(answer, Inside) else answer
+
+
+def _parking_packed(token: Target, reader: TokenReader) -> Callable[..., Any]:
+    """The forward of the layers of a language model, which parks in fibers while it generates.
+
+    Calls of one token share forwards.
+    """
+    decoder, original, component = reader.decoder, token.original, token.module
+    has_foreign_code = not is_of_a_library(type(decoder)) or token.is_doubted
+    run = reader.run(original)
+    packed = {
+        rows: replace(
+            token, module=decoder, original=run, positional=(), defaults={}, spec=spec,
+            is_doubted=has_foreign_code,
+        )
+        for rows, spec in reader.specs.items()
+    }  # fmt: skip
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        context = current_context()
+        if context is None or context.is_running or not context.is_generating(component):
+            return original(*args, **kwargs)
+        call = Call(token, args, kwargs)
+        own = reader.packable(call.arguments())
+        if own is None:
+            return _parked(Call(context.own(token), args, kwargs))
+        rows = "input_ids" if "input_ids" in own else "inputs_embeds"
+        answer = _parked(Call(context.own(packed[rows]), (), own))
+        answer.past_key_values = own["past_key_values"].cache
+        return answer
 
     method.intercepted = original  # type: ignore[attr-defined]
     return method

@@ -129,7 +129,9 @@ class Sweeps:
         That was observed: it had left its module, and the random numbers, before every block as
         they were at its beginning.
         """
-        return not call.target.is_exclusive and self._pausing.get(_kind(call), False)
+        is_token = call.target.method == "generate"  # whose forward changes its module for a while
+        is_apart = call.target.is_exclusive or is_token
+        return not is_apart and self._pausing.get(_kind(call), False)
 
     def execute(
         self,

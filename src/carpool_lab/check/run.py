@@ -119,7 +119,8 @@ def _method(
     if component.partition(".")[0] in exclusive and seen.widest == 1:
         return Method(name, seen, "exclusive", "requests change it while they run")
     if method == "generate":
-        return Method(name, seen, "alone", "writes text: each token is a call, which runs alone")
+        fuses = "table" if seen.widest > 1 else "alone"
+        return Method(name, seen, fuses, "writes text: prompts are read alone, tokens together")
     kinds = [one for one in lines if one["call"] == f"{seen.class_name}.{method}"]
     tables = [one for one in lines if one["call"] == name and one["fuses"] == "table"]
     if not tables and not kinds:

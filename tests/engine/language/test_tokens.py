@@ -12,6 +12,7 @@ from support.engine_driver import CLOSE, Recorder, VirtualClock, driving, gap
 from support.language import MODELS, Author, alone, author
 from support.watchdog import watching
 
+ALONE = {"qwen3.5", "t5"}  # linear attention; a decoder that reads an encoder
 SEEDS = (11, 12, 13, 14, 15, 16)
 
 
@@ -37,6 +38,7 @@ def test_texts_in_company_are_those_written_alone(name: str) -> None:
 
     assert isinstance(given_up.error, Cancelled)
     assert isinstance(broken.error, PipelineFailed)
+    assert max(drive.widths("text_encoder", "generate")) == (1 if name in ALONE else 5)
     for number, recorder in heard.items():
         check(name, number, recorder, SEEDS[number])
 
@@ -160,3 +162,33 @@ def test_the_watchdog_finds_what_cannot_be_split(name: str, *, is_split: bool) -
     with expected, watching(), driving(pipe) as drive:
         drive.submit("1", seed=1)
         drive.finish()
+
+
+class Exactly(Author):
+    """Gives the logits, too, from which its tokens were drawn."""
+
+    def __call__(self, prompt: str = "", *args: Any, **kwargs: Any) -> dict[str, Any]:
+        text = self.text_encoder.generate(
+            **self.texts[int(prompt)], output_logits=True, return_dict_in_generate=True
+        )
+        return {"images": torch.stack(text.logits), "text": text.sequences}
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ALONE])
+def test_in_exact_numerics_logits_are_those_alone_to_the_bit(name: str) -> None:
+    def made() -> Exactly:
+        pipe = author(name, 4)
+        pipe.__class__ = Exactly
+        return pipe
+
+    with driving(made(), numerics="exact") as drive:
+        for _ in range(3):
+            heard = [drive.submit(str(number), seed=number) for number in range(4)]
+            drive.finish()
+    for number, recorder in enumerate(heard):
+        torch.manual_seed(number)
+        expected = made()(str(number))
+        assert torch.equal(recorder.image, expected["images"])
+        assert torch.equal(recorder.outcome.fields["text"], expected["text"])
+    is_followed = name != "gpt2"  # its layers fold rows in a product that is not taken apart
+    assert (max(drive.widths("text_encoder", "generate")) >= 3) == is_followed

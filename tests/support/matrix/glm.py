@@ -43,8 +43,12 @@ CASES = [
                 "prior_token_ids": PLANS[1],
             },
         ),
-        fuses={"text_encoder.forward": 2.5, "transformer.forward": 2.0, "vae.decode": 1.5},
-        alone=("vision_language_encoder.generate",),
+        fuses={
+            "vision_language_encoder.generate": 2.0,
+            "text_encoder.forward": 2.0,
+            "transformer.forward": 1.5,
+            "vae.decode": 1.2,
+        },
         needs_torchvision=True,
     ),
     Case(

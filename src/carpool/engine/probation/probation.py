@@ -48,6 +48,7 @@ from carpool.engine.probation.snapshot import (
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.serialization import copied
 from carpool.engine.specs.infer import covers, infer
+from carpool.engine.specs.rules import State
 from carpool.errors import named
 
 log = logging.getLogger("carpool")
@@ -275,6 +276,7 @@ class Probation:
     ) -> None:
         target = calls[0].target
         varying = self._varying(calls, kind.stacked)
+        calls = [_apart(call) for call in calls]
         before = ModuleSnapshot.of(target.module)
         inputs = [*tensors_in([call.arguments() for call in calls])]
         before_forward = versions(inputs)
@@ -360,6 +362,17 @@ class Probation:
         self.forwards["differed"] += 1
         evidence.alone = why
         log.warning("%s runs alone from now on: %s", kind.text, why)
+
+
+def _apart(call: Call) -> Call:
+    """The same call with copies of what its forward changes."""
+    rules = call.target.spec.rules if call.target.spec else {}
+    copies = {
+        name: rule.copied(value)
+        for name, value in call.kwargs.items()
+        if isinstance(rule := rules.get(name), State) and rule.copied is not None
+    }
+    return structs.replace(call, kwargs={**call.kwargs, **copies}) if copies else call
 
 
 def _may_go_without_cache(call: Call) -> bool:

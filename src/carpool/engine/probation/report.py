@@ -5,6 +5,7 @@ from pathlib import Path
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.intercept import Interception
+from carpool.engine.language.tokens import reader_of
 from carpool.engine.model.load import load, versions
 from carpool.engine.probation.evidence import status
 from carpool.engine.probation.verdicts import Verdicts
@@ -31,8 +32,9 @@ def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
         if target.spec is not None:
             report.append({"call": call, "fuses": "table", "why": ""})
         elif target.method == "generate":
-            why = "writes text: each token is a call of its own, which runs alone"
-            report.append({"call": call, "fuses": "alone", "why": why})
+            fuses = "alone" if reader_of(target.module) is None else "table"
+            why = "writes text: prompts are read alone, and so are tokens that cannot be packed"
+            report.append({"call": call, "fuses": fuses, "why": why})
         elif not settings.infer_specs:
             report.append(
                 {"call": call, "fuses": "alone", "why": "has no table; infer_specs is off"}

@@ -17,7 +17,7 @@ tensor or an object under a name the table does not know runs alone.
 | SCALAR | one number for all rows of a call | expanded to one a row |
 | UNUSED | taken for the sake of other classes, and not read | that of the first call is passed |
 | Pad | like STACK, but one axis may differ in length; exact when the mask is honoured | padded |
-| State | an object, of which the table says what must be equal | that of the first call is passed |
+| State | an object, of which the table says what must be equal | that of the first, or as it says |
 | Keyed | like the rule that it holds, with something that must be equal | by that rule |
 | a dict | a dict argument, with a rule for each of its entries | entry by entry |
 

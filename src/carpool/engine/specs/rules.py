@@ -40,10 +40,14 @@ class Pad:
 class State:
     """An object with a state of its own, of which the first call's is passed.
 
-    `key` gives the part that must be equal, or None for a state that belongs to one request.
+    `key` gives the part that must be equal, or None for a state that belongs to one request. A
+    state that the forward changes says how the objects of several calls are passed (`join`), and
+    how one is copied for a forward that answers nobody (`copied`).
     """
 
     key: Callable[[Any], Hashable | None]
+    join: Callable[[Any], Any] | None = None
+    copied: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

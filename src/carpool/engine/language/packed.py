@@ -1,0 +1,139 @@
+"""One forward for a token of each of several texts: a row a text.
+
+Linear layers see all rows. Attention is each text's own: over its own keys and values, of its own
+length, by the function that the model would use alone. That function, and its masks, are put in
+place through the public registries of transformers.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from carpool.engine.language.own_cache import OwnCache, PackedCache
+from carpool.engine.specs.rules import STACK, Spec, State
+
+NAME = "carpool_packed"  # of the attention of a packed forward
+
+_running: ContextVar[PackedCache] = ContextVar("_running")
+
+
+SPECS = {
+    rows: Spec(
+        rows=rows,
+        rules={
+            rows: STACK,
+            "position_ids": STACK,
+            "past_key_values": State(key=lambda own: own.form, join=list, copied=OwnCache.copied),
+        },
+        unread=("past_key_values",),
+    )
+    for rows in ("input_ids", "inputs_embeds")
+}
+"""How the calls of a decoder fuse, by the argument that has its token."""
+
+HEAD = Spec(rows="input", rules={"input": STACK})
+
+
+class Decoder:
+    """Runs the layers of a language model for the tokens of one or several texts.
+
+    Args:
+        original: its forward.
+    """
+
+    def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
+        self._module, self._original = module, original
+        self._config: Any = module.config
+        configs = {id(c): c for part in module.modules() if (c := getattr(part, "config", None))}
+        self._configs = list(configs.values())
+
+    def __call__(self, *, past_key_values: Any, **arguments: Any) -> Any:
+        own = past_key_values if isinstance(past_key_values, list) else [past_key_values]
+        if own[0].positions is not None:
+            arguments["position_ids"] = torch.cat([one.positions for one in own], dim=1)
+        caches = [one.rewound() for one in own]
+        if len(own) == 1:
+            return self._original(past_key_values=caches[0], **arguments)
+        packed = PackedCache(caches, self._config._attn_implementation)
+        with self._packing(packed, has_axes=own[0].positions is not None):
+            answer = self._original(past_key_values=packed, **arguments)
+        answer.past_key_values = None  # each text has its own
+        return answer
+
+    @contextmanager
+    def _packing(self, packed: PackedCache, *, has_axes: bool) -> Iterator[None]:
+        before = [config._attn_implementation_internal for config in self._configs]
+        token = _running.set(packed)
+        with ExitStack() as undo:
+            undo.callback(_running.reset, token)
+            for config, implementation in zip(self._configs, before, strict=True):
+                undo.callback(setattr, config, "_attn_implementation_internal", implementation)
+                config._attn_implementation_internal = NAME
+            if has_axes and torch._C._len_torch_function_stack():  # exact numerics
+                undo.enter_context(_rotating_by_row(self._module))
+            yield
+
+
+@contextmanager
+def _rotating_by_row(decoder: nn.Module) -> Iterator[None]:
+    """Compute angles row by row, as alone: the rows of their positions are no first axis."""
+    rotary: Any = decoder.rotary_emb
+    whole = rotary.forward
+
+    def forward(x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
+        rows = [whole(row, position_ids[:, i : i + 1]) for i, row in enumerate(torch.split(x, 1))]
+        return tuple([torch.cat(part, dim=part[0].ndim - 3) for part in zip(*rows, strict=True)])
+
+    vars(rotary)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(rotary)["forward"]
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Attention of each text by itself, as the model would compute it alone."""
+    names = vars(sys.modules[type(module).__module__])
+    interface = names.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+    eager = names.get("eager_attention_forward")
+    alone = interface.get_interface(_running.get().implementation, eager)
+    masks = attention_mask if isinstance(attention_mask, list) else [attention_mask] * len(key)
+    kwargs.pop("position_ids", None)  # of packed sequences, which a single token is not
+    with torch._C.DisableTorchFunction():  # each row is computed as alone already
+        rows = zip(torch.split(query, 1), key, value, masks, strict=True)
+        answer = torch.cat([alone(module, *row, **kwargs)[0] for row in rows])
+    for name, mark in vars(query).items():  # of exact numerics: they have the same rows
+        if name.startswith("_rows_"):
+            setattr(answer, name, mark)
+    return answer, None
+
+
+def _mask(**kwargs: Any) -> Any:
+    """The masks of all texts, as alone; None where none of them needs one."""
+    packed = _running.get()
+    alone = ALL_MASK_ATTENTION_FUNCTIONS[packed.implementation]
+    masks = []
+    for cache in packed.caches:
+        length, offset = cache.get_mask_sizes(kwargs["q_length"], packed.layer)
+        own = {
+            "batch_size": 1,
+            "kv_length": length,
+            "kv_offset": offset,
+            "q_offset": cache.get_query_offset(packed.layer),
+        }
+        masks.append(alone(**{**kwargs, **own}))
+    return None if all(mask is None for mask in masks) else masks
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)

@@ -1,0 +1,80 @@
+"""Which calls of a language model are of a single token, and share a forward with other texts'."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from carpool.engine.language.own_cache import OwnCache, can_pack
+from carpool.engine.language.packed import HEAD, SPECS, Decoder
+from carpool.engine.language.parts import decoder_of, head_of
+from carpool.engine.specs.rules import Spec
+
+
+class PackedTokens:
+    """Reads the calls of a language model: which are of one token of one text, and can be packed.
+
+    Args:
+        decoder: its layers.
+        head: makes logits of what they give; None: that takes no time.
+
+    See `parts.TokenReader`.
+    """
+
+    specs: Mapping[str, Spec] = SPECS
+    of_head = HEAD
+
+    def __init__(self, decoder: nn.Module, head: nn.Module | None) -> None:
+        self.decoder, self.head = decoder, head
+        self._open: WeakSet[Cache] = WeakSet()  # caches of texts all of whose tokens are seen
+
+    def run(self, original: Callable[..., Any]) -> Decoder:
+        """The decoder's forward, as `SPECS` calls it."""
+        return Decoder(self.decoder, original)
+
+    def is_token(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call of a whole model is of one token of one text."""
+        ids = arguments.get("input_ids")
+        is_single = isinstance(ids, Tensor) and ids.shape == (1, 1)
+        return is_single and can_pack(arguments.get("past_key_values"))
+
+    def packable(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments of a decoder's call as `SPECS` has them; None if it runs alone."""
+        own = {name: value for name, value in arguments.items() if value is not None}
+        cache, mask = own.pop("past_key_values", None), own.pop("attention_mask", None)
+        positions = own.get("position_ids")
+        leads = [own[name] for name in ("input_ids", "inputs_embeds") if name in own]
+        if len(leads) != 1 or leads[0].shape[:2] != (1, 1) or not can_pack(cache):
+            return None
+        if not isinstance(positions, Tensor) or positions.shape[-2:] != (1, 1):
+            return None
+        if positions.ndim == 3:
+            del own["position_ids"]
+        tensors = sum(isinstance(value, Tensor) for value in own.values())
+        if tensors != 1 + (positions.ndim == 2) or not self._sees_all(cache, mask):
+            return None
+        own["past_key_values"] = OwnCache(cache, positions if positions.ndim == 3 else None)
+        return own
+
+    def _sees_all(self, cache: Cache, mask: Any) -> bool:
+        """Whether a text's token sees all before it; `generate` hides none later."""
+        if cache not in self._open:
+            masks = mask.values() if isinstance(mask, Mapping) else [mask]
+            if not all(map(_is_open, masks)):
+                return False
+            self._open.add(cache)
+        return True
+
+
+def reader_of(module: nn.Module) -> PackedTokens | None:
+    """None for a model whose tokens run alone."""
+    decoder = decoder_of(module)
+    return None if decoder is None else PackedTokens(decoder, head_of(module))
+
+
+def _is_open(mask: Any) -> bool:
+    if not isinstance(mask, Tensor):
+        return mask is None
+    return bool(((mask == 0) if mask.is_floating_point() else mask).all())
