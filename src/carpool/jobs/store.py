@@ -216,9 +216,13 @@ class JobStore:
             )
         return None
 
-    def get(self, job_id: str, owner: str = "") -> Record:
-        """One job; raises `JobNotFound` if there is none of this id, or it is another owner's."""
-        query = "SELECT * FROM jobs WHERE id = ? AND owner = ?"
+    def get(self, job_id: str, owner: str | None = "") -> Record:
+        """One job; raises `JobNotFound` if there is none of this id, or it is another owner's.
+
+        Args:
+            owner: None for that of any owner, behind a signed link.
+        """
+        query = "SELECT * FROM jobs WHERE id = ? AND owner = coalesce(?, owner)"
         if not (rows := self._db.read(query, [job_id, owner])):
             raise JobNotFound(
                 f"there is no job {job_id[:80]!r}: never accepted, deleted, or no longer kept"

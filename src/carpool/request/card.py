@@ -59,7 +59,7 @@ class Task:
     @property
     def file_type(self) -> str | None:
         """The output type from which files are made; None: the pipeline's own default."""
-        own = {"sound": "pt", "meshes": None}
+        own = {"sound": "pt", "meshes": "mesh" if "mesh" in self.output_types else None}
         return own.get(self.makes, "pil")
 
     def takes(self, name: str) -> bool:

@@ -12,8 +12,10 @@ from PIL import Image
 from carpool.artifacts import Mesh
 from carpool.engine.model.artifacts import mesh_of, rate_of, sound_of
 from carpool.engine.model.tasks import tasks_of
-from support.engine_driver import driving
-from support.mesh_pipeline import FACES, mesh_pipeline
+from carpool.request.parameters import check
+from carpool.types import Request
+from support.engine_driver import Recorder, driving
+from support.mesh_pipeline import FACES, MeshPipeline, mesh_pipeline
 from support.tiny import ARGUMENTS, checkpoint
 
 VERTICES = torch.arange(18.0).reshape(6, 3)
@@ -165,3 +167,37 @@ def test_pipelines_of_diffusers_that_make_sound_are_named_so() -> None:
     [name] = tasks_of(DiffusionPipeline.from_pretrained(checkpoint("stable_audio")))
 
     assert name == "text-to-audio"
+
+
+class Rendering(MeshPipeline):
+    """Renders pictures unless it is asked for meshes: as Shap-E does."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        image: Any,
+        num_inference_steps: int = 4,
+        generator: torch.Generator | None = None,
+        output_type: str = "pil",
+    ) -> dict[str, Any]:
+        if output_type not in ["np", "pil", "latent", "mesh"]:
+            raise ValueError(output_type)
+        meshes = super().__call__(image, num_inference_steps, generator).meshes[0]
+        return {"images": meshes if output_type == "mesh" else [Image.new("RGB", (4, 4))]}
+
+
+def test_files_of_a_pipeline_that_knows_the_output_type_mesh_are_meshes() -> None:
+    whole = mesh_pipeline()
+    picture = Image.new("RGB", (8, 8), "red")
+    with driving(Rendering(whole.net, whole.scheduler)) as drive:
+        card = drive.engine.loaded.card
+        request = Request(None, seed=3, image=picture, output_type="mesh")
+        recorder = Recorder()
+        drive.engine.submit(check(card, request), recorder)
+        drive.finish()
+
+    expected = mesh_of(vars(mesh_pipeline()(picture, generator=torch.Generator().manual_seed(3))))
+    mesh = mesh_of(recorder.outcome.fields)
+    assert (card.tasks[0].name, card.tasks[0].file_type) == ("image-to-mesh", "mesh")
+    assert mesh is not None
+    assert expected is not None
+    np.testing.assert_array_equal(mesh.vertices, expected.vertices)

@@ -58,7 +58,8 @@ def png() -> bytes:
 async def completed(opened: AppClient, body: dict[str, Any]) -> dict[str, Any]:
     answer = await opened.http.post(MESHES, json=body)
     assert answer.status_code == 200, answer.text
-    await opened.runner.ended(answer.json()["id"])
+    job_id = answer.json()["id"]
+    await opened.runner.ended(job_id, opened.runner.store.get(job_id, None).owner)
     job: dict[str, Any] = (await opened.http.get(f"{MESHES}/{answer.json()['id']}")).json()
     return job
 
@@ -258,3 +259,40 @@ def test_files_say_what_made_them_without_prompts_unless_they_may() -> None:
         play(played, Making(OF_WORDS), **options)
     assert [one["seed"] for one in found] == [9, 9]
     assert ["prompt" in one for one in found] == [False, True]
+
+
+def test_files_of_meshes_and_sound_have_signed_links_that_need_no_key() -> None:
+    worker = Making(OF_WORDS)
+
+    async def scene(opened: AppClient) -> None:
+        opened.http.headers["authorization"] = "Bearer secret"
+        job = await completed(opened, {"prompt": "a cup"})
+        content = (await opened.http.get(f"{MESHES}/{job['id']}/content")).content
+        plain = (await opened.http.get(f"/v1/jobs/{job['id']}")).json()
+        opened.http.headers.pop("authorization")
+        first, second = job["url"], plain["files"][0]["signed_url"]
+        answers = [await opened.http.get(url) for url in (first, second)]
+        part = await opened.http.get(first, headers={"range": "bytes=0-3"})
+        others = [
+            await opened.http.get(first.replace("mesh.glb", "mesh.obj")),
+            await opened.http.get(first[:-1] + ("0" if first[-1] != "0" else "1")),
+            await opened.http.get(first.partition("?")[0]),
+            await opened.http.get(f"{MESHES}/{job['id']}/content"),
+        ]
+
+        assert [answer.content for answer in answers] == [content, content]
+        assert (part.status_code, part.content) == (206, content[:4])
+        assert [answer.status_code for answer in others] == [404, 404, 404, 401]
+
+    play(scene, worker, api_key=("secret",))
+
+
+def test_sound_names_the_signed_link_of_its_file() -> None:
+    async def scene(opened: AppClient) -> None:
+        answer = await opened.http.post(SOUND, json={"prompt": "a bell"})
+        again = await opened.http.get(answer.headers["x-file-url"])
+
+        assert (again.status_code, again.content) == (200, answer.content)
+        assert again.headers["content-type"] == answer.headers["content-type"]
+
+    play(scene, Making(BELL))

@@ -191,7 +191,7 @@ def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:
 
 def _name(cls: Any, parameters: set[str]) -> str:
     pipeline, output = cls.__name__, str(cls.__call__.__annotations__.get("return", ""))
-    if "mesh" in output.lower():
+    if "mesh" in output.lower() or "mesh" in output_types(cls):
         return "image-to-mesh" if "image" in parameters else "text-to-mesh"
     if "AudioPipelineOutput" in output:
         return "text-to-audio"

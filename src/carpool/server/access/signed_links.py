@@ -1,4 +1,4 @@
-"""Pictures behind signed links, on the disk for an hour.
+"""Signed links: to pictures on the disk for an hour, and to files of jobs.
 
 A signed link needs no API key, ends when it says, and never names a file that was not put here. The
 secret is kept beside the files: links outlive a restart if these do.
@@ -24,6 +24,7 @@ TTL_S = 3600
 MOST_BYTES = 1 << 30  # limit for all files; the oldest go first
 TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
+_NO_FILE = "no file is behind this link: links end after an hour"
 _NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
 _PART = re.compile(rf"({_NAME.pattern}|secret)\.part")
 
@@ -86,7 +87,23 @@ class SignedFiles:
         with self._changing:
             self._sizes[name] = len(content)
             self._tidy()
-        return f"/v1/files/{name}?expires={expires_s}&signature={self._signature(name, expires_s)}"
+        return self._link(name, expires_s)
+
+    def link(self, job_id: str, name: str) -> str:
+        """The path of a link to a job's file, for an hour from now."""
+        return self._link(f"{job_id}/{name}", int(self._clock()) + TTL_S)
+
+    def check(self, name: str, expires: str, signature: str) -> None:
+        """Check a signature.
+
+        Raises:
+            FileNotFound: the link is not one of ours, or has expired.
+        """
+        if re.fullmatch(r"[0-9]{1,12}", expires) and int(expires) > self._clock():
+            right = self._signature(name, int(expires))
+            if hmac.compare_digest(signature.encode(), right.encode()):
+                return
+        raise FileNotFound(_NO_FILE)
 
     def get(self, name: str, expires: str, signature: str) -> Path:
         """The path of the file behind a link.
@@ -94,12 +111,11 @@ class SignedFiles:
         Raises:
             FileNotFound: the link is not one of ours, or has expired, or the file was removed.
         """
-        if re.fullmatch(r"[0-9]{1,12}", expires) and int(expires) > self._clock():
-            right, path = self._signature(name, int(expires)), self._folder / name
-            is_right = hmac.compare_digest(signature.encode(), right.encode())
-            if is_right and path.is_file() and not self._is_old(path):
-                return path
-        raise FileNotFound("no file is behind this link: links end after an hour")
+        self.check(name, expires, signature)
+        path = self._folder / name
+        if not path.is_file() or self._is_old(path):
+            raise FileNotFound(_NO_FILE)
+        return path
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -115,6 +131,9 @@ class SignedFiles:
 
     def _is_old(self, path: Path) -> bool:
         return path.stat().st_mtime + TTL_S <= self._clock()
+
+    def _link(self, name: str, expires_s: int) -> str:
+        return f"/v1/files/{name}?expires={expires_s}&signature={self._signature(name, expires_s)}"
 
     def _signature(self, name: str, expires_s: int) -> str:
         return hmac.new(self._secret, f"{name} {expires_s}".encode(), hashlib.sha256).hexdigest()

@@ -43,6 +43,7 @@ class MeshJob(JobRecord):
     prompt: str
     output_format: str
     bytes: int | None = Field(description="of its file; null until that exists")
+    url: str | None = Field(description="path to its file for an hour; needs no key")
     seed: int
     settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
 

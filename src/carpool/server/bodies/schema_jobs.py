@@ -59,6 +59,7 @@ class JobFile(BaseModel):
     name: str
     bytes: int
     url: str = Field(description="path of this server")
+    signed_url: str = Field(description="likewise, for an hour; needs no key")
 
 
 class JobStatus(JobRecord):

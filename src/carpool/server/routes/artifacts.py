@@ -37,11 +37,12 @@ from carpool.server.routes.jobs import (
     common_fields,
     file_of,
     settings_of,
+    signed_url,
     status_of,
     submit,
     wait_for_end,
 )
-from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
+from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
 from carpool.worker.raw_artifacts import mesh_of, sound_of
@@ -139,18 +140,19 @@ async def create_mesh(context: Context) -> MeshJob:
     content = form.values | ({"pictures": digests} if digests else {})
     limit = context.state.settings.max_faces
     record = await _submit(context, "mesh", content, body, checked, pictures, max_faces=limit)
-    return await _mesh(context.state, record)
+    return await _mesh(context, record)
 
 
-async def _mesh(state: AppState, record: Record) -> MeshJob:
+async def _mesh(context: AuthenticatedRequest, record: Record) -> MeshJob:
     return MeshJob(
+        url=next((signed_url(context, record, name) for name in record.files), None),
         status=record.state,
         prompt=record.asked.get("prompt", ""),
         output_format=record.work.get("output", {}).get("format", "glb"),
         bytes=sum(record.files.values()) or None,
         seed=next(iter(record.asked.get("seeds", [])), 0),
         settings=settings_of(record),
-        **await common_fields(state, record),
+        **await common_fields(context.state, record),
     )
 
 
@@ -170,12 +172,12 @@ async def list_meshes(
         context.client.owner, kind="mesh", after=after, limit=limit,
         is_newest_first=order == "desc",
     )  # fmt: skip
-    return MeshList.of([await _mesh(context.state, record) for record in records], has_more)
+    return MeshList.of([await _mesh(context, record) for record in records], has_more)
 
 
 @router.get("/meshes/{mesh_id}")
 async def get_mesh(mesh_id: str, context: Context) -> MeshJob:
-    return await _mesh(context.state, await _get(mesh_id, context))
+    return await _mesh(context, await _get(mesh_id, context))
 
 
 @router.delete("/meshes/{mesh_id}")
@@ -211,6 +213,7 @@ async def create_sound(body: SoundRequest, context: Context) -> Any:
         return JSONResponse(status.model_dump(), 202)
     record = await wait_for_end(context, record)
     answer = await file_of(context.state, record, f"sound.{body.output_format}")
+    answer.headers["x-file-url"] = signed_url(context, record, next(iter(record.files)))
     answer.headers["x-job-id"], answer.headers["x-seed"] = record.id, str(checked.seed)
     answer.headers.update(warnings_header(list(record.warnings)))
     return answer

@@ -21,7 +21,7 @@ from carpool.server.responses.downloads import PARTS, Download
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED
-from carpool.server.routes.jobs import ACCEPTED, status_of, submit_images
+from carpool.server.routes.jobs import ACCEPTED, file_of, status_of, submit_images
 from carpool.server.state import AppState, AuthenticatedRequest
 
 _NAMES = "image", "images"  # in a form, in JSON
@@ -176,3 +176,13 @@ def get_file(state: ServerState, file_id: str, expires: str = "", signature: str
     path = state.files.get(file_id, expires, signature)
     headers = {"cache-control": f"private, max-age={TTL_S}"}
     return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
+
+
+@links.get("/v1/files/{job_id}/{name}", response_class=Download, responses=PARTS)
+async def get_job_file(
+    state: ServerState, job_id: str, name: str, expires: str = "", signature: str = ""
+) -> Download:
+    """A file of a job, by the `signed_url` that its job shows."""
+    state.files.check(f"{job_id}/{name}", expires, signature)
+    record = await asyncio.to_thread(state.runner.store.get, job_id, None)
+    return await file_of(state, record, name)

@@ -168,13 +168,24 @@ async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
         started_at=_moment(record.started_s),
         seeds=record.asked.get("seeds", []),
         files=[
-            JobFile(name=name, bytes=size, url=f"{url}/{name}")
+            JobFile(
+                name=name,
+                bytes=size,
+                url=f"{url}/{name}",
+                signed_url=signed_url(context, record, name),
+            )
             for name, size in record.files.items()
         ],
         settings=settings_of(record),
         task=_first(record).get("task", ""),
         **await common_fields(context.state, record),
     )
+
+
+def signed_url(context: AuthenticatedRequest, record: Record, name: str) -> str:
+    """The path of a file as this client has to write it, without a key, for an hour."""
+    root = context.request.scope.get("root_path", "")
+    return f"{root}{context.state.files.link(record.id, name)}"
 
 
 def settings_of(record: Record) -> dict[str, Any]:
