@@ -11,7 +11,7 @@ from PIL import Image
 
 from carpool.artifacts import Mesh
 from carpool.errors import InvalidValue
-from carpool.media import encode_mesh
+from carpool.media import encode_mesh, files_beside
 from carpool.media.mesh import check_faces
 
 VERTICES = np.array([[0, 0, 0], [1, 0, 0], [0, 1.5, 0], [0, 0, -2]], np.float32)
@@ -91,6 +91,18 @@ def test_an_obj_has_vertices_colours_places_and_faces_from_one_on() -> None:
     assert lines[4:8] == ["vt 0 0", "vt 1 0", "vt 0 1", "vt 0.5 0.25"]
     assert lines[8:] == ["f 1/1 3/3 2/2", "f 1/1 2/2 4/4", "f 1/1 4/4 3/3", "f 2/2 3/3 4/4"]
     assert encode_mesh(PLAIN, "obj").decode().splitlines()[-1] == "f 2 3 4"
+
+
+def test_a_texture_of_an_obj_or_a_ply_is_a_file_beside_it_that_it_names() -> None:
+    obj, ply = (encode_mesh(RICH, format, stem="cup") for format in ("obj", "ply"))
+    of_obj, of_ply = (files_beside(RICH, format, "cup") for format in ("obj", "ply"))
+
+    assert obj.startswith(b"mtllib cup.mtl\nusemtl surface\nv ")
+    assert of_obj["cup.mtl"].endswith(b"map_Kd cup.png\n")
+    assert b"\ncomment TextureFile cup.png\n" in ply
+    assert of_obj["cup.png"] == of_ply["cup.png"] == RICH.texture
+    assert files_beside(RICH, "glb", "cup") == files_beside(PLAIN, "obj", "cup") == {}
+    assert b"cup" not in encode_mesh(PLAIN, "obj", stem="cup")
 
 
 def test_a_ply_is_what_its_header_says() -> None:

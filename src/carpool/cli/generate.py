@@ -202,6 +202,7 @@ def _prompt_of_each(options: _Options) -> list[str]:
 
 def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> None:
     """Write and print what was made; then raise the first error."""
+    from carpool import media
     from carpool.media.metadata import permitted, without_prompts
 
     taken: set[Path] = set()
@@ -217,8 +218,12 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
         metadata = permitted(
             told, metadata=options.metadata, metadata_prompt=options.metadata_prompt
         )
-        content = _content(one, path.suffix.lower(), options.fps, metadata)
+        content = _content(one, path, options.fps, metadata)
         write(path, content, one.seed, one.timings.total_s)
+        if (mesh := one.mesh) is not None:
+            format = cast("media.MeshFormat", path.suffix[1:].lower())
+            for name, beside in media.files_beside(mesh, format, path.stem).items():
+                path.with_name(name).write_bytes(beside)
         for warning in one.warnings:
             click.echo(f"carpool: {warning}", err=True)
         line = {"path": str(path), **told, "timings": asdict(one.timings)}
@@ -237,15 +242,17 @@ def _first_picture(output: "carpool.Output") -> Any:
 
 
 def _content(
-    output: "carpool.Output", ending: str, fps: float, metadata: dict[str, Any] | None
+    output: "carpool.Output", path: Path, fps: float, metadata: dict[str, Any] | None
 ) -> bytes:
     """The file of an output, by the ending of its name."""
     from carpool import media
 
+    ending = path.suffix.lower()
     if output.frames is not None:
         return media.encode_video(output.frames[0], fps, metadata)
     if (mesh := output.mesh) is not None:
-        return media.encode_mesh(mesh, cast("media.MeshFormat", ending[1:]), metadata)
+        format = cast("media.MeshFormat", ending[1:])
+        return media.encode_mesh(mesh, format, metadata, stem=path.stem)
     if output.images is None and (sound := output.sound) is not None:
         return media.encode_sound(sound, cast("media.SoundFormat", ending[1:]), metadata)
     return media.encode_image(output.images[0], FORMATS[ending], 95, metadata)

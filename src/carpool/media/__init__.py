@@ -1,6 +1,6 @@
 """Encode what models make with the settings that made it; decode pictures safely."""
 
-from carpool.media.mesh import MeshFormat, encode_mesh
+from carpool.media.mesh import MeshFormat, encode_mesh, files_beside
 from carpool.media.metadata import png_text
 from carpool.media.outputs import Format, encode_image, encode_video
 from carpool.media.sound import SoundFormat, encode_sound
@@ -14,6 +14,7 @@ __all__ = [
     "encode_mesh",
     "encode_sound",
     "encode_video",
+    "files_beside",
     "png_text",
     "read_picture",
 ]

@@ -1,7 +1,8 @@
 """Encode meshes as GLB, OBJ and PLY.
 
 GLB holds everything: colours, a texture, and the settings in `asset.extras`. OBJ and PLY have
-colours, places in a texture and the settings as comments; a texture would be another file.
+colours, places in a texture and the settings as comments; their texture is a file beside them,
+which an OBJ names by its material (`.mtl`), a PLY by a comment, as MeshLab reads it.
 
 Sources: glTF 2.0 specification, Khronos Group, sections 3 and 4; PLY, Greg Turk, 1994.
 """
@@ -36,16 +37,36 @@ def check_faces(mesh: Mesh, limit: int) -> None:
         )
 
 
-def encode_mesh(mesh: Mesh, format: MeshFormat, metadata: Mapping[str, Any] | None = None) -> bytes:
+def encode_mesh(
+    mesh: Mesh,
+    format: MeshFormat,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    stem: str | None = None,
+) -> bytes:
     """Encode a mesh.
 
     Args:
         metadata: as for `media.outputs.encode_image`.
+        stem: name of its file without the ending, where `files_beside` are written, too.
     """
     if format == "glb":
         return _glb(mesh, metadata)
     lines = _notes(metadata)
-    return _obj(mesh, lines) if format == "obj" else _ply(mesh, lines)
+    texture = stem if _has_texture(mesh) else None
+    return _obj(mesh, lines, texture) if format == "obj" else _ply(mesh, lines, texture)
+
+
+def files_beside(mesh: Mesh, format: MeshFormat, stem: str) -> dict[str, bytes]:
+    """What belongs beside the file of a mesh with a texture: its image, and an OBJ's material."""
+    if format == "glb" or not _has_texture(mesh):
+        return {}
+    material = f"newmtl surface\nKd 1 1 1\nmap_Kd {stem}.png\n".encode()
+    return {f"{stem}.png": mesh.texture} | ({f"{stem}.mtl": material} if format == "obj" else {})
+
+
+def _has_texture(mesh: Mesh) -> bool:
+    return bool(mesh.texture) and mesh.places is not None
 
 
 def _notes(metadata: Mapping[str, Any] | None) -> list[str]:
@@ -56,10 +77,11 @@ def _notes(metadata: Mapping[str, Any] | None) -> list[str]:
     return [*comments, f"carpool {as_json(metadata)}"] if metadata else comments
 
 
-def _obj(mesh: Mesh, notes: list[str]) -> bytes:
+def _obj(mesh: Mesh, notes: list[str], texture: str | None) -> bytes:
     colours = mesh.colours
     vertices = mesh.vertices if colours is None else np.hstack([mesh.vertices, colours / 255])
     lines = [f"# {note}" for note in notes]
+    lines += [f"mtllib {texture}.mtl", "usemtl surface"] if texture else []
     lines += [f"v {' '.join(f'{value:.6g}' for value in vertex)}" for vertex in vertices.tolist()]
     if mesh.places is not None:
         lines += [f"vt {u:.6g} {v:.6g}" for u, v in mesh.places.tolist()]
@@ -68,7 +90,8 @@ def _obj(mesh: Mesh, notes: list[str]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _ply(mesh: Mesh, notes: list[str]) -> bytes:
+def _ply(mesh: Mesh, notes: list[str], texture: str | None) -> bytes:
+    notes = [*notes, f"TextureFile {texture}.png"] if texture else notes
     columns: list[tuple[str, str, NDArray[Any]]] = [
         (name, "float", mesh.vertices[:, i]) for i, name in enumerate("xyz")
     ]

@@ -17,7 +17,7 @@ from carpool.jobs.database import Record
 from carpool.jobs.interfaces import OnJobPreview
 from carpool.jobs.work import work_of
 from carpool.media import outputs
-from carpool.media.mesh import MeshFormat, encode_mesh
+from carpool.media.mesh import MeshFormat, encode_mesh, files_beside
 from carpool.media.metadata import file_metadata, with_used
 from carpool.media.outputs import FPS, Format, check_fps, write_mp4
 from carpool.media.sound import SoundFormat, encode_sound
@@ -146,8 +146,10 @@ def write_mesh(record: Record, done: Sequence[Output], folder: Path) -> None:
     for i, (output, told) in enumerate(zip(done, form["told"], strict=True)):
         if (mesh := output.mesh) is None:
             raise PipelineFailed("the pipeline gave no mesh")
-        content = encode_mesh(mesh, form["format"], with_used(told, output.settings))
-        (folder / f"{i}.{form['format']}").write_bytes(content)
+        metadata, format = with_used(told, output.settings), form["format"]
+        files = {f"{i}.{format}": encode_mesh(mesh, format, metadata, stem=str(i))}
+        for name, content in (files | files_beside(mesh, format, str(i))).items():
+            (folder / name).write_bytes(content)
 
 
 def write_sound(record: Record, done: Sequence[Output], folder: Path) -> None:

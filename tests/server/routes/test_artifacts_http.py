@@ -36,13 +36,14 @@ class Making(Grey):
     def __init__(self, task: Task, **options: Any) -> None:
         super().__init__(**options)
         card: Card = replace(CARD, tasks=(task,), lora=())
+        self.more: dict[str, bytes] = {}
         self.ready, self.makes = protocol.WorkerReady(card, {}, 0.0), task.makes
 
     async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> Done:
         done = await super().submit(request)
         done.pictures = []
         if self.makes == "meshes":
-            done.mesh = RawMesh(VERTICES.tobytes(), FACES.tobytes())
+            done.mesh = RawMesh(VERTICES.tobytes(), FACES.tobytes(), **self.more)
         else:
             samples = np.linspace(-1, 1, 1000, dtype=np.float32)
             done.sound = RawSound(np.stack([samples, -samples]).tobytes(), 2, 8000)
@@ -296,3 +297,22 @@ def test_sound_names_the_signed_link_of_its_file() -> None:
         assert again.headers["content-type"] == answer.headers["content-type"]
 
     play(scene, Making(BELL))
+
+
+def test_the_texture_of_an_obj_is_a_file_of_its_job() -> None:
+    worker = Making(OF_WORDS)
+    worker.more = {"places": np.zeros((3, 2), np.float32).tobytes(), "texture": png()}
+
+    async def scene(opened: AppClient) -> None:
+        job = await completed(opened, {"prompt": "a cup", "output_format": "obj"})
+        content = (await opened.http.get(f"{MESHES}/{job['id']}/content")).content
+        files = (await opened.http.get(f"/v1/jobs/{job['id']}")).json()["files"]
+        answers = {file["name"]: await opened.http.get(file["url"]) for file in files}
+
+        assert answers["mesh.obj"].content == content
+        assert b"mtllib mesh.mtl" in content
+        assert answers["mesh.png"].content == png()
+        assert answers["mesh.mtl"].headers["content-type"].startswith("model/mtl")
+        assert job["bytes"] == len(content)
+
+    play(scene, worker)

@@ -18,7 +18,7 @@ class MeshRequest(GenerationRequest):
 
     prompt: Prompt = ""
     output_format: MeshFormat = Field(
-        "glb", description="obj and ply have no texture, glb has all that there is"
+        "glb", description="of obj and ply a texture is a file of its own, in the files of the job"
     )
 
 

@@ -12,7 +12,7 @@ from carpool.errors import InvalidValue, JobNotFound, PipelineFailed, Unsupporte
 from carpool.jobs.database import Record
 from carpool.jobs.work import work_of
 from carpool.media.inputs import packed
-from carpool.media.mesh import check_faces, encode_mesh
+from carpool.media.mesh import check_faces, encode_mesh, files_beside
 from carpool.media.metadata import with_used
 from carpool.media.sound import encode_sound
 from carpool.request.parameters import check
@@ -67,8 +67,10 @@ def write_mesh(record: Record, outputs: Sequence[Done], folder: Path) -> None:
         raise PipelineFailed("the pipeline gave no mesh")
     mesh, format = mesh_of(answer.mesh), output["format"]
     check_faces(mesh, output["max_faces"])
-    content = encode_mesh(mesh, format, with_used(output["told"], answer.settings))
-    (folder / f"mesh.{format}").write_bytes(content)
+    told = with_used(output["told"], answer.settings)
+    files = {f"mesh.{format}": encode_mesh(mesh, format, told, stem="mesh")}
+    for name, content in (files | files_beside(mesh, format, "mesh")).items():
+        (folder / name).write_bytes(content)
 
 
 def write_sound(record: Record, outputs: Sequence[Done], folder: Path) -> None:
@@ -143,13 +145,19 @@ async def create_mesh(context: Context) -> MeshJob:
     return await _mesh(context, record)
 
 
+def _file_of(record: Record) -> str:
+    """The name of a mesh's file; a texture lies beside it."""
+    return f"mesh.{record.work.get('output', {}).get('format', 'glb')}"
+
+
 async def _mesh(context: AuthenticatedRequest, record: Record) -> MeshJob:
+    name = _file_of(record)
     return MeshJob(
-        url=next((signed_url(context, record, name) for name in record.files), None),
+        url=signed_url(context, record, name) if name in record.files else None,
         status=record.state,
         prompt=record.asked.get("prompt", ""),
-        output_format=record.work.get("output", {}).get("format", "glb"),
-        bytes=sum(record.files.values()) or None,
+        output_format=name.partition(".")[2],
+        bytes=record.files.get(name),
         seed=next(iter(record.asked.get("seeds", [])), 0),
         settings=settings_of(record),
         **await common_fields(context.state, record),
@@ -191,7 +199,7 @@ async def delete_mesh(mesh_id: str, context: Context) -> MeshDeleted:
 @router.get("/meshes/{mesh_id}/content", response_class=Download, responses=PARTS)
 async def get_mesh_content(mesh_id: str, context: Context) -> Download:
     record = await _get(mesh_id, context)
-    return await file_of(context.state, record, next(iter(record.files), "mesh"))
+    return await file_of(context.state, record, _file_of(record))
 
 
 @router.post("/audio/generations", response_class=Download, responses={**PARTS, **ACCEPTED})

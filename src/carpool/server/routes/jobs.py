@@ -33,6 +33,7 @@ TYPES |= {
     ".glb": "model/gltf-binary",
     ".obj": "model/obj",
     ".ply": "model/ply",
+    ".mtl": "model/mtl",
 }
 KINDS: dict[str, Literal["video", "mesh", "sound"]]
 KINDS = {"video": "video", "mesh": "mesh", "sound": "sound"}
