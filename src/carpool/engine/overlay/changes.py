@@ -11,12 +11,30 @@ generate, are its own: they are put back whenever it goes on.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 from torch import nn
 
-from carpool.engine.overlay.module_state import ModuleState
+from carpool.engine.overlay.module_state import ABSENT, ModuleState
 from carpool.engine.overlay.shared_modules import SharedModules
+
+
+@dataclass(slots=True)
+class OwnEntry:
+    """An entry of a dictionary of a module, of which a request has its own value."""
+
+    container: dict[Any, Any]
+    name: Any
+    own: Any
+    shared: Any
+
+    def show(self, value: Any) -> None:
+        if value is ABSENT:
+            self.container.pop(self.name, None)
+        else:
+            self.container[self.name] = value
 
 
 class Changes:
@@ -26,18 +44,17 @@ class Changes:
         self._shared = shared
         self._before: dict[int, tuple[nn.Module, ModuleState]] = {}  # by the module's id
         self.names: dict[str, None] = {}  # names of changed modules, in order
-        self._is_written = False
-        self._generating: dict[int, list[nn.Module]] = {}  # parts with a config, by component
+        self._generating: dict[int, list[dict[str, Any]]] = {}  # configs, by component
+        self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # with what they held
         self._parts: set[int] = set()  # ids of all modules of components that have generated
-        self._own: dict[int, tuple[nn.Module, ModuleState]] = {}  # the request's own state of these
+        self._own: dict[tuple[int, Any], OwnEntry] = {}  # by the id of the dictionary, and name
+        self._changed: set[int] = set()  # ids of the parts with such entries
 
     @contextmanager
     def generating(self, component: nn.Module) -> Iterator[None]:
         """A component generates: changes of it are the request's own from now on."""
-        configs: dict[int, nn.Module] = {}
-        for part in component.modules():
-            configs.setdefault(id(getattr(part, "config", component)), part)
-            self._parts.add(id(part))
+        configs = {id(c): vars(c) for p in component.modules() if (c := getattr(p, "config", None))}
+        self._parts.update(map(id, component.modules()))
         before = self._generating.get(id(component))
         self._generating[id(component)] = list(configs.values())
         self._watch()
@@ -52,20 +69,22 @@ class Changes:
 
     def has_own(self, component: nn.Module) -> bool:
         """Whether the request has changed this component, which generates."""
-        return bool(self._own) and any(id(part) in self._own for part in component.modules())
+        return bool(self._changed) and any(
+            id(part) in self._changed for part in component.modules()
+        )
 
     def enter(self) -> None:
         """Show the request its own state."""
-        for module, own in self._own.values():
-            self._save(module)
-            own.restore()
-        self._watch()
+        for entry in self._own.values():
+            entry.shared = entry.container.get(entry.name, ABSENT)
+            entry.show(entry.own)
+        if self._generating:
+            self._watch()
 
     def _watch(self) -> None:
         """Save the configs of components that generate: writes on them are not reported."""
-        for parts in self._generating.values():
-            for part in parts:
-                self._save(part)
+        configs = [config for configs in self._generating.values() for config in configs]
+        self._configs = [(config, dict(config)) for config in configs]
 
     def touch(self, target: Any, *, deep: bool = False) -> None:
         """Save a module's state before the request first writes on it.
@@ -80,7 +99,6 @@ class Changes:
         for module in owner.modules() if deep else [owner]:
             if id(module) in self._shared.names:
                 self._save(module).keep_weights(module)
-                self._is_written = True
 
     def touch_in_forward(self, target: Any) -> None:
         """The same for a module that is written while it computes: weights may be streamed."""
@@ -97,18 +115,38 @@ class Changes:
     @property
     def are_possible(self) -> bool:
         """Whether a module was written since the last pause."""
-        return self._is_written
+        return bool(self._before)
 
     def take_back(self) -> None:
         """Restore all modules; the changed ones are in `names` from now on, or put back later."""
-        for module_id, (module, state) in self._before.items():
+        for entry in self._own.values():
+            entry.own = entry.container.get(entry.name, ABSENT)
+        for module_id, (_, state) in self._before.items():
             if state.is_now():
-                self._own.pop(module_id, None)
                 continue
-            if module_id in self._parts and state.has_same_weights():
-                self._own[module_id] = module, ModuleState.of(module, with_storage=False)
+            if module_id in self._parts and state.differs_in_entries():
+                self._changed.add(module_id)
+                for container, before in state.dicts:
+                    self._keep(container, before)
             else:
                 self.names[self._shared.names[module_id]] = None
             state.restore()
+        for config, before in self._configs:
+            if len(config) != len(before) or not all(map(is_, config.values(), before.values())):
+                self._keep(config, before)
+        for entry in self._own.values():
+            entry.show(entry.shared)
         self._before.clear()
-        self._is_written = False
+        self._configs.clear()
+
+    def _keep(self, container: dict[Any, Any], before: dict[Any, Any]) -> None:
+        """Make the changed entries of a dictionary the request's own."""
+        for name in {**before, **container}:
+            now, then = container.get(name, ABSENT), before.get(name, ABSENT)
+            place = id(container), name
+            if now is then:
+                continue
+            if place in self._own:
+                self._own[place].own = now
+            else:
+                self._own[place] = OwnEntry(container, name, now, then)

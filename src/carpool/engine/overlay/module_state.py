@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from carpool.engine.overlay.writes import data, point
 
 REGISTRY = "_diffusers_hook"  # the attribute in which diffusers keeps its hooks
-_ABSENT = object()
+ABSENT = object()
 _CONTAINERS = (dict, OrderedDict, list, set)
 _USUAL = frozenset(vars(nn.Module()))  # attributes of every module
 _NO_OBJECTS = (
@@ -79,6 +79,11 @@ class ModuleState:
             and self.has_same_weights()
         )
 
+    def differs_in_entries(self) -> bool:
+        """Whether nothing but entries of its dictionaries differs from then."""
+        are_same = all(_has_same(now, then) for now, then in self.collections)
+        return are_same and self.has_same_weights()
+
     def has_same_weights(self) -> bool:
         """Whether the weights and buffers that it had then are where they were."""
         return all(
@@ -92,7 +97,7 @@ class ModuleState:
             for name in [name for name in container if name not in entries]:
                 del container[name]
             for name, value in entries.items():
-                if container.get(name, _ABSENT) is not value:
+                if container.get(name, ABSENT) is not value:
                     container[name] = value
             if place and list(container) != list(entries):  # the order of children matters
                 for name, value in entries.items():
@@ -153,7 +158,7 @@ def _has_same(container: Any, values: list[Any]) -> bool:
 
 def _are_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
     return len(now) == len(then) and all(
-        _is_same(value, now.get(name, _ABSENT)) for name, value in then.items()
+        _is_same(value, now.get(name, ABSENT)) for name, value in then.items()
     )
 
 
