@@ -67,13 +67,11 @@ def decoder_of(module: nn.Module) -> nn.Module | None:
         return None
     takers = [part for part in module.modules() if _parameters(part) >= _TAKES]
     inner = [part for part in takers if sum(x in takers for x in part.modules()) == 1]
-    if len(inner) != 1 or not getattr(inner[0], "_supports_attention_backend", False):
+    if len(inner) != 1 or inner[0] is module:
         return None
-    return (
-        None
-        if any(vars(part).get("_compiled_call_impl") for part in module.modules())
-        else inner[0]
-    )
+    is_compiled = any(vars(part).get("_compiled_call_impl") for part in module.modules())
+    is_registered = getattr(inner[0], "_supports_attention_backend", False)
+    return inner[0] if is_registered and not is_compiled else None
 
 
 def head_of(module: nn.Module) -> nn.Module | None:
