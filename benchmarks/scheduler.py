@@ -1,5 +1,8 @@
 """CPU time of the policy `continuous`: choose() and admit() with many parked and queued requests.
 
+The calls of our own functions that one more denoising step of a lone request makes, by function:
+the same number on every machine. And what the engine itself takes beside forwards and pipelines.
+
 And the cost of observability (timelines, statistics, width reasons): a run of the embedded model is
 recorded, its observations are repeated, and their time is compared with that of its forwards.
 
@@ -7,12 +10,17 @@ usage: make bench-scheduler     (or: python benchmarks/scheduler.py [--parked N 
 """
 
 import argparse
+import itertools
 import statistics
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from pathlib import Path
+from types import FrameType, SimpleNamespace
 from typing import Any
 
+import carpool
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
@@ -30,6 +38,8 @@ from carpool.types import Request
 
 KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
 KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+OFTEN = 100  # of a thousand steps: functions that fewer call are not listed
 CURVES = {kind: Curve({1: 0.01, 8: 0.02, 64: 0.1}) for kind in KINDS}
 
 
@@ -135,6 +145,59 @@ def explained(requests: int) -> str:
     )
 
 
+def calls_of_a_step() -> Counter[str]:
+    """Calls of our own functions for one more step of a lone request, in a thousandth, by function.
+
+    With costs and tables that are known well. Comprehensions are no functions.
+    """
+    settings, root, few, many = EngineSettings(device="cpu"), Path(carpool.__file__).parent, 20, 84
+    calls = {few: Counter[str](), many: Counter[str]()}
+    ticks = itertools.count()
+    for steps, counter in calls.items():
+        engine = EngineCore(
+            load("shapes", settings), settings, off_loop=lambda work: work(),
+            clock=lambda: next(ticks) / 10_000,
+        )  # fmt: skip
+
+        def count(frame: FrameType, event: str, _: object, counter: Counter[str] = counter) -> None:
+            code = frame.f_code
+            if event == "call" and code.co_name not in COMPREHENSIONS:
+                path = Path(code.co_filename)
+                if path.is_relative_to(root):
+                    counter[f"{path.relative_to(root)}:{code.co_qualname}"] += 1
+
+        engine.enter()
+        for is_counted, its_steps in ((False, few), (True, steps)):
+            request = Request("a red circle", width=64, height=64, num_inference_steps=its_steps)
+            engine.submit(check(engine.loaded.card, request), Nobody())
+            sys.setprofile(count if is_counted else None)
+            while engine.step():
+                pass
+            sys.setprofile(None)
+        engine.leave()
+    more = calls[many]
+    more.subtract(calls[few])
+    return Counter({name: round(n * 1000 / (many - few)) for name, n in more.items() if n > 0})
+
+
+def loop_ms(requests: int = 16) -> float:
+    """Milliseconds a forward that the engine's loop takes itself, with mixed requests."""
+    settings = EngineSettings(device="cpu", max_running=requests)
+    engine = EngineCore(load("shapes", settings), settings, off_loop=lambda work: work())
+    engine.enter()
+    for number in range(requests):
+        size, steps = (64, 32)[number % 2], (10, 14, 20, 30)[number % 4]
+        request = Request("a red circle", width=size, height=size, num_inference_steps=steps)
+        engine.submit(check(engine.loaded.card, request), Nobody())
+    while engine.step():
+        pass
+    engine.leave()
+    seconds = engine.statistics()
+    own_s = seconds["turn_s"] - seconds["forward_s"] - seconds["fiber_s"]
+    forwards = sum(entry["count"] for entry in seconds["forwards"])
+    return float(own_s / forwards * 1e3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parked", type=int, default=1000)
@@ -151,6 +214,14 @@ def main() -> None:
         print(f"{median_ms(work):8.3f} ms  {what}")
     for requests in (1, 2, 32):
         print(explained(requests))
+    print(f"{loop_ms():8.3f} ms  the loop's own, a forward, 16 mixed requests")
+    calls_a_step = calls_of_a_step()
+    files = {name.partition(":")[0] for name, n in calls_a_step.items() if n >= OFTEN}
+    total = sum(calls_a_step.values()) / 1000
+    print(f"{total:8.1f}     calls for one more step of a lone request, in {len(files)} files")
+    for name, n in calls_a_step.most_common():
+        if n >= OFTEN:
+            print(f"{n / 1000:8.2f}     {name}")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,9 @@ def test_every_stage_of_a_turn_is_reached(monkeypatch: pytest.MonkeyPatch) -> No
         reached[stage] += 1
 
     monkeypatch.setattr(Stages, "reach", note)
+    monkeypatch.setenv(FAULT_VARIABLE, "turn:error:0")
     with driving(odd_pipeline(), mode="continuous") as drive:
+        drive.engine.after_turn = lambda: None
         put(drive, 0, 3)
         drive.finish()
 
@@ -180,14 +182,14 @@ def test_requests_that_cannot_be_kept_apart_end_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(self: Any) -> None:
-        raise RuntimeError("changes that cannot be taken back")
+        raise RuntimeError("numbers that cannot be put back")
 
     with carpool.load(odd_pipeline(), device="cpu") as engine:
-        monkeypatch.setattr("carpool.engine.overlay.changes.Changes.take_back", fails)
+        monkeypatch.setattr("carpool.engine.random_state.RandomState.leave", fails)
         error = engine.generate("x", seed=1, return_errors=True)[0].error
 
     assert isinstance(error, WorkerLost)
-    assert "cannot be kept apart: RuntimeError: changes" in str(error)
+    assert "cannot be kept apart: RuntimeError: numbers" in str(error)
 
 
 @pytest.mark.parametrize("error", [EngineLost("the device is gone"), FiberExit()])

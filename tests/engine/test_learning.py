@@ -27,9 +27,9 @@ def learned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     plain = Costs.learn
 
-    def learn(self: Costs, kind: CallKind, rows: int, seconds: float) -> None:
-        names.append(kind.name)
-        plain(self, kind, rows, seconds)
+    def learn(self: Costs, kind: CallKind, rows: int, *seconds: float) -> None:
+        names.extend([kind.name] * len(seconds))
+        plain(self, kind, rows, *seconds)
 
     monkeypatch.setattr(Costs, "learn", learn)
     return names

@@ -35,7 +35,7 @@ class Told(Costs):
     def curve(self, kind: CallKind) -> Curve:
         return STAGES[kind.name]
 
-    def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
+    def learn(self, kind: CallKind, rows: int, *seconds: float) -> None:
         pass
 
 
@@ -68,7 +68,7 @@ class Timed:
     def chosen(self, states: Any) -> list[list[RequestState]]:
         selections = self.choose(states)
         for chosen in selections:
-            name = self.drive.engine.scheduler._kind.name
+            name = self.drive.engine.scheduler.kind.name
             self.batches.append((name, tuple(sorted(rider.number for rider in chosen))))
         return selections
 

@@ -192,7 +192,7 @@ def test_whatever_is_learned_every_prediction_is_a_positive_number_and_can_be_re
     for one_size, one_rows, took_s, beside_s in learned:
         kind = CallKind("net.forward", one_size)
         costs.learn(kind, one_rows, took_s)
-        costs.learn_turn(kind, one_rows, beside_s, took_s)
+        costs.learn_turns(kind, one_rows, [(beside_s, took_s)])
 
     for asked in [size, *(one for one, *_ in learned)]:
         kind = CallKind("net.forward", asked)

@@ -63,7 +63,7 @@ def test_turns_that_are_learned_on_a_slow_machine_are_given_at_its_usual_speed()
     for seconds in [1.0] * 20 + [2.0] * 40:
         costs.learn(KIND, 1, seconds)
     for _ in range(9):
-        costs.learn_turn(KIND, 2, loop_s=0.4, own_s=0.4)
+        costs.learn_turns(KIND, 2, [(0.4, 0.4)])
 
     assert costs.overhead_s(KIND, 2) == pytest.approx(0.4, rel=0.15)
     assert costs.overhead_s(CallKind("another", 1), 2) == 0.0
@@ -78,6 +78,6 @@ def test_a_loop_that_takes_longer_than_a_forward_makes_wider_ones_worth_it() -> 
 
     assert width() == 1
 
-    costs.learn_turn(KIND, 1, loop_s=30.0, own_s=0.0)
+    costs.learn_turns(KIND, 1, [(30.0, 0.0)])
 
     assert width() == 4

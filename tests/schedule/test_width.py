@@ -79,7 +79,7 @@ def test_a_burst_is_done_sooner_by_wider_forwards_whose_mean_is_little_worse() -
 def test_a_forward_that_runs_ahead_is_no_wider_than_the_pipelines_own_code_can_feed() -> None:
     def wide(own_s: float, *, runs_ahead: bool) -> int:
         costs = Costs({KIND: Curve({1: 0.010, 8: 0.011})})
-        costs.learn_turn(KIND, 8, loop_s=0.0, own_s=8 * own_s)
+        costs.learn_turns(KIND, 8, [(0.0, 8 * own_s)])
         costs.runs_ahead = runs_ahead
         return chosen(costs, 8)
 
@@ -94,7 +94,7 @@ def test_a_turn_is_its_forward_and_what_is_beside_it_or_the_longer_of_them(
     runs_ahead: bool,
 ) -> None:
     costs = Costs({KIND: Curve({1: 1.0})})
-    costs.learn_turn(KIND, 2, loop_s=0.2, own_s=0.6)
+    costs.learn_turns(KIND, 2, [(0.2, 0.6)])
     costs.runs_ahead = runs_ahead
 
     assert costs.turn_s(KIND, 2, 1.0) == pytest.approx(1.0 if runs_ahead else 1.8)

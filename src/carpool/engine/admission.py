@@ -39,15 +39,15 @@ class AdmissionControl:
         """Whether it has learned anything."""
         return self._speed is not None
 
-    def learn(self, alone_s: float, calls: int, together_s: float) -> None:
-        """A forward of several calls took so long; one after another they would take `alone_s`."""
+    def learn(self, alone_s: float, calls: int, together_s: float, times: int = 1) -> None:
+        """Forwards of several calls took so long; one after another they would take `alone_s`."""
         self._speed = self._speed or Speed()
-        self._speed.learn(alone_s, calls, together_s)
+        self._speed.learn(alone_s, calls, together_s, times)
 
     def update(self, waiting: int, waiting_s: float, lefts_s: Sequence[float]) -> None:
         """How many are queued, their predicted work, and what running ones have left of theirs."""
         self._seen, self._waiting_s, self._lefts_s = waiting, waiting_s, lefts_s
-        if waiting or self.stage:  # else it stays 0
+        if waiting or self._overload.stage:  # else it stays 0
             self._update_stage()
 
     def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:

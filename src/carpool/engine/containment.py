@@ -48,7 +48,7 @@ class Stages:
     """
 
     def __init__(self, faults: "Faults | None" = None) -> None:
-        self._faults = faults
+        self._faults, self.has_faults = faults, faults is not None
         self._logged: set[tuple[str, type]] = set()
 
     def reach(
@@ -71,7 +71,8 @@ class Stages:
         """The result of some work, or the substitute if it raises."""
         try:
             result = work(*args)
-            self.reach(stage, states)
+            if self.has_faults:
+                self.reach(stage, states)
             return result
         except UNCONTAINED:
             raise

@@ -34,7 +34,8 @@ class Description:
 
     positional: int  # arguments without a name
     names: tuple[str, ...]  # named arguments, in their order
-    tests: tuple[Callable[[Any], bool], ...]  # one for each argument
+    tests: tuple["Test", ...]  # one for each argument
+    is_tried: bool  # calls of its key may be found not to fuse
     key: Hashable
     rows: int
 
@@ -43,8 +44,16 @@ class Description:
         if len(args) != self.positional or tuple(kwargs) != self.names:
             return False
         values = (*args, *kwargs.values()) if args else kwargs.values()
-        for test, value in zip(self.tests, values, strict=True):  # noqa: SIM110  half the time
-            if not test(value):
+        for test, value in zip(self.tests, values, strict=True):
+            if not isinstance(test, tuple):
+                if not test(value):
+                    return False
+            elif not isinstance(value, Tensor):
+                return False
+            elif len(test) == 2:  # the same tensor, unchanged
+                if test[0]() is not value or value._version != test[1]:
+                    return False
+            elif (value.shape, value.dtype, value.device) != test:
                 return False
         return True
 
@@ -76,19 +85,22 @@ class Describer:
         is_lasting = target.spec is not None and not target.is_exclusive
         before = descriptions.get(id(target)) if is_lasting else None
         if before is not None and before.holds_for(call):
-            key, rows = before.key, before.rows
+            key, rows, is_tried = before.key, before.rows, before.is_tried
         else:
             call = self._probation.infer_spec(call)
             if call.target.spec is None and target.method != "generate":
                 self._log_once(target)
             key, rows = self._fuser.describe(call)
             hash(key)  # raises now if a value cannot be hashed
+            is_tried = self._probation.is_tried(call.target)
             if is_lasting and (tests := _tests(target, call)) is not None:
                 names = tuple(call.kwargs)
-                descriptions[id(target)] = Description(len(call.args), names, tests, key, rows)
+                descriptions[id(target)] = Description(
+                    len(call.args), names, tests, is_tried, key, rows
+                )
             else:
                 descriptions.pop(id(target), None)
-        if self._probation.runs_alone(call, key):
+        if is_tried and self._probation.runs_alone(call, key):
             key = self._fuser.alone(call)
         return call, (key, request.lora) if self._is_grouped else key, rows
 
@@ -109,7 +121,13 @@ class Describer:
             )
 
 
-def _tests(target: Target, call: Call) -> tuple[Callable[[Any], bool], ...] | None:
+_Form = tuple[torch.Size, torch.dtype, torch.device]
+_Same = tuple[weakref.ref[Tensor], int]
+Test = _Form | _Same | Callable[[Any], bool]
+"""Whether an argument fuses as an earlier one did: data for tensors, as it is asked often."""
+
+
+def _tests(target: Target, call: Call) -> tuple[Test, ...] | None:
     """A test for each argument; None where the description must not be used again."""
     spec = target.spec
     if spec is None or any(call.arguments().get(name) is None for name in spec.needs):
@@ -118,13 +136,26 @@ def _tests(target: Target, call: Call) -> tuple[Callable[[Any], bool], ...] | No
         return None
     named = [*zip(target.positional, call.args, strict=False), *call.kwargs.items()]
     try:
-        return tuple([_test(spec.rules.get(name), value) for name, value in named])
+        return tuple([_form_or_test(spec.rules.get(name), value) for name, value in named])
     except _Unknown:
         return None
 
 
 class _Unknown(Exception):
     """No cheap test tells whether such an argument has changed."""
+
+
+def _form_or_test(rule: Any, value: Any) -> Test:
+    if isinstance(value, Tensor):
+        if _is_told_by_form(rule):
+            return value.shape, value.dtype, value.device
+        if (rule is SHARE or isinstance(rule, Pad)) and not value.is_inference():
+            return weakref.ref(value), value._version
+    return _test(rule, value)
+
+
+def _is_told_by_form(rule: Any) -> bool:
+    return rule in (STACK, SCALAR, CONCAT) or (isinstance(rule, Pad) and not rule.places)
 
 
 def _test(rule: Any, value: Any) -> Callable[[Any], bool]:

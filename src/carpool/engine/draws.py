@@ -25,8 +25,8 @@ from carpool.engine.request import RequestState
 class Draws:
     """Runs forwards with the right random numbers. For the engine's thread."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, is_group: bool) -> None:
+        self._device, self._is_group = device, is_group
         self._idle: list[RandomState] = []  # unused so far
 
     def around(self, run: RunCalls) -> RunCalls:
@@ -34,53 +34,60 @@ class Draws:
 
         def drawing(states: Sequence[RequestState]) -> list[Any]:
             is_private = isinstance(states[0].context, PrivateContext)  # its numbers are shown
-            if is_private or computes_together(states[0].call.target.module):
+            if is_private or (self._is_group and computes_together(states[0].call.target.module)):
                 return run(states)
-            if len(states) == 1:
-                return self._alone(run, states[0])
-            answers = self._together(run, states)
-            return [self._again(run, state) for state in states] if answers is None else answers
+            if len(states) > 1:
+                answers = self._together(run, states)
+                return answers or [_contained(drawing, state) for state in states]
+            assert isinstance(states[0].context, RequestContext)
+            numbers = states[0].context.random
+            before = numbers.states
+            numbers.enter()
+            try:
+                answers = run(states)
+            except torch.OutOfMemoryError:
+                numbers.leave()
+                numbers.go_back(before)  # it is tried again
+                raise
+            except BaseException:
+                numbers.leave()
+                raise
+            numbers.leave()
+            if numbers.has_moved(before):
+                _note(states[0])
+            return answers
 
         return drawing
-
-    def _alone(self, run: RunCalls, state: RequestState) -> list[Any]:
-        assert isinstance(state.context, RequestContext)
-        numbers = state.context.random
-        before = numbers.at()
-        try:
-            with numbers.applied():
-                answers = run([state])
-        except torch.OutOfMemoryError:
-            numbers.go_back(before)  # it is tried again
-            raise
-        if numbers.has_moved(before):
-            _note(state)
-        return answers
 
     def _together(self, run: RunCalls, states: Sequence[RequestState]) -> list[Any] | None:
         """Answers of a fused forward; None if something was drawn in it."""
         numbers = self._idle.pop() if self._idle else self._unmoved()
-        before = numbers.at()
-        with numbers.applied():
+        before = numbers.states
+        numbers.enter()
+        try:
             answers = run(states)
+        finally:
+            numbers.leave()
         if numbers.has_moved(before):
             return None
         self._idle.append(numbers)
         return answers
 
-    def _again(self, run: RunCalls, state: RequestState) -> Any:
-        try:
-            return self._alone(run, state)[0]
-        except (torch.OutOfMemoryError, *UNCONTAINED):
-            raise
-        except BaseException as error:
-            return Failure(error)
-
     def _unmoved(self) -> RandomState:
         numbers = RandomState(0, self._device)
-        with numbers.applied():
-            pass
+        numbers.enter()
+        numbers.leave()
         return numbers
+
+
+def _contained(run: RunCalls, state: RequestState) -> Any:
+    """The answer of a call that runs again, alone, or its failure."""
+    try:
+        return run([state])[0]
+    except (torch.OutOfMemoryError, *UNCONTAINED):
+        raise
+    except BaseException as error:
+        return Failure(error)
 
 
 def _note(state: RequestState) -> None:

@@ -46,12 +46,8 @@ class WidthLimits:
     def __init__(self) -> None:
         self._refusals: dict[Hashable, int] = {}
         self._too_wide: dict[Hashable, int] = {}  # rows that did not fit
+        self.are_limited = False  # whether any key has run out of memory
         self._fitted: dict[Hashable, int] = {}  # rows that did, of keys that ran out once
-
-    @property
-    def are_limited(self) -> bool:
-        """Whether any key has run out of memory."""
-        return bool(self._too_wide)
 
     def cap(self, key: Hashable, default: int) -> int:
         """Rows that a forward of this key may have: what fitted, or half of what did not."""
@@ -60,6 +56,7 @@ class WidthLimits:
         return min(default, self._fitted.get(key, max(1, self._too_wide[key] // 2)))
 
     def too_wide(self, key: Hashable, rows: int) -> None:
+        self.are_limited = True
         self._too_wide[key] = min(rows, self._too_wide.get(key, rows))
         if self._fitted.get(key, 0) >= rows:
             del self._fitted[key]  # there is less memory than there was

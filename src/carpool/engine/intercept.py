@@ -265,11 +265,11 @@ def _parking(
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        if not in_fiber():
-            return original(*args, **kwargs)
         context = current_context()
         if context is None:
-            return original(*args, **kwargs) if target is None else park(Call(target, args, kwargs))
+            if target is None or not in_fiber():
+                return original(*args, **kwargs)
+            return park(Call(target, args, kwargs))
         if context.is_running:
             return original(*args, **kwargs)
         called = token if token and context.is_generating(component) else target

@@ -29,7 +29,7 @@ from carpool.engine.overlay.functions import FunctionModes
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
 from carpool.engine.switches import Switches
-from carpool.engine.thread_modes import Modes, ThreadModes
+from carpool.engine.thread_modes import Modes, ThreadModes, is_autocast_on
 from carpool.errors import PipelineFailed, named
 
 log = logging.getLogger("carpool")
@@ -132,7 +132,16 @@ class RequestContext:
             EngineLost: it cannot be done as a whole: others might see a part of that state.
         """
         try:
-            self._enter()
+            if self._switches is not None:
+                self._switches.enter()
+            self._modes.enter()
+            self.random.enter()
+            if self._copies:
+                provenance.watch()
+                pinned_copies.watch()
+            self._functions.enter()
+            if self.changes.has_state:
+                self.changes.enter()
         except Exception as error:
             raise self._lost(error) from error
 
@@ -143,35 +152,22 @@ class RequestContext:
             EngineLost: as `enter` does.
         """
         try:
-            self._leave()
+            self._functions.leave()
+            if self._copies:
+                provenance.ignore()
+                pinned_copies.ignore()
+            if self.changes.before or self.changes.has_state:
+                self.changes.take_back()
+            self.random.leave()
+            self._modes.leave()
+            if self._switches is not None:
+                self._switches.leave()
+                self.changes.names.update(self._switches.turned)
         except Exception as error:
             raise self._lost(error) from error
 
     def _lost(self, error: Exception) -> EngineLost:
         return EngineLost(f"request {self.request_id} cannot be kept apart: {named(error)}")
-
-    def _enter(self) -> None:
-        if self._switches is not None:
-            self._switches.enter()
-        self._modes.enter()
-        self.random.enter()
-        if self._copies:
-            provenance.watch()
-            pinned_copies.watch()
-        self._functions.enter()
-        self.changes.enter()
-
-    def _leave(self) -> None:
-        self._functions.leave()
-        if self._copies:
-            provenance.ignore()
-            pinned_copies.ignore()
-        self.changes.take_back()
-        self.random.leave()
-        self._modes.leave()
-        if self._switches is not None:
-            self._switches.leave()
-            self.changes.names.update(self._switches.turned)
 
     def own(self, target: Target) -> Target:
         """The method that a call from this request means.
@@ -185,17 +181,16 @@ class RequestContext:
         Raises:
             PipelineFailed: other processes compute the component, too, and know of no such mode.
         """
-        modes = Modes.now()
         is_usual = self._modes.can_share and not self._functions.are_changed
         is_usual = is_usual and contextvars.copy_context() == self._variables
         is_usual = is_usual and (target.method != "generate" or target.spec is not None)
-        is_usual = is_usual and not self.changes.has_own(target.module)
+        is_usual = is_usual and not (self.changes.has_state and self.changes.has_own(target.module))
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
-        is_plain = not (modes.autocast or torch.is_inference_mode_enabled())
+        is_plain = not (is_autocast_on() or torch.is_inference_mode_enabled())
         if is_usual and is_in_half(target.module, self):
             return self._in_half(target)
         if is_usual and (is_plain or not computes_together(target.module)):
-            return target if is_plain else self._in_modes(target, modes)
+            return target if is_plain else self._in_modes(target, Modes.now())
         if computes_together(target.module):
             raise PipelineFailed(
                 f"the request calls {target.component} with gradients, or in another mode of torch "

@@ -49,6 +49,7 @@ class CostLearning:
         # turns (kind, calls, seconds of the loop and of the pipelines' own code)
         self._ran: list[tuple[CallKind, tuple[int, ...], float]] = []
         self._turns: list[tuple[CallKind, int, float, float]] = []
+        self._learned: set[tuple[CallKind, int]] = set()
         self._times_run: Counter[tuple[CallKind, int]] = Counter()
         self._is_news, self._ran_s = False, 0.0
 
@@ -57,14 +58,17 @@ class CostLearning:
 
         The first forward of a width chooses kernels, loads or compiles them.
         """
-        if not self._times_run.get((kind, rows)) or self.costs.curve(kind).is_empty:
+        if (kind, rows) not in self._learned:
             return None
         return self.costs.seconds(kind, rows)
 
     def forward(self, kind: CallKind, forward: Forward) -> None:
         """Note what a forward took; where they run ahead, what those took that are over by now."""
-        self.watch.stop((kind, forward.row_counts), forward.duration_s)
-        for (ran, widths), seconds in self.watch.read():
+        over = [((kind, forward.row_counts), forward.duration_s)]
+        if self._runs_ahead:
+            self.watch.stop(over[0][0])
+            over = self.watch.read()
+        for (ran, widths), seconds in over:
             if ran.name not in self._seconds:
                 self._seconds[ran.name] = histogram(FORWARD_BUCKETS_S)
             self._seconds[ran.name].observe(seconds)
@@ -107,15 +111,21 @@ class CostLearning:
 
     def learn(self) -> None:
         """Learn from the forwards and turns that were noted."""
+        runs: dict[tuple[CallKind, tuple[int, ...]], list[float]] = {}
         for kind, rows, seconds in self._ran:
-            if seconds > 0:
-                self.costs.learn(kind, sum(rows), seconds)
+            runs.setdefault((kind, rows), []).append(seconds)
+        for (kind, rows), times_s in runs.items():
+            self.costs.learn(kind, sum(rows), *times_s)
+            self._learned.add((kind, sum(rows)))
             if not self._streams and self._is_informed:
                 curve = self.costs.curve(kind)
-                alone_s = sum([curve.seconds(width) for width in rows])
-                self._admission.learn(alone_s, len(rows), curve.seconds(sum(rows)))
+                alone_s, together_s = sum(map(curve.seconds, rows)), curve.seconds(sum(rows))
+                self._admission.learn(alone_s, len(rows), together_s, len(times_s))
+        turns: dict[tuple[CallKind, int], list[tuple[float, float]]] = {}
         for kind, calls, loop_s, fiber_s in self._turns:
-            self.costs.learn_turn(kind, calls, loop_s, fiber_s)
+            turns.setdefault((kind, calls), []).append((loop_s, fiber_s))
+        for (kind, calls), parts_s in turns.items():
+            self.costs.learn_turns(kind, calls, parts_s)
         self._ran.clear()
         self._turns.clear()
         self._is_news, self._ran_s = False, 0.0

@@ -75,7 +75,7 @@ class EngineCore:
         deadlock: str = "",
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
-        self.after_turn: Callable[[], None] = lambda: None  # called when all have got answers
+        self.after_turn: Callable[[], None] | None = None  # called when all have got answers
         self.at_deadlock: Callable[[str], None] = lambda place: None  # from the watch's thread
         self.is_stuck, self._end = False, threading.Event()  # its thread never goes on
         self.parts = parts = EngineParts.of(loaded, settings, clock, off_loop)
@@ -338,12 +338,14 @@ class EngineCore:
 
     def step(self) -> bool:
         """Make one turn: admit, choose, run, resume. False if there was nothing to run."""
-        self.stages.reach("turn")
+        if self.stages.has_faults:
+            self.stages.reach("turn")
         began_s, forward_s = self._clock(), 0.0
         self.running.fiber_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
-        has_resumed = self.running.take_news()
-        has_resumed |= self.running.resume_held()
+        has_resumed = self._queue.has_news and self.running.take_news()
+        if self.running.held:
+            has_resumed |= self.running.resume_held()
         while self.running.private is None and (states := self.scheduler.admit(len(self.running))):
             self.running.admit(states)
             for state in states:
@@ -355,14 +357,18 @@ class EngineCore:
             ride = self.running.private
             answers = [self.runner.inside(ride)] if ride else self.runner.execute(selections)
             forward_s = self._clock() - forward_at_s
-            self.running.end_cancelled()
+            if self._queue.has_ended:
+                self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
         turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s
-        contain = self.stages.contain
-        contain("count", None, self._stats.turn, turn_s, forward_s, fiber_s)
-        contain("journal", None, self.after_turn)
+        self._stats.turn_s += turn_s
+        self._stats.forward_s += forward_s
+        self._stats.fiber_s += fiber_s
+        if self.after_turn is not None:
+            self.stages.contain("journal", None, self.after_turn)
         if selected and not ride:
             loop_s, longest_s = turn_s - forward_s - fiber_s, self.running.longest_s
-            turned = self.scheduler.turned
-            contain("learn", None, turned, len(selected), loop_s, fiber_s, longest_s)
+            kind, learn = self.scheduler.kind, self.scheduler.learning.turn
+            turn = kind, len(selected), loop_s, fiber_s, longest_s
+            self.stages.contain("learn", None, learn, *turn)
         return bool(selected) or has_resumed or self._queue.has_news

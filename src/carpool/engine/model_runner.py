@@ -51,6 +51,7 @@ class ModelRunner:
     ) -> None:
         loaded, settings = parts.loaded, parts.settings
         self._loaded, self._device, self._stages = loaded, loaded.device, parts.stages
+        self._device_can_lag = loaded.device.is_accelerator
         self._clock, self._heartbeat, self._watch = parts.clock, parts.heartbeat, parts.watch
         self._adapters, self._interception = parts.adapters, parts.installation.interception
         self._scheduler, self._sweeps = scheduler, parts.sweeps
@@ -77,23 +78,20 @@ class ModelRunner:
 
         Where something beside the forwards fails, each call is run by itself.
         """
-        states = [state for selection in selections for state in selection]
+        run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
         try:
-            return self._execute(selections)
+            if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
+                [selected] = selections
+                return execute(selected, run, widths, free)
+            is_trusted = self.probation.is_trusted
+            return self._sweeps.execute(selections, run, widths, free, is_trusted)
         except UNCONTAINED:
             raise
         except BaseException as error:
+            states = [state for selection in selections for state in selection]
             if len(states) == 1:
                 return [Failure(error)]
         return [answer for state in states for answer in self.execute([[state]])]
-
-    def _execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
-        run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
-        if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
-            [selected] = selections
-            return execute(selected, run, widths, free)
-        is_trusted = self.probation.is_trusted
-        return self._sweeps.execute(selections, run, widths, free, is_trusted)
 
     def inside(self, state: RequestState) -> Inside:
         """Have a private ride run its call itself, inside of its fiber."""
@@ -125,22 +123,25 @@ class ModelRunner:
 
     def _observed(self, run: RunCalls) -> RunCalls:
         """The same forward, which observers are told of."""
+        runs_ahead = self._device.runs_ahead
 
         def observed(states: Sequence[RequestState]) -> list[Any]:
             self._interception.check()
-            self._watch.start()
-            expected_s = self._expected_s([state.rows for state in states])
+            if runs_ahead:
+                self._watch.start()
+            rows = [state.rows for state in states]
+            expected_s = self._stages.contain("predict", None, self._scheduler.expected_s, rows)
             self._heartbeat.beat(expected_s)
             began_s, spent_s = self._clock(), -self._forward_clock()
             try:
                 answers = run(states)
                 spent_s += self._forward_clock()
-                if self._device.runs_ahead:
+                if runs_ahead:
                     self._heartbeat.launched(expected_s)
             except RuntimeError as error:
                 self._device.check(error)
                 raise
-            why = self._scheduler.why_not_wider(len(states))
+            why = self._scheduler.width_reasons.get(len(states), "split")  # after one that failed
             forward = forward_of(states, began_s, began_s + spent_s, why)
             for observe in self._observers:
                 self._stages.contain("observe", None, observe, forward, states=states)
@@ -148,12 +149,10 @@ class ModelRunner:
 
         return observed
 
-    def _expected_s(self, rows: Sequence[int]) -> float | None:
-        return self._stages.contain("predict", None, self._scheduler.expected_s, rows)
-
     def _launch(self, states: Sequence[RequestState]) -> list[Any]:
         answers = self.fuser.run([state.call for state in states], [s.rows for s in states])
-        self._device.launched()
+        if self._device_can_lag:
+            self._device.launched()
         return answers
 
     def _free_memory(self) -> None:
@@ -162,6 +161,7 @@ class ModelRunner:
 
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:
         """Run calls as one forward that answers no request: evidence of how they fuse."""
-        self._heartbeat.beat(self._expected_s(rows))
+        expected_s = self._stages.contain("predict", None, self._scheduler.expected_s, rows)
+        self._heartbeat.beat(expected_s)
         with self._adapters.applied(calls, rows):
             return self.fuser.fused(calls, rows, mode)

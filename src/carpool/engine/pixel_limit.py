@@ -32,12 +32,13 @@ class PixelLimit:
         self._task, self._max_pixels = task, card.max_pixels
         self._scale_px = _scale_of(pipe)
         self._token_px = card.size_multiple_px**2  # of packed latents: patches and all
+        self._makes_sound = task.makes == "sound"
         self._encoded_px = 0  # pictures that may stand among the packed latents
         self._measured: Any = None  # the target and shape of the last call: it was within the limit
 
     def check(self, call: Call) -> None:
         """Raise SizeRejected if a call has more pixels than there may be, or none."""
-        if self._task.makes == "sound" or "audio" in call.target.component:
+        if self._makes_sound or "audio" in call.target.component:
             return
         first = _first(call)
         if not isinstance(first, Tensor):

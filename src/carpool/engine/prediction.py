@@ -37,11 +37,8 @@ class Predictor:
         self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
 
-    def kind(self, state: RequestState) -> CallKind:
+    def _kind(self, state: RequestState) -> CallKind:
         """The kind of forward, as to its costs, of the call that a request is parked on."""
-        before = state.parked
-        if before is not None and before.key is state.key:
-            return before.kind
         known = self._kinds.get(state.key)
         if known is None:
             if len(self._kinds) >= MAX_KINDS:
@@ -51,13 +48,15 @@ class Predictor:
 
     def parked_call(self, state: RequestState, max_rows: int) -> ParkedCall:
         """The call that a request is parked on, as a policy sees it."""
-        kind, phase = self.kind(state), state.call.target.phase
+        before, phase, timeline = state.parked, state.call.target.phase, state.timeline
+        is_same = before is not None and before.key is state.key
+        kind = before.kind if before is not None and is_same else self._kind(state)
         queued = state.queued or self.queued_request(state)
         left_s = whole_s = queued.whole_s
         if phase == "denoise":
             self._note_step(state, kind, state.rows)
             step_s = self._costs.baseline_s(kind, state.rows) * self._calls_a_step
-            left_s, whole_s = (state.steps - state.step) * step_s, state.steps * step_s
+            left_s, whole_s = (timeline.steps - timeline.step) * step_s, timeline.steps * step_s
         elif phase == "decode":
             left_s = self._costs.baseline_s(kind, state.rows)
         return ParkedCall(
@@ -75,7 +74,7 @@ class Predictor:
             priority=queued.priority,
             tenant=queued.tenant,
             user=queued.user,
-            steps=state.steps,
+            steps=timeline.steps,
         )
 
     def queued_request(self, state: RequestState) -> QueuedRequest:
@@ -140,10 +139,11 @@ class Predictor:
         before = state.parked
         if before is None or before.kind is not kind or before.rows != rows:
             self._step_calls[_size(state.request)] = kind, rows
-        if state.step > state.counted_step:  # the first call of this step
-            calls = (state.denoiser_calls - 1) / state.step
+        step = state.timeline.step
+        if step > state.counted_step:  # the first call of this step
+            calls = (state.denoiser_calls - 1) / step
             self._calls_a_step += 0.5 * (calls - self._calls_a_step)
-            state.counted_step = state.step
+            state.counted_step = step
 
 
 def unpredicted_request(state: RequestState) -> QueuedRequest:

@@ -132,7 +132,9 @@ class RequestQueue:
     @property
     def has_news(self) -> bool:
         """Whether that is so, or one was released, or the result of a host call has come."""
-        return bool(self._released or self._host_results) or self.has_ended
+        if self._released or self._host_results or self._cancelled:
+            return True
+        return self._clock() >= self._next_timeout_s
 
     def take_released(self, running: Iterable[RequestState]) -> list[RequestState]:
         """Requests to be given up, as far as that costs no more than a step; leaves the others."""

@@ -13,8 +13,7 @@ import ctypes
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +52,6 @@ class _States:
     gauss: float | None  # the second of two normal numbers, which numpy has in store
     python: Any
 
-    def is_same(self, reference: "_States") -> bool:
-        return (
-            self.numbers == reference.numbers
-            and self.gauss == reference.gauss
-            and all(map(torch.equal, self.torch, reference.torch))
-            and bool(self.python == reference.python)
-        )
-
 
 class RandomState:
     """One request's own global random numbers."""
@@ -69,7 +60,7 @@ class RandomState:
         self._seed = seed
         self._generators = [torch.default_generator, *default_generators(device)]
         self._bits = _spare.pop() if _spare else np.random.MT19937(0)
-        self._numbers: _States | None = None  # while it is paused; None: it never ran
+        self.states: _States | None = None  # while it is paused; None: it never ran
         self._outside: _States
         self._depth = 0
 
@@ -77,94 +68,90 @@ class RandomState:
         """Put the request's numbers in place, if they are not yet."""
         self._depth += 1
         if self._depth == 1:
-            self._show()
+            _thread.numbers = self
+            self._outside = _exchanged(self._generators, self.states)
+            if self.states is None:
+                self._begin()
 
     def leave(self) -> None:
         """Put the process's numbers back, where `enter` put the request's."""
         self._depth -= 1
         if self._depth == 0:
-            self._hide()
+            self.states = _exchanged(self._generators, self._outside)
+            _thread.numbers = None
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def at(self) -> "_States":
-        """The present states, while it is paused. See `has_moved`."""
-        assert self._numbers is not None, "it never ran"
-        return self._numbers
-
-    def has_moved(self, since: "_States") -> bool:
+    def has_moved(self, since: "_States | None") -> bool:
         """Whether something was drawn since; it must be paused."""
-        return not self.at().is_same(since)
+        now = self.states
+        return (
+            now is None
+            or since is None
+            or now.numbers != since.numbers
+            or now.gauss != since.gauss
+            or now.python != since.python
+            or not all(map(torch.equal, now.torch, since.torch))
+        )
 
-    def go_back(self, to: "_States") -> None:
+    def go_back(self, to: "_States | None") -> None:
         """Return to earlier states; it must be paused."""
-        if to.numbers:
+        if to is not None and to.numbers:
             ctypes.memmove(to.numpy.ctypes.state_address, to.numbers, len(to.numbers))
-        self._numbers = to
+        self.states = to
 
     def free(self) -> None:
         """The request has ended; called between its runs."""
         _spare.append(self._bits)
 
-    def _show(self) -> None:
-        self._outside = self._taken()
-        _thread.numbers = self
-        if self._numbers is not None:
-            self._put(self._numbers)
-            return
+    def _begin(self) -> None:
         for generator in self._generators:
             generator.manual_seed(self._seed)
         _numpy.set_bit_generator(self._bits)
         np.random.seed(self._seed % 2**32)
         random.seed(self._seed)
 
-    def _hide(self) -> None:
-        self._numbers = self._taken()
-        self._put(self._outside)
-        _thread.numbers = None
 
-    def _taken(self) -> _States:
-        bits = _numpy.get_bit_generator()
-        is_usual = isinstance(bits, np.random.MT19937)
-        numbers = ctypes.string_at(bits.ctypes.state_address, _BYTES) if is_usual else b""
-        gauss = None
-        if is_usual and getattr(_thread, "put", None) != (bits, numbers):
-            state = np.random.get_state(legacy=False)  # slow, and seldom
-            gauss = state["gauss"] if state["has_gauss"] else None
-        states = tuple([generator.get_state() for generator in self._generators])
-        return _States(states, bits, numbers, gauss, random.getstate())
-
-    def _put(self, states: _States) -> None:
-        for generator, state in zip(self._generators, states.torch, strict=True):
-            generator.set_state(state)
-        _numpy.set_bit_generator(states.numpy)  # which empties its store of normal numbers
-        _thread.put = states.numpy, states.numbers
-        if states.gauss is not None:
-            np.random.set_state(
-                {**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": states.gauss}
-            )
-            _thread.put = None
-        random.setstate(states.python)
+def _exchanged(generators: list[torch.Generator], states: _States | None) -> _States:
+    """Put states in place of the present ones, if there are any; returns these."""
+    bits = _numpy.get_bit_generator()
+    is_usual = isinstance(bits, np.random.MT19937)
+    numbers = ctypes.string_at(bits.ctypes.state_address, _BYTES) if is_usual else b""
+    gauss = None
+    if is_usual and getattr(_thread, "put", None) != (bits, numbers):
+        state = np.random.get_state(legacy=False)  # slow, and seldom
+        gauss = state["gauss"] if state["has_gauss"] else None
+    own = tuple([generator.get_state() for generator in generators])
+    before = _States(own, bits, numbers, gauss, random.getstate())
+    if states is None:
+        return before
+    for generator, own_state in zip(generators, states.torch, strict=True):
+        generator.set_state(own_state)
+    _numpy.set_bit_generator(states.numpy)  # which empties its store of normal numbers
+    _thread.put = states.numpy, states.numbers
+    if states.gauss is not None:
+        np.random.set_state(
+            {**np.random.get_state(legacy=False), "has_gauss": 1, "gauss": states.gauss}
+        )
+        _thread.put = None
+    random.setstate(states.python)
+    return before
 
 
-def hide() -> RandomState | None:
-    """Take the present numbers out of place while a forward pauses; returns their owner."""
+def hide() -> tuple[RandomState, int] | None:
+    """Take the present numbers out of place while a forward pauses; returns them for `show`."""
     numbers: RandomState | None = getattr(_thread, "numbers", None)
-    if numbers is not None:
-        numbers._hide()
-    return numbers
+    if numbers is None:
+        return None
+    depth, numbers._depth = numbers._depth, 1
+    numbers.leave()
+    return numbers, depth
 
 
-def show(numbers: RandomState | None) -> None:
+def show(hidden: tuple[RandomState, int] | None) -> None:
     """Put the numbers from `hide` in place again, when the forward goes on."""
-    if numbers is not None:
-        numbers._show()
+    if hidden is not None:
+        numbers, depth = hidden
+        numbers.enter()
+        numbers._depth = depth
 
 
 def _where_the_generator_is(plain: Any) -> Callable[..., Any]:

@@ -91,6 +91,7 @@ class RequestState:
     order: int = 0  # calls are numbered in the order in which they parked; 0: none has
     denoiser_calls: int = 0
     counted_step: int = 0  # the last step whose denoiser calls the predictor has counted
+    is_answered: bool = False  # its listener has got its outcome, or is about to
     _answering: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -198,13 +199,9 @@ class RequestState:
         except AttributeError:
             return min(calls, steps)
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether its listener has got its outcome, or is about to."""
-        return self._answering.locked()
-
     def take_answer(self) -> bool:
         """Whether the caller may give the listener the outcome: the first one. From any thread."""
+        self.is_answered = True
         return self._answering.acquire(blocking=False)
 
     def rewind(self) -> None:

@@ -59,7 +59,7 @@ class RunningRequests:
         self._states: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
         self._next: RequestState | None = None  # waits for the end of all others; none may start
-        self._held: list[Callable[[], None]] = []  # until it has ended
+        self.held: list[Callable[[], None]] = []  # until it has ended
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
         self.longest_s = 0.0  # of those, in one go
@@ -95,13 +95,13 @@ class RunningRequests:
         if self.private is None and self._next is None:
             self._do("start", self._begin, state, now_s)
         else:
-            self._held.append(partial(self._start_late, state))
+            self.held.append(partial(self._start_late, state))
 
     def _start_late(self, state: RequestState) -> None:
         if state.has_failed and self._next is None:
             self._next = state
         if self._must_wait(state):
-            self._held.append(partial(self._start_late, state))
+            self.held.append(partial(self._start_late, state))
         elif state.status != "finished":
             self._do("start", self._begin, state, self._clock())
 
@@ -116,7 +116,7 @@ class RunningRequests:
         """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
         for state, answer in answered:
             if self.private not in (None, state):
-                self._held.append(partial(self.resume, [(state, answer)]))
+                self.held.append(partial(self.resume, [(state, answer)]))
             elif state.status == "running":
                 self._do("resume", self._resume, state, answer)
 
@@ -125,7 +125,8 @@ class RunningRequests:
     ) -> None:
         """Do something for one request; it ends with an exception of that, and no other does."""
         try:
-            self._stages.reach(stage, [state])
+            if self._stages.has_faults:
+                self._stages.reach(stage, [state])
             work(state, *args)
         except UNCONTAINED:
             raise
@@ -163,10 +164,10 @@ class RunningRequests:
 
     def resume_held(self) -> bool:
         """Start and resume what waited for the end of a private ride. Returns whether any did."""
-        held, self._held = ([], self._held) if self.private else (self._held, [])
+        held, self.held = ([], self.held) if self.private else (self.held, [])
         for work in held:
             work()
-        return len(self._held) < len(held)
+        return len(self.held) < len(held)
 
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
@@ -182,8 +183,6 @@ class RunningRequests:
         Returns:
             Whether there were results.
         """
-        if not self._queue.has_news:
-            return False  # the usual case
         self.end_cancelled()
         for state in self._queue.take_released(self.states):
             state.timeline.is_moved = True
@@ -261,14 +260,14 @@ class RunningRequests:
             return Failure(error)
         self._calls += 1
         contain, describer, request = self._stages.contain, self._describer, state.request
-        if parked.target.phase == "denoise" and (effects := state.effects) is not None:
+        phase, known, effects = parked.target.phase, state.descriptions, state.effects
+        if phase == "denoise" and effects is not None and not effects.has_begun:
             contain("effects", None, effects.denoises, state.view, parked)
-        phase, known = parked.target.phase, state.descriptions
         described = contain(
             "describe", None, describer.describe, parked, request, known, states=[state]
         )
         parked, key, rows = described or describer.alone(parked, request)
-        steps_done = contain("steps", state.step, state.steps_done, phase, states=[state])
+        steps_done = contain("steps", state.timeline.step, state.steps_done, phase, states=[state])
         if (hook := state.preview_hook) is not None and phase == "denoise":
             contain("preview", None, hook.note_layout, parked.arguments(), states=[state])
         if state.park(parked, key, rows, self._calls, steps_done, now_s):
@@ -290,7 +289,7 @@ class RunningRequests:
         state.warnings.append(warning)
         state.is_private = True
         self._tell(state, Event("step", state.request_id, now_s))
-        self._held.append(partial(self._start_late, state))
+        self.held.append(partial(self._start_late, state))
 
     def _start_over(self, state: RequestState, why: StartOver, now_s: float) -> None:
         """Run a request from its beginning whose earlier answers are not its own."""
@@ -301,10 +300,12 @@ class RunningRequests:
         self._begin(state, now_s)
 
     def _tell_step(self, state: RequestState, now_s: float) -> None:
-        if state.is_replaying:
+        if state.journal is not None and state.is_replaying:
             return  # it was told before
-        self._stages.contain("count", None, self._stats.step, now_s)
-        self._tell(state, Event("step", state.request_id, now_s, state.step, state.steps))
+        self._stats.step(now_s)
+        timeline = state.timeline
+        event = Event("step", timeline.request_id, now_s, timeline.step, timeline.steps)
+        self._tell(state, event)
 
     def _tell(self, state: RequestState, event: Event) -> None:
         if state.is_answered:

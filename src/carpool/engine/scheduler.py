@@ -65,7 +65,7 @@ class Scheduler:
         self._server = loaded.server
         self.costs.runs_ahead = loaded.device.runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
-        self._kind = NO_KIND
+        self.kind = NO_KIND  # of the forward that was chosen last
         self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
         self.admission = AdmissionControl(queue, settings, self._predictor, clock)
         self.learning = CostLearning(
@@ -79,7 +79,7 @@ class Scheduler:
         self._reported_s = -inf
         self.wake_s = inf  # when to ask again, if nothing happens before
         self._width_reasons: Counter[tuple[str, str]] = Counter()
-        self._whys: dict[int, str] = {}  # of the last choices, by their requests
+        self.width_reasons: dict[int, str] = {}  # of the last choices, by their requests
 
     def check(
         self, request: CheckedRequest, running: Sequence[RequestState], waited_s: float
@@ -127,20 +127,21 @@ class Scheduler:
         Several lists where weights are streamed: one for each of the forwards that share the next
         sweep over them.
         """
-        self._whys.clear()
+        self.width_reasons.clear()
         contain = self._stages.contain
-        parked = [self._parked_call(state) for state in states]
-        lefts_s = [call.left_s for call in parked]
-        contain("count", None, self.admission.update, len(self._waiting), self._waiting_s, lefts_s)
+        view = self._view
+        parked = [
+            contain("parked", None, view, state, states=[state]) or _unpredicted(state)
+            for state in states
+        ]
         chosen: list[tuple[Choice, list[RequestState]]] = []
         chosen = contain("choose", chosen, self._choices, parked, states, states=states)
         if parked and not chosen:  # the call that waits longest, alone
             choice = Choice((min(parked, key=_order),), "failed")
             chosen = [(choice, _selected(choice, states))]
-        for choice, _ in chosen:
-            contain("count", None, self._count, choice, parked)
+        contain("count", None, self._count, chosen, parked)
         if chosen:
-            self._kind = chosen[0][0].calls[0].kind
+            self.kind = chosen[0][0].calls[0].kind
         return [selected for _, selected in chosen]
 
     def _choices(
@@ -151,12 +152,16 @@ class Scheduler:
             choices = self._choose_sweep(self._sweeps, parked, states)
         else:
             choices = [self._policy.choose(parked, self._work_ahead_s, self._clock())]
+        if len(states) == 1:
+            return [(choice, list(states)) for choice in choices if choice.calls]
         chosen = [(choice, _selected(choice, states)) for choice in choices]
         return [(choice, selected) for choice, selected in chosen if selected]
 
     @property
     def _work_ahead_s(self) -> float:
         """Predicted work of requests that are not running, here and elsewhere, as views tell it."""
+        if not self.held_s:
+            return self._waiting_s
         return self._waiting_s + self.held_s / self.costs.slowdown
 
     def _choose_sweep(
@@ -182,10 +187,13 @@ class Scheduler:
             self.learning.sweep(calls, self._sweep_s)
         return choices
 
-    def _count(self, choice: Choice, parked: Sequence[ParkedCall]) -> None:
-        """Note why a forward is not wider."""
-        why = self._whys[len(choice.calls)] = width_reason(choice, parked)
-        self._width_reasons[choice.calls[0].kind.name, why] += 1
+    def _count(self, chosen: Sequence[tuple[Choice, object]], parked: Sequence[ParkedCall]) -> None:
+        """Note what is left of all requests, and why forwards are not wider."""
+        lefts_s = [call.left_s for call in parked]
+        self.admission.update(len(self._waiting), self._waiting_s, lefts_s)
+        for choice, _ in chosen:
+            why = self.width_reasons[len(choice.calls)] = width_reason(choice, parked)
+            self._width_reasons[choice.calls[0].kind.name, why] += 1
 
     def _queued_request(self, state: RequestState) -> QueuedRequest:
         """The policy's view of a queued request; one that nothing is predicted of if that fails."""
@@ -194,13 +202,6 @@ class Scheduler:
         )
         if view is None:
             view = state.queued = unpredicted_request(state)
-        return view
-
-    def _parked_call(self, state: RequestState) -> ParkedCall:
-        """The policy's view of a call; one that nothing is predicted of if that fails."""
-        view = self._stages.contain("parked", None, self._view, state, states=[state])
-        if view is None:
-            view = state.parked = unpredicted_call(state)
         return view
 
     def _view(self, state: RequestState) -> ParkedCall:
@@ -222,10 +223,6 @@ class Scheduler:
             most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
         return most
 
-    def why_not_wider(self, requests: int) -> str:
-        """Why a forward of so many of the selected is not wider; `split` after one that failed."""
-        return self._whys.get(requests, "split")
-
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if this process never ran its like.
 
@@ -233,22 +230,18 @@ class Scheduler:
         """
         if self._sweep_s is not None:
             return self._sweep_s or None
-        return self.learning.expected_s(self._kind, sum(rows))
+        return self.learning.expected_s(self.kind, sum(rows))
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: notes what each took."""
         if self._streamer is not None and (parked := forward.states[0].parked) is not None:
-            self._kind = parked.kind  # forwards of several kinds end in one sweep
+            self.kind = parked.kind  # forwards of several kinds end in one sweep
         if forward.began_s - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = forward.began_s
             self.step_costs = self._predictor.step_costs(
                 self._settings.max_batch_size, self._settings.max_running
             )
-        self.learning.forward(self._kind, forward)
-
-    def turned(self, calls: int, loop_s: float, fiber_s: float, longest_s: float) -> None:
-        """Note what a turn took beside its forward; see `CostLearning.turn`."""
-        self.learning.turn(self._kind, calls, loop_s, fiber_s, longest_s)
+        self.learning.forward(self.kind, forward)
 
     def wait(self) -> None:
         """Sleep until the queue changes or a waiting batch is due."""
@@ -307,14 +300,17 @@ class Scheduler:
         }
 
 
+def _unpredicted(state: RequestState) -> ParkedCall:
+    view = state.parked = unpredicted_call(state)
+    return view
+
+
 def _order(call: ParkedCall) -> int:
     return call.order
 
 
 def _selected(choice: Choice, states: Sequence[RequestState]) -> list[RequestState]:
     """The requests whose calls were chosen for a forward, in their order in it."""
-    if len(states) == 1 and choice.calls:
-        return list(states)
     numbers = {call.request for call in choice.calls}
     selected = [state for state in states if state.number in numbers]
     # the same adapters side by side; else a stable order, so that stacks are used again

@@ -61,7 +61,7 @@ class ForwardContext:
         self._adapters, self._clock, self._watch = adapters, clock, watch
         self._laps: Laps | None = None
         self._modes = ThreadModes()
-        self._random: random_state.RandomState | None = None
+        self._random: tuple[random_state.RandomState, int] | None = None
         self._functions: list[Any] = []
         self._depth = 0
         self._adapter_plan: Any = None

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _python_dispatch as dispatch
 
 _length: Any = torch._C._len_torch_dispatch_stack
-_is_any_autocast_on: Any = torch._C._is_any_autocast_enabled
+is_autocast_on: Any = torch._C._is_any_autocast_enabled
 _Events = tuple[asyncio.AbstractEventLoop | None, Any, Any]
 _push: Any = dispatch._push_mode
 _pop: Any = dispatch._pop_mode
@@ -36,7 +36,7 @@ class Modes:
     def now(cls) -> "Modes":
         depth = torch.autocast_increment_nesting() - 1
         torch.autocast_decrement_nesting()
-        has_grad, is_on = torch.is_grad_enabled(), _is_any_autocast_on()
+        has_grad, is_on = torch.is_grad_enabled(), is_autocast_on()
         caches = torch.is_autocast_cache_enabled()
         if not (has_grad or is_on or depth) and caches:
             return PLAIN  # the usual case
@@ -82,7 +82,9 @@ class ThreadModes:
         self._events = self._outside_events = _NO_EVENTS
 
     def enter(self) -> None:
-        self._outside_events = _exchanged_events(self._events)
+        self._outside_events = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
+        if self._outside_events != self._events:
+            _set_events(self._events)
         self._outside = Modes.now()
         is_changed = self._modes is not self._outside
         if self._inference is not None:
@@ -94,7 +96,9 @@ class ThreadModes:
             self._outside_dispatch = _exchanged(self._dispatch)
 
     def leave(self) -> None:
-        self._events = _exchanged_events(self._outside_events)
+        self._events = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
+        if self._events != self._outside_events:
+            _set_events(self._outside_events)
         if self._outside_dispatch or _length():
             self._dispatch = _exchanged(self._outside_dispatch)
             self._outside_dispatch = []
@@ -123,13 +127,10 @@ def _exchanged(modes: list[Any]) -> list[Any]:
     return before
 
 
-def _exchanged_events(events: _Events) -> _Events:
-    """Replace the thread's event loop and hooks of generators; returns the former ones."""
-    before = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
-    if before != events:
-        asyncio._set_running_loop(events[0])
-        sys.set_asyncgen_hooks(*events[1:])
-    return before
+def _set_events(events: _Events) -> None:
+    """Replace the thread's event loop and hooks of generators."""
+    asyncio._set_running_loop(events[0])
+    sys.set_asyncgen_hooks(*events[1:])
 
 
 def _known(devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def wrappers(
         Tiles(free).around,
         lambda run: probation.around(run, fused),
         own,
-        Draws(parts.loaded.device.torch).around,
+        Draws(parts.loaded.device.torch, is_group=parts.loaded.group is not None).around,
         observe,
         parts.adapters.around,
     ]

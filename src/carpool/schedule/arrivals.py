@@ -54,7 +54,8 @@ class LoadEstimate:
 
     def ran(self, calls: Sequence[ParkedCall], curve: Curve, now_s: float) -> None:
         """Note a denoising forward that begins; those of one sweep begin at the same time."""
-        self._busy_s = self._busy_by(now_s)
+        if self._forward_s is not None:
+            self._busy_s += now_s - self._forward_s
         self._first_forward_s = min(self._first_forward_s, now_s)
         self._forward_s = now_s if now_s > self._first_forward_s else None
         alone_s = sum([curve.seconds(call.rows) for call in calls])

@@ -86,15 +86,16 @@ class Continuous:
             self._shares.running(all_parked)
         if not parked:
             return Choice(())
-        choice = self._choice(parked, waiting_s, now_s)
+        if len(parked) > 1:
+            choice = self._choice(parked, waiting_s, now_s)
+        else:
+            choice = Choice(tuple(parked), why="nobody")
+            if parked[0].phase == "denoise" and parked[0].request not in self._cohort:
+                self._cohort = set()
         self._note(choice, parked, all_parked, now_s)
         return choice
 
     def _choice(self, parked: Sequence[ParkedCall], waiting_s: float, now_s: float) -> Choice:
-        if len(parked) == 1:
-            if parked[0].phase == "denoise" and parked[0].request not in self._cohort:
-                self._cohort = set()
-            return Choice(tuple(parked), why="nobody")
         phases: dict[str, list[ParkedCall]] = {"decode": [], "encode": [], "denoise": []}
         for call in parked:
             phases[call.phase].append(call)
@@ -266,7 +267,8 @@ class Continuous:
         leader = choice.calls[0]
         self._forwards += 1
         is_fair = self._shares is not None
-        self._starvation.ran(choice.calls, parked, all_parked, is_fair=is_fair)
+        if len(all_parked) > 1:
+            self._starvation.ran(choice.calls, parked, all_parked, is_fair=is_fair)
         if leader.phase == "denoise":
             self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
             self._spent_s = dict.fromkeys(self._spent_s, 0.0)

@@ -6,7 +6,7 @@ is predicted at the baseline, so that a busy minute changes no order of requests
 
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import exp, inf
 from typing import Annotated, Any
 
@@ -39,9 +39,10 @@ class Costs:
         self._measured_s = self._baseline_s = 0.0  # of forwards lately
         self._lock = threading.Lock()  # `to_json` may be asked from any thread
 
-    def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
-        """Learn from a forward, unless no forward can take so long."""
-        if rows < 1 or not _is_measurement(seconds):
+    def learn(self, kind: CallKind, rows: int, *seconds: float) -> None:
+        """Learn from forwards, but those which no forward can take."""
+        times_s = [s for s in seconds if SECONDS[0] <= s <= SECONDS[1]]
+        if rows < 1 or not times_s:
             return
         with self._lock:
             self._guesses.clear()
@@ -51,23 +52,27 @@ class Costs:
                 curve.speed = self._speed
             if curve.has_run(rows):
                 baseline_s, kept = curve.seconds(rows), 1 - 1 / LOAD_MEMORY
-                self._baseline_s = kept * self._baseline_s + baseline_s
-                # a single forward that took an hour does not fill the device
-                self._measured_s = kept * self._measured_s + min(seconds, 16 * baseline_s)
-            curve.learn(rows, seconds)
+                for time_s in times_s:
+                    self._baseline_s = kept * self._baseline_s + baseline_s
+                    # a single forward that took an hour does not fill the device
+                    self._measured_s = kept * self._measured_s + min(time_s, 16 * baseline_s)
+            curve.learn(rows, *times_s)
 
-    def learn_turn(self, kind: CallKind, calls: int, loop_s: float, own_s: float) -> None:
-        """Learn what a turn took beside its forward.
+    def learn_turns(
+        self, kind: CallKind, calls: int, parts_s: Iterable[tuple[float, float]]
+    ) -> None:
+        """Learn what turns took beside their forwards.
 
         Args:
-            calls: of the forward.
-            loop_s: what the engine's loop took.
-            own_s: what the pipelines' own code took, for all calls.
+            calls: of each forward.
+            parts_s: what the engine's loop took, and the pipelines' own code for all calls.
         """
-        if calls >= 1 and 0 <= loop_s <= SECONDS[1] and 0 <= own_s <= SECONDS[1]:
-            turns = self._turns.setdefault(kind, TurnOverhead())
-            factor = exp(self._speed.slowdown)
-            turns.learn(loop_s / factor, own_s / calls / factor)
+        if (turns := self._turns.get(kind)) is None:
+            turns = self._turns[kind] = TurnOverhead()
+        factor = exp(self._speed.slowdown)
+        for loop_s, own_s in parts_s:
+            if calls >= 1 and 0 <= loop_s <= SECONDS[1] and 0 <= own_s <= SECONDS[1]:
+                turns.learn(loop_s / factor, own_s / calls / factor)
 
     def overhead_s(self, kind: CallKind, calls: int) -> float:
         """Seconds of a turn of so many calls without its forward, at the baseline."""
@@ -101,7 +106,7 @@ class Costs:
 
     def seconds(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of a forward just now, if nothing shares its streamed weights."""
-        compute_s = self.compute_s(kind, rows)
+        compute_s = self.curve(kind).seconds(rows) * exp(self._speed.slowdown)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
     def baseline_s(self, kind: CallKind, rows: int) -> float:

@@ -86,6 +86,7 @@ class Curve:
         self._widest = max(self._table, default=0)
         self._seconds: list[float] = []  # by rows less one, as remembered
         self._sd: list[float] = []  # relative
+        self._speedups: dict[int, float] = {}  # by the most rows
         self._is_stale = True
         self._lock = threading.Lock()  # whoever submits asks, while the engine's thread learns
 
@@ -123,31 +124,33 @@ class Curve:
         """Whether a width was run in this process."""
         return rows in self._runs
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """Learn from a run."""
+    def learn(self, rows: int, *seconds: float) -> None:
+        """Learn from runs."""
         if self.is_known:
             return
         is_first, is_expected = rows not in self._runs, not self.is_empty
         expected = log(self._remembered_s(rows)) if is_first else 0.0
         with self._lock:
             runs = self._runs.setdefault(rows, deque(maxlen=MEMORY))
-            run = _Run(log(seconds), None)
-            if len(runs) >= RECENT:  # known well enough to tell the speed
-                run.slowdown = run.seconds - self._medians[rows]
-            self.speed.learn(run)
-            if is_first and is_expected:  # it may allocate, compile or choose kernels
-                run.seconds = min(run.seconds, expected + run.seconds - run.baseline)
-                run.baseline = min(run.baseline, expected)
-            self._total += 1
-            runs.append(run)
-            self._medians[rows] = statistics.median([one.baseline for one in runs])
-            self._counts[rows] = min(MEMORY, self.runs(rows) + 1.0), self._total
+            for run in [_Run(log(run_s), None) for run_s in seconds]:
+                if len(runs) >= RECENT:  # known well enough to tell the speed
+                    run.slowdown = run.seconds - self._medians[rows]
+                self.speed.learn(run)
+                if is_first and is_expected and not runs:  # it may allocate, compile, ...
+                    run.seconds = min(run.seconds, expected + run.seconds - run.baseline)
+                    run.baseline = min(run.baseline, expected)
+                self._total += 1
+                runs.append(run)
+                self._medians[rows] = statistics.median([run.baseline for run in runs])
+            self._counts[rows] = min(MEMORY, self.runs(rows) + len(seconds)), self._total
             self._widest = max(self._widest, rows)
             self._is_stale = True
 
     def seconds(self, rows: int) -> float:
         """How long a forward of so many rows usually takes."""
-        return self._remembered_s(rows) * exp(self.speed.baseline)
+        if self._is_stale or rows > len(self._seconds):
+            return self._remembered_s(rows) * exp(self.speed.baseline)
+        return self._seconds[rows - 1] * exp(self.speed.baseline)
 
     def sd(self, rows: int) -> float:
         """Standard deviation of what `seconds` says."""
@@ -163,8 +166,10 @@ class Curve:
 
     def speedup(self, most: int) -> float:
         """How many times as fast calls of one row are done at the best width of at most so many."""
-        alone_s = self.seconds(1)
-        return max(n * alone_s / self.seconds(n) for n in range(1, most + 1))
+        if self._is_stale or most not in self._speedups:
+            alone_s, rows = self._remembered_s(1), range(1, most + 1)
+            self._speedups[most] = max([n * alone_s / self._remembered_s(n) for n in rows])
+        return self._speedups[most]
 
     def may_try(self, rows: int, more: int) -> bool:
         """Whether a forward is at most twice as wide as all before, or wider by one call.
@@ -208,6 +213,7 @@ class Curve:
         other_sd = 0.0 if self.is_known else MISFIT
         self._sd = [sd.get(n, other_sd) for n in range(1, widest + 1)]
         self._seconds, self._is_stale = made_s, False
+        self._speedups.clear()
 
     def _points(self) -> list[tuple[int, float, float]]:
         """Widths, logarithms of their seconds, and variances of those."""

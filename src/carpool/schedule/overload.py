@@ -164,11 +164,12 @@ class Speed:
     stretch: float = 1.0  # how much longer a forward takes a request than alone
     weight: float = 0.1  # of the newest forward
 
-    def learn(self, alone_s: float, calls: int, together_s: float) -> None:
-        """A forward of several calls took so long; one after another they would take `alone_s`."""
+    def learn(self, alone_s: float, calls: int, together_s: float, times: int = 1) -> None:
+        """Forwards of several calls took so long; one after another they would take `alone_s`."""
         if alone_s > 0 and together_s > 0:
-            self.speed += self.weight * (alone_s / together_s - self.speed)
-            self.stretch += self.weight * (calls * together_s / alone_s - self.stretch)
+            weight = 1 - (1 - self.weight) ** times
+            self.speed += weight * (alone_s / together_s - self.speed)
+            self.stretch += weight * (calls * together_s / alone_s - self.stretch)
 
     def wait_s(self, work_s: float) -> float:
         """How long work that takes so long alone is likely to take."""

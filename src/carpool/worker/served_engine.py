@@ -22,7 +22,7 @@ T = TypeVar("T")
 class ServedEngine(Protocol):
     """An engine as its worker sees it; `EngineCore` describes the methods."""
 
-    after_turn: Callable[[], None]
+    after_turn: Callable[[], None] | None
     at_deadlock: Callable[[str], None]
 
     @property

@@ -102,9 +102,9 @@ class MedianCurve(Curve):
         super().__init__()
         self.samples: dict[int, list[float]] = {}  # seconds by rows
 
-    def learn(self, rows: int, seconds: float) -> None:
-        self.samples.setdefault(rows, []).append(seconds)
-        super().learn(rows, seconds)
+    def learn(self, rows: int, *seconds: float) -> None:
+        self.samples.setdefault(rows, []).extend(seconds)
+        super().learn(rows, *seconds)
 
     @property
     def measured(self) -> dict[int, float]:
@@ -126,8 +126,9 @@ class WarmCosts(Costs):
         self._warm: set[tuple[CallKind, int]] = set()
         self.curves: dict[CallKind, MedianCurve] = {}
 
-    def learn(self, kind: CallKind, rows: int, seconds: float) -> None:
-        if (kind, rows) in self._warm:
+    def learn(self, kind: CallKind, rows: int, *seconds: float) -> None:
+        warm = seconds if (kind, rows) in self._warm else seconds[1:]
+        if warm:
             self._curves[kind] = self.curves.setdefault(kind, MedianCurve())
-            super().learn(kind, rows, seconds)
+            super().learn(kind, rows, *warm)
         self._warm.add((kind, rows))

@@ -119,9 +119,9 @@ def test_forwards_that_take_turns_are_timed_without_each_others_seconds(
     second = watch.swap(None)
     watch.swap(first)
     work(4.0)
-    watch.stop("first", host_s=0.0)
+    watch.stop("first")
     watch.swap(second)
     work(8.0)
-    watch.stop("second", host_s=0.0)
+    watch.stop("second")
 
     assert watch.read() == [("first", 5.0), ("second", 10.0)]

@@ -252,6 +252,8 @@ class Adapters:
 
         def adapted(ready: Sequence[Ready]) -> list[Any]:
             calls = [member.call for member in ready]
+            if next(filter(None, [call.lora for call in calls]), None) is None:
+                return run(ready)
             with self.applied(calls, [member.rows for member in ready]):
                 return run(ready)
 

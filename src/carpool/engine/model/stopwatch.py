@@ -12,7 +12,7 @@ Laps = list[torch.Event]
 
 
 class Stopwatch:
-    """Times forwards on the device: on accelerators by events, read once they are over."""
+    """Times forwards on a device that has events, which are read once they are over."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -21,8 +21,7 @@ class Stopwatch:
         self._over: list[tuple[Any, float]] = []
 
     def start(self) -> None:
-        if self._device.has_events:
-            self._laps = [self._now()]
+        self._laps = [self._now()]
 
     def swap(self, laps: Laps | None) -> Laps | None:
         """Pause the present forward, and go on with another one; None: with none.
@@ -38,16 +37,13 @@ class Stopwatch:
                 one.append(self._now())
         return before
 
-    def stop(self, note: Any, host_s: float) -> None:
+    def stop(self, note: Any) -> None:
         """Note that a forward was launched.
 
         Args:
             note: comes back with its seconds, pauses left out.
-            host_s: what it took on the host, which is all of it where there are no events.
         """
-        if self._laps is None:
-            self._over.append((note, host_s))
-            return
+        assert self._laps is not None
         self._laps.append(self._now())
         self._running.append((note, self._laps))
         self._laps = None

@@ -48,7 +48,7 @@ class EffectObserver:
         self._is_guided: bool | None = None  # None: the pipeline does not say
         self._is_embedded: bool | None = None  # guidance as an input of the denoiser
         self._takes_eta = True
-        self._has_begun = False
+        self.has_begun = False
 
     def tokenizes(self, value: Any) -> None:
         """Note the texts that are tokenized, in nested lists and dicts."""
@@ -57,9 +57,9 @@ class EffectObserver:
 
     def denoises(self, pipe: Any, call: Call) -> None:
         """Look at the pipeline as it calls its denoiser for the first time."""
-        if self._has_begun:
+        if self.has_begun:
             return
-        self._has_begun = True
+        self.has_begun = True
         guidance = getattr(pipe, "do_classifier_free_guidance", None)
         self._is_guided = guidance if isinstance(guidance, bool) else None
         config = getattr(call.target.module, "config", {})

@@ -29,23 +29,17 @@ class Stats:
         self._waits: deque[float] = deque(maxlen=KEPT_WAITS)
         self._queued = histogram(BUCKETS_S)
         self._steps = self._late = self._skipped = self._tokens = 0
-        self._turn_s = self._forward_s = self._fiber_s = 0.0
+        self.turn_s = self.forward_s = self.fiber_s = 0.0  # see `statistics`
         self._paces: deque[tuple[int, int]] = deque(maxlen=PACE_S + 1)  # second, steps before it
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards."""
-        key = (forward.component, forward.method, len(forward.states), forward.rows)
+        key = (forward.component, forward.method, len(forward.states), sum(forward.row_counts))
         self._forwards[key] += 1
         if forward.method == "generate":
             self._tokens += len(forward.states)
             for state in forward.states:
                 state.timeline.tokens += 1
-
-    def turn(self, seconds: float, forward_s: float, fiber_s: float) -> None:
-        """Count the seconds of a turn of the loop, in modules, and in the pipelines' own code."""
-        self._turn_s += seconds
-        self._forward_s += forward_s
-        self._fiber_s += fiber_s
 
     def start(self, queued_s: float) -> None:
         """A request started to run after so long in the queue."""
@@ -80,9 +74,9 @@ class Stats:
             "tokens": self._tokens,
             "steps_per_s": self._pace(),
             "deadlines_missed": self._late,
-            "turn_s": self._turn_s,
-            "forward_s": self._forward_s,
-            "fiber_s": self._fiber_s,
+            "turn_s": self.turn_s,
+            "forward_s": self.forward_s,
+            "fiber_s": self.fiber_s,
             "forwards": [
                 {"component": c, "method": m, "requests": requests, "rows": rows, "count": count}
                 for (c, m, requests, rows), count in sorted(self._forwards.copy().items())

@@ -231,7 +231,7 @@ class TimelineStore:
     def parked(self, timeline: Timeline, module: Hashable, key: Hashable, now_s: float) -> None:
         """The request waits with a call of this key."""
         before = timeline.mark
-        if before is not None:
+        if before is not None and before.is_waiting:
             timeline.stop_waiting(self._all_s, now_s)  # if its forward failed
         if before is not None and before.key is key:
             of_module, of_key = before.of_module, before.of_key

@@ -42,7 +42,8 @@ class Changes:
 
     def __init__(self, shared: SharedModules) -> None:
         self._shared = shared
-        self._before: dict[int, tuple[nn.Module, ModuleState]] = {}  # by the module's id
+        self.before: dict[int, tuple[nn.Module, ModuleState]] = {}  # by the module's id
+        self.has_state = False  # of its own: it has begun to generate
         self.names: dict[str, None] = {}  # names of changed modules, in order
         self._generating: dict[int, list[dict[str, Any]]] = {}  # configs, by component
         self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # with what they held
@@ -57,6 +58,7 @@ class Changes:
         self._parts.update(map(id, component.modules()))
         before = self._generating.get(id(component))
         self._generating[id(component)] = list(configs.values())
+        self.has_state = True
         self._watch()
         try:
             yield
@@ -107,21 +109,21 @@ class Changes:
             self._save(owner)
 
     def _save(self, module: nn.Module) -> ModuleState:
-        if id(module) not in self._before:
+        if id(module) not in self.before:
             children = self._shared.children.get(id(module))
-            self._before[id(module)] = module, ModuleState.of(module, children, with_storage=False)
-        return self._before[id(module)][1]
+            self.before[id(module)] = module, ModuleState.of(module, children, with_storage=False)
+        return self.before[id(module)][1]
 
     @property
     def are_possible(self) -> bool:
         """Whether a module was written since the last pause."""
-        return bool(self._before)
+        return bool(self.before)
 
     def take_back(self) -> None:
         """Restore all modules; the changed ones are in `names` from now on, or put back later."""
         for entry in self._own.values():
             entry.own = entry.container.get(entry.name, ABSENT)
-        for module_id, (_, state) in self._before.items():
+        for module_id, (_, state) in self.before.items():
             if state.is_now():
                 continue
             if module_id in self._parts and state.differs_in_entries():
@@ -136,7 +138,7 @@ class Changes:
                 self._keep(config, before)
         for entry in self._own.values():
             entry.show(entry.shared)
-        self._before.clear()
+        self.before.clear()
         self._configs.clear()
 
     def _keep(self, container: dict[Any, Any], before: dict[Any, Any]) -> None:

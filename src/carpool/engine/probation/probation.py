@@ -107,13 +107,13 @@ class Probation:
 
     def runs_alone(self, call: Call, key: Any) -> bool:
         """Whether calls of this key were found not to fuse."""
-        if not self._is_tried(call.target) or not isinstance(key, tuple):
+        if not self.is_tried(call.target) or not isinstance(key, tuple):
             return False
         return self._of(call, key)[1].alone is not None
 
     def is_trusted(self, ready: Sequence[Ready]) -> bool:
         """Whether a forward of these calls runs without a second one as proof."""
-        if len(ready) == 1 or not self._is_tried(ready[0].call.target):
+        if len(ready) == 1 or not self.is_tried(ready[0].call.target):
             return True
         calls, rows = [member.call for member in ready], [member.rows for member in ready]
         kind, evidence = self._of(calls[0], ready[0].key)
@@ -128,7 +128,7 @@ class Probation:
         """
 
         def proven(ready: Sequence[Ready]) -> list[Any]:
-            if self.is_trusted(ready):
+            if len(ready) == 1 or self.is_trusted(ready):
                 return run(ready)
             kind, evidence = self._of(ready[0].call, ready[0].key)
             return self._prove(kind, evidence, ready, run, fused)
@@ -167,7 +167,8 @@ class Probation:
             spec = replace(spec, adds={"use_cache": False})
         return structs.replace(call, target=replace(call.target, spec=spec))
 
-    def _is_tried(self, target: Target) -> bool:
+    def is_tried(self, target: Target) -> bool:
+        """Whether calls of a target have to prove that they fuse."""
         return target.spec is not None and (is_guess(target) or self._fuser.is_exact)
 
     def _of(self, call: Call, key: Any) -> tuple[Kind, Evidence]:
