@@ -152,7 +152,7 @@ bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
 bench-stream: .venv/ready  ## streamed weights on an emulated bus, beside diffusers' offload: docs/benchmarks-stream.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.stream --output docs/benchmarks-stream.md
 
-bench-scheduler: .venv/ready  ## how long the policy thinks, and what explaining costs
+bench-scheduler: .venv/ready  ## how long the policy thinks, and what a step costs the engine
 	$(BIN)/python benchmarks/scheduler.py
 
 bench-step-cache: .venv/ready  ## steps skipped, pictures right, requests done: docs/step-cache.md

@@ -3,9 +3,6 @@
 The calls of our own functions that one more denoising step of a lone request makes, by function:
 the same number on every machine. And what the engine itself takes beside forwards and pipelines.
 
-And the cost of observability (timelines, statistics, width reasons): a run of the embedded model is
-recorded, its observations are repeated, and their time is compared with that of its forwards.
-
 usage: make bench-scheduler     (or: python benchmarks/scheduler.py [--parked N --queued N])
 """
 
@@ -15,25 +12,19 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import carpool
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
-from carpool.engine.observe.forward import Forward
-from carpool.engine.observe.stats import FORWARD_BUCKETS_S, Stats
-from carpool.engine.observe.timeline import TimelineStore
-from carpool.engine.observe.width_reason import width_reason
 from carpool.request.parameters import check
-from carpool.schedule.batch_modes import together
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, QueuedRequest
-from carpool.telemetry.histograms import histogram
+from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.types import Request
 
 KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
@@ -57,28 +48,6 @@ def median_ms(work: Callable[[], object], turns: int = 51) -> float:
     return statistics.median(times_s) * 1e3
 
 
-class Recorded:
-    """A policy that takes everybody aboard and fuses all it can, and keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.turns: list[tuple[Choice, Sequence[ParkedCall]]] = []
-
-    def admit(self, waiting: Sequence[QueuedRequest], aboard: int, now_s: float) -> Admission:
-        return Admission(tuple(one.request for one in waiting))
-
-    def choose(
-        self,
-        parked: Sequence[ParkedCall],
-        waiting_s: float,
-        now_s: float,
-        all_parked: Sequence[ParkedCall] | None = None,
-    ) -> Choice:
-        choice = together(parked)
-        if parked:
-            self.turns.append((choice, parked))
-        return choice
-
-
 class Nobody:
     """Hears of a request, and does nothing."""
 
@@ -86,63 +55,6 @@ class Nobody:
 
     def done(self, outcome: Any) -> None:
         assert outcome.error is None, outcome.error
-
-
-def explaining_us(turns: Sequence[tuple[Choice, Sequence[ParkedCall]]]) -> float:
-    """Microseconds that explaining takes in a turn, on average."""
-    timelines, stats = TimelineStore(), Stats(time.monotonic)
-    seconds = histogram(FORWARD_BUCKETS_S)
-    known = {
-        call.request: timelines.begin(str(call.request), 0.0) for _, all_ in turns for call in all_
-    }
-    for _, all_ in turns:
-        for call in all_:
-            known[call.request].start(0.0)
-            timelines.parked(known[call.request], call.kind.name, call.key, 0.0)
-    states: dict[int, Any] = {
-        number: SimpleNamespace(timeline=timeline) for number, timeline in known.items()
-    }
-    began_s = time.perf_counter()
-    for number, (choice, all_) in enumerate(turns):
-        width_reason(choice, all_)
-        calls = choice.calls
-        shared = tuple([states[call.request] for call in calls])
-        rows = tuple([call.rows for call in calls])
-        forward = Forward("transformer", "forward", "denoise", shared, rows, number, 0.5)
-        timelines.forward(forward)
-        stats.forward(forward)
-        seconds.observe(forward.duration_s)
-        for call in choice.calls:
-            stats.step(number)
-            timelines.parked(known[call.request], call.kind.name, call.key, number + 0.5)
-    return (time.perf_counter() - began_s) / len(turns) * 1e6
-
-
-def explained(requests: int) -> str:
-    """A line: what explaining costs with so many requests of two sizes."""
-    settings, policy = EngineSettings(device="cpu", max_running=requests), Recorded()
-    seconds: list[float] = []
-    engine = EngineCore(
-        load("shapes", settings),
-        settings,
-        off_loop=lambda work: work(),
-        observers=[lambda forward: seconds.append(forward.duration_s)],
-        policy=policy,
-    )
-    for number in range(requests):
-        size = 64 if number % 2 == 0 else 32
-        request = Request("a red circle", width=size, height=size, num_inference_steps=12)
-        engine.submit(check(engine.loaded.card, request), Nobody())
-    engine.enter()
-    while engine.step():
-        pass
-    engine.leave()
-    cost_us = statistics.median(explaining_us(policy.turns) for _ in range(21))
-    forward_ms = statistics.mean(seconds) * 1e3
-    return (
-        f"{cost_us / 1e3:8.3f} ms  explaining, a forward of the embedded model, {requests} aboard: "
-        f"{cost_us / 10 / forward_ms:.2f} % of its {forward_ms:.2f} ms"
-    )
 
 
 def calls_of_a_step() -> Counter[str]:
@@ -212,8 +124,6 @@ def main() -> None:
         f"admit(), {options.queued} queued": lambda: policy.admit(line, options.parked, 100.0),
     }.items():
         print(f"{median_ms(work):8.3f} ms  {what}")
-    for requests in (1, 2, 32):
-        print(explained(requests))
     print(f"{loop_ms():8.3f} ms  the loop's own, a forward, 16 mixed requests")
     calls_a_step = calls_of_a_step()
     files = {name.partition(":")[0] for name, n in calls_a_step.items() if n >= OFTEN}

@@ -122,8 +122,8 @@ class Describer:
 
 
 _Form = tuple[torch.Size, torch.dtype, torch.device]
-_Same = tuple[weakref.ref[Tensor], int]
-Test = _Form | _Same | Callable[[Any], bool]
+_Unchanged = tuple[weakref.ref[Tensor], int]
+Test = _Form | _Unchanged | Callable[[Any], bool]
 """Whether an argument fuses as an earlier one did: data for tensors, as it is asked often."""
 
 

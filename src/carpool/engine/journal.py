@@ -99,7 +99,9 @@ class Journal:
         self._on_unkept, self._on_replayed = on_unkept, on_replayed
         self._next = 0  # index into the past
         self._calls = 0
-        self._asked: Mapping[str, Any] | None = None  # its arguments: `answer` was asked for it
+        self._asked_arguments: Mapping[str, Any] | None = (
+            None  # its arguments: `answer` was asked for it
+        )
         self._mark: bytes | None = None  # that call's; None: it is not written down
         self._versions: list[tuple[Tensor, int]] = []  # tensors of its arguments
         self._forms: Forms = {}
@@ -113,7 +115,7 @@ class Journal:
         """The request starts, or starts again."""
         self._request_id, self._device, self._timeline = request.request_id, model.device, timeline
         self._calls = self._next = self._missing_answers = 0
-        self._asked, self._is_behind = None, False
+        self._asked_arguments, self._is_behind = None, False
         try:
             self._identity = model.of(request)
         except Exception:  # an unknown kind of model is served without a journal
@@ -147,7 +149,7 @@ class Journal:
         Raises:
             Mismatch: the past is not of this request.
         """
-        self._calls, self._asked = self._calls + 1, call.kwargs
+        self._calls, self._asked_arguments = self._calls + 1, call.kwargs
         self._mark, self._versions = None, []
         if (self._sink is None and not self.is_replaying) or not _is_kept(call):
             self._skip_recording()
@@ -170,7 +172,7 @@ class Journal:
             raise Mismatch(str(error)) from error
         self._next, self._is_behind = self._next + 1, True
         self._timeline.replayed_calls += 1
-        self._mark = self._asked = None
+        self._mark = self._asked_arguments = None
         if self._next == len(self._past) and self._on_replayed is not None:
             self._on_replayed(self._request_id, self._calls)
         return answer
@@ -182,10 +184,10 @@ class Journal:
 
     def ran(self, call: Call, answer: Any) -> None:
         """Note the answer of a call; one that was not asked for has it from a source before."""
-        if call.kwargs is not self._asked:
+        if call.kwargs is not self._asked_arguments:
             self._calls, self._mark = self._calls + 1, None
             return
-        self._asked = None
+        self._asked_arguments = None
         mark, self._mark = self._mark, None
         if self.is_replaying or mark is None or not self._keep(call, answer, mark):
             self._missing_answers += 1

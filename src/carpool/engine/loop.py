@@ -344,7 +344,7 @@ class EngineCore:
         self.running.fiber_s = self.running.longest_s = 0.0
         self.heartbeat.beat()
         has_resumed = self._queue.has_news and self.running.take_news()
-        if self.running.held:
+        if self.running.postponed:
             has_resumed |= self.running.resume_held()
         while self.running.private is None and (states := self.scheduler.admit(len(self.running))):
             self.running.admit(states)

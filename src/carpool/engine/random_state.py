@@ -146,10 +146,10 @@ def hide() -> tuple[RandomState, int] | None:
     return numbers, depth
 
 
-def show(hidden: tuple[RandomState, int] | None) -> None:
+def show(hidden_numbers: tuple[RandomState, int] | None) -> None:
     """Put the numbers from `hide` in place again, when the forward goes on."""
-    if hidden is not None:
-        numbers, depth = hidden
+    if hidden_numbers is not None:
+        numbers, depth = hidden_numbers
         numbers.enter()
         numbers._depth = depth
 

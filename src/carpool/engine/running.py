@@ -59,7 +59,7 @@ class RunningRequests:
         self._states: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
         self._next: RequestState | None = None  # waits for the end of all others; none may start
-        self.held: list[Callable[[], None]] = []  # until it has ended
+        self.postponed: list[Callable[[], None]] = []  # until it has ended
         self._calls = 0  # that ever parked
         self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
         self.longest_s = 0.0  # of those, in one go
@@ -95,13 +95,13 @@ class RunningRequests:
         if self.private is None and self._next is None:
             self._do("start", self._begin, state, now_s)
         else:
-            self.held.append(partial(self._start_late, state))
+            self.postponed.append(partial(self._start_late, state))
 
     def _start_late(self, state: RequestState) -> None:
         if state.has_failed and self._next is None:
             self._next = state
         if self._must_wait(state):
-            self.held.append(partial(self._start_late, state))
+            self.postponed.append(partial(self._start_late, state))
         elif state.status != "finished":
             self._do("start", self._begin, state, self._clock())
 
@@ -116,7 +116,7 @@ class RunningRequests:
         """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
         for state, answer in answered:
             if self.private not in (None, state):
-                self.held.append(partial(self.resume, [(state, answer)]))
+                self.postponed.append(partial(self.resume, [(state, answer)]))
             elif state.status == "running":
                 self._do("resume", self._resume, state, answer)
 
@@ -164,10 +164,10 @@ class RunningRequests:
 
     def resume_held(self) -> bool:
         """Start and resume what waited for the end of a private ride. Returns whether any did."""
-        held, self.held = ([], self.held) if self.private else (self.held, [])
-        for work in held:
+        postponed, self.postponed = ([], self.postponed) if self.private else (self.postponed, [])
+        for work in postponed:
             work()
-        return len(self.held) < len(held)
+        return len(self.postponed) < len(postponed)
 
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
@@ -289,7 +289,7 @@ class RunningRequests:
         state.warnings.append(warning)
         state.is_private = True
         self._tell(state, Event("step", state.request_id, now_s))
-        self.held.append(partial(self._start_late, state))
+        self.postponed.append(partial(self._start_late, state))
 
     def _start_over(self, state: RequestState, why: StartOver, now_s: float) -> None:
         """Run a request from its beginning whose earlier answers are not its own."""

@@ -110,14 +110,14 @@ class Scheduler:
         if self._queue.version != self._version:
             self._version, queued = self._queue.snapshot()
             self._waiting = [state.queued or self._queued_request(state) for state in queued]
-            self._waiting_s = sum(one.left_s for one in self._waiting)
+            self._waiting_s = sum(queued.left_s for queued in self._waiting)
         elif running and not self._waiting:
             return []
         contain, policy = self._stages.contain, self._policy
         admission = contain("admit", None, policy.admit, self._waiting, running, self._clock())
         if admission is None:  # those that wait longest
             free = max(0, self._settings.max_running - running)
-            admission = Admission(tuple([one.request for one in self._waiting[:free]]))
+            admission = Admission(tuple([queued.request for queued in self._waiting[:free]]))
         self.wake_s = admission.wake_s
         return self._queue.take(set(admission.requests)) if admission.requests else []
 
@@ -148,24 +148,24 @@ class Scheduler:
         self, parked: Sequence[ParkedCall], states: Sequence[RequestState]
     ) -> list[tuple[Choice, list[RequestState]]]:
         """The policy's choices of forwards, with their requests; empty ones are left out."""
+        work_ahead_s = self._waiting_s  # of requests that do not run, here and elsewhere
+        if self.held_s:
+            work_ahead_s += self.held_s / self.costs.slowdown
         if self._sweeps is not None:
-            choices = self._choose_sweep(self._sweeps, parked, states)
+            choices = self._choose_sweep(self._sweeps, parked, states, work_ahead_s)
         else:
-            choices = [self._policy.choose(parked, self._work_ahead_s, self._clock())]
+            choices = [self._policy.choose(parked, work_ahead_s, self._clock())]
         if len(states) == 1:
             return [(choice, list(states)) for choice in choices if choice.calls]
         chosen = [(choice, _selected(choice, states)) for choice in choices]
         return [(choice, selected) for choice, selected in chosen if selected]
 
-    @property
-    def _work_ahead_s(self) -> float:
-        """Predicted work of requests that are not running, here and elsewhere, as views tell it."""
-        if not self.held_s:
-            return self._waiting_s
-        return self._waiting_s + self.held_s / self.costs.slowdown
-
     def _choose_sweep(
-        self, sweeps: Sweeps, parked: Sequence[ParkedCall], states: Sequence[RequestState]
+        self,
+        sweeps: Sweeps,
+        parked: Sequence[ParkedCall],
+        states: Sequence[RequestState],
+        work_ahead_s: float,
     ) -> list[Choice]:
         streamer = self._streamer
         assert streamer is not None
@@ -175,12 +175,12 @@ class Scheduler:
         choices = choose_sweep(
             self._policy,
             parked,
-            self._work_ahead_s,
+            work_ahead_s,
             self._clock(),
             self.costs,
             lambda call: sweeps.may_pause(able[call.order].call),
         )
-        are_known = not any(self.costs.curve(one.calls[0].kind).is_empty for one in choices)
+        are_known = not any(self.costs.curve(choice.calls[0].kind).is_empty for choice in choices)
         self._sweep_s = sweep_s(choices, self.costs) if are_known else 0.0
         if self._sweep_s:
             calls = [(call.kind, call.rows) for choice in choices for call in choice.calls]
@@ -206,22 +206,22 @@ class Scheduler:
 
     def _view(self, state: RequestState) -> ParkedCall:
         """The policy's view of a call: made once, and again if its memory limit has changed."""
-        known = state.parked
-        if known is not None and known.key is state.key and not self.widths.are_limited:
-            cap = known.max_rows  # the usual case: the next step
+        view = state.parked
+        if view is not None and view.key is state.key and not self.widths.are_limited:
+            cap = view.max_rows  # the usual case: the next step
         else:
             cap = self.widths.cap(state.key, self._most_rows(state))
-        if known is None or known.order != state.order or known.max_rows != cap:
-            known = state.parked = self._predictor.parked_call(state, cap)
-        return known
+        if view is None or view.order != state.order or view.max_rows != cap:
+            view = state.parked = self._predictor.parked_call(state, cap)
+        return view
 
     def _most_rows(self, state: RequestState) -> int:
         """Rows that a forward of a request's call may have by the settings."""
         settings, phase = self._settings, state.call.target.phase
-        most = widest(settings, phase)
+        max_rows = widest(settings, phase)
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
-            most = max(1, min(most, int(settings.max_decode_gib * 2**30 // row_bytes)))
-        return most
+            max_rows = max(1, min(max_rows, int(settings.max_decode_gib * 2**30 // row_bytes)))
+        return max_rows
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
         """Predicted seconds of a forward of the selected; None if this process never ran its like.
