@@ -7,6 +7,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +28,17 @@ from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
+from carpool.request.card import Task
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import Grey
+from support.app import AppClient, Grey
+from support.artifacts_app import BELL, MESHES, OF_PICTURES, OF_WORDS, SOUND, Making
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS, VIDEOS
 from support.fake_workers import FakeWorker
 from support.pictures import saved
 from support.server_process import Server, eventually, serving
+from support.video_app import play
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 
@@ -83,6 +87,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/sdapi/v1/txt2img": [{"prompt": "a", "steps": 1}],
     "/sdapi/v1/img2img": [{"prompt": "a", "steps": 1, "init_images": [BASE64]}],
     "/v1/videos/{video_id}/remix": [{"prompt": "b"}],
+    MESHES: [{"input_reference": {"image_url": URL}}, {"prompt": "a"}],
+    SOUND: [DRAW, DRAW | {"background_job": True}],
 }
 """Of POSTs; each is sent without `model` and for each model."""
 ABOUT_NO_MODEL = {"/v1/jobs/{job_id}/cancel"} | {
@@ -121,6 +127,7 @@ class Caller:
             "job_id": job,
             "request_id": job,
             "video_id": video,
+            "mesh_id": job,
             "model": self.models[-1],
             "file_id": link,
             "name": "0.png",
@@ -129,7 +136,6 @@ class Caller:
             (method.upper(), route)
             for route, methods in self.document["paths"].items()
             for method in methods
-            if not route.startswith(("/v1/meshes", "/v1/audio"))  # no model here makes any
         ]
         for method, route in sorted(operations, key=lambda one: one[0] == "DELETE"):
             path = route
@@ -206,6 +212,7 @@ def test_no_route_fails(server: Server, setup: str) -> None:
             operation: json.dumps(answers[-1].text[:200])
             for operation, answers in caller.answers.items()
             if not any(answer.is_success for answer in answers)
+            and not operation.split()[1].startswith((MESHES, SOUND))  # of the makers below
         }
         assert missed == {}
 
@@ -237,6 +244,57 @@ def test_metrics_name_the_model_that_a_request_is_about(server: Server, setup: s
         "carpool_images_total",
         "carpool_first_preview_seconds_count",
     }
+
+
+OF_WORKERS = {
+    "/metrics",
+    "/stats",
+    "/v1/requests/{request_id}",
+}  # those without a process have none
+
+
+@pytest.mark.parametrize("task", [OF_PICTURES, OF_WORDS, BELL], ids=lambda task: task.name)
+def test_no_route_fails_where_meshes_or_sound_are_made(task: Task) -> None:
+    answers = defaultdict[str, list[httpx2.Response]](list)
+
+    async def scene(opened: AppClient) -> None:
+        document = (await opened.http.get("/openapi.json")).json()
+        job = "job"
+        for body in BODIES[MESHES] + BODIES[SOUND]:
+            route = SOUND if task is BELL else MESHES
+            content = (await opened.http.post(route, json=body)).content
+            job = json.loads(content).get("id", job) if content.startswith(b"{") else job
+        await opened.ended(job)
+        operations = [
+            (method, route)
+            for route, methods in document["paths"].items()
+            for method in methods
+            if route not in OF_WORKERS
+        ]
+        for method, route in sorted(
+            operations, key=lambda one: (one[0] == "delete", "jobs" in one[1])
+        ):
+            path = route.replace("{model}", "grey").replace("{name}", "sound.wav")
+            path = re.sub(r"\{\w+\}", job, path)
+            for body in BODIES.get(route, [{}]):
+                sent = {"json": body} if method == "post" else {"params": {"seconds": 0}}
+                answer = await opened.http.request(method, path, **sent)
+                answers[f"{method} {route}"].append(answer)
+
+    play(scene, Making(task))
+
+    failed = {
+        operation: answer.text[:200]
+        for operation, answered in answers.items()
+        for answer in answered
+        if answer.status_code >= 500
+    }
+    assert failed == {}
+    own = [
+        name for name in answers if name.split()[1].startswith(SOUND if task is BELL else MESHES)
+    ]
+    assert [name for name in own if not any(one.is_success for one in answers[name])] == []
+    assert own
 
 
 class Prompt(FakeWorker):

@@ -9,13 +9,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.request.card import OURS, Parameter, Task
+from carpool.request.card import OURS, Card, Parameter, Task
 from carpool.request.images import NAMES as PICTURES
 from carpool.server.bodies import schema
 from carpool.server.compat.peers import fields as peers
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from support.app import CARD, AppClient, Grey, ask, open_app, refusal, shared_app
+from support.artifacts_app import BELL, MESHES, OF_PICTURES, OF_WORDS, SOUND, Making
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS, VIDEOS
 from support.pictures import png
 from support.video_app import Filming, url_of
@@ -100,6 +101,18 @@ class Door:
     files: Mapping[str, Any] = field(default_factory=dict)  # of a form
     is_form: bool = False
     makes_videos: bool = False
+    task: Task | None = None  # of meshes or sound
+
+    def worker(self) -> Grey:
+        if self.task is not None:
+            return Making(self.task)
+        return Answering(self.card)
+
+    @property
+    def card(self) -> Card:
+        if self.task is not None:
+            return replace(CARD, tasks=(self.task,), lora=())
+        return VIDEO_CARD if self.makes_videos else PICTURE_CARD
 
     @property
     def name(self) -> str:
@@ -141,14 +154,17 @@ DOORS = [
     Door(VIDEOS, {"prompt": "a", "input_reference": {"image_url": DATA}}, makes_videos=True),
     Door("/v1/videos/sync", {"prompt": "a"}, makes_videos=True),
     Door("/v1/estimates", {"prompt": "a"}, makes_videos=True),
+    Door(MESHES, {"prompt": "a"}, task=OF_WORDS),
+    Door(MESHES, {"input_reference": {"image_url": DATA}}, task=OF_PICTURES),
+    Door(MESHES, {}, files={"input_reference": PNG}, is_form=True, task=OF_PICTURES),
+    Door(SOUND, {"prompt": "a"}, task=BELL),
+    Door(SOUND, {"prompt": "a", "background_job": True}, task=BELL),
     Door("/v1/set_lora", {"lora_nickname": "outlined"}),
     Door("/v1/unmerge_lora_weights", {}),
     Door("/sdapi/v1/options", {}),
 ]
-NOT_HERE = {
-    "/v1/videos/{video_id}/remix",  # takes a prompt and nothing else
-    *("/v1/audio/generations", "/v1/meshes"),  # no worker here makes sound or meshes
-}
+NESTING = (ENDPOINT, EDITS, VIDEOS, MESHES, SOUND)
+NOT_HERE = {"/v1/videos/{video_id}/remix"}  # takes a prompt and nothing else
 
 
 def documented(path: str, *, is_form: bool = False) -> set[str]:
@@ -163,8 +179,15 @@ def documented(path: str, *, is_form: bool = False) -> set[str]:
 
 def names_of(door: Door) -> list[str]:
     """The fields that a door takes, documented or not: whatever anybody may send as null."""
-    card = VIDEO_CARD if door.makes_videos else PICTURE_CARD
-    names = {*card.names(), *OURS, *PICTURES, *schema.NULL_FIELDS, *peers.NESTED, "mask", "url"}
+    names = {
+        *door.card.names(),
+        *OURS,
+        *PICTURES,
+        *schema.NULL_FIELDS,
+        *peers.NESTED,
+        "mask",
+        "url",
+    }
     names |= {*peers.NEUTRAL, *peers.SWITCHES, "num_outputs_per_prompt", "generator_device"}
     names |= {"generator", "return_dict", "num_images_per_prompt", "target_size"}
     if not door.inner:
@@ -210,7 +233,7 @@ async def outcome(
     worker.jobs.clear()
     answer = await poster(opened)(door, fields)
     told = answer.json() if "json" in answer.headers["content-type"] else {}
-    if answer.status_code == 202 or (door.path == VIDEOS and answer.status_code == 200):
+    if answer.status_code == 202 or (door.path in (VIDEOS, MESHES) and answer.status_code == 200):
         await opened.runner.ended(told["id"])
     error = told.get("error") or {}
     return answer.status_code, error.get("code"), error.get("param"), as_run(worker.jobs)
@@ -218,7 +241,7 @@ async def outcome(
 
 async def differences(door: Door) -> tuple[list[str], int]:
     """The fields whose null is not their absence, and the requests that were drawn."""
-    worker = Answering(VIDEO_CARD if door.makes_videos else PICTURE_CARD)
+    worker = door.worker()
     wrong, drawn = list[str](), 0
     async with open_app(worker) as opened:
         for name in names_of(door):
@@ -253,10 +276,12 @@ def test_every_body_of_the_document_is_among_the_doors() -> None:
 
 
 @pytest.mark.parametrize("name", peers.NESTED)
-@pytest.mark.parametrize("door", [one for one in DOORS if one.path in (ENDPOINT, EDITS, VIDEOS)])
+@pytest.mark.parametrize(
+    "door", [one for one in DOORS if one.path in (ENDPOINT, EDITS, VIDEOS, MESHES, SOUND)]
+)
 def test_an_object_whose_members_are_null_is_empty(door: Door, name: str) -> None:
     async def outcomes() -> tuple[Any, Any]:
-        worker = Answering(VIDEO_CARD if door.makes_videos else PICTURE_CARD)
+        worker = door.worker()
         async with open_app(worker) as opened:
             nulls = {**door.body, name: {"width": None, "unheard_of": None, "extra": None}}
             plain = replace(door, inner="")

@@ -4,50 +4,24 @@ import asyncio
 import io
 import json
 import wave
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from carpool.request.card import Card, Parameter, Task
-from carpool.types import CheckedRequest
-from carpool.worker import protocol
-from carpool.worker.protocol import Done
-from carpool.worker.raw_artifacts import RawMesh, RawSound
-from support.app import CARD, AppClient, Grey
+from carpool.request.card import Task
+from support.app import AppClient
+from support.artifacts_app import (
+    BELL,
+    HUM,
+    MESHES,
+    OF_PICTURES,
+    OF_WORDS,
+    SOUND,
+    Making,
+)
 from support.video_app import Scene, play, url_of
-
-MESHES, SOUND = "/v1/meshes", "/v1/audio/generations"
-STEPS = Parameter("num_inference_steps", "int", default=4)
-OF_PICTURES = Task("image-to-mesh", "Sphere", (STEPS, Parameter("image", "other", required=True)))
-OF_WORDS = Task("text-to-mesh", "Sphere", (STEPS, Parameter("prompt", "str")))
-BELL = Task("text-to-audio", "Bell", (STEPS, Parameter("prompt", "str"),
-            Parameter("audio_end_in_s", "float")))  # fmt: skip
-HUM = Task("text-to-audio", "Hum", (STEPS, Parameter("prompt", "str")))
-VERTICES = np.eye(3, dtype=np.float32)
-FACES = np.array([[0, 1, 2], [2, 1, 0]], np.uint32)
-
-
-class Making(Grey):
-    """Makes what its task names, at once."""
-
-    def __init__(self, task: Task, **options: Any) -> None:
-        super().__init__(**options)
-        card: Card = replace(CARD, tasks=(task,), lora=())
-        self.more: dict[str, bytes] = {}
-        self.ready, self.makes = protocol.WorkerReady(card, {}, 0.0), task.makes
-
-    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> Done:
-        done = await super().submit(request)
-        done.pictures = []
-        if self.makes == "meshes":
-            done.mesh = RawMesh(VERTICES.tobytes(), FACES.tobytes(), **self.more)
-        else:
-            samples = np.linspace(-1, 1, 1000, dtype=np.float32)
-            done.sound = RawSound(np.stack([samples, -samples]).tobytes(), 2, 8000)
-        return done
 
 
 def png() -> bytes:

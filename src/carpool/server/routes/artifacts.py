@@ -205,8 +205,11 @@ async def get_mesh_content(mesh_id: str, context: Context) -> Download:
 @router.post("/audio/generations", response_class=Download, responses={**PARTS, **ACCEPTED})
 async def create_sound(body: SoundRequest, context: Context) -> Any:
     """Make sound, and answer with its file once it is there; a disconnect cancels it."""
-    context.with_headers(body)
     model = await context.load(body.model, "restarting")
+    fields = body.model_dump(exclude_unset=True)
+    if (translated := context.state.translate(fields, model.card)) != fields:
+        body = forms.validated(SoundRequest, translated)  # names that clients of peers use
+    context.with_headers(body)
     limit_s = context.state.settings.max_sound
     checked = _checked(context, model, body, "sound", _duration(model, body, limit_s))
     values = {p.name: p.default for p in model.card.task(checked.task).parameters}
