@@ -110,6 +110,9 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 bench-journal: .venv/ready  ## what keeping journals costs, in seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.journal
 
+bench-texts: .venv/ready  ## texts before pictures: what sharing tokens saves, and how long a drawing waits beside them
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.texts
+
 bench-group: .venv/ready  ## what context parallelism sends for each forward, in bytes and seconds of processor
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.group
 

@@ -38,7 +38,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "python, cli, settings": (4_800, 5_250),
     "others": (4_200, 4_260),
     "lab": (4_200, 5_880),
-    "benchmarks, proof": (7_000, 9_400),
+    "benchmarks, proof": (7_000, 9_520),
     "tests": (50_000, 78_500),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 33), "fleet": (15, 44)}  # numbers

@@ -1,0 +1,156 @@
+"""Texts that pipelines write before they draw: what sharing their tokens saves, and who waits.
+
+usage: make bench-texts     (or: python -m benchmarks.texts [--turns N])
+
+The language model is a Qwen 3 of 8 layers and 512 wide, drawn at random; texts differ in length,
+temperature, `top_k` and seed. *Plain* is the pipeline without an engine, one after another. What
+the process used of the processor counts; tokens are compared.
+"""
+
+import argparse
+import statistics
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, ModelMixin
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from carpool.config import EngineSettings
+from carpool.engine.loop import EngineCore
+from carpool.engine.model.load import load
+from carpool.engine.observe.forward import Forward
+from carpool.engine.request import Outcome
+from carpool.request.parameters import check
+from carpool.types import Event, Request
+
+TEXTS, WRITERS, STEPS = 16, 6, 1000
+LENGTHS = (20, 33, 48, 48, 40, 25, 48, 37)
+
+
+class Denoiser(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """Layers that take about as long as a token does."""
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
+class Author(DiffusionPipeline):  # type: ignore[misc]
+    """Writes text number `prompt`, then draws."""
+
+    def __init__(self, text_encoder: nn.Module, transformer: nn.Module) -> None:
+        super().__init__()
+        self.register_modules(text_encoder=text_encoder, transformer=transformer)
+
+    def __call__(self, prompt: str = "", num_inference_steps: int = 1) -> dict[str, Any]:
+        text = torch.zeros(1, 0)
+        if prompt:
+            number = int(prompt)
+            ids = torch.tensor([[5 + (7 * number + 3 * j) % 200 for j in range(10 + 3 * number)]])
+            text = self.text_encoder.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, pad_token_id=0,
+                max_new_tokens=LENGTHS[number % 8], temperature=0.5 + 0.05 * number,
+                top_k=5 + number,
+            )  # fmt: skip
+        x = torch.ones(1, 1024)
+        for _ in range(num_inference_steps):
+            x = self.transformer(x)
+        return {"images": x, "text": text}
+
+
+class Answer:
+    """Listens to a request."""
+
+    outcome: Outcome | None = None
+
+    def event(self, event: Event) -> None: ...
+
+    def done(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+def built() -> Author:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=512, intermediate_size=1536, num_hidden_layers=8,
+        num_attention_heads=8, num_key_value_heads=2, head_dim=64, eos_token_id=None,
+        bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    pipe = Author(Qwen3ForCausalLM(config).eval(), Denoiser().eval())
+    for part in (pipe.text_encoder, pipe.transformer):
+        part.requires_grad_(False)
+    return pipe
+
+
+def plainly(pipe: Author) -> tuple[float, list[Tensor]]:
+    """Seconds of the processor for all texts, one after another, and the texts."""
+    began_s, texts = time.process_time(), []
+    with torch.no_grad():
+        for number in range(TEXTS):
+            torch.manual_seed(number)
+            texts.append(pipe(str(number))["text"])
+    return time.process_time() - began_s, texts
+
+
+def submit(engine: EngineCore, prompt: str, seed: int, **arguments: Any) -> Answer:
+    answer = Answer()
+    engine.submit(check(engine.card, Request(prompt, seed=seed, **arguments)), answer)
+    return answer
+
+
+def until(engine: EngineCore, answers: list[Answer]) -> None:
+    while any(answer.outcome is None for answer in answers):
+        engine.step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=3)
+    turns, pipe = parser.parse_args().turns, built()
+    settings = EngineSettings(device="cpu", max_running=32, max_batch_size=32)
+    ratios, seconds, gaps, widths = [], [], [], []
+    for _ in range(turns):
+        plain_s, texts = plainly(pipe)
+        forwards: list[Forward] = []
+        engine = EngineCore(load(pipe, settings), settings, observers=[forwards.append])
+        engine.enter()
+        began_s = time.process_time()
+        answers = [submit(engine, str(number), number) for number in range(TEXTS)]
+        until(engine, answers)
+        seconds.append((plain_s, time.process_time() - began_s))
+        ratios.append(plain_s / seconds[-1][1])
+        written = [f.requests for f in forwards if f.component == "text_encoder"]
+        widths.append(sum(written) / len(written))
+        for answer, text in zip(answers, texts, strict=True):
+            assert answer.outcome is not None
+            assert torch.equal(answer.outcome.fields["text"], text)
+        drawing = submit(engine, "", 0, num_inference_steps=STEPS)
+        for _ in range(50):
+            engine.step()
+        del forwards[:]
+        until(engine, [submit(engine, str(number), number) for number in range(WRITERS)])
+        steps = [f.began_s for f in forwards if f.phase == "denoise"]
+        gaps.append(max(after - before for before, after in pairwise(steps)))
+        median_s = statistics.median(f.duration_s for f in forwards if f.phase == "denoise")
+        assert drawing.outcome is None  # it was drawn all the while
+        engine.leave()
+    plain_s, engine_s = map(statistics.median, zip(*seconds, strict=True))
+    print(f"{TEXTS} texts: plain {plain_s:.2f} s, engine {engine_s:.2f} s, "
+          f"{statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f}), "
+          f"{statistics.median(widths):.1f} texts a forward; all tokens equal")  # fmt: skip
+    longest_ms, step_ms = 1e3 * statistics.median(gaps), 1e3 * median_s
+    print(f"{WRITERS} texts beside a drawing: it waits {longest_ms:.0f} ms at most from step "
+          f"to step, of which one takes {step_ms:.0f} ms")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
