@@ -18,6 +18,7 @@ from carpool.engine.numerics import DATA, ROW, ROWS, Exact
 from carpool.engine.padding import make_masks, padded
 from carpool.engine.specs import (
     CONCAT,
+    FACTOR,
     LAYERS,
     LIST,
     SCALAR,
@@ -30,7 +31,7 @@ from carpool.engine.specs import (
     Pad,
     State,
 )
-from carpool.engine.split import cut, own_lengths, split
+from carpool.engine.split import cut, own_lengths, scaled, split
 from carpool.engine.stacks import Stacks
 
 
@@ -118,6 +119,8 @@ class Fuser:
             values = [arguments[name] for arguments in batch if name in arguments]
             if len(values) == len(calls):  # else it was the default, or is not read
                 joined[name] = self._join(rules.get(name), values, rows, device)
+        factors = _factors(target, batch)
+        joined |= dict.fromkeys(factors, 1.0)
         if spec.casts:
             dtype = self._dtype(target.module)
             joined = {name: _cast(value, dtype) for name, value in joined.items()}
@@ -135,6 +138,8 @@ class Fuser:
             if len(joined[name]) != len(entries) and type(batch[0].get(name)) is list:
                 _take_out(entries, joined[name], [arguments[name] for arguments in batch])
         parts = split(answer, rows, spec)
+        for values in factors.values():
+            parts = [scaled(part, value) for part, value in zip(parts, values, strict=True)]
         lengths = own_lengths(spec, batch)
         return [cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
 
@@ -215,6 +220,8 @@ class Fuser:
         rule = target.spec.rules.get(name) if target.spec else None
         if rule is UNUSED:
             return True
+        if rule is FACTOR and type(value) in (int, float):
+            return not self.is_exact  # a product of sums is not to the bit the sum of products
         makes_mask = isinstance(rule, Pad) and rule.makes_mask and rule.mask == name
         if makes_mask and value is not None:
             is_plain = value.dtype in (torch.int64, torch.bool) and value.shape[:-1] == (rows,)
@@ -232,7 +239,7 @@ class Fuser:
         first = values[0]
         if isinstance(rule, Keyed):
             rule = rule.rule
-        if first is None or rule in (None, SHARE, UNUSED) or len(values) == 1:
+        if first is None or rule in (None, SHARE, UNUSED, FACTOR) or len(values) == 1:
             return first
         if isinstance(rule, State):
             return first if rule.join is None else rule.join(values)
@@ -266,6 +273,14 @@ class _Alone:
 
     def __repr__(self) -> str:
         return f"<alone: {self._name}>"
+
+
+def _factors(target: Target, batch: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The numbers that the answers of calls are multiplied by, where they are not all equal."""
+    rules = target.spec.rules if target.spec else {}
+    names = [name for name, rule in rules.items() if rule is FACTOR]
+    values = {n: [arguments.get(n, target.defaults.get(n)) for arguments in batch] for n in names}
+    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}
 
 
 def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -> None:

@@ -44,6 +44,18 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
     return [value if spec.is_inferred else None] * len(rows)
 
 
+def scaled(answer: Any, factor: float) -> Any:
+    """A call's answer times a number."""
+    if isinstance(answer, Tensor):
+        return answer * factor
+    if isinstance(answer, Mapping):
+        fields = {name: scaled(entry, factor) for name, entry in answer.items()}
+        return fields if type(answer) is dict else type(answer)(**fields)
+    if isinstance(answer, (list, tuple)):
+        return type(answer)(scaled(entry, factor) for entry in answer)
+    return answer
+
+
 def own_lengths(spec: Spec, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
     """Each call's own length of the padded argument, where the output carries it."""
     for name, rule in spec.rules.items():

@@ -8,7 +8,7 @@ from diffusers.models.autoencoders.vae import IdentityDistribution
 from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
-from carpool.engine.specs import LAYERS, SPECS, STACK, STACKS, ArgumentRule, Keyed, Spec
+from carpool.engine.specs import FACTOR, LAYERS, SPECS, STACK, STACKS, ArgumentRule, Keyed, Spec
 from carpool.engine.split import split
 from support.fake_models import call_on, fuse, randn, run
 
@@ -18,6 +18,7 @@ RULES: dict[str, ArgumentRule] = {
     "pictures": Keyed(STACK, lambda pictures: bool(pictures.any())),
     "residuals": STACKS,
     "controls": STACKS,
+    "scale": FACTOR,
 }
 
 
@@ -31,6 +32,7 @@ class Layered(nn.Module):
         pictures: Tensor | None = None,  # (rows, 3)
         residuals: Any = None,  # by layer (rows, 3)
         controls: list[Tensor] | None = None,  # each (rows, 3)
+        scale: float = 1.0,
     ) -> dict[int, Tensor]:
         if layers is not None:
             x = x + layers[0] * 2 - layers[-1]
@@ -40,7 +42,7 @@ class Layered(nn.Module):
             x = x + number * residual
         while controls:
             x = x * (1 + controls.pop(0))
-        return {0: x, 7: -x}
+        return {0: x * scale, 7: -x * scale}
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,21 @@ def test_a_value_that_decides_for_all_rows_is_equal_in_all_calls() -> None:
 
     assert fuse(blank, {**blank, "x": randn(2, 3), "pictures": torch.zeros(2, 3)}, module=Layered())
     assert not fuse(blank, pictured, module=Layered())
+
+
+@pytest.mark.parametrize("second", [{}, {"scale": 0.7}])
+def test_each_answer_is_multiplied_by_the_number_of_its_call(second: dict[str, float]) -> None:
+    scales: tuple[dict[str, float], ...] = ({"scale": 0.3}, second, {"scale": 2}, {"scale": 0.0})
+    requests = [{"x": randn(2, 3, seed=seed)} | scale for seed, scale in enumerate(scales)]
+    module = Layered()
+
+    answers = run(Fuser(), [call_on(module, **request) for request in requests])
+
+    for answer, request in zip(answers, requests, strict=True):
+        assert torch.equal(answer[7], Layered()(**request)[7])
+    exact = Fuser(is_exact=True)
+    keys = [exact.describe(call_on(module, **request))[0] for request in requests[:2]]
+    assert keys[0] != keys[1]
 
 
 def test_calls_with_other_layers_or_another_kind_of_list_do_not_fuse() -> None:

@@ -15,6 +15,7 @@ tensor or an object under a name the table does not know runs alone.
 | SHARE | no row axis: one value for the whole forward | must be equal in content; one is passed |
 | LIST | a Python list, one entry a row | joined |
 | SCALAR | one number for all rows of a call | expanded to one a row |
+| FACTOR | a number that the whole answer is multiplied by | each answer multiplied by its own |
 | UNUSED | taken for the sake of other classes, and not read | that of the first call is passed |
 | Pad | like STACK, but one axis may differ in length; exact when the mask is honoured | padded |
 | State | an object, of which the table says what must be equal | that of the first, or as it says |
@@ -27,6 +28,7 @@ Sources: the `forward` methods of diffusers 0.42 and transformers 5, and what th
 from carpool.engine.specs import autoencoders, image, text, video
 from carpool.engine.specs.rules import (
     CONCAT,
+    FACTOR,
     LAYERS,
     LIST,
     SCALAR,
@@ -51,6 +53,7 @@ SPECS: dict[tuple[str, str], Spec] = {
 
 __all__ = [
     "CONCAT",
+    "FACTOR",
     "LAYERS",
     "LIST",
     "SCALAR",

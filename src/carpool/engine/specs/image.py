@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from carpool.engine.specs.rules import (
+    FACTOR,
     LAYERS,
     LIST,
     SCALAR,
@@ -69,6 +70,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "controlnet_cond": STACK,  # (rows, 3, H, W)
             "timestep_cond": STACK,
             "added_cond_kwargs": {"text_embeds": STACK, "time_ids": STACK},  # SDXL; else None
+            "conditioning_scale": FACTOR,
         },
     ),
     ("ErnieImageTransformer2DModel", "forward"): Spec(
@@ -100,6 +102,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "hidden_states": STACK,  # (rows, image tokens, 64)
             "controlnet_cond": STACK,  # (rows, image tokens, 64), or (rows, 3, H, W)
             "controlnet_mode": STACK,  # (rows, 1), only of a union of several
+            "conditioning_scale": FACTOR,
             "timestep": STACK,  # (rows,), 0-1
             "guidance": STACK,  # (rows,) or None
             "pooled_projections": STACK,  # (rows, 768)
@@ -150,7 +153,11 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("HunyuanDiT2DControlNetModel", "forward"): Spec(
         rows="hidden_states",
-        rules={**_HUNYUAN_DIT, "controlnet_cond": STACK},  # (rows, 4, H / 8, W / 8)
+        rules={
+            **_HUNYUAN_DIT,
+            "controlnet_cond": STACK,  # (rows, 4, H / 8, W / 8)
+            "conditioning_scale": FACTOR,
+        },
     ),
     ("HunyuanDiT2DModel", "forward"): Spec(
         rows="hidden_states",

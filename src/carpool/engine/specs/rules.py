@@ -15,9 +15,10 @@ class RuleKind(Enum):
     SCALAR = "scalar"
     UNUSED = "unused"
     LAYERS = "layers"
+    FACTOR = "factor"
 
 
-STACK, STACKS, CONCAT, SHARE, LIST, SCALAR, UNUSED, LAYERS = RuleKind
+STACK, STACKS, CONCAT, SHARE, LIST, SCALAR, UNUSED, LAYERS, FACTOR = RuleKind
 
 
 @dataclass(frozen=True, slots=True)
