@@ -257,7 +257,7 @@ def test_workers_that_are_closed_are_no_room(requests: int) -> None:
 def test_no_worker_gets_more_at_one_moment_than_it_runs_together() -> None:
     router = Router()
     for number in range(2):
-        router.add_worker(WorkerLoad(number, {"a": FREE}, most=3))
+        router.add_worker(WorkerLoad(number, {"a": FREE}, max_requests=3))
 
     taken = bound(router, *(RoutedRequest(n, "a", 30) for n in range(1, 13)))
 

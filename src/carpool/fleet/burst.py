@@ -42,23 +42,23 @@ class Burst:
         """
         orders = [list(works)]
         if len(works) <= MAX_SWAPPED:  # the exchange may end at another place from another order
-            places = {kind: place for place, kind in enumerate({one.kind: 0 for one in works})}
-            orders.append(sorted(works, key=lambda one: places[one.kind]))
+            places = {kind: place for place, kind in enumerate({work.kind: 0 for work in works})}
+            orders.append(sorted(works, key=lambda work: places[work.kind]))
             rng = random.Random(len(works))  # always the same orders
             orders += [rng.sample(works, len(works)) for _ in range(MAX_SWAPPED // len(works))]
-        _, plan = min(map(self._planned, orders), key=lambda one: one[0])
+        _, plan = min(map(self._planned, orders), key=lambda option: option[0])
         return plan
 
     def _planned(self, works: Sequence[RoutedRequest]) -> tuple[float, dict[int, int]]:
         """The end of the last request, and the worker of each, if they are bound in this order."""
         for work in works:
-            best = min(
+            target = min(
                 self._index.look(work.kind),
                 key=lambda worker: (worker.finish_s([self._as_bound(work, worker)]), worker.id),
             )
-            best.bound[work.request] = self._as_bound(work, best)
-            self._owners[work.request] = best.id
-            self._index.put(best)
+            target.bound[work.request] = self._as_bound(work, target)
+            self._owners[work.request] = target.id
+            self._index.put(target)
         if len(works) <= MAX_SWAPPED and len(self._workers) > 1:
             self._exchange({work.request for work in works})
         plan = {work.request: self._owners.pop(work.request) for work in works}
@@ -82,20 +82,20 @@ class Burst:
 
     def _improved(self, last: WorkerLoad, workers: Sequence[WorkerLoad], movable: set[int]) -> bool:
         latest_s = last.finish_s() * (1 - 1e-9)
-        for one in [bound for bound in last.bound.values() if bound.work.request in movable]:
-            for other in workers:
-                if other is last:
+        for entry in [bound for bound in last.bound.values() if bound.work.request in movable]:
+            for receiver in workers:
+                if receiver is last:
                     continue
-                mine = self._as_bound(one.work, other)
-                theirs = [b for b in other.bound.values() if b.work.request in movable]
-                for swapped in (None, *theirs):
+                incoming = self._as_bound(entry.work, receiver)
+                swaps = [b for b in receiver.bound.values() if b.work.request in movable]
+                for swapped in (None, *swaps):
                     back = [] if swapped is None else [self._as_bound(swapped.work, last)]
                     without = None if swapped is None else swapped.work.request
-                    if other.finish_s([mine], without) >= latest_s:
+                    if receiver.finish_s([incoming], without) >= latest_s:
                         continue
-                    if last.finish_s(back, one.work.request) >= latest_s:
+                    if last.finish_s(back, entry.work.request) >= latest_s:
                         continue
-                    self._move(one.work, other)
+                    self._move(entry.work, receiver)
                     if swapped is not None:
                         self._move(swapped.work, last)
                     return True

@@ -70,17 +70,19 @@ class MoveCost:
 
     def of(self, bound: Bound) -> float:
         """Seconds that moving a request takes."""
-        return self.start_s + self.replay_s * made(bound)
+        return self.start_s + self.replay_s * replay_steps(bound)
 
 
-def made(bound: Bound) -> float:
+def replay_steps(bound: Bound) -> float:
     """Steps of a request that its journal has."""
-    return bound.work.made + max(0.0, bound.work.steps - bound.steps_left)
+    return bound.work.replay_steps + max(0.0, bound.work.steps - bound.steps_left)
 
 
 def left(bound: Bound) -> RoutedRequest:
     """The rest of a request, as one that comes now."""
-    return replace(bound.work, steps=max(1, ceil(bound.steps_left)), made=made(bound))
+    return replace(
+        bound.work, steps=max(1, ceil(bound.steps_left)), replay_steps=replay_steps(bound)
+    )
 
 
 class Moves:
@@ -110,11 +112,19 @@ class Moves:
     def drain(self, worker_id: int) -> list[Move]:
         """The moves that empty a worker that is to end, if another one has the same model."""
         workers = self._router.workers
-        others = [one for one in workers.values() if one.is_open and one.id != worker_id]
-        same = [one for one in others if self._model_of(one.id) == self._model_of(worker_id)]
-        if not same:
+        receivers = [
+            worker for worker in workers.values() if worker.is_open and worker.id != worker_id
+        ]
+        peers = [
+            worker for worker in receivers if self._model_of(worker.id) == self._model_of(worker_id)
+        ]
+        if not peers:
             return []
-        to = None if len(same) == len(others) else min(same, key=lambda one: len(one.bound)).id
+        to = (
+            None
+            if len(peers) == len(receivers)
+            else min(peers, key=lambda worker: len(worker.bound)).id
+        )
         names = [name for name in workers[worker_id].bound if self._can_move(name)]
         return [Move(name, worker_id, to, "drain") for name in names]
 
@@ -128,35 +138,35 @@ class Moves:
         self._at_s = now_s
         if self._allowed < 1:
             return None
-        move = self._for_priority() if self._router.waiting else None
+        move = self._for_priority() if self._router.queue else None
         if move is not None:
             self._allowed -= 1
             self._moved[move.request] += 1
         return move
 
     def _movable(self, worker: WorkerLoad) -> Iterator[Bound]:
-        for name, one in worker.bound.items():
+        for name, bound in worker.bound.items():
             if self._moved[name] < MAX_MOVES and self._can_move(name):
-                yield one
+                yield bound
 
     def _look(self) -> list[WorkerLoad]:
         """Some open workers, the next ones each time."""
-        workers = [one for one in self._router.workers.values() if one.is_open]
+        workers = [worker for worker in self._router.workers.values() if worker.is_open]
         first = self._turn % len(workers) if workers else 0
         self._turn = first + LOOKED_AT
         return [*workers[first:], *workers[:first]][:LOOKED_AT]
 
     def _for_priority(self) -> Move | None:
-        urgent = self._router.held.first
+        urgent = self._router.queue.first
         if urgent is None or self._has_several_models():
             return None
         victims = [
-            (one.work.priority, -one.left_s, one.work.request, worker.id)
+            (bound.work.priority, -bound.left_s, bound.work.request, worker.id)
             for worker in self._look()
-            for one in self._movable(worker)
-            if one.work.priority < urgent.priority
-            and one.left_s > MIN_LEFT_OF_COST * self.cost.of(one)
-            and self._router.held.goes_before(urgent, left(one))
+            for bound in self._movable(worker)
+            if bound.work.priority < urgent.priority
+            and bound.left_s > MIN_LEFT_OF_COST * self.cost.of(bound)
+            and self._router.queue.goes_before(urgent, left(bound))
         ]
         if not victims:
             return None
@@ -164,4 +174,4 @@ class Moves:
         return Move(request, worker_id, None, "priority")
 
     def _has_several_models(self) -> bool:
-        return len({self._model_of(one.id) for one in self._router.workers.values()}) > 1
+        return len({self._model_of(worker.id) for worker in self._router.workers.values()}) > 1

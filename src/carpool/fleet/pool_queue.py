@@ -111,7 +111,7 @@ class PoolQueue:
             own_requests = sum(entry.request.tenant == tenant for entry in self.requests.values())
         running = self._settings.max_running * len(self.router.workers)
         again_s = min(self._places_s.values(), default=1.0)
-        check_room(len(self), running, self._settings.max_queue, again_s, own=own_requests)
+        check_room(len(self), running, self._settings.max_queue, again_s, occupied=own_requests)
 
     def admit(
         self, request: CheckedRequest, waited_s: float = 0.0, *, has_begun: bool = False
@@ -149,7 +149,7 @@ class PoolQueue:
             self._assign()  # some of it may be bound at once
             wait_s, fill = self._line()
         self._overload.update(wait_s, fill)
-        waiting = len(self.router.held)
+        waiting = len(self.router.queue)
         self._overload.check_wait(request.priority, waiting=waiting, wait_s=wait_s, fill=fill)
         needed_s = self.router.needed_s(work)
         if request.deadline_s is not None and needed_s is not None and not has_begun:
@@ -187,7 +187,7 @@ class PoolQueue:
 
     def _line(self) -> tuple[float, float]:
         """Predicted seconds of what is held, and the share of the places for it in use."""
-        waiting = len(self.router.held)
+        waiting = len(self.router.queue)
         wait_s = min(self.router.held_for_s(), 1e9) if waiting else 0.0
         return wait_s, waiting / max(1, self._settings.max_queue)
 

@@ -35,7 +35,7 @@ from carpool.fleet.worker_load import (
     extra_s,
     paying_width,
 )
-from carpool.schedule.continuous import SHORTER
+from carpool.schedule.continuous import INTERRUPT_RATIO
 from carpool.schedule.fair_shares import FairShares
 
 AHEAD_SHARE = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
@@ -72,7 +72,7 @@ class Router:
     ) -> None:
         self._min_gain, self._is_choice = min_gain, is_choice
         shares = None if fair_share is None else FairShares(fair_share)
-        self.held = WaitingRequests(self._work_s, shares)
+        self.queue = WaitingRequests(self._work_s, shares)
         self.workers: dict[int, WorkerLoad] = {}
         self._owners: dict[int, int] = {}  # worker by request that is bound
         self._index = WorkerIndex()
@@ -98,8 +98,8 @@ class Router:
         worker.shares_sweeps = shares_sweeps
         worker.tables = tables
         self._tables.update(tables)
-        for one in worker.bound.values():
-            one.table = self.table(worker, one.work.kind)
+        for bound in worker.bound.values():
+            bound.table = self.table(worker, bound.work.kind)
         self._index.put(worker)
 
     def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
@@ -108,7 +108,7 @@ class Router:
         self._index.remove(worker)
         for request in worker.bound:
             del self._owners[request]
-        return [one.work for one in worker.bound.values()]
+        return [bound.work for bound in worker.bound.values()]
 
     def open(self, worker_id: int, is_open: bool) -> None:
         """Say whether a worker takes requests."""
@@ -117,12 +117,12 @@ class Router:
 
     def hold(self, work: RoutedRequest) -> None:
         """A request waits."""
-        self.held.add(work)
+        self.queue.add(work)
 
     def drop(self, request: int) -> bool:
         """A request has ended, or waits no more; returns whether it was known."""
-        if request in self.held:
-            self.held.remove(request)
+        if request in self.queue:
+            self.queue.remove(request)
             return True
         owner = self._owners.pop(request, None)
         if owner is None:
@@ -136,9 +136,9 @@ class Router:
         """A worker says how many steps its requests have left."""
         worker = self.workers[worker_id]
         worker.told_s = now_s
-        for request, left in steps_left.items():
-            if (one := worker.bound.get(request)) is not None:
-                one.steps_left = left
+        for request, steps in steps_left.items():
+            if (bound := worker.bound.get(request)) is not None:
+                bound.steps_left = steps
         self._index.put(worker)
 
     # What is decided
@@ -146,12 +146,12 @@ class Router:
     @property
     def waiting(self) -> list[RoutedRequest]:
         """The held requests, in the order in which they came."""
-        return list(self.held)
+        return list(self.queue)
 
     @property
     def held_s(self) -> float:
         """Predicted work of what is held, each step alone; a guess where nothing is known."""
-        work = self.held.steps.items()
+        work = self.queue.steps.items()
         return sum(steps * self._tables.get(kind, UNKNOWN)[0] for kind, steps in work)
 
     def held_for_s(self) -> float:
@@ -161,7 +161,7 @@ class Router:
         """
         if not self._index:
             return inf
-        work = ((steps, self._tables.get(kind)) for kind, steps in self.held.steps.items())
+        work = ((steps, self._tables.get(kind)) for kind, steps in self.queue.steps.items())
         return sum(steps * _row_s(table) for steps, table in work if table) / len(self._index)
 
     def part_s(self) -> float:
@@ -179,19 +179,19 @@ class Router:
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
         self._now_s = now_s
-        if not self.held or not self._index:
+        if not self.queue or not self._index:
             return []
         if not self._is_choice:
             [worker] = self.workers.values()
             return [self.bind(work, worker) for work in self.waiting]
-        self.held.count_shares(
-            one.work for worker in self.workers.values() for one in worker.bound.values()
+        self.queue.count_shares(
+            bound.work for worker in self.workers.values() for bound in worker.bound.values()
         )
-        if 1 < len(self.held) <= self._room() and (spread := self._spread()):
+        if 1 < len(self.queue) <= self._room() and (spread := self._spread()):
             return spread
         bindings = []
-        while (chosen := self._next(now_s)) is not None:
-            bindings.append(self.bind(*chosen))
+        while (binding := self._next(now_s)) is not None:
+            bindings.append(self.bind(*binding))
         return bindings
 
     def owner(self, request: int) -> WorkerLoad | None:
@@ -201,9 +201,9 @@ class Router:
     def bind_to(self, request: int, worker_id: int) -> bool:
         """Bind a request that is held to this worker, if that is still open."""
         worker = self.workers.get(worker_id)
-        if worker is None or not worker.is_open or request not in self.held:
+        if worker is None or not worker.is_open or request not in self.queue:
             return False
-        self.bind(self.held[request], worker)
+        self.bind(self.queue[request], worker)
         return True
 
     def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
@@ -212,7 +212,7 @@ class Router:
 
     def _next(self, now_s: float) -> tuple[RoutedRequest, WorkerLoad] | None:
         """The first request of the order that can be bound, and its worker."""
-        for work in self.held.firsts(now_s, LOOKED_AT):
+        for work in self.queue.firsts(now_s, LOOKED_AT):
             worker = self._choose(work)
             if worker is not None:
                 return work, worker
@@ -221,10 +221,10 @@ class Router:
     def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
         """The worker that gets a request now; None where it is to wait."""
         bound, workers = len(self._owners), len(self._index)
-        backlog = (bound + len(self.held)) // workers
-        behind = len(self.held) - 1
+        backlog = (bound + len(self.queue)) // workers
+        behind = len(self.queue) - 1
         crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK_REQUESTS)
-        best, best_key, is_free = None, (inf, inf, 0, 0), False
+        target, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._index.look(work.kind):
             table = self.table(worker, work.kind)
             seconds = extra_s(work, worker, table, self._now_s)
@@ -235,25 +235,27 @@ class Router:
                 continue
             key = seconds, self._index.key(worker), worker.bound_at, worker.id
             if key < best_key:
-                best, best_key, is_free = worker, key, has_room
-        return best if is_free else None
+                target, best_key, is_free = worker, key, has_room
+        return target if is_free else None
 
     def _has_room(
         self, work: RoutedRequest, worker: WorkerLoad, table: StepTable, backlog: int
     ) -> bool:
         """Whether a worker would serve a request at once."""
-        if len(worker.bound) >= worker.most:
+        if len(worker.bound) >= worker.max_requests:
             return False
         if worker.shares_sweeps:
             return True  # whoever joins the sweep makes it little longer
-        slots = self._slots(table, backlog, len(self.held) // max(1, len(self._index)))
+        slots = self._slots(table, backlog, len(self.queue) // max(1, len(self._index)))
         if len(worker.bound) < slots:
             return True
-        long_s = work.steps * table[0] / SHORTER  # whoever has more left is interrupted
-        ahead = sum([one.steps_left * one.table[0] <= long_s for one in worker.bound.values()])
+        long_s = work.steps * table[0] / INTERRUPT_RATIO  # whoever has more left is interrupted
+        ahead = sum(
+            [bound.steps_left * bound.table[0] <= long_s for bound in worker.bound.values()]
+        )
         return ahead < slots
 
-    def _slots(self, table: StepTable, backlog: int, held: int = 0) -> int:
+    def _slots(self, table: StepTable, backlog: int, waiting: int = 0) -> int:
         """The number of requests that a worker has at the same time.
 
         Some are ahead, to be encoded while others run: the more the longer the line is, to be
@@ -264,24 +266,24 @@ class Router:
             held: of them, those that wait.
         """
         width = paying_width(table, EXPECTED_GROWTH * min(backlog, 1024), self._min_gain)
-        return width + max(1, min(width, int(AHEAD_SHARE * max(width, held))))
+        return width + max(1, min(width, int(AHEAD_SHARE * max(width, waiting))))
 
     def _room(self) -> int:
         """About the number of requests that may be bound at one moment; an idle fleet gets more."""
         workers = len(self._index)
         if not self._owners:
             return BURST_REQUESTS * workers
-        work = next(iter(self.held))
+        work = next(iter(self.queue))
         slots = self._slots(self._tables.get(work.kind, UNKNOWN), 1)
         return slots * workers - len(self._owners)
 
     def _spread(self) -> list[Binding]:
         """Bind all that is held, so that the last of it ends early; nothing if one has no place."""
-        works = self.held.longest_first()
+        works = self.queue.longest_first()
         plan = Burst(self.workers, self._index, self._as_bound).plan(works)
-        for number, more in Counter(plan.values()).items():
+        for number, count in Counter(plan.values()).items():
             worker = self.workers[number]
-            if len(worker.bound) + more > worker.most:
+            if len(worker.bound) + count > worker.max_requests:
                 return []
         return [self.bind(work, self.workers[plan[work.request]]) for work in works]
 
@@ -289,7 +291,7 @@ class Router:
 
     def bind(self, work: RoutedRequest, worker: WorkerLoad) -> Binding:
         """A request that is held goes to a worker."""
-        self.held.remove(work.request)
+        self.queue.remove(work.request)
         if not worker.bound:  # it has done nothing since
             worker.told_s = self._now_s
         worker.bound[work.request] = self._as_bound(work, worker)
@@ -299,7 +301,7 @@ class Router:
         self._bindings += 1
         worker.bound_at = self._bindings
         self._index.put(worker)
-        self.held.charge(work)
+        self.queue.charge(work)
         return Binding(work.request, worker.id)
 
     def _as_bound(self, work: RoutedRequest, worker: WorkerLoad) -> Bound:

@@ -60,27 +60,29 @@ class WaitingRequests:
 
     def __iter__(self) -> Iterator[RoutedRequest]:
         """All, in the order in which they came."""
-        return (one.work for one in self._requests.values())
+        return (entry.work for entry in self._requests.values())
 
     def add(self, work: RoutedRequest) -> None:
-        one = self._ranked(work)
-        self._requests[work.request] = one
-        insort(self._orders.setdefault(one.order, []), one.key)
+        entry = self._ranked(work)
+        self._requests[work.request] = entry
+        insort(self._orders.setdefault(entry.order, []), entry.key)
         self.steps[work.kind] += work.steps
 
     def remove(self, number: int) -> None:
-        one = self._requests.pop(number)
-        ranks = self._orders[one.order]
-        del ranks[bisect_left(ranks, one.key)]
+        entry = self._requests.pop(number)
+        ranks = self._orders[entry.order]
+        del ranks[bisect_left(ranks, entry.key)]
         if not ranks:
-            del self._orders[one.order]
-        self.steps[one.work.kind] -= one.work.steps
-        if not self.steps[one.work.kind]:
-            del self.steps[one.work.kind]
+            del self._orders[entry.order]
+        self.steps[entry.work.kind] -= entry.work.steps
+        if not self.steps[entry.work.kind]:
+            del self.steps[entry.work.kind]
 
     def longest_first(self) -> list[RoutedRequest]:
-        ranked = sorted(self._requests.values(), key=lambda one: (-one.work_s, one.work.request))
-        return [one.work for one in ranked]
+        ranked = sorted(
+            self._requests.values(), key=lambda entry: (-entry.work_s, entry.work.request)
+        )
+        return [entry.work for entry in ranked]
 
     @property
     def first(self) -> RoutedRequest | None:
@@ -88,16 +90,16 @@ class WaitingRequests:
         ranks = [ranks[0] for ranks in self._orders.values()]
         return self[int(min(ranks)[-1])] if ranks else None
 
-    def goes_before(self, one: RoutedRequest, other: RoutedRequest) -> bool:
+    def goes_before(self, first: RoutedRequest, second: RoutedRequest) -> bool:
         """Whether the first of two requests is bound first if both wait."""
-        return self._ranked(one).key < self._ranked(other).key
+        return self._ranked(first).key < self._ranked(second).key
 
-    def firsts(self, now_s: float, most: int) -> Iterator[RoutedRequest]:
+    def firsts(self, now_s: float, limit: int) -> Iterator[RoutedRequest]:
         """The first of every order, those first that are to be served first."""
         firsts = [self._requests[int(ranks[0][-1])] for ranks in self._orders.values()]
         if len(firsts) > 1:
-            firsts = heapq.nsmallest(most, firsts, key=lambda one: self._rank(one, now_s))
-        return (one.work for one in firsts)
+            firsts = heapq.nsmallest(limit, firsts, key=lambda entry: self._rank(entry, now_s))
+        return (entry.work for entry in firsts)
 
     def count_shares(self, bound: Iterable[RoutedRequest]) -> None:
         """Say who has work now: those that wait, and those that are bound."""

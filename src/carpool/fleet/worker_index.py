@@ -13,16 +13,16 @@ class WorkerIndex:
     """Open workers by when an average request would end there: all, and those of each kind."""
 
     def __init__(self) -> None:
-        self._all: list[tuple[float, int]] = []
+        self._ranked: list[tuple[float, int]] = []
         self._kinds: dict[Hashable, list[tuple[float, int]]] = {}
-        self._known: dict[int, tuple[float, frozenset[Hashable]]] = {}
+        self._entries: dict[int, tuple[float, frozenset[Hashable]]] = {}
         self._workers: dict[int, WorkerLoad] = {}
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._ranked)
 
     def key(self, worker: WorkerLoad) -> float:
-        return self._known[worker.id][0]
+        return self._entries[worker.id][0]
 
     def put(self, worker: WorkerLoad) -> None:
         """A worker has changed."""
@@ -32,19 +32,19 @@ class WorkerIndex:
         tables = worker.tables.values()
         speed_s = sum([table[0] for table in tables]) / len(tables) if tables else 0.0
         key = worker.left_s + speed_s
-        kinds = frozenset([one.work.kind for one in worker.bound.values()])
-        self._known[worker.id], self._workers[worker.id] = (key, kinds), worker
-        insort(self._all, (key, worker.id))
+        kinds = frozenset([bound.work.kind for bound in worker.bound.values()])
+        self._entries[worker.id], self._workers[worker.id] = (key, kinds), worker
+        insort(self._ranked, (key, worker.id))
         for kind in kinds:
             insort(self._kinds.setdefault(kind, []), (key, worker.id))
 
     def remove(self, worker: WorkerLoad) -> None:
-        known = self._known.pop(worker.id, None)
-        if known is None:
+        entry = self._entries.pop(worker.id, None)
+        if entry is None:
             return
-        key, kinds = known
+        key, kinds = entry
         del self._workers[worker.id]
-        for ranks in (self._all, *(self._kinds[kind] for kind in kinds)):
+        for ranks in (self._ranked, *(self._kinds[kind] for kind in kinds)):
             del ranks[bisect_left(ranks, (key, worker.id))]
         for kind in kinds:
             if not self._kinds[kind]:
@@ -52,10 +52,10 @@ class WorkerIndex:
 
     def look(self, kind: Hashable) -> Iterable[WorkerLoad]:
         """The workers that a choice looks at, each once."""
-        if len(self._all) <= 2 * LOOKED_AT:
-            numbers = [number for _, number in self._all]
+        if len(self._ranked) <= 2 * LOOKED_AT:
+            numbers = [number for _, number in self._ranked]
         else:
-            first = [number for _, number in islice(self._all, LOOKED_AT)]
-            same = [number for _, number in islice(self._kinds.get(kind, ()), LOOKED_AT)]
-            numbers = list(dict.fromkeys([*first, *same]))
+            first = [number for _, number in islice(self._ranked, LOOKED_AT)]
+            fused = [number for _, number in islice(self._kinds.get(kind, ()), LOOKED_AT)]
+            numbers = list(dict.fromkeys([*first, *fused]))
         return [self._workers[number] for number in numbers]

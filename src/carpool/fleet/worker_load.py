@@ -30,7 +30,7 @@ class RoutedRequest:
     tenant: str = ""
     user: str = ""  # of the tenant
     needs: Hashable = None  # what a worker has to load before, such as an adapter; None: nothing
-    made: float = 0.0  # steps that it made elsewhere, and that are replayed first
+    replay_steps: float = 0.0  # steps that it made elsewhere, and that are replayed first
 
 
 @lru_cache(4096)
@@ -47,12 +47,10 @@ def paying_width(table: StepTable, backlog: int, min_gain: float) -> int:
 def step_s(table: StepTable, together: int) -> float:
     """Seconds of a round in which so many requests make a step each, in as many forwards as that
     takes."""
-    widest = len(table)
-    if together <= widest:
+    width = len(table)
+    if together <= width:
         return table[together - 1]
-    return together // widest * table[-1] + (
-        table[together % widest - 1] if together % widest else 0
-    )
+    return together // width * table[-1] + (table[together % width - 1] if together % width else 0)
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class WorkerLoad:
 
     id: int
     tables: Mapping[Hashable, StepTable] = field(default_factory=dict)  # by kind; learned
-    most: int = 32  # requests that it runs at the same time
+    max_requests: int = 32  # requests that it runs at the same time
     has: set[Hashable] = field(default_factory=set)  # what it need not load, of what requests need
     load_s: float = 0.0  # what loading such a thing takes
     is_open: bool = True  # takes requests
@@ -87,15 +85,15 @@ class WorkerLoad:
     @property
     def left_s(self) -> float:
         """Predicted work of all that is bound to it, one request after the other."""
-        return sum([one.steps_left * one.table[0] for one in self.bound.values()])
+        return sum([bound.steps_left * bound.table[0] for bound in self.bound.values()])
 
-    def finish_s(self, more: Sequence[Bound] = (), without: int | None = None) -> float:
+    def finish_s(self, extra: Sequence[Bound] = (), without: int | None = None) -> float:
         """Predicted seconds until all that is bound to it, and `more`, has ended."""
         kinds: dict[Hashable, list[Bound]] = {}
-        for one in (*self.bound.values(), *more):
-            if one.work.request != without:
-                kind = None if self.shares_sweeps else one.work.kind
-                kinds.setdefault(kind, []).append(one)
+        for entry in (*self.bound.values(), *extra):
+            if entry.work.request != without:
+                kind = None if self.shares_sweeps else entry.work.kind
+                kinds.setdefault(kind, []).append(entry)
         ends_s = _swept_s if self.shares_sweeps else _fused_s
         return sum(map(ends_s, kinds.values()))
 
@@ -103,12 +101,12 @@ class WorkerLoad:
 def _fused_s(group: Sequence[Bound]) -> float:
     """Seconds until requests of one kind have ended that share every step they can."""
     table = group[0].table
-    steps = sorted((one.steps_left for one in group), reverse=True)
+    steps = sorted((entry.steps_left for entry in group), reverse=True)
     seconds = 0.0
     for first in range(0, len(steps), len(table)):
-        several = [*steps[first : first + len(table)], 0.0]
-        for n in range(1, len(several)):
-            seconds += (several[n - 1] - several[n]) * min(table[n - 1], n * table[0])
+        steps_left = [*steps[first : first + len(table)], 0.0]
+        for n in range(1, len(steps_left)):
+            seconds += (steps_left[n - 1] - steps_left[n]) * min(table[n - 1], n * table[0])
     return seconds
 
 
@@ -122,13 +120,13 @@ def sweep_s(tables: Sequence[StepTable]) -> float:
     return max(copies_s, sum([table[-1] / len(table) for table in tables]))
 
 
-def _swept_s(several: Sequence[Bound]) -> float:
+def _swept_s(bound: Sequence[Bound]) -> float:
     """Seconds until requests of any kinds have ended that share every step."""
-    several = sorted(several, key=lambda one: one.steps_left)
-    seconds, done = 0.0, 0.0
-    for place, one in enumerate(several):
-        seconds += (one.steps_left - done) * sweep_s([later.table for later in several[place:]])
-        done = one.steps_left
+    bound = sorted(bound, key=lambda entry: entry.steps_left)
+    seconds, steps = 0.0, 0.0
+    for place, entry in enumerate(bound):
+        seconds += (entry.steps_left - steps) * sweep_s([entry.table for entry in bound[place:]])
+        steps = entry.steps_left
     return seconds
 
 
@@ -141,10 +139,12 @@ def _in_sweeps_s(
         worked_s: since the worker told what they have left.
     """
     bound = worker.bound.values()
-    tables = [one.table for one in bound]
+    tables = [entry.table for entry in bound]
     without_s, together_s = sweep_s(tables), sweep_s([*tables, table])
-    made = worked_s / without_s if worked_s else 0.0
-    shared_steps = sum([min(max(0.0, one.steps_left - made), work.steps) for one in bound])
+    past_steps = worked_s / without_s if worked_s else 0.0
+    shared_steps = sum(
+        [min(max(0.0, entry.steps_left - past_steps), work.steps) for entry in bound]
+    )
     return work.steps * together_s + shared_steps * (together_s - without_s)
 
 
@@ -172,23 +172,23 @@ def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: fl
     worked_s = max(0.0, now_s - worker.told_s)
     if worker.shares_sweeps:
         return _in_sweeps_s(work, worker, table, worked_s) + loading_s * (1 + len(bound))
-    apart_s, same = 0.0, []
-    for one in bound:
-        left_s, steps_left = one.steps_left * one.table[0], one.steps_left
+    apart_s, peers = 0.0, []
+    for entry in bound:
+        left_s, steps_left = entry.steps_left * entry.table[0], entry.steps_left
         if worked_s:
             done_s = left_s if left_s < worked_s else worked_s
             worked_s, left_s = worked_s - done_s, left_s - done_s
-            steps_left = left_s / one.table[0]
-        if one.work.kind == work.kind:
-            same.append(steps_left)
+            steps_left = left_s / entry.table[0]
+        if entry.work.kind == work.kind:
+            peers.append(steps_left)
         else:
             apart_s += left_s if left_s < alone_s else alone_s
     loading_s *= 1 + len(bound)  # everybody waits for it
-    if not same:
+    if not peers:
         return alone_s + apart_s + loading_s
-    shared_steps = sum([left if left < work.steps else work.steps for left in same])
-    together_s = step_s(table, len(same) + 1)
-    slower_s = together_s - step_s(table, len(same))
+    shared_steps = sum([steps if steps < work.steps else work.steps for steps in peers])
+    together_s = step_s(table, len(peers) + 1)
+    slower_s = together_s - step_s(table, len(peers))
     fused_s = work.steps * together_s + shared_steps * slower_s
     solo_s = alone_s + shared_steps * table[0]
     return min(fused_s, solo_s) + apart_s + loading_s

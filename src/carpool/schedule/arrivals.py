@@ -59,9 +59,9 @@ class LoadEstimate:
         self._first_forward_s = min(self._first_forward_s, now_s)
         self._forward_s = now_s if now_s > self._first_forward_s else None
         alone_s = sum([curve.seconds(call.rows) for call in calls])
-        kept = 1 - 1 / LOAD_MEMORY
-        self._alone_s = kept * self._alone_s + alone_s
-        self._best_s = kept * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
+        decay = 1 - 1 / LOAD_MEMORY
+        self._alone_s = decay * self._alone_s + alone_s
+        self._best_s = decay * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
 
     def share(self, now_s: float, load_ratio: float = 1.0) -> float:
         """The part of its time that the device needs for later requests, at the best width.
@@ -75,8 +75,8 @@ class LoadEstimate:
             return 0.0
         began_s, before_s = self._arrivals[0]
         work_s, busy_s = self._arrived_work_s - before_s, self._busy_by(now_s) - began_s
-        best = self._alone_s / self._best_s if self._best_s else 1.0
-        return min(MAX_LOAD, load_ratio * work_s / busy_s / best) if busy_s > 0 else MAX_LOAD
+        speedup = self._alone_s / self._best_s if self._best_s else 1.0
+        return min(MAX_LOAD, load_ratio * work_s / busy_s / speedup) if busy_s > 0 else MAX_LOAD
 
     def backlog(self, present: float, now_s: float, load_ratio: float = 1.0) -> float:
         """Requests that are in the engine or are likely to come before it is empty."""

@@ -61,7 +61,7 @@ class Dynamic:
         queue, again_s = grouped_requests(waiting, LOOKED_AT, now_s)
         if not queue:
             return Admission((), wake_s=again_s)
-        head, rest = queue[0].view, [one.view for one in queue[1:]]
+        head, rest = queue[0].view, [entry.view for entry in queue[1:]]
         caps = self.caps(head) if self.caps else Caps(self.max_size, None)
         batch = fill(head, rest, caps, self.max_size)
         if (leaves_s := wait_until(head, batch, self.delay_s)) > now_s:
@@ -77,8 +77,8 @@ class Dynamic:
         ):
             self.say(text)
         self._running = 1 + len(batch.joined)
-        chosen = [queue[0], *(queue[1 + place] for place in batch.joined)]
-        return Admission(_numbers(chosen), stop_reason=batch.stop_reason)
+        batched = [queue[0], *(queue[1 + place] for place in batch.joined)]
+        return Admission(_numbers(batched), stop_reason=batch.stop_reason)
 
     def choose(
         self,
@@ -117,7 +117,7 @@ class Waves:
         if leaves_s > now_s:
             return Admission((), wake_s=min(leaves_s, again_s))
         self._free_since_s = None
-        size = wave([one.view.wave for one in queue], self.max_num_seqs)
+        size = wave([entry.view.wave for entry in queue], self.max_num_seqs)
         return Admission(_numbers(queue[:size]))
 
     def choose(
@@ -130,8 +130,8 @@ class Waves:
         return together(parked)
 
 
-def _numbers(chosen: Sequence[GroupedRequest]) -> tuple[int, ...]:
-    return tuple(number for one in chosen for number in one.numbers)
+def _numbers(groups: Sequence[GroupedRequest]) -> tuple[int, ...]:
+    return tuple(number for group in groups for number in group.numbers)
 
 
 def together(parked: Sequence[ParkedCall]) -> Choice:
@@ -140,12 +140,12 @@ def together(parked: Sequence[ParkedCall]) -> Choice:
         return Choice(())
     queue = sorted(parked, key=lambda call: call.order)
     leader, rows = queue[0], 0
-    chosen: list[ParkedCall] = []
+    batch: list[ParkedCall] = []
     for call in queue:
         if call.key != leader.key:
             continue
-        if chosen and rows + call.rows > leader.max_rows:
-            return Choice(tuple(chosen), "cap")
-        chosen.append(call)
+        if batch and rows + call.rows > leader.max_rows:
+            return Choice(tuple(batch), "cap")
+        batch.append(call)
         rows += call.rows
-    return Choice(tuple(chosen), "nobody")
+    return Choice(tuple(batch), "nobody")

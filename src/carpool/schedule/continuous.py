@@ -36,7 +36,7 @@ from carpool.schedule.width import best_width
 
 MAX_JOIN_COST = 0.2  # of its seconds alone: what a call may add to a forward that others wait for
 TRIAL_EVERY = 32  # forwards: of so many one is as wide as would be best with luck
-SHORTER = 0.5  # of a cohort's work left: a request with less interrupts it
+INTERRUPT_RATIO = 0.5  # of a cohort's work left: a request with less interrupts it
 
 
 @dataclass(slots=True)
@@ -109,16 +109,16 @@ class Continuous:
             if not due:
                 continue
             first = min(due, key=lambda call: call.order)
-            others = [call for call in due if call.key == first.key and call is not first]
-            others.sort(key=lambda call: self._rank(call, now_s))
-            side = self._fill([first, *others], work_s, now_s)
+            remainder = [call for call in due if call.key == first.key and call is not first]
+            remainder.sort(key=lambda call: self._rank(call, now_s))
+            side = self._fill([first, *remainder], work_s, now_s)
             if denoise is None or self._runs_before(side, denoise, now_s):
                 return side
         assert denoise is not None  # some call is parked
         return denoise
 
     def _due(
-        self, calls: Sequence[ParkedCall], others: Sequence[ParkedCall]
+        self, calls: Sequence[ParkedCall], side_calls: Sequence[ParkedCall]
     ) -> Sequence[ParkedCall]:
         """With fair shares, the calls of tenants that were served no more than the others' least.
 
@@ -126,7 +126,7 @@ class Continuous:
         """
         if self._shares is None:
             return calls
-        least_s = min(self._shares.rank(call)[0] for call in others)
+        least_s = min(self._shares.rank(call)[0] for call in side_calls)
         return [call for call in calls if self._shares.rank(call)[0] <= least_s]
 
     def _runs_before(self, side: Choice, denoise: Choice, now_s: float) -> bool:
@@ -150,10 +150,10 @@ class Continuous:
 
         A call keeps its rank unless any has a deadline or a share.
         """
-        known = self._ranks
+        cached = self._ranks
         if self._shares is not None or min([call.deadline_s for call in calls]) < inf:
-            known = {}
-        ranks = {call.order: known.get(call.order) or self._rank(call, now_s) for call in calls}
+            cached = {}
+        ranks = {call.order: cached.get(call.order) or self._rank(call, now_s) for call in calls}
         self._ranks = ranks
         groups: dict[Hashable, list[ParkedCall]] = {}
         for call in sorted(calls, key=lambda call: ranks[call.order]):
@@ -173,15 +173,15 @@ class Continuous:
         else:
             urgent = is_urgent(self._ranks[first.order])
             for group in groups.values():
-                begun = [call for call in group if call.request in self._cohort]
-                if begun and not urgent and not _may_interrupt(first, begun[0]):
-                    return self._joined(begun, group, is_alone=len(groups) == 1)
+                cohort = [call for call in group if call.request in self._cohort]
+                if cohort and not urgent and not _may_interrupt(first, cohort[0]):
+                    return self._joined(cohort, group, is_alone=len(groups) == 1)
             leader = first if urgent or len(groups) == 1 else self._cheapest(groups, now_s)
         self._cohort = set()
         return [leader, *(call for call in groups[leader.key] if call is not leader)]
 
     def _joined(
-        self, begun: list[ParkedCall], group: Sequence[ParkedCall], *, is_alone: bool
+        self, cohort: list[ParkedCall], group: Sequence[ParkedCall], *, is_alone: bool
     ) -> list[ParkedCall]:
         """The calls of a group that are under way, and those that may join them.
 
@@ -189,9 +189,9 @@ class Continuous:
         """
         newcomers = [call for call in group if call.request not in self._cohort]
         if is_alone:
-            return begun + newcomers
-        joined = list(begun)
-        curve, rows = self.costs.curve(begun[0].kind), sum(call.rows for call in begun)
+            return cohort + newcomers
+        joined = list(cohort)
+        curve, rows = self.costs.curve(cohort[0].kind), sum(call.rows for call in cohort)
         for call in newcomers:
             added_s = curve.seconds(rows + call.rows) - curve.seconds(rows)
             if added_s > MAX_JOIN_COST * curve.seconds(call.rows) or rows > call.max_rows:
@@ -283,6 +283,6 @@ class Continuous:
                 self._shares.charge(call, seconds / len(choice.calls))
 
 
-def _may_interrupt(newcomer: ParkedCall, begun: ParkedCall) -> bool:
-    part = 1 / SHORTER if newcomer.priority > begun.priority else SHORTER
-    return newcomer.left_s < part * begun.left_s
+def _may_interrupt(newcomer: ParkedCall, cohort_call: ParkedCall) -> bool:
+    part = 1 / INTERRUPT_RATIO if newcomer.priority > cohort_call.priority else INTERRUPT_RATIO
+    return newcomer.left_s < part * cohort_call.left_s

@@ -51,11 +51,11 @@ class Costs:
                 curve = self._curves[kind] = Curve()
                 curve.speed = self._speed
             if curve.has_run(rows):
-                baseline_s, kept = curve.seconds(rows), 1 - 1 / LOAD_MEMORY
+                baseline_s, decay = curve.seconds(rows), 1 - 1 / LOAD_MEMORY
                 for time_s in times_s:
-                    self._baseline_s = kept * self._baseline_s + baseline_s
+                    self._baseline_s = decay * self._baseline_s + baseline_s
                     # a single forward that took an hour does not fill the device
-                    self._measured_s = kept * self._measured_s + min(time_s, 16 * baseline_s)
+                    self._measured_s = decay * self._measured_s + min(time_s, 16 * baseline_s)
             curve.learn(rows, *times_s)
 
     def learn_turns(
@@ -96,13 +96,15 @@ class Costs:
         if near is None:
             return Curve()
         ratio = max(1, kind.size) / max(1, near.size)  # a kind of no numbers takes time, too
-        curve, (least, most) = self._curves[near], SECONDS
-        scaled = {n: min(most, max(least, s * ratio)) for n, s in curve.measured.items()}
+        curve, (low_s, high_s) = self._curves[near], SECONDS
+        scaled = {n: min(high_s, max(low_s, s * ratio)) for n, s in curve.measured.items()}
         return Curve(scaled, curve.weight or 1.0)
 
     def _nearest(self, kind: CallKind) -> CallKind | None:
-        same = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]
-        return min(same, key=lambda k: abs(math.log((k.size + 1) / (kind.size + 1))), default=None)
+        candidates = [k for k, c in self._curves.items() if k.name == kind.name and not c.is_empty]
+        return min(
+            candidates, key=lambda k: abs(math.log((k.size + 1) / (kind.size + 1))), default=None
+        )
 
     def seconds(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of a forward just now, if nothing shares its streamed weights."""

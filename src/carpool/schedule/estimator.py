@@ -53,8 +53,8 @@ class MachineSpeed:
     def learn(self, run: _Run) -> None:
         """Learn from a run; that in the middle of the last ones gets the speed around it."""
         self._recent.append(run)
-        known = [one.slowdown for one in self._recent if one.slowdown is not None]
-        now = statistics.median(known) if known else self.baseline + self.slowdown
+        slowdowns = [run.slowdown for run in self._recent if run.slowdown is not None]
+        now = statistics.median(slowdowns) if slowdowns else self.baseline + self.slowdown
         if run.slowdown is not None:
             deviation = min(abs(run.slowdown - now), 4 * self.noise)
             self.noise = max(0.02, self.noise + (1.25 * deviation - self.noise) / MEMORY)
@@ -83,7 +83,7 @@ class Curve:
         self._medians: dict[int, float] = {}  # of those
         self._counts: dict[int, tuple[float, int]] = {}  # runs, as of how many of the kind
         self._total = 0  # runs of the kind
-        self._widest = max(self._table, default=0)
+        self._max_measured = max(self._table, default=0)
         self._seconds: list[float] = []  # by rows less one, as remembered
         self._sd: list[float] = []  # relative
         self._speedups: dict[int, float] = {}  # by the most rows
@@ -143,7 +143,7 @@ class Curve:
                 runs.append(run)
                 self._medians[rows] = statistics.median([run.baseline for run in runs])
             self._counts[rows] = min(MEMORY, self.runs(rows) + len(seconds)), self._total
-            self._widest = max(self._widest, rows)
+            self._max_measured = max(self._max_measured, rows)
             self._is_stale = True
 
     def seconds(self, rows: int) -> float:
@@ -164,21 +164,21 @@ class Curve:
         seconds = self.seconds(rows)
         return max(0.5 * seconds, seconds - OPTIMISM * self.sd(rows))
 
-    def speedup(self, most: int) -> float:
+    def speedup(self, max_rows: int) -> float:
         """How many times as fast calls of one row are done at the best width of at most so many."""
-        if self._is_stale or most not in self._speedups:
-            alone_s, rows = self._remembered_s(1), range(1, most + 1)
-            self._speedups[most] = max([n * alone_s / self._remembered_s(n) for n in rows])
-        return self._speedups[most]
+        if self._is_stale or max_rows not in self._speedups:
+            alone_s, rows = self._remembered_s(1), range(1, max_rows + 1)
+            self._speedups[max_rows] = max([n * alone_s / self._remembered_s(n) for n in rows])
+        return self._speedups[max_rows]
 
-    def may_try(self, rows: int, more: int) -> bool:
+    def may_try(self, rows: int, step: int) -> bool:
         """Whether a forward is at most twice as wide as all before, or wider by one call.
 
         Args:
             more: rows of its last call.
         """
-        widest = self._widest
-        return rows <= max(2, 2 * widest, widest + more if widest else 0)
+        max_measured = self._max_measured
+        return rows <= max(2, 2 * max_measured, max_measured + step if max_measured else 0)
 
     def _remembered_s(self, rows: int) -> float:
         if self._is_stale:
@@ -197,21 +197,21 @@ class Curve:
         for rows in sorted({rows for rows, _, _ in points}):
             line, sure = log(line_s(rows)), 0.0 if self.is_known else MISFIT**-2
             total = sure * line
-            for other, seconds, variance in points:
-                if other == rows:
+            for width, seconds, variance in points:
+                if width == rows:
                     weight = 1 / (variance * (1 + ((seconds - line) / OUTLIER) ** 2))
                     total, sure = total + weight * seconds, sure + weight
             known_s[rows], sd[rows] = exp(total / sure), sqrt(1 / sure)
         first, last = min(known_s, default=1), max(known_s, default=1)
-        widest = 2 * max(self._widest, 1) + 1
+        table_rows = 2 * max(self._max_measured, 1) + 1
         made_s = [known_s.get(first, line_s(first))] * first  # a narrower one takes no longer
-        for (left, _), (right, high_s) in pairwise(known_s.items()):
-            step_s = max(0.0, high_s - made_s[-1]) / (right - left)
-            made_s += [made_s[-1] + step_s * n for n in range(1, right - left + 1)]
+        for (low, _), (right, high_s) in pairwise(known_s.items()):
+            step_s = max(0.0, high_s - made_s[-1]) / (right - low)
+            made_s += [made_s[-1] + step_s * n for n in range(1, right - low + 1)]
         times = made_s[-1] / line_s(last)
-        made_s += [max(made_s[-1], times * line_s(n)) for n in range(last + 1, widest + 1)]
+        made_s += [max(made_s[-1], times * line_s(n)) for n in range(last + 1, table_rows + 1)]
         other_sd = 0.0 if self.is_known else MISFIT
-        self._sd = [sd.get(n, other_sd) for n in range(1, widest + 1)]
+        self._sd = [sd.get(n, other_sd) for n in range(1, table_rows + 1)]
         self._seconds, self._is_stale = made_s, False
         self._speedups.clear()
 

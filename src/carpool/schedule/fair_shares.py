@@ -71,16 +71,16 @@ class FairShares:
 
     def queued(self, waiting: Iterable[QueuedRequest]) -> None:
         """Note the requests that wait for admission. Their tenants count as having work, too."""
-        self._queued = {(one.tenant, one.user) for one in waiting}
+        self._queued = {(request.tenant, request.user) for request in waiting}
         self._activate()
 
     def admitted(self, waiting: Iterable[QueuedRequest]) -> None:
         """Say who was admitted. Until `running` is next called, they count as running."""
-        self._running |= {(one.tenant, one.user) for one in waiting}
+        self._running |= {(request.tenant, request.user) for request in waiting}
 
     def running(self, parked: Iterable[ParkedCall]) -> None:
         """Say whose calls are parked."""
-        self._running = {(one.tenant, one.user) for one in parked}
+        self._running = {(call.tenant, call.user) for call in parked}
         self._activate()
 
     def _activate(self) -> None:
@@ -92,17 +92,17 @@ class FairShares:
         for tenant, users in by_tenant.items():
             self._users[tenant].activate(users)
 
-    def rank(self, one: ParkedCall | QueuedRequest) -> tuple[float, float]:
+    def rank(self, item: ParkedCall | QueuedRequest) -> tuple[float, float]:
         """The virtual time of the tenant, and by how much the user is ahead of its least served.
 
         The second is no absolute time: among tenants that are even, the number of their users
         decides nothing.
         """
-        users = self._users.get(one.tenant)
-        ahead_s = users.time_s(one.user) - users.least_s if users else 0.0
-        return self._tenants.time_s(one.tenant), ahead_s
+        users = self._users.get(item.tenant)
+        ahead_s = users.time_s(item.user) - users.least_s if users else 0.0
+        return self._tenants.time_s(item.tenant), ahead_s
 
-    def charge(self, one: ParkedCall | QueuedRequest, seconds: float) -> None:
+    def charge(self, item: ParkedCall | QueuedRequest, seconds: float) -> None:
         """Note device time that a parked call, or a request, was served."""
-        self._tenants.charge(one.tenant, seconds)
-        self._users[one.tenant].charge(one.user, seconds)
+        self._tenants.charge(item.tenant, seconds)
+        self._users[item.tenant].charge(item.user, seconds)

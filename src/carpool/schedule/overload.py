@@ -21,7 +21,7 @@ log = logging.getLogger("carpool")
 
 ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
 LEAVE = (0.4, 0.7, 0.9)  # and end
-KEPT = 7
+SHARE_OF_FREE = 7
 """One tenant alone takes seven eighths of all places, two take 7/15 each. With 3, one alone takes
 three quarters; with 15 a newcomer finds a sixteenth."""
 BOUNDS_S = (0.1, 120.0)  # of hints when to come again; SDKs ignore longer ones
@@ -45,10 +45,10 @@ def stage(before: int, pressure: Pressure) -> int:
     A full queue frees its places one by one and refuses by itself: it makes stage 3, but does not
     hold it.
     """
-    held = (pressure.most, pressure.most, pressure.wait)
+    loads = (pressure.most, pressure.most, pressure.wait)
     entered = sum(pressure.most >= share for share in ENTER)
-    kept = sum(share >= left for share, left in zip(held, LEAVE, strict=True))
-    return max(entered, min(before, kept))
+    level = sum(share >= threshold for share, threshold in zip(loads, LEAVE, strict=True))
+    return max(entered, min(before, level))
 
 
 def refuses(at: int, priority: int) -> bool:
@@ -88,10 +88,10 @@ class Overload:
             Overloaded: with when the wait will be short enough.
         """
         if refuses(self.stage, priority) and fill < 1:
-            which = "no new one" if self.stage == 3 else "none of priority below 0"
+            refusal = "no new one" if self.stage == 3 else "none of priority below 0"
             raise Overloaded(
                 f"the server is overloaded: {waiting} requests wait, with work for some "
-                f"{wait_s:.3g} s (the most is {self._most_s:g} s, --max-wait): {which} is taken",
+                f"{wait_s:.3g} s (the most is {self._most_s:g} s, --max-wait): {refusal} is taken",
                 retry_after_s=max(again_s(self.stage, wait_s, self._most_s), least_s),
             )
 
@@ -105,19 +105,19 @@ class Overload:
             return
         late = f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
         if not self._admits_late:
-            fewer = "ask for fewer steps or a smaller size"
-            raise TooLate(f"{late}; {fewer}", param="deadline_s")
+            remedy = "ask for fewer steps or a smaller size"
+            raise TooLate(f"{late}; {remedy}", param="deadline_s")
         log.warning("request %s: %s", request_id, late)
 
 
 def check_room(
-    in_flight: int, running: int, queued: int, again_s: float, *, own: int | None = None
+    in_flight: int, running: int, queued: int, again_s: float, *, occupied: int | None = None
 ) -> None:
-    """Refuse a new request where `running` may run, `queued` may wait, and as many do.
+    """Refuse a new request when `running` requests run and `queued` requests wait already.
 
     Args:
-        own: of those in flight, how many are its tenant's, where tenants share the places: a tenant
-            may have `KEPT` times as many as are free, so that there are some for the next one.
+        occupied: the tenant's requests in flight, where tenants share the places: a tenant may have
+            `SHARE_OF_FREE` times as many as are free, which leaves some for the next tenant.
 
     Raises:
         Overloaded: to come again after `again_s`.
@@ -125,10 +125,10 @@ def check_room(
     Source: dynamic queue thresholds, Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998.
     """
     free = running + queued - in_flight
-    if own and free > 0 and own >= max(running, KEPT * free):
+    if occupied and free > 0 and occupied >= max(running, SHARE_OF_FREE * free):
         raise Overloaded(
-            f"{own} requests of this API key wait or run, and {free} places are free: those are "
-            "kept for other keys (--max-running, --max-queue)",
+            f"{occupied} requests of this API key wait or run, and {free} places are free: "
+            "those are kept for other keys (--max-running, --max-queue)",
             retry_after_s=again_s,
         )
     if free <= 0:
@@ -152,8 +152,8 @@ def again_s(at: int, wait_s: float, most_s: float) -> float:
 
 def bounded(seconds: float) -> float:
     """A hint that clients follow."""
-    least, most = BOUNDS_S
-    return min(max(seconds, least), most)
+    low_s, high_s = BOUNDS_S
+    return min(max(seconds, low_s), high_s)
 
 
 @dataclass(slots=True)

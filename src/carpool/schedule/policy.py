@@ -69,11 +69,11 @@ def build(
         case "off":
             return Off()
         case "dynamic":
-            most, delay_s = settings.batching_max_size, settings.batching_delay_ms / 1000
+            max_size, delay_s = settings.batching_max_size, settings.batching_delay_ms / 1000
             rules = _rules(settings)
-            for line in started(most, server.device_memory_gib, len(rules)):
+            for line in started(max_size, server.device_memory_gib, len(rules)):
                 say(line)
-            return Dynamic(most, delay_s, _caps(rules, server, most), dispatches, say)
+            return Dynamic(max_size, delay_s, _caps(rules, server, max_size), dispatches, say)
         case "request":
             return Waves(settings.max_num_seqs, settings.request_batch_max_wait_ms / 1000)
         case "continuous":
@@ -127,15 +127,15 @@ def weights(entries: Sequence[str]) -> Mapping[str, float] | None:
     Raises:
         SettingRejected: an entry that is none, or whose weight is not above 0.
     """
-    found: dict[str, float] = {}
+    parsed: dict[str, float] = {}
     for entry in entries:
         tenant, _, weight = entry.rpartition("=")
         try:
-            found[tenant] = float(weight)
+            parsed[tenant] = float(weight)
         except ValueError:
-            found[tenant] = 0.0
-        if not tenant or not 0 < found[tenant] < float("inf"):
+            parsed[tenant] = 0.0
+        if not tenant or not 0 < parsed[tenant] < float("inf"):
             raise SettingRejected(
                 f"fair_share={entry!r}: write TENANT=WEIGHT, as team-a=2; '*' is everybody else"
             )
-    return found or None
+    return parsed or None

@@ -19,7 +19,7 @@ class StarvationGuard:
 
     def ran(
         self,
-        chosen: Sequence[ParkedCall],
+        batch: Sequence[ParkedCall],
         candidates: Sequence[ParkedCall],
         parked: Sequence[ParkedCall],
         *,
@@ -28,18 +28,18 @@ class StarvationGuard:
         """Note a forward that was chosen from `candidates`; calls not in `parked` are forgotten."""
         counts = {c.order: self._counts[c.order] for c in parked if c.order in self._counts}
         for call in candidates:
-            if _overtakes(chosen, call, is_fair=is_fair):
+            if _overtakes(batch, call, is_fair=is_fair):
                 counts[call.order] = counts.get(call.order, 0) + 1
-        for call in chosen:
+        for call in batch:
             counts.pop(call.order, None)
         self._counts = counts
 
 
-def _overtakes(chosen: Sequence[ParkedCall], call: ParkedCall, *, is_fair: bool) -> bool:
+def _overtakes(batch: Sequence[ParkedCall], call: ParkedCall, *, is_fair: bool) -> bool:
     """Whether a call had to let a forward pass. With fair shares only its own user's count."""
     if call.phase != "denoise":
-        return chosen[0].phase == "denoise" or call.request < chosen[0].request
+        return batch[0].phase == "denoise" or call.request < batch[0].request
     if not is_fair:
-        return call.request < chosen[0].request
+        return call.request < batch[0].request
     flow = call.tenant, call.user
-    return any(call.request < c.request and (c.tenant, c.user) == flow for c in chosen)
+    return any(call.request < c.request and (c.tenant, c.user) == flow for c in batch)

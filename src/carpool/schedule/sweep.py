@@ -48,28 +48,28 @@ def choose_sweep(
     if not stream_s or not may_share(leader):
         return choices
     compute_s = _compute_s(costs, first)
-    taken = {call.order for call in first.calls}
+    orders = {call.order for call in first.calls}
     is_dated = _is_dated(first)
     while compute_s < stream_s:
-        left = [
+        candidates = [
             call
             for call in parked
-            if call.kind.name == leader.kind.name and call.order not in taken and may_share(call)
+            if call.kind.name == leader.kind.name and call.order not in orders and may_share(call)
         ]
         if is_dated:
-            left = _hidden(left, stream_s - compute_s, costs)
+            candidates = _hidden(candidates, stream_s - compute_s, costs)
         else:
-            left = [
+            candidates = [
                 call
-                for call in left
-                if _pays(costs.compute_s(call.kind, call.rows), compute_s, stream_s, len(taken))
+                for call in candidates
+                if _pays(costs.compute_s(call.kind, call.rows), compute_s, stream_s, len(orders))
             ]
-        if not left:
+        if not candidates:
             break
-        choice = choose(left)
+        choice = choose(candidates)
         choices.append(choice)
         compute_s += _compute_s(costs, choice)
-        taken |= {call.order for call in choice.calls}
+        orders |= {call.order for call in choice.calls}
         is_dated = is_dated or _is_dated(choice)
     return choices
 
@@ -93,14 +93,14 @@ def step_seconds(
         most_rows: of a forward.
         most_running: requests.
     """
-    stream_s, widest = costs.stream_s(kind), max(1, most_rows // rows)
-    full_s = costs.compute_s(kind, widest * rows)
-    found = []
-    for requests in range(1, (most_running if stream_s else widest) + 1):
-        forwards, left = divmod(requests, widest)
-        left_s = costs.compute_s(kind, left * rows) if left else 0.0
-        found.append(max(stream_s, forwards * full_s + left_s))
-    return found
+    stream_s, full = costs.stream_s(kind), max(1, most_rows // rows)
+    full_s = costs.compute_s(kind, full * rows)
+    seconds = []
+    for requests in range(1, (most_running if stream_s else full) + 1):
+        forwards, remainder = divmod(requests, full)
+        left_s = costs.compute_s(kind, remainder * rows) if remainder else 0.0
+        seconds.append(max(stream_s, forwards * full_s + left_s))
+    return seconds
 
 
 def _compute_s(costs: Costs, choice: Choice) -> float:
@@ -130,10 +130,10 @@ def _pays(more_s: float, compute_s: float, stream_s: float, calls: int) -> bool:
 
 def _hidden(calls: Sequence[ParkedCall], left_s: float, costs: Costs) -> list[ParkedCall]:
     """As many calls as the copies hide, those that wait longest first: no deadline suffers."""
-    found = []
+    hidden = []
     for call in sorted(calls, key=lambda call: call.order):
         left_s -= costs.compute_s(call.kind, call.rows)
         if left_s < 0:
             break
-        found.append(call)
-    return found
+        hidden.append(call)
+    return hidden

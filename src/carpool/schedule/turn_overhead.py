@@ -9,12 +9,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-KEPT = 25  # turns
+RECENT_TURNS = 25  # turns
 RENEWED = 8  # turns between two looks at the medians
 
 
 def _empty() -> deque[float]:
-    return deque(maxlen=KEPT)
+    return deque(maxlen=RECENT_TURNS)
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class TurnOverhead:
     """The overhead of turns of one kind of call."""
 
     _loop: deque[float] = field(default_factory=_empty)
-    _own: deque[float] = field(default_factory=_empty)  # a call
+    _samples: deque[float] = field(default_factory=_empty)  # a call
     _until: int = 0  # turns until the medians are taken again
     loop_s: float = 0.0
     own_s: float = 0.0
@@ -30,11 +30,11 @@ class TurnOverhead:
     def learn(self, loop_s: float, own_s: float) -> None:
         """Take notice of a turn; `own_s` is for each call."""
         self._loop.append(loop_s)
-        self._own.append(own_s)
+        self._samples.append(own_s)
         self._until -= 1
         if self._until <= 0:
             self.loop_s = statistics.median(self._loop)
-            self.own_s = statistics.median(self._own)
+            self.own_s = statistics.median(self._samples)
             self._until = min(RENEWED, len(self._loop))
 
     def seconds(self, calls: int) -> float:

@@ -33,7 +33,7 @@ def best_width(
             of the last request, n rounds of t(w) / w, counts as much as the mean.
     """
     queue = 3 * backlog if is_burst else backlog
-    best, least_s, throughput, gainful_rows = 1, inf, 0.0, 0
+    width, least_s, throughput, gainful_rows = 1, inf, 0.0, 0
     for calls, (rows, seconds) in enumerate(turns, 1):
         if calls > 1 and backlog < LONG_QUEUE and not is_burst:
             gain = calls / seconds / throughput - 1
@@ -42,5 +42,5 @@ def best_width(
         throughput, gainful_rows = calls / seconds, rows
         mean_s = seconds * (max(queue, calls) + calls) / calls
         if mean_s < least_s:
-            best, least_s = calls, mean_s
-    return best
+            width, least_s = calls, mean_s
+    return width

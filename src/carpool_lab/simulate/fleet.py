@@ -276,7 +276,7 @@ def _left(simulated: SimulatedRequest) -> float:
 
 
 def _tables(costs: Costs, widest: int) -> dict[Hashable, StepTable]:
-    most = WorkerLoad(0).most
+    most = WorkerLoad(0).max_requests
     return {
         kind: tuple(step_seconds(costs, kind, 1, most_rows=widest, most_running=most))
         for kind, curve in costs

@@ -48,7 +48,7 @@ class GroupedRequest:
 
 
 def grouped_requests(
-    waiting: Sequence[QueuedRequest], most: int, now_s: float
+    waiting: Sequence[QueuedRequest], max_groups: int, now_s: float
 ) -> tuple[list[GroupedRequest], float]:
     """The queue's first requests, each with all its outputs, which are queued one by one.
 
@@ -65,26 +65,29 @@ def grouped_requests(
     """
     groups: dict[Hashable, list[QueuedRequest]] = {}
     missing = 0  # outputs of those groups
-    for one in waiting:
-        key = one.group or one.request
+    for request in waiting:
+        key = request.group or request.request
         if key in groups:
-            groups[key].append(one)
+            groups[key].append(request)
             missing -= 1
-        elif len(groups) < most:
-            groups[key] = [one]
-            missing += one.group_size - 1
+        elif len(groups) < max_groups:
+            groups[key] = [request]
+            missing += request.group_size - 1
         elif not missing:
             break
-    found: list[GroupedRequest] = []
+    grouped: list[GroupedRequest] = []
     for outputs in groups.values():
         head, given_up_s = outputs[0], outputs[-1].arrived_s + TOGETHER_S
         if len(outputs) < head.group_size and now_s < given_up_s:
-            return found, given_up_s
+            return grouped, given_up_s
         if len(outputs) > 1:
-            all_, cost = sum(one.outputs for one in outputs), sum(one.cost for one in outputs)
-            head = replace(head, outputs=all_, cost=cost)
-        found.append(GroupedRequest(head, tuple(one.request for one in outputs)))
-    return found, math.inf
+            total, cost = (
+                sum(output.outputs for output in outputs),
+                sum(output.cost for output in outputs),
+            )
+            head = replace(head, outputs=total, cost=cost)
+        grouped.append(GroupedRequest(head, tuple(output.request for output in outputs)))
+    return grouped, math.inf
 
 
 def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_max: int) -> Batch:
@@ -110,30 +113,30 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
         reason = f"head:{unfit}"
         return Batch((), head.outputs, True, reason, Counter([reason]), head.outputs)
     cap_reason = f"config_cap:{caps.outputs}"
-    most = math.inf if caps.cost is None else caps.cost
+    max_cost = math.inf if caps.cost is None else caps.cost
     joined, outputs, total = list[int](), head.outputs, head.cost
     rejects = Counter[str]()
 
     def closed() -> str | None:
         if outputs >= caps.outputs:
             return cap_reason
-        if total + head.cost > most:
-            return f"cost_budget_next:{_above(total + head.cost, most)}"
+        if total + head.cost > max_cost:
+            return f"cost_budget_next:{_above(total + head.cost, max_cost)}"
         return None
 
-    for place, other in enumerate(queue):
+    for place, candidate in enumerate(queue):
         if closed():
             break
-        if difference := signature_difference(head.signature, other.signature):
+        if difference := signature_difference(head.signature, candidate.signature):
             rejects[difference] += 1
-        elif outputs + other.outputs > caps.outputs:
+        elif outputs + candidate.outputs > caps.outputs:
             rejects[cap_reason] += 1
-        elif total + other.cost > most:
-            rejects[f"cost_budget:{_above(total + other.cost, most)}"] += 1
+        elif total + candidate.cost > max_cost:
+            rejects[f"cost_budget:{_above(total + candidate.cost, max_cost)}"] += 1
         else:
             joined.append(place)
-            outputs += other.outputs
-            total += other.cost
+            outputs += candidate.outputs
+            total += candidate.cost
     closing = closed()
     reason = closing or next(iter(rejects), "delay")
     return Batch(tuple(joined), outputs, closing is not None, reason, rejects, caps.outputs)
@@ -184,5 +187,5 @@ def wave_deadline(
     return min(began_s + wait_s, max(began_s, last_arrival_s) + quiet_s)
 
 
-def _above(total: float, most: float) -> str:
-    return f"{total:.0f}>{most:.0f}"
+def _above(total: float, limit: float) -> str:
+    return f"{total:.0f}>{limit:.0f}"

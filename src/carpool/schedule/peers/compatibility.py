@@ -78,13 +78,13 @@ RENAMED = {"frame_rate": "fps"}  # diffusers' name: its name
 class _Object:
     """Something that cannot be compared by its content: equal to itself only."""
 
-    it: object
+    value: object
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Object) and other.it is self.it
+    def __eq__(self, operand: object) -> bool:
+        return isinstance(operand, _Object) and operand.value is self.value
 
     def __hash__(self) -> int:
-        return id(self.it)
+        return id(self.value)
 
 
 def _frozen(value: Any) -> Hashable:
@@ -94,7 +94,7 @@ def _frozen(value: Any) -> Hashable:
         case list() | tuple():
             return tuple(map(_frozen, value))
         case dict():
-            return frozenset((key, _frozen(one)) for key, one in value.items())
+            return frozenset((key, _frozen(element)) for key, element in value.items())
     return _Object(value)
 
 
@@ -135,16 +135,16 @@ def signature(request: CheckedRequest, defaults: Mapping[str, Any]) -> Signature
     Args:
         defaults: what the pipeline takes for arguments that are left out, as far as it is known.
     """
-    given = _given(request, defaults)
+    arguments = _given(request, defaults)
     return {
-        **{name: _frozen(value) for name, value in given.items() if name not in PROMPTS},
+        **{name: _frozen(value) for name, value in arguments.items() if name not in PROMPTS},
         "task_type": request.task,
         "lora": request.lora,
         "num_outputs_per_prompt": request.group_size,
     }
 
 
-def signature_difference(left: Signature, right: Signature) -> str | None:
+def signature_difference(first: Signature, right: Signature) -> str | None:
     """The first reason why two requests cannot share a dynamic batch, or None.
 
     A request that brings pictures shares with nobody: not even with itself, so that a head is
@@ -154,9 +154,9 @@ def signature_difference(left: Signature, right: Signature) -> str | None:
         `image_conditioning`, `sampling_params.FIELD` for a parameter that SGLang-Diffusion has
         too, or `extra.diffusers_kwargs` for others; of several the one it compares first.
     """
-    if not (left.keys().isdisjoint(PICTURES) and right.keys().isdisjoint(PICTURES)):
+    if not (first.keys().isdisjoint(PICTURES) and right.keys().isdisjoint(PICTURES)):
         return "image_conditioning"
-    differing = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
+    differing = {name for name in first.keys() | right.keys() if first.get(name) != right.get(name)}
     if not differing:
         return None
     fields = {RENAMED.get(name, name) for name in differing}
@@ -178,22 +178,24 @@ def request_key(request: CheckedRequest, defaults: Mapping[str, Any]) -> Hashabl
         defaults: as for `signature`.
     """
     free = {*PROMPTS, *NEGATIVES, *PICTURES, "latents"}
-    given = _given(request, defaults)
-    scale = given.get("guidance_scale")
-    is_guided = isinstance(scale, (int, float)) and scale > 1 and bool(given.get("negative_prompt"))
+    arguments = _given(request, defaults)
+    scale = arguments.get("guidance_scale")
+    is_guided = (
+        isinstance(scale, (int, float)) and scale > 1 and bool(arguments.get("negative_prompt"))
+    )
     return (
         request.task,
         request.group_size,
         request.lora,
         is_guided,
         frozenset(
-            (name, None if name in free else _frozen(given[name]))
-            for name in given
+            (name, None if name in free else _frozen(arguments[name]))
+            for name in arguments
             if name not in NEGATIVE_TEXTS
         ),
     )
 
 
 def _given(request: CheckedRequest, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    said = {name: value for name, value in request.arguments.items() if value is not None}
-    return {name: value for name, value in {**defaults, **said}.items() if value is not None}
+    explicit = {name: value for name, value in request.arguments.items() if value is not None}
+    return {name: value for name, value in {**defaults, **explicit}.items() if value is not None}

@@ -34,7 +34,7 @@ class _Counts:
     dispatches: int = 0
     requests: int = 0
     outputs: int = 0
-    used: int = 0  # outputs within the caps: a lone request above its cap fills it, no more
+    filled: int = 0  # outputs within the caps: a lone request above its cap fills it, no more
     capacity: int = 0  # sum of the caps
     merged: int = 0  # dispatches of several requests
     full: int = 0
@@ -47,7 +47,7 @@ class _Counts:
         self.dispatches += 1
         self.requests += requests
         self.outputs += size
-        self.used += min(size, cap)
+        self.filled += min(size, cap)
         self.capacity += cap
         self.merged += requests > 1
         self.full += can_fill and size >= cap
@@ -62,7 +62,7 @@ class _Counts:
             "avg_size": self.outputs / count,
             "merged_rate": self.merged / count,
             "full_rate": self.full / count,
-            "utilization": self.used / max(self.capacity, 1),
+            "utilization": self.filled / max(self.capacity, 1),
             "wait_avg_s": self.waited_s / count,
             "wait_p95_s": ordered[math.ceil(0.95 * len(ordered)) - 1],
         }
@@ -73,7 +73,7 @@ class Dispatches:
 
     def __init__(self, form: MetricsFormat = "current") -> None:
         self._form = form
-        self._all, self._last = _Counts(), _Counts()
+        self._totals, self._last = _Counts(), _Counts()
 
     def record(
         self,
@@ -102,12 +102,12 @@ class Dispatches:
             Lines for the log: the dispatch's, and after every fifth one the summary of those five.
         """
         requests = size if requests is None else requests
-        for counts in (self._all, self._last):
+        for counts in (self._totals, self._last):
             counts.add(size, cap, requests, wait_s, can_fill=user_max > 1)
         self._last.rejects.update(rejects)
-        self._all.stop_reasons[_kind(stop_reason)] += 1
+        self._totals.stop_reasons[_kind(stop_reason)] += 1
         for reason, count in rejects.items():
-            self._all.rejects[_kind(reason)] += count
+            self._totals.rejects[_kind(reason)] += count
         if self._form == "docs":
             sizes = f"size={size}/{cap}, user_max={user_max}"
         else:
@@ -126,7 +126,7 @@ class Dispatches:
 
         Rates are shares from 0 to 1. Reasons are counted by their kind, without their numbers.
         """
-        counts = self._all
+        counts = self._totals
         return {
             "dispatches": counts.dispatches,
             "requests": counts.requests,
@@ -139,16 +139,16 @@ class Dispatches:
     def _summary_line(self, counts: _Counts) -> str:
         figures, count = counts.figures(), counts.dispatches
         top = counts.rejects.most_common(TOP_REJECTS)
-        sizes, used = f"avg_size={figures['avg_size']:.2f}", figures["utilization"]
+        sizes, utilization = f"avg_size={figures['avg_size']:.2f}", figures["utilization"]
         if self._form == "current":
             sizes = f"avg_requests={counts.requests / count:.2f}, "
             sizes += f"avg_outputs={counts.outputs / count:.2f}"
-            used = counts.outputs / max(counts.capacity, 1)
+            utilization = counts.outputs / max(counts.capacity, 1)
         waits_ms = [wait_s * 1000 for wait_s in counts.waits_s]
         return (
             f"Dynamic batch stats (last {count} dispatches): {sizes}, "
             f"merged_rate={figures['merged_rate']:.1%}, full_rate={figures['full_rate']:.1%}, "
-            f"utilization={used:.1%}, wait_avg={sum(waits_ms) / count:.2f}ms, "
+            f"utilization={utilization:.1%}, wait_avg={sum(waits_ms) / count:.2f}ms, "
             f"wait_p95={figures['wait_p95_s'] * 1000:.2f}ms, "
             f"top_rejects={', '.join(f'{reason}={count}' for reason, count in top) or 'none'}"
         )
