@@ -165,7 +165,8 @@ def driving(
     """
     pipe = served(model) if isinstance(model, str) else model  # a folder is loaded anew
     modes = {} if mode is None else {"batching_mode": mode}
-    chosen = EngineSettings(**{"device": "cpu", **modes, **settings})
+    usual = {"device": "cpu", "conditioning_cache": 0.0}  # each encoding is a forward that counts
+    chosen = EngineSettings(**{**usual, **modes, **settings})
     forwards: list[Forward] = []
     engine = EngineCore(
         load(pipe, chosen),

@@ -8,10 +8,11 @@ that fails.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from carpool.engine.conditioning_cache import source_of
 from carpool.engine.containment import TurnStage
 from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Journal, Mismatch
@@ -67,8 +68,9 @@ class AnswerList:
         self._threshold = parts.settings.step_cache  # default of requests; None or 0: no cache
         self._stages, self._stats, self._clock = parts.stages, parts.stats, parts.clock
         self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (
-            self._step_cache, self._journal,
+            self._step_cache, self._journal, parts.conditioning.source,
         )  # fmt: skip
+        self._cache = parts.conditioning
         self._replays: deque[JournalReplay] = deque(maxlen=MAX_REPLAYS)
 
     def take_replays(self) -> list[tuple[JournalReplay, float]]:
@@ -110,6 +112,21 @@ class AnswerList:
         for listener in tuple(state.sources):
             if listener is not source:
                 self._ask(state, listener, listener.ran, call, answer)
+
+    def repeated(self, parked: Iterable[RequestState]) -> list[tuple[RequestState, Any]]:
+        """Requests whose calls have been answered by equal ones while they waited."""
+        if not self._cache.take_news():
+            return []
+        answered = []
+        for state in parked:
+            if (source := source_of(state)) is not None:
+                answer = self._ask(state, source, source.repeated)
+                answered += [(state, answer)] if answer is not None else []
+        return answered
+
+    def forget(self) -> None:
+        """Drop what outlives requests: modules may have changed."""
+        self._cache.clear()
 
     def _step_cache(self, state: RequestState) -> StepCache | None:
         threshold = state.request.step_cache

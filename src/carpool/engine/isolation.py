@@ -81,9 +81,13 @@ class Isolation:
             changes, random, self._pins, switches, self._drawing, copies=is_copied
         )
 
-    def note_weights(self) -> None:
-        """Take the weights as they are for those of the model, while no request runs."""
-        self._shared.changed_weights()
+    def note_weights(self) -> bool:
+        """Take the weights as they are for those of the model, while no request runs.
+
+        Returns:
+            Whether they have changed.
+        """
+        return bool(self._shared.changed_weights())
 
     def check_weights(self) -> None:
         """Look whether the weights are still those of `note_weights`.

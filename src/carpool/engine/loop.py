@@ -190,6 +190,7 @@ class EngineCore:
             **self.scheduler.statistics(),
             **self.runner.statistics(),
             "isolation": self.running.rides.statistics(),
+            "conditioning": self.parts.conditioning.statistics(),
         }
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
@@ -360,6 +361,7 @@ class EngineCore:
             if self._queue.has_ended:
                 self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
+            self.running.resume(self.running.answers.repeated(self.running.parked))
         turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s
         self._stats.turn_s += turn_s
         self._stats.forward_s += forward_s

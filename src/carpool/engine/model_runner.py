@@ -55,6 +55,7 @@ class ModelRunner:
         self._clock, self._heartbeat, self._watch = parts.clock, parts.heartbeat, parts.watch
         self._adapters, self._interception = parts.adapters, parts.installation.interception
         self._scheduler, self._sweeps = scheduler, parts.sweeps
+        self._conditioning = parts.conditioning
         self._forward_clock = parts.clock if parts.sweeps is None else parts.sweeps.clock
         self.fuser = Fuser(is_exact=settings.numerics == "exact")
         self.probation = Probation(
@@ -157,6 +158,7 @@ class ModelRunner:
 
     def _free_memory(self) -> None:
         self.fuser.forget()
+        self._conditioning.clear()
         self._device.free()
 
     def _run_to_compare(self, calls: Sequence[Call], rows: Sequence[int], mode: Exact) -> list[Any]:

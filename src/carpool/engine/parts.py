@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.conditioning_cache import MOST_MIB, MOST_SHARE, ConditioningCache
 from carpool.engine.containment import Stages
 from carpool.engine.delivery import OffLoop, RunOffLoop, deliver
 from carpool.engine.faults import Faults
@@ -19,6 +20,7 @@ from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
+from carpool.engine.specs.infer import reads_caches
 from carpool.engine.sweep import Sweeps
 from carpool.types import Clock
 
@@ -49,6 +51,7 @@ class EngineParts:
     sweeps: Sweeps | None  # of a model whose weights are streamed
     off_loop: OffLoop
     deliver: Deliver
+    conditioning: ConditioningCache
 
     @property
     def adapters(self) -> Adapters:
@@ -78,4 +81,21 @@ class EngineParts:
         return cls(
             loaded, settings, clock, faults, stages, heartbeat, Stats(clock), timelines, queue,
             installation, watch, sweeps, off_loop, deliver_here,
+            _conditioning(loaded, settings, adapters, stages),
         )  # fmt: skip
+
+
+def _conditioning(
+    loaded: LoadedPipeline, settings: EngineSettings, adapters: Adapters, stages: Stages
+) -> ConditioningCache:
+    limit_mib = settings.conditioning_cache
+    if limit_mib is None:
+        limit_mib = min(MOST_MIB, MOST_SHARE * loaded.device.all_bytes / 2**20)
+    return ConditioningCache(
+        int(limit_mib * 2**20),
+        adapters,
+        stages,
+        is_by_tenant=settings.conditioning_sharing == "per-key",
+        is_exact=settings.numerics == "exact",
+        reads_caches=reads_caches(type(loaded.pipe)),
+    )

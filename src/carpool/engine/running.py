@@ -80,8 +80,8 @@ class RunningRequests:
 
     def admit(self, states: Iterable[RequestState]) -> None:
         """Take in requests that have left the queue, before the first of them starts."""
-        if not self._states:
-            self._isolation.note_weights()
+        if not self._states and self._isolation.note_weights():
+            self.answers.forget()
         self._states.update((state.number, state) for state in states)
         if len(self._states) > 1:
             for state in self._states.values():
@@ -343,6 +343,7 @@ class RunningRequests:
             if state is self.private:
                 self.private = None
                 self._isolation.note_weights()
+                self.answers.forget()
             self._deliver(state, output, error, now_s)
 
     def _check_weights(self) -> None:

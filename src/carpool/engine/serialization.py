@@ -47,17 +47,39 @@ def size(answer: Any) -> int:
     raise Unpackable(f"a {type(answer).__name__}")
 
 
-def copied(answer: Any) -> Any:
-    """An answer with copies of its tensors, on their devices; `pack` takes it on any thread."""
+def copied(answer: Any, views: dict[Any, Tensor] | None = None) -> Any:
+    """An answer with copies of its tensors, on their devices; `pack` takes it on any thread.
+
+    Args:
+        views: the copies so far: fields that are one tensor are one tensor in the copy, too.
+    """
+    views = {} if views is None else views
     if isinstance(answer, Tensor):
-        return (answer.detach() if answer.requires_grad else answer).clone()
+        return _copied(answer.detach() if answer.requires_grad else answer, views)
     if isinstance(answer, (tuple, list)):
-        return type(answer)([copied(entry) for entry in answer])
+        return type(answer)([copied(entry, views) for entry in answer])
     if isinstance(answer, dict):
-        return type(answer)(**{name: copied(entry) for name, entry in answer.items()})
+        return type(answer)(**{name: copied(entry, views) for name, entry in answer.items()})
     if isinstance(answer, DiagonalGaussianDistribution):
-        return DiagonalGaussianDistribution(copied(answer.parameters), answer.deterministic)
+        parameters = copied(answer.parameters, views)
+        return DiagonalGaussianDistribution(parameters, answer.deterministic)
     return answer
+
+
+def _copied(tensor: Tensor, views: dict[Any, Tensor]) -> Tensor:
+    """A copy with the same strides: sums of a tensor depend on where its values lie."""
+    place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+    view = *place, tensor.shape, tensor.stride(), tensor.dtype
+    if (copy := views.get(view)) is None:
+        copy = tensor.clone()
+        if copy.stride() != tensor.stride() and tensor.numel():  # it has gaps, or repeats values
+            last = sum(
+                (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+            )
+            flat = tensor.as_strided((last + 1,), (1,)).clone()
+            copy = flat.as_strided(tensor.shape, tensor.stride(), 0)
+        views[view] = copy
+    return copy
 
 
 def pack(answer: Any, to_host: CopyToHost = lambda tensor: tensor) -> bytes:

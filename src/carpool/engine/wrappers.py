@@ -3,15 +3,16 @@
 `execute` runs the outermost one, and cuts what raises in two. A wrapper takes the function that
 makes a forward of parked calls and gives one that does the same, and something beside:
 
-1. tiles: a call that does not fit the memory runs again, then in tiles (`tiles.py`);
-2. probation: calls whose fusing is not proven run apart, and then together (`probation/`);
-3. the wrapper of the engine's owner;
-4. faults on purpose (`faults.py`);
-5. draws: each call's random numbers are its own request's (`draws.py`);
-6. observation: the heartbeat, the stopwatch, and the observers (`model_runner.py`);
-7. adapters of its rows (`adapters/hooks.py`);
-8. sweep: streamed weights are loaded, and other forwards run meanwhile (`sweep.py`);
-9. the device, which is told of the launch.
+1. the conditioning cache: equal calls run once (`conditioning_cache.py`);
+2. tiles: a call that does not fit the memory runs again, then in tiles (`tiles.py`);
+3. probation: calls whose fusing is not proven run apart, and then together (`probation/`);
+4. the wrapper of the engine's owner;
+5. faults on purpose (`faults.py`);
+6. draws: each call's random numbers are its own request's (`draws.py`);
+7. observation: the heartbeat, the stopwatch, and the observers (`model_runner.py`);
+8. adapters of its rows (`adapters/hooks.py`);
+9. sweep: streamed weights are loaded, and other forwards run meanwhile (`sweep.py`);
+10. the device, which is told of the launch.
 
 Inside of them the fuser joins the calls. A group stands around the module's own `forward`
 (`group/leader.py`): whatever runs that, a comparison in probation too, runs it in all ranks.
@@ -44,6 +45,7 @@ def wrappers(
         free: gives cached device memory back.
     """
     chain: list[Wrapper] = [
+        parts.conditioning.around,
         Tiles(free).around,
         lambda run: probation.around(run, fused),
         own,
@@ -53,7 +55,7 @@ def wrappers(
     ]
     if parts.faults is not None:
         faults, is_exact = parts.faults, parts.settings.numerics == "exact"
-        chain.insert(3, lambda run: faults.around(run, is_exact=is_exact))
+        chain.insert(4, lambda run: faults.around(run, is_exact=is_exact))
     if parts.sweeps is not None:
         chain.append(parts.sweeps.around)
     return chain

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from carpool.config import BatchingMode
 from carpool.settings.engine import (
+    ConditioningSharing,
     ContextParallelKind,
     IsolationMode,
     LoraBatching,
@@ -68,6 +69,8 @@ class LoadSettings(TypedDict, total=False):
     max_pixels: int
     max_steps: int
     step_cache: float
+    conditioning_cache: float | None
+    conditioning_sharing: ConditioningSharing
     workers: int | None
     devices: str | None
     worker_timeout: float

@@ -10,6 +10,7 @@ from carpool.settings.rules import check, parse_bytes, setting, streamed_names
 
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
+ConditioningSharing = Literal["per-key", "shared"]
 IsolationMode = Literal["auto", "shared", "private"]
 ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
@@ -216,6 +217,20 @@ class EngineSettings:
         "denoiser's answer is below this; 0 runs every step",
         least=0,
         most=1,
+    )
+
+    conditioning_cache: float | None = setting(
+        None,
+        "memory for what encoders gave, which answers equal calls of later requests; 0 keeps "
+        "nothing; default: 512, or a fiftieth of the device's memory if that is less",
+        unit="MiB",
+        least=0,
+        finite=True,
+    )
+    conditioning_sharing: ConditioningSharing = setting(
+        "per-key",
+        "who shares these answers: per-key: requests of one API key; shared: all, whose times then "
+        "tell whether somebody has used the same prompt",
     )
 
     def __post_init__(self) -> None:

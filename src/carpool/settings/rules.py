@@ -123,7 +123,7 @@ def check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
     elif not fits(value, hint):
         wanted = rule_of(hint) if get_origin(hint) is Literal else _KINDS[base_type(hint)]
         raise SettingRejected(f"{name}={value!r}: must be {wanted}")
-    elif rule["finite"] and not math.isfinite(value):
+    elif value is not None and rule["finite"] and not math.isfinite(value):
         raise SettingRejected(f"{name}={value!r}: must be a finite number")
     elif value is not None and rule["least"] is not None and not value >= rule["least"]:
         raise SettingRejected(f"{name}={value!r}: must be at least {rule['least']}")

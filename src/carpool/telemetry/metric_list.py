@@ -80,6 +80,13 @@ ALL: dict[str, MetricInfo] = {
     "carpool_tokens_total": MetricInfo(
         "counter", ("model",), "tokens of text that requests let a model of the pipeline write"
     ),
+    "carpool_conditioning_hits_total": MetricInfo(
+        "counter", ("model",), "calls of encoders that the conditioning cache answered"
+    ),
+    "carpool_conditioning_misses_total": MetricInfo(
+        "counter", ("model",), "calls that ran, and that it may keep"
+    ),
+    "carpool_conditioning_bytes": MetricInfo("gauge", ("model",), "memory that it takes"),
     "carpool_deadlines_missed_total": MetricInfo(
         "counter", ("model",), "requests that ended after their deadline_s"
     ),

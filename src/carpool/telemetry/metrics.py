@@ -38,6 +38,9 @@ _NUMBERS = {  # of the engine: where each stands in its statistics
     "steps_skipped_total": "steps_skipped",
     "tokens_total": "tokens",
     "deadlines_missed_total": "deadlines_missed",
+    "conditioning_hits_total": "conditioning hits",
+    "conditioning_misses_total": "conditioning misses",
+    "conditioning_bytes": "conditioning bytes",
     "machine_speed_factor": "speed_factor",
 }
 MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "peak_bytes"}

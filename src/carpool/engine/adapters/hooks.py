@@ -259,6 +259,11 @@ class Adapters:
 
         return adapted
 
+    def acts_on(self, name: str, module: nn.Module) -> bool:
+        """Whether an adapter has a part for a module of the pipeline."""
+        components = {component for component, _ in self._parts.get(name, {})}
+        return any(getattr(self._pipe, component) is module for component in components)
+
     def applied(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
         """For the time of one forward of these calls, apply the adapters of each."""
         return self._applying(calls, rows) if any(call.lora for call in calls) else _NO_ADAPTERS

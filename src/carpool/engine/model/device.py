@@ -11,6 +11,7 @@ import os
 import resource
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import torch
@@ -225,6 +226,13 @@ class Device:
             return torch.mps.recommended_max_memory() / 2**30
         found = self._memory("get_memory_info")
         return None if found is None else found[1] / 2**30
+
+    @property
+    def all_bytes(self) -> float:
+        """All memory of the device, or of the machine; infinite where it is not known."""
+        if self.is_accelerator:
+            return inf if self.memory_gib is None else self.memory_gib * 2**30
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
     def free(self) -> None:
         """Give cached memory back to the device."""
