@@ -387,6 +387,20 @@ def test_who_goes_before_all_who_run_is_encoded_whether_there_is_room_or_not() -
     assert chosen(policy, step(2, 1, left=3), encode_of(3, 2, left=1)) == [2]
 
 
+def test_a_text_that_has_begun_does_not_wait_again_for_each_token() -> None:
+    policy, full = Continuous(SLOW), dict[str, Any](max_rows=1)
+    assert chosen(policy, step(1, 1, **full), step(2, 2, **full)) == [1]
+    running = step(3, 1, left=3, **full), step(2, 2, **full)
+    prompt, token = encode_of(4, 3), replace(encode_of(5, 4), is_token=True)
+
+    assert chosen(policy, *running, prompt) == [1]  # it waits, for there is no room
+    assert chosen(policy, *running, prompt, token) == [4]
+    later = [replace(token, order=order) for order in range(6, 40)]
+    turns = [chosen(policy, *running, prompt, token) for token in later]
+    assert [4] in turns
+    assert [1] in turns  # tokens take no longer than the steps between them
+
+
 @pytest.mark.parametrize("busy", [1.0, 2.0])
 def test_who_comes_after_one_ran_alone_for_long_is_encoded_and_found_to_share(busy: float) -> None:
     """Of two together nothing was ever learned: who is to be encoded waits for it, too.

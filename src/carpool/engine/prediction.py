@@ -15,6 +15,7 @@ from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.types import CheckedRequest, RequestSize
 
 MAX_SIZES = 64  # whose costs are reported
+WRITING = ("generate", "logits")  # methods of calls that write a text
 MAX_KINDS = 4096  # remembered by fuse key
 SIZES = ("width", "height", "num_frames")
 """Those, as a request says them."""
@@ -75,6 +76,7 @@ class Predictor:
             tenant=queued.tenant,
             user=queued.user,
             steps=timeline.steps,
+            is_token=timeline.tokens > 0 and state.call.target.method in WRITING,
         )
 
     def queued_request(self, state: RequestState) -> QueuedRequest:

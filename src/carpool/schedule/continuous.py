@@ -9,7 +9,8 @@ priority that is not much longer; while another key waits, only requests that ma
 little slower may join. A call that many forwards overtook leads next (`starvation.py`).
 
 *Encodes and decodes* run between denoising forwards, as many as take no longer than the forward
-itself. A request that would not share the next forward is encoded later, with others.
+itself. A request that would not share the next forward is encoded later, with others. A text that is
+being written goes on, token by token, between all forwards.
 
 *Shares.* With `fair_share` the tenant that was served least for its weight leads
 (`fair_shares.py`); all of the above orders the requests of one tenant, and of tenants that are
@@ -104,7 +105,8 @@ class Continuous:
         if phases["denoise"]:
             candidates = self._candidates(self._grouped(phases["denoise"], now_s), now_s)
             denoise = self._fill(candidates, work_s, now_s)
-        for calls in (phases["decode"], phases["encode"]):
+        tokens = [call for call in phases["encode"] if call.is_token]
+        for calls in (phases["decode"], tokens, phases["encode"]):
             due = self._due(calls, denoise.calls[:1] if denoise else parked)
             if not due:
                 continue
@@ -133,10 +135,10 @@ class Continuous:
         """Whether encodes or decodes run before the next denoising forward.
 
         Where that has no room for more requests an encode waits: the requests in it end sooner, and
-        others may be encoded with it.
+        others may be encoded with it. A text that has begun does not wait again for each token.
         """
         first, leader = side.calls[0], denoise.calls[0]
-        if first.phase == "encode" and denoise.why != "nobody":
+        if first.phase == "encode" and denoise.why != "nobody" and not first.is_token:
             goes_first = self._rank(first, now_s) < self._rank(leader, now_s)
             if not (goes_first or self._starvation.is_late(first)):
                 return False

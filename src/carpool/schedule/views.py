@@ -64,6 +64,7 @@ class ParkedCall(Struct, frozen=True):
     tenant: str = ""
     user: str = ""
     steps: int = 0  # of denoising, of its request; 0: not known
+    is_token: bool = False  # the next of a text that is being written
 
 
 class Admission(Struct, frozen=True):

@@ -78,6 +78,23 @@ def test_a_running_request_waits_for_two_forwards_at_most_while_others_write() -
     assert sum(gaps) >= 20  # and texts were written all the while
 
 
+def test_a_text_goes_on_beside_full_forwards_of_requests_that_draw() -> None:
+    with driving(author("glm"), clock=Ticking(), mode="continuous", max_batch_size=2) as drive:
+        for seed in range(6):
+            drive.submit("", seed=seed, num_inference_steps=300)
+        drive.turn(40)
+        writing = drive.submit("0", seed=SEEDS[0], request_id="writing")
+        drive.turn_until(lambda: "generate" in {forward.method for forward in drive.forwards})
+        begun = len(drive.forwards)
+        drive.turn(80)
+        drive.engine.cancel("writing")
+        methods = [forward.method for forward in drive.forwards[begun:]]
+        drive.turn()
+
+    assert isinstance(writing.error, Cancelled)
+    assert methods[:40].count("generate") == 20  # a token after each step, to its end
+
+
 def test_a_request_that_is_cancelled_in_the_middle_of_a_text_writes_no_more() -> None:
     with driving(author("llama")) as drive:
         recorder = drive.submit("3", seed=1, request_id="late")
