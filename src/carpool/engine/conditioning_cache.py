@@ -27,6 +27,7 @@ from carpool.engine.digests import Digests, Unfusable
 from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Call
+from carpool.engine.language.parts import WRITING
 from carpool.engine.probation.snapshot import shares_memory, tensors_in, versions
 from carpool.engine.request import RequestState
 from carpool.engine.serialization import Unpackable, copied
@@ -78,7 +79,7 @@ class ConditioningCache:
         """What equal calls have in common; None: this one has to run."""
         target, arguments = call.target, call.arguments()
         module, tensors = target.module, list(tensors_in(arguments))
-        if target.phase != "encode" or target.method == "generate" or target.modes:
+        if target.phase != "encode" or target.method in WRITING or target.modes:
             return None
         if (id(module), target.method) in self._unkept:
             return None

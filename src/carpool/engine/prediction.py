@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from carpool.engine.intercept import Call
+from carpool.engine.language.parts import WRITING
 from carpool.engine.request import RequestState
 from carpool.request.card import Card
 from carpool.schedule.cost import Costs
@@ -15,7 +16,6 @@ from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.types import CheckedRequest, RequestSize
 
 MAX_SIZES = 64  # whose costs are reported
-WRITING = ("generate", "logits")  # methods of calls that write a text
 MAX_KINDS = 4096  # remembered by fuse key
 SIZES = ("width", "height", "num_frames")
 """Those, as a request says them."""

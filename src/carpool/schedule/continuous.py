@@ -9,8 +9,8 @@ priority that is not much longer; while another key waits, only requests that ma
 little slower may join. A call that many forwards overtook leads next (`starvation.py`).
 
 *Encodes and decodes* run between denoising forwards, as many as take no longer than the forward
-itself. A request that would not share the next forward is encoded later, with others. A text that is
-being written goes on, token by token, between all forwards.
+itself. A request that would not share the next forward is encoded later, with others. A text
+that is being written goes on, token by token, between all forwards.
 
 *Shares.* With `fair_share` the tenant that was served least for its weight leads
 (`fair_shares.py`); all of the above orders the requests of one tenant, and of tenants that are

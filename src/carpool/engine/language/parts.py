@@ -14,6 +14,7 @@ from torch import nn
 
 from carpool.engine.specs.rules import Spec
 
+WRITING = ("generate", "logits")  # names of methods under which texts are written
 LARGE_HEAD = 2**22  # weights
 _UNCALLED = nn.Module.forward  # of lists and other containers, which are never called themselves
 
