@@ -243,7 +243,14 @@ def test_a_wait_without_an_end_is_refused(name: str) -> None:
 
 
 def test_type_checkers_know_every_setting_of_load_with_its_type() -> None:
-    texts = {"cost_table", "batching_config", "lora_dir", "state_dir", "model_config"}  # or paths
+    texts = {
+        "cost_table",
+        "batching_config",
+        "lora_dir",
+        "state_dir",
+        "model_config",
+        "embeddings",
+    }  # or paths
     texts |= {"stream_dir"}
     objects = {"device", "dtype"}  # or torch's
     hints = typing.get_type_hints(ServeSettings)

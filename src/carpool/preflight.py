@@ -44,8 +44,10 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
     weights(settings.fair_share)
     if settings.batching_mode == "dynamic" and settings.batching_config is not None:
         load_rules(Path(settings.batching_config))
-    if settings.lora_dir is not None and not Path(settings.lora_dir).expanduser().is_dir():
-        raise SettingRejected(f"lora_dir={settings.lora_dir!r}: there is no such folder")
+    for name in ("lora_dir", "embeddings"):
+        folder = getattr(settings, name)
+        if folder is not None and not Path(folder).expanduser().is_dir():
+            raise SettingRejected(f"{name}={folder!r}: there is no such folder")
     adapters = parse_lora(settings.lora)
     preparation.check_packages(settings)
     if factory is not None and settings.context_parallel > 1:

@@ -59,6 +59,7 @@ class LoadSettings(TypedDict, total=False):
     isolation: IsolationMode
     infer_specs: bool
     lora_dir: str | PathLike[str] | None
+    embeddings: str | PathLike[str] | None
     lora_batching: LoraBatching
     max_batch_size: int
     max_decode_size: int

@@ -4,7 +4,7 @@ The parameters are those of the pipeline's `__call__`, read once when it is load
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from carpool.request.adapter_names import AdapterInfo
@@ -78,6 +78,7 @@ class Card:
     max_pixels: int
     max_steps: int
     lora: tuple[str, ...] = ()  # adapters that a request may name
+    embeddings: Mapping[str, int] = field(default_factory=dict)  # words, with their vectors
     adapters: tuple[AdapterInfo, ...] = ()  # ... with their other names, and those refused
     frame_step: int = 1  # videos have k * frame_step + 1 frames
     rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused

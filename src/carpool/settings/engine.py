@@ -15,7 +15,7 @@ IsolationMode = Literal["auto", "shared", "private"]
 ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 MetricsFormat = Literal["current", "docs"]
-OF_FILES = ("dtype", "revision", "variant", "model_config", "component", "quantize")
+OF_FILES = ("dtype", "revision", "variant", "model_config", "component", "quantize", "embeddings")
 """Settings that say how a model is read: a pipeline that is there already has been."""
 
 
@@ -183,6 +183,11 @@ class EngineSettings:
     lora: tuple[str, ...] = setting((), "an adapter: NAME=PATH or NAME=PATH@MODULE; repeatable")
     lora_dir: str | None = setting(
         None, "folder, with its sub-folders, of adapters (.safetensors); read again on SIGHUP"
+    )
+    embeddings: str | None = setting(
+        None,
+        "folder, with its sub-folders, of embeddings (textual inversion): each file is a word of "
+        "its name in prompts",
     )
     lora_batching: LoraBatching = setting(
         "mixed", "mixed: requests with different adapters share forwards; grouped: they do not"

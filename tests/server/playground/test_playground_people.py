@@ -1,6 +1,7 @@
 """The playground on a phone, a laptop and a wide screen, by pointer and by keys alone."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -44,25 +45,14 @@ def laptop(browser: Any, server: Server) -> Iterator[Tab]:
         yield page
 
 
-def opened(browser: Any, server: Server, size: str, **options: Any) -> Any:
+@contextmanager
+def opened(browser: Any, server: Server, size: str, **options: Any) -> Iterator[Tab]:
+    """A page of a size whose form is there."""
     width, height = SIZES[size]
     options |= {"viewport": {"width": width, "height": height}, "has_touch": size == "phone"}
-    return _ready(tab(browser, server.url, **options))
-
-
-class _ready:
-    """A page whose form is there."""
-
-    def __init__(self, context: Any) -> None:
-        self.context = context
-
-    def __enter__(self) -> Tab:
-        page: Tab = self.context.__enter__()
+    with tab(browser, server.url, **options) as page:
         page.page.wait_for_selector("#f-prompt")
-        return page
-
-    def __exit__(self, *raised: Any) -> Any:
-        return self.context.__exit__(*raised)
+        yield page
 
 
 def in_sight(page: Tab, selector: str) -> bool:

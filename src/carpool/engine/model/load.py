@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, wraps
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from carpool.engine.model.assembly import read
 from carpool.engine.model.card import describe
 from carpool.engine.model.compiling import warm_up
 from carpool.engine.model.device import Device
+from carpool.engine.model.embeddings import add_embeddings
 from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.hunyuan3d import read_shapes
 from carpool.engine.model.modular import Pipeline
@@ -155,6 +156,7 @@ def load(
         SettingRejected: the device does not exist.
     """
     extra: Mapping[str, Any] = {}
+    words: Mapping[str, int] = {}  # of embeddings
     began_s = time.monotonic()
     if isinstance(model, Pipeline):
         at = None if is_asked_for(settings) else model._execution_device
@@ -177,6 +179,8 @@ def load(
                     pipe = read_shapes(shapes, device.dtype)
                 else:
                     pipe = read(source, settings, device, None, begin)
+            if settings.embeddings is not None:
+                words = add_embeddings(pipe, settings.embeddings)
         except RecursionError as error:
             raise _too_deep(model) from error
         except (CarpoolError, torch.OutOfMemoryError, MemoryError):
@@ -221,7 +225,10 @@ def load(
         )  # fmt: skip
         return LoadedPipeline(
             pipe,
-            describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
+            replace(
+                describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
+                embeddings=words,
+            ),
             device,
             {name: one for name, (_, one) in tasks.items()},
             undo.pop_all().close,

@@ -57,7 +57,7 @@ _RUNNING: WeakKeyDictionary[AppState, dict[str, dict[asyncio.Task[Any], str]]] =
 EMPTY_LISTS: dict[str, Any] = {
     "upscalers": [], "latent-upscale-modes": [], "sd-vae": [], "prompt-styles": [],
     "hypernetworks": [], "face-restorers": [], "realesrgan-models": [], "cmd-flags": {},
-    "scripts": {"txt2img": [], "img2img": []}, "embeddings": {"loaded": {}, "skipped": {}},
+    "scripts": {"txt2img": [], "img2img": []},
 }  # fmt: skip
 """What clients ask for of things that are not here."""
 
@@ -305,6 +305,15 @@ async def loras(context: Context) -> list[Lora]:
     by_id = {adapter.id: adapter for adapter in model.card.adapters if not adapter.problem}
     offered = [by_id.get(name, AdapterInfo(name)) for name in model.card.lora]
     return [Lora(name=name_for_tag(adapter, offered), alias=adapter.id) for adapter in offered]
+
+
+@lists.get("/embeddings")
+async def embeddings(context: Context) -> dict[str, dict[str, Any]]:
+    """The words of `--embeddings`, with the number of vectors of each."""
+    model = await context.load(None, "loaded")
+    unknown = {"step": None, "sd_checkpoint": None, "sd_checkpoint_name": None, "shape": None}
+    words = {word: unknown | {"vectors": count} for word, count in model.card.embeddings.items()}
+    return {"loaded": words, "skipped": {}}
 
 
 @lists.post("/refresh-checkpoints")

@@ -1,0 +1,98 @@
+"""Textual inversion: words of one's own, each learned as vectors of the text encoders.
+
+A file is one word, that of its name: `mystyle.safetensors` is written "mystyle" in a prompt. The
+words are added once, as the model is loaded; they change no prompt that has none of them.
+"""
+
+import logging
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.loaders import TextualInversionLoaderMixin
+from safetensors.torch import load_file
+
+from carpool.errors import LoadFailed, SettingRejected
+
+log = logging.getLogger("carpool")
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_PLACES = {"clip_l": "", "clip_g": "_2"}  # of SDXL's files: which text encoder
+
+
+def add_embeddings(pipe: Any, folder: str) -> dict[str, int]:
+    """Add the words of a folder's files; a file that does not fit is left out, with a warning.
+
+    Returns:
+        The words, with the number of vectors of each.
+
+    Raises:
+        SettingRejected: there is no such folder.
+        LoadFailed: the pipeline reads no such words.
+    """
+    if not Path(folder).expanduser().is_dir():
+        raise SettingRejected(f"embeddings={folder!r}: there is no such folder")
+    if not isinstance(pipe, TextualInversionLoaderMixin):
+        raise LoadFailed(
+            f"embeddings={folder!r}: {type(pipe).__name__} reads no embeddings (textual "
+            "inversion); pipelines of SD 1.5, SD 2 and SDXL do"
+        )
+    words = dict[str, int]()
+    paths = sorted(path for path in Path(folder).expanduser().rglob("*") if path.suffix in SUFFIXES)
+    for path in paths:
+        try:
+            vectors = _vectors(path)
+            _add(pipe, path.stem, vectors)
+            words[path.stem] = max(len(tensor) for tensor in vectors.values())
+        except pickle.UnpicklingError:
+            log.warning("embedding %s is left out: it is no file of plain tensors", path.name)
+        except Exception as error:  # of files as others wrote them
+            log.warning("embedding %s is left out: %s", path.name, str(error).partition("\n")[0])
+    log.info("%d embeddings: %s", len(words), ", ".join(words))
+    return words
+
+
+def _vectors(path: Path) -> dict[str, torch.Tensor]:
+    """The vectors of a file by the key that names their text encoder, or by any other one."""
+    safe = path.suffix == ".safetensors"
+    content = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
+    if isinstance(content, Mapping) and "string_to_param" in content:  # of AUTOMATIC1111
+        content = content["string_to_param"]
+    if isinstance(content, torch.Tensor):
+        content = {"": content}
+    vectors = {
+        name: value.detach().reshape(-1, value.shape[-1])
+        for name, value in content.items()
+        if isinstance(value, torch.Tensor)
+    }
+    if not vectors or (len(vectors) > 1 and not vectors.keys() <= _PLACES.keys()):
+        keys = ", ".join(map(str, content)) or "nothing"
+        raise ValueError(f"it holds {keys}: one tensor is expected, or clip_l and clip_g")
+    return vectors
+
+
+def _add(pipe: Any, word: str, vectors: Mapping[str, torch.Tensor]) -> None:
+    """Add a word to each text encoder that its vectors are for, or to none."""
+    places = list[tuple[Any, Any, torch.Tensor]]()
+    for name, tensor in vectors.items():
+        suffixes = [_PLACES[name]] if name in _PLACES else ["", "_2"]
+        encoders = [(suffix, getattr(pipe, f"text_encoder{suffix}", None)) for suffix in suffixes]
+        widths = {
+            suffix: encoder.get_input_embeddings().weight.shape[1]
+            for suffix, encoder in encoders
+            if encoder is not None
+        }
+        suffix = next((suffix for suffix in widths if widths[suffix] == tensor.shape[1]), None)
+        if suffix is None:
+            raise ValueError(
+                f"its vectors are {tensor.shape[1]} wide, and the text encoder's "
+                f"{' or '.join(map(str, widths.values())) or 'are none'}: it is of another model"
+            )
+        tokenizer = getattr(pipe, f"tokenizer{suffix}")
+        if {word, f"{word.lower()}</w>"} & tokenizer.get_vocab().keys():
+            raise ValueError(f"{word!r} is a word of the model already: rename the file")
+        places.append((tokenizer, getattr(pipe, f"text_encoder{suffix}"), tensor))
+    for tokenizer, encoder, tensor in places:
+        pipe.load_textual_inversion(tensor, token=word, tokenizer=tokenizer, text_encoder=encoder)
