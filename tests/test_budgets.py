@@ -28,18 +28,18 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 23_830),
+    "engine": (13_800, 24_200),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_700),
     "worker": (2_500, 3_340),
-    "server": (5_000, 7_060),
-    "compat": (1_300, 1_980),
+    "server": (5_000, 7_120),
+    "compat": (1_300, 2_400),
     "jobs, media": (3_000, 3_840),
     "python, cli, settings": (4_800, 5_250),
-    "others": (4_200, 4_260),
+    "others": (4_200, 4_360),
     "lab": (4_200, 5_880),
     "benchmarks, proof": (7_000, 9_520),
-    "tests": (50_000, 79_300),
+    "tests": (50_000, 79_700),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 33), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
@@ -51,7 +51,7 @@ NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
     "compat": (0.5, 0.5),
     "jobs, media": (0.5, 0.5),
     "python, cli, settings": (0.5, 10.5),
-    "others": (0.5, 11.6),
+    "others": (0.5, 11.2),
     "lab": (0.5, 12.2),
 }
 FREE = 0.06  # of a ceiling above its goal: what may be free below it

@@ -136,3 +136,4 @@ class Event:
     steps: int = 0  # denoising steps in all
     error: Exception | None = None  # of a `finished` one; None: it succeeded
     picture: Any = None  # of a `preview`: an array (height, width, 3), 0-255
+    text: str = ""  # of a `preview` of a text: what is new since the last; steps are tokens

@@ -175,6 +175,9 @@ def _here(options: _Options, settings: EngineSettings) -> None:
             check_size(replace(engine.card, rounds_sizes=False), size)
             pictures |= area_of(engine.card, {**options.parameters, **pictures})
         task = engine.card.task_for(pictures)
+        if task.makes == "text":
+            way = f"carpool serve {options.model}, or carpool.load({options.model!r})"
+            raise click.UsageError(f"{engine.card.id} writes texts, and this command draws: {way}")
         output = output_for(task.makes, options.output)
         if task.takes("output_type") and task.file_type is not None:
             pictures["output_type"] = task.file_type

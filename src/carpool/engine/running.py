@@ -21,6 +21,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.isolation import RequestContext
 from carpool.engine.model.preview import PreviewSender
 from carpool.engine.model.samplers import exchanged
+from carpool.engine.model.text_pipeline import TextPipeline
 from carpool.engine.model.view import call, view
 from carpool.engine.parts import EngineParts
 from carpool.engine.pipeline_errors import error_of, to_api_error
@@ -149,6 +150,8 @@ class RunningRequests:
             vars(mine)["scheduler"] = exchanged(own.scheduler, request.scheduler)
         hook, tell = self._previews.hook, partial(self._tell, state)
         state.preview_hook = self._stages.contain("preview", None, hook, mine, request, tell)
+        if isinstance(mine, TextPipeline):
+            mine.on_text = partial(self._tell_text, state)
         state.observe(mine, context, self._loaded.card)
         state.warnings += self._adapters.warnings(request.lora)
         state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
@@ -306,6 +309,10 @@ class RunningRequests:
         timeline = state.timeline
         event = Event("step", timeline.request_id, now_s, timeline.step, timeline.steps)
         self._tell(state, event)
+
+    def _tell_text(self, state: RequestState, text: str, tokens: int, limit: int) -> None:
+        now_s = self._clock()
+        self._tell(state, Event("preview", state.request_id, now_s, tokens, limit, text=text))
 
     def _tell(self, state: RequestState, event: Event) -> None:
         if state.is_answered:

@@ -5,7 +5,7 @@ No torch: `carpool serve` asks before it starts anything.
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,8 @@ EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_D
 _INDEX = "model_index.json"
 INDEXES = (_INDEX, "modular_model_index.json")
 """Of pipelines: of a class of their own, or put together from blocks (`ModularPipeline`)."""
+LANGUAGE_CONFIG = "config.json"
+"""Of a model of transformers, which has no index."""
 SINGLE_FILES = (".safetensors", ".sft", ".gguf", ".pth")
 PICKLES = (".ckpt", ".pt", ".bin")
 
@@ -41,6 +43,8 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
         extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
         return str(folder), extra
+    if holds_language_model(folder):
+        return str(folder), {"id": folder.resolve().name, "lora": {}}
     text = str(model)
     if is_weights(text) and folder.is_file():
         return str(folder), {"id": folder.stem, "lora": {}}
@@ -50,7 +54,8 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         raise LoadFailed(
             f"no model at {text!r}{nearest(text, EMBEDDED)}: give "
             f"{' or '.join(map(repr, EMBEDDED))}, a hub id like 'org/name', a folder that holds "
-            f"a {_INDEX} or {INDEXES[1]}, or a file ({' or '.join(SINGLE_FILES)})"
+            f"a {_INDEX} or {INDEXES[1]}, or a language model's {LANGUAGE_CONFIG}, or a file "
+            f"({' or '.join(SINGLE_FILES)})"
         )
     return text, {}
 
@@ -68,6 +73,18 @@ def is_weights(name: str) -> bool:
 def index_of(folder: Path) -> Path | None:
     """The index of the pipeline that a folder holds; None if it holds none."""
     return next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+
+
+def holds_language_model(folder: Path) -> bool:
+    """Whether a folder is a plain language model of transformers, and no pipeline."""
+    config = folder / LANGUAGE_CONFIG
+    if index_of(folder) is not None or not config.is_file():
+        return False
+    try:
+        classes = jsonfile.loads(jsonfile.read(config)).get("architectures") or []
+    except (OSError, ValueError, AttributeError):
+        return False
+    return any(str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in classes)
 
 
 def class_in(entry: Any) -> tuple[str, str] | None:
@@ -121,14 +138,14 @@ def check_hub(model: str, revision: str | None) -> Path:
     from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
 
     with hub_errors(model, revision, _INDEX):
-        for name in INDEXES:
+        for name in (*INDEXES, LANGUAGE_CONFIG):
             if isinstance(at := try_to_load_from_cache(model, name, revision=revision), str):
                 return Path(at)
         reach_hub()
-        try:
-            return Path(hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5))
-        except errors.RemoteEntryNotFoundError:
-            return Path(hf_hub_download(model, INDEXES[1], revision=revision, etag_timeout=5))
+        for name in (_INDEX, INDEXES[1], LANGUAGE_CONFIG):
+            with suppress(errors.RemoteEntryNotFoundError):
+                return Path(hf_hub_download(model, name, revision=revision, etag_timeout=5))
+        return Path(hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5))
 
 
 def hub_has(model: str, file: str) -> bool:

@@ -58,6 +58,12 @@ class Output:
         return mesh_of({"images": self.images, **self.others})
 
     @property
+    def text(self) -> str | None:
+        """The text that a language model wrote."""
+        text = self.others.get("text")
+        return text if isinstance(text, str) else None
+
+    @property
     def sound(self) -> Sound | None:
         """The sound that was made, as samples; `carpool.media.encode_sound` makes files of it."""
         return sound_of(self.others)

@@ -12,7 +12,7 @@ import numpy as np
 
 from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
-from carpool.errors import InvalidValue, LibraryMissing, PipelineFailed
+from carpool.errors import InvalidValue, LibraryMissing, PipelineFailed, UnsupportedParameter
 from carpool.jobs.database import Record
 from carpool.jobs.interfaces import OnJobPreview
 from carpool.jobs.work import work_of
@@ -81,6 +81,8 @@ def work_and_kind(
         LibraryMissing: what writes them is not installed.
     """
     makes = card.task(requests[0].task).makes
+    if makes == "text":
+        raise UnsupportedParameter("no job is made of a text: generate() and submit() write it")
     if makes == "videos" and importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install av")
     formats = _FORMATS.get(makes, get_args(Format))

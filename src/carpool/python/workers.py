@@ -150,9 +150,11 @@ class WorkerEngine:
                 told("step", step, steps)
 
         def previewed(one: protocol.Preview) -> None:
-            size = one.picture.height, one.picture.width, 3
-            picture = np.frombuffer(one.picture.rgb, np.uint8).reshape(size)
-            told("preview", one.step, one.steps, picture=picture)
+            picture = None
+            if one.picture is not None:
+                size = one.picture.height, one.picture.width, 3
+                picture = np.frombuffer(one.picture.rgb, np.uint8).reshape(size)
+            told("preview", one.step, one.steps, picture=picture, text=one.text)
 
         try:
             done = await self._pool.submit(request, progressed, previewed)
@@ -248,6 +250,8 @@ def _outcome(
 
 def _fields(done: protocol.Done) -> dict[str, Any]:
     """The fields of a pipeline's output, from what a worker sent."""
+    if done.text is not None:
+        return done.text.fields()
     if done.mesh is not None:
         return {"meshes": [mesh_of(done.mesh)]}
     if done.sound is not None:

@@ -4,7 +4,7 @@ The parameters are those of the pipeline's `__call__`, read once when it is load
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from carpool.request.adapter_names import AdapterInfo
@@ -18,10 +18,12 @@ INSTEAD = {
     **dict.fromkeys(PER_PROMPT, "pass n"),
     "n": "one request has one output; generate(..., n=...) makes several",
 }
+TEXT = "text-generation"
+"""The task of a language model; of one inside of a pipeline, `text-generation:COMPONENT`."""
 HIDDEN = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
 
 
-Makes = Literal["pictures", "videos", "sound", "meshes"]
+Makes = Literal["pictures", "videos", "sound", "meshes", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,15 @@ class Task:
     @property
     def makes(self) -> Makes:
         kinds: dict[str, Makes] = {"video": "videos", "audio": "sound", "mesh": "meshes"}
+        if self.name.startswith(TEXT):
+            return "text"
         return kinds.get(self.name.rpartition("-")[2], "pictures")
 
     @property
     def file_type(self) -> str | None:
         """The output type from which files are made; None: the pipeline's own default."""
         own = {"sound": "pt", "meshes": "mesh" if "mesh" in self.output_types else None}
+        own["text"] = None
         return own.get(self.makes, "pil")
 
     def takes(self, name: str) -> bool:
@@ -85,6 +90,7 @@ class Card:
     scheduler: str = ""  # class of the model's own
     schedulers: tuple[str, ...] = ()  # samplers that a request may name; see `request.samplers`
     has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
+    writers: tuple[Task, ...] = ()  # of language models inside of the pipeline
 
     @property
     def pipeline(self) -> str:
@@ -104,7 +110,17 @@ class Card:
         return self.default_size_px
 
     def task(self, name: str) -> Task:
-        return next(task for task in self.tasks if task.name == name)
+        return next(task for task in (*self.tasks, *self.writers) if task.name == name)
+
+    def writer(self, component: str = "") -> "Card | None":
+        """The card of a language model: of the model itself, or of a component; None: no such."""
+        name = f"{TEXT}:{component}" if component else TEXT
+        task = next((task for task in (*self.tasks, *self.writers) if task.name == name), None)
+        return (
+            None
+            if task is None
+            else replace(self, tasks=(task,), writers=(), lora=(), schedulers=())
+        )
 
     def task_for(self, given: Iterable[str]) -> Task:
         """The task that takes the pictures given; the model's own where none does."""

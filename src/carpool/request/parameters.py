@@ -20,6 +20,7 @@ from carpool.request.lora import check_lora, refuse_scale
 from carpool.request.own_values import check_priority, check_seed, check_step_cache, check_timeout
 from carpool.request.rules import check_rules, check_strength, check_texts
 from carpool.request.samplers import check_scheduler
+from carpool.request.texts import check_text
 from carpool.request.values import KINDS, as_plain, is_int
 from carpool.types import CheckedRequest, Request
 
@@ -81,6 +82,8 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     if "negative_prompt" in known and arguments.get("negative_prompt_embeds") is not None:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
     check_rules(card, task, arguments)
+    if task.makes == "text":
+        check_text(task, arguments)
     check_strength(task, arguments)
     check_pictures(
         arguments,

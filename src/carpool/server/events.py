@@ -255,6 +255,7 @@ class Events(JobListener):
             task.add_done_callback(self._encoding.discard)
 
     async def _tell_preview(self, record: Record, part: int, preview: protocol.Preview) -> None:
+        assert preview.picture is not None  # no jobs write texts
         encode = partial(
             media.encode_image, preview.picture, "webp", PREVIEW_QUALITY, self._metadata
         )

@@ -72,6 +72,10 @@ def example(card: Card | None, url: str, curl: str, model: str | None = None) ->
     if makes == "sound":
         sent = f"{curl} {url}/v1/audio/generations {_JSON} \\\n  -d '{json.dumps(body)}'"
         return f"{sent} > out.wav\n"
+    if makes == "text":
+        talk = {**body, "messages": [{"role": "user", "content": "What is drawn here?"}]}
+        talk.pop("prompt")
+        return f"{curl} {url}/v1/chat/completions {_JSON} \\\n  -d '{json.dumps(talk)}'\n"
     if makes in _JOBS:
         sent = f"{_JSON} \\\n  -d '{json.dumps(body)}'"
         if task is not None and _needs(task, "image"):

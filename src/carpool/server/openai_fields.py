@@ -35,6 +35,7 @@ _ENDPOINTS: dict[Makes, str] = {
     "videos": "POST /v1/videos",
     "meshes": "POST /v1/meshes",
     "sound": "POST /v1/audio/generations",
+    "text": "POST /v1/chat/completions",
 }
 _RESERVED = {"self", "request_id", "tenant"}  # arguments of `Request` that no body may set
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")

@@ -166,12 +166,13 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 class Preview(msgspec.Struct, tag="preview"):
-    """An estimate of the final picture after some of its steps."""
+    """An estimate of the final picture after some of its steps, or the next piece of a text."""
 
     request_id: str
-    step: int
+    step: int  # tokens, of a text
     steps: int
-    picture: Picture
+    picture: Picture | None
+    text: str = ""
 
 
 class Answers(msgspec.Struct, tag="answers"):
@@ -236,6 +237,19 @@ class Heartbeat(msgspec.Struct, tag="heartbeat"):
     report: Report | None = None
 
 
+class RawText(msgspec.Struct):
+    """A text that a language model wrote."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the pipeline's output."""
+        return msgspec.structs.asdict(self)
+
+
 class TokenUsage(msgspec.Struct):
     """Tokens that a request took in and gave, as its model counts them."""
 
@@ -252,6 +266,7 @@ class Done(msgspec.Struct, tag="done"):
     clip: RawVideo | None = None  # in place of pictures
     mesh: RawMesh | None = None  # likewise
     sound: RawSound | None = None  # likewise
+    text: RawText | None = None  # likewise
     warnings: list[str] = []  # texts for the client
     skipped_steps: int = 0
     settings: dict[str, Any] = {}  # the settings used

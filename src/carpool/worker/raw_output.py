@@ -18,12 +18,15 @@ class RawOutput(NamedTuple):
     clip: protocol.RawVideo | None = None
     mesh: RawMesh | None = None
     sound: RawSound | None = None
+    text: protocol.RawText | None = None
 
 
 def raw_output(fields: Mapping[str, Any], *, spool: bytes) -> RawOutput:
     """Convert a pipeline's output into raw pixels, samples or vertices."""
     from carpool.engine.model.artifacts import mesh_of, sound_of  # which imports torch
 
+    if "finish_reason" in fields:
+        return RawOutput([], text=protocol.RawText(**fields))
     sound = sound_of(fields)
     if "frames" in fields:
         return RawOutput([], _clip(fields, sound, spool))

@@ -48,9 +48,12 @@ class RequestListener:
         elif self._follow and event.kind == "step":
             self._send(protocol.Progress(event.request_id, event.step, event.steps))
         elif event.kind == "preview":
-            height, width, _ = event.picture.shape
-            picture = protocol.Picture(width, height, event.picture.tobytes())
-            self._send(protocol.Preview(event.request_id, event.step, event.steps, picture))
+            picture = None
+            if event.picture is not None:
+                height, width, _ = event.picture.shape
+                picture = protocol.Picture(width, height, event.picture.tobytes())
+            about = event.request_id, event.step, event.steps, picture, event.text
+            self._send(protocol.Preview(*about))
 
     def done(self, outcome: Any) -> None:
         self.at_end()

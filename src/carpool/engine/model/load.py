@@ -26,6 +26,11 @@ from carpool.engine.model.device import Device
 from carpool.engine.model.embeddings import add_embeddings
 from carpool.engine.model.hooks import refuse_what_breaks
 from carpool.engine.model.hunyuan3d import read_shapes
+from carpool.engine.model.language_models import (
+    read_language_model,
+    refuse_parts,
+    text_tasks_of,
+)
 from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prepare import apply
 from carpool.engine.model.tasks import tasks_of
@@ -37,7 +42,7 @@ from carpool.errors import CarpoolError, LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
 from carpool.models.published import in_parts, name_of, shapes_in
 from carpool.models.pull import pull_shapes
-from carpool.models.source import check_hub, find
+from carpool.models.source import check_hub, find, holds_language_model
 from carpool.request.card import Card
 from carpool.request.lora import parse_lora
 from carpool.settings.peers.sglang_rules import Server
@@ -177,6 +182,9 @@ def load(
             with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
                 if shapes is not None:
                     pipe = read_shapes(shapes, device.dtype)
+                elif holds_language_model(folder):
+                    refuse_parts(settings)
+                    pipe = read_language_model(source, settings.revision, device.dtype)
                 else:
                     pipe = read(source, settings, device, None, begin)
             if settings.embeddings is not None:
@@ -216,6 +224,7 @@ def load(
         prepared(dict(_modules(pipe)))
         try:
             tasks = tasks_of(pipe)
+            writers = text_tasks_of(pipe)
         except RecursionError as error:  # a scheduler that cannot be copied
             raise _too_deep(model) from error
         warm_up(pipe, settings, device)
@@ -228,9 +237,10 @@ def load(
             replace(
                 describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
                 embeddings=words,
+                writers=tuple(task for task, _ in writers.values()),
             ),
             device,
-            {name: one for name, (_, one) in tasks.items()},
+            {name: one for name, (_, one) in (tasks | writers).items()},
             undo.pop_all().close,
             {id(part): part for _, one in _modules(pipe) for part in one.modules()},
             {**extra.get("lora", {}), **parse_lora(settings.lora)},

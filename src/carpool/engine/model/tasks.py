@@ -44,6 +44,7 @@ MANY = {
     "Flux2KleinKVPipeline": 4,
     "QwenImageEditPlusPipeline": 3,
     "GlmImagePipeline": 4,
+    "SeeingTextPipeline": 16,  # of a conversation
 }
 
 
@@ -124,7 +125,7 @@ def _task(pipe: Pipeline) -> Task:
     parameters, name = parameters_of(pipe), cls.__name__
     controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
     return Task(
-        name=_name(cls, {parameter.name for parameter in parameters}),
+        name=getattr(cls, "task", "") or _name(cls, {one.name for one in parameters}),
         pipeline=name,
         parameters=parameters,
         max_images=max(MANY.get(name, 1), len(getattr(controls, "nets", ()))),

@@ -37,6 +37,9 @@ class ModelEntry(BaseModel):
     default_size: str | None = Field(None, description="WIDTHxHEIGHT; null where the model decides")
     size_multiple_px: int = Field(1, description="both sides are multiples of it")
     parameters: list[ModelParameter] = Field([], description="what requests may say")
+    writers: list[str] = Field(
+        default=[], description="components that write texts: POST /v1/chat/completions, MODEL/NAME"
+    )
     lora: list[str] = Field([], description="adapters that a request may name")
     schedulers: list[str] = Field([], description="samplers that a request may name")
     private: dict[str, str] = Field(

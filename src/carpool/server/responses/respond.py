@@ -58,16 +58,35 @@ async def respond(
                 final += [event] if is_final(event) else []
         return final
 
-    key = key_of(request)
-    digest = "" if key is None else digest_of(request.url.path, image_request.identity(**fields))
-    once = partial(state.idempotency.once, owner, key, digest, answer_once)
-    if is_streamed:
-        streamed = _live(once, live)
-        return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
-    response = await context.unless_disconnected(once())
+    identity = partial(image_request.identity, **fields)
+    response = await answer_by_key(context, identity, answer_once, live if is_streamed else None)
+    if isinstance(response, EventStream):
+        return response
     assert isinstance(response, schema.ImagesResponse)  # the digest differs for a stream
     state.observer.drew(image_request.model.id, len(response.data), response.usage)
     return response
+
+
+async def answer_by_key(
+    context: AuthenticatedRequest,
+    identity: Callable[[], dict[str, Any]],
+    work: Callable[[], Coroutine[Any, Any, Replay]],
+    live: "asyncio.Queue[bytes | None] | None",
+) -> Replay | EventStream:
+    """Do work once for each `Idempotency-Key`, for as long as the client is connected.
+
+    Args:
+        identity: gives the content that requests with one key must share.
+        live: gets the events of a stream; None: the answer is no stream.
+    """
+    state, request = context.state, context.request
+    key = key_of(request)
+    digest = "" if key is None else digest_of(request.url.path, identity())
+    once = partial(state.idempotency.once, context.client.owner, key, digest, work)
+    if live is None:
+        return await context.unless_disconnected(once())
+    streamed = _live(once, live)
+    return EventStream(await context.unless_disconnected(anext(streamed)), streamed)
 
 
 async def _live(

@@ -10,11 +10,11 @@ import base64
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
@@ -26,6 +26,7 @@ from carpool.server.bodies import schema
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.responses.generation import RunInThread, gather
 from carpool.telemetry import logs
+from carpool.types import CheckedRequest
 from carpool.worker import protocol
 
 log = logging.getLogger("carpool")
@@ -93,9 +94,19 @@ def is_final(event: bytes) -> bool:
     return first.startswith(b"data:") or first.endswith(b".completed")
 
 
+class StreamedRequest(Protocol):
+    """What a stream answers: a request for pictures, or for texts."""
+
+    @property
+    def requests(self) -> Sequence[CheckedRequest]: ...
+    @property
+    def write_event(self) -> Callable[[Any, int, Shown, int], bytes] | None: ...
+    def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody: ...
+
+
 async def events(
     backend: Serving,
-    image_request: ParsedImageRequest,
+    image_request: StreamedRequest,
     *,
     on_output: Callable[[int, schema.UsageBody], None],
     previewed: Callable[[float], None],
@@ -151,7 +162,7 @@ async def events(
 
 
 async def _run(
-    backend: Serving, image_request: ParsedImageRequest, updates: "asyncio.Queue[Update]"
+    backend: Serving, image_request: StreamedRequest, updates: "asyncio.Queue[Update]"
 ) -> None:
     """Run all requests, and put their previews, outputs or errors into the queue."""
 
@@ -174,10 +185,11 @@ async def _run(
         updates.put_nowait(CarpoolError("the server failed; its log says more"))
 
 
-def _event(image_request: ParsedImageRequest, number: int, sight: Shown, index: int) -> bytes:
+def _event(image_request: StreamedRequest, number: int, sight: Shown, index: int) -> bytes:
     """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop."""
     if image_request.write_event is not None:
         return image_request.write_event(image_request, number, sight, index)
+    assert isinstance(image_request, ParsedImageRequest)
     event: dict[str, Any]
     if isinstance(sight, protocol.Done):
         picture, kind = sight.pictures[0], f"{image_request.kind}.completed"
@@ -194,6 +206,7 @@ def _event(image_request: ParsedImageRequest, number: int, sight: Shown, index: 
         if image_request.user is not None:
             event["safety_identifier"] = image_request.user
     else:
+        assert sight.picture is not None
         picture, kind = sight.picture, f"{image_request.kind}.partial_image"
         event = {"partial_image_index": index, "step": sight.step, "steps": sight.steps}
     final_settings = sight.settings if isinstance(sight, protocol.Done) else None

@@ -122,6 +122,7 @@ def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry
         default_size=None if size is None else f"{size[0]}x{size[1]}",
         size_multiple_px=card.size_multiple_px,
         parameters=_parameters_of(card),
+        writers=[task.name.rpartition(":")[2] for task in card.writers],
         lora=list(card.lora),
         schedulers=list(card.schedulers),
         private=_private_tasks(state, name),

@@ -7,7 +7,7 @@ its picture step by step.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,15 +29,19 @@ NEUTRAL = frozenset(_NEUTRAL.split())
 """Fields about text, or about where a router sends it: they change no picture."""
 
 AREAS = {"1K": 1024 * 1024, "2K": 2048 * 2048, "4K": 4096 * 4096}  # pixels of an `image_size`
+MessagePart = tuple[Literal["text", "image"], Any]
+"""A text, or a picture as it was sent."""
 _RATIO = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 
 
 class ChatRequest(BaseModel):
     """`POST /v1/chat/completions`.
 
-    All fields of `POST /v1/images/generations` but `prompt` and `partial_images` may be sent too,
-    at top level or in `extra_body`. Fields about text, such as `temperature`, are accepted: they
-    change no picture.
+    A language model answers with text: `max_tokens` or `max_completion_tokens`, `temperature`,
+    `top_p`, `top_k`, `min_p`, `stop`, `seed` and `n` are taken, and what is left out is the model's
+    own. Other models answer with pictures: all fields of `POST /v1/images/generations` but `prompt`
+    and `partial_images` may be sent too, at top level or in `extra_body`, and fields about text,
+    such as `temperature`, are accepted: they change no picture.
     """
 
     model_config = ConfigDict(
@@ -93,12 +97,13 @@ class ChatMessage(BaseModel):
 class ChatChoice(BaseModel):
     index: int = 0
     message: ChatMessage
-    finish_reason: Literal["stop"] = "stop"
+    finish_reason: Literal["stop", "length"] = "stop"
+    seed: int | None = Field(default=None, description="that gives this text again")
 
 
 class ChatTokens(BaseModel):
     text_tokens: int = 0
-    image_tokens: int
+    image_tokens: int = 0
 
 
 class ChatUsage(BaseModel):
@@ -120,7 +125,7 @@ class ChatCompletion(BaseModel):
     usage: ChatUsage
     metrics: schema.StageMetrics | None = None
     warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
-    settings: dict[str, Any] | None = Field(None, description=schema.SETTINGS)
+    settings: dict[str, Any] | None = Field(default=None, description=schema.SETTINGS)
 
 
 @dataclass(slots=True)
@@ -178,23 +183,37 @@ def _content(message: Mapping[str, Any]) -> tuple[str, list[Sent]]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or "", []
+    parts = list(parts_of(message))
+    texts = [value for kind, value in parts if kind == "text"]
+    images = [value for kind, value in parts if kind == "image"]
+    if len(images) > MOST_IMAGES:
+        raise InvalidValue(f"a message has at most {MOST_IMAGES} pictures", param="messages")
+    return "\n".join(texts), images
+
+
+def parts_of(message: Mapping[str, Any]) -> Iterator[MessagePart]:
+    """The texts and pictures of a message, in their order.
+
+    Raises:
+        InvalidValue: its content is something else.
+    """
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        yield "text", content or ""
+        return
     if not isinstance(content, list):
         rule = "must be a text, or a list of parts"
         raise InvalidValue(f"content={show(content)}: {rule}", param="messages")
-    texts, images = list[str](), list[Sent]()
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
+            yield "text", part["text"]
         elif kind == "image_url":
-            images.append(_picture(part))
+            yield "image", _picture(part)
         else:
             text = f"a part of type {show(kind)}" if kind else f"part {show(part)}"
             rule = 'must be {"type": "text", "text": ...} or {"type": "image_url", ...}'
             raise InvalidValue(f"{text} in messages: {rule}", param="messages")
-    if len(images) > MOST_IMAGES:
-        raise InvalidValue(f"a message has at most {MOST_IMAGES} pictures", param="messages")
-    return "\n".join(texts), images
 
 
 def _picture(part: Mapping[str, Any]) -> Sent:

@@ -1,5 +1,6 @@
-"""`POST /v1/chat/completions`: pictures as answers of a chat."""
+"""`POST /v1/chat/completions`: texts or pictures as answers of a chat, as the model makes them."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,14 @@ from carpool.server.bodies.forms import Form, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
 from carpool.server.compat.chat.answers import ChunkWriter, completion
 from carpool.server.compat.chat.bodies import ChatCompletion, ChatRequest, conversation
+from carpool.server.compat.chat.text_answers import limit_name, respond_with_texts
+from carpool.server.compat.chat.texts import parse_text_request
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import parse_image_request
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED
+from carpool.server.state import AuthenticatedRequest, ServedModel
 
 _BODY = {"application/json": {"schema": ChatRequest.model_json_schema()}}
 
@@ -29,11 +33,17 @@ router = router_of(WorkRoute, "/v1")
     openapi_extra={"requestBody": {"required": True, "content": _BODY}},
 )
 async def create_chat_completion(context: Context) -> Any:
-    """Draw what the last message says; the answer's message has the pictures."""
+    """Answer a conversation: a language model writes, others draw what the last message says."""
     state, request = context.state, context.request
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     chat = validated(ChatRequest, values)
+    if (writer := await _language_model(context, chat.model)) is not None:
+        work = await parse_text_request(context, *writer, chat)
+        has_usage = (chat.stream_options or {}).get("include_usage") is True
+        return await respond_with_texts(
+            context, work, limit_name(values), has_usage if chat.stream else None
+        )
     model = await context.load(chat.model, "ready")
     talk = conversation(model.card, chat)
     body = validated(schema.ImageRequest, talk.values)
@@ -56,3 +66,28 @@ async def create_chat_completion(context: Context) -> Any:
     return JSONResponse(
         complete(warnings=talk.warnings, metrics=metrics).model_dump(exclude_none=True)
     )
+
+
+async def _language_model(
+    context: AuthenticatedRequest, name: str | None
+) -> tuple[ServedModel, str] | None:
+    """The language model that a body names: MODEL, or COMPONENT or MODEL/COMPONENT of a pipeline.
+
+    Returns:
+        The model with the card of the language model alone, and its name; None: it is none.
+    """
+    served, of_model = context.state.model_names, name or ""
+    component = ""
+    if name is not None and name not in served:
+        of_model, _, component = name.rpartition("/")
+        if of_model not in served:
+            of_model, component = served[0], name
+    model = await context.load(of_model or None, "ready")
+    if component == model.card.id:
+        component = ""  # its own name, where it is served under another
+    if (card := model.card.writer(component)) is None:
+        if context.state.fleet is None:
+            model.check_name(name)
+        return None
+    model = replace(model, card=card, default_lora={})
+    return model, f"{model.id}/{component}" if component else model.id

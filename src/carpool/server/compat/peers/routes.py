@@ -36,6 +36,7 @@ class ServerInfo(BaseModel):
 
 
 _OUTPUTS = {"pictures": "IMAGE", "videos": "VIDEO", "sound": "AUDIO", "meshes": "MESH"}
+_OUTPUTS |= {"text": "TEXT"}
 
 
 @router.get("/model_info")

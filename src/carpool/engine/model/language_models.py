@@ -1,0 +1,105 @@
+"""Find language models: a folder or repository of transformers', and components of a pipeline."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
+from transformers.processing_utils import ProcessorMixin
+
+from carpool.config import EngineSettings
+from carpool.engine.model.tasks import tasks_of
+from carpool.engine.model.text_pipeline import SeeingTextPipeline, TextPipeline
+from carpool.errors import LoadFailed, SettingRejected
+from carpool.request.card import TEXT, Task
+
+
+def read_language_model(source: str, revision: str | None, dtype: torch.dtype) -> TextPipeline:
+    """Read a plain transformers model; no code of the checkpoint is run.
+
+    Raises:
+        LoadFailed: weights are missing.
+    """
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(source, **options)
+    has_eyes = getattr(config, "vision_config", None) is not None
+    cls: Any = AutoModelForImageTextToText if has_eyes else AutoModelForCausalLM
+    model, report = cls.from_pretrained(
+        source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise LoadFailed(f"{source} lacks {missing[0]}, and {len(missing) - 1} weights more")
+    if not has_eyes:
+        return TextPipeline(model, AutoTokenizer.from_pretrained(source, **options))
+    processor = AutoProcessor.from_pretrained(source, **options)
+    return SeeingTextPipeline(model, processor.tokenizer, processor)
+
+
+def refuse_parts(settings: EngineSettings) -> None:
+    """Refuse settings about the components of a pipeline of diffusers.
+
+    Raises:
+        SettingRejected: names the setting.
+    """
+    for name in ("component", "model_config", "variant", "embeddings"):
+        if getattr(settings, name):
+            raise SettingRejected(f"{name}: MODEL is a language model, which has no components")
+
+
+def text_tasks_of(pipe: Any) -> dict[str, tuple[Task, TextPipeline]]:
+    """The components of a pipeline that write texts: tasks, and pipelines over the same modules."""
+    if isinstance(pipe, TextPipeline):
+        return {}
+    tasks = {}
+    for name, writer in _writers(pipe):
+        [(task, _)] = tasks_of(writer).values()
+        task = replace(task, name=f"{TEXT}:{name}")
+        tasks[task.name] = task, writer
+    return tasks
+
+
+def _writers(pipe: Any) -> Iterator[tuple[str, TextPipeline]]:
+    """The components that write texts, by name.
+
+    Left out are those without a tokenizer of their own, and those whose tokens are no text, as
+    GLM-Image's planner of pictures.
+    """
+    for name, module in pipe.components.items():
+        can_generate = getattr(module, "can_generate", None)
+        if not isinstance(module, nn.Module) or can_generate is None or not can_generate():
+            continue
+        reader = _reader(pipe.components, name, module)
+        if isinstance(reader, ProcessorMixin):
+            has_eyes = getattr(module.config, "vision_config", None) is not None
+            if has_eyes and getattr(reader, "image_processor", None) is not None:
+                yield name, SeeingTextPipeline(module, reader.tokenizer, reader)
+            else:
+                yield name, TextPipeline(module, reader.tokenizer)
+        elif reader is not None:
+            yield name, TextPipeline(module, reader)
+
+
+def _reader(components: Any, name: str, module: Any) -> Any:
+    """The processor or tokenizer of a language model, by diffusers' naming habits."""
+    output = module.get_output_embeddings()
+    if output is None:
+        return None
+    if "text_encoder" in name:
+        names = [name.replace("text_encoder", "tokenizer")]
+    else:
+        names = [f"{name}_tokenizer", "tokenizer"]
+    names = ["processor", "text_processor", *names]
+    for reader in (components.get(name) for name in names):
+        tokenizer = getattr(reader, "tokenizer", reader)
+        if isinstance(tokenizer, PreTrainedTokenizerBase) and len(tokenizer) <= len(output.weight):
+            return reader
+    return None

@@ -1,0 +1,260 @@
+"""A language model as a pipeline of diffusers: its `__call__` is transformers' own `generate`.
+
+It continues a prompt, or answers a conversation by the tokenizer's chat template. So a text is a
+request like any other: with a fiber, a seed, limits, and forwards in the scheduler's turn.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.utils import BaseOutput
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from carpool.errors import InvalidValue
+
+USUAL_TOKENS = 1024  # of a text whose request does not say how many; half: cuts long answers off
+
+OnText = Callable[[str, int, int], object]
+"""Is called with a piece of a text, the tokens that are written, and how many may be."""
+
+
+@dataclass
+class TextOutput(BaseOutput):  # type: ignore[misc]
+    """A text, and how it ended."""
+
+    text: str
+    finish_reason: str  # "stop", or "length" where the limit of tokens cut it off
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
+    """Writes texts with a language model.
+
+    Args:
+        processor: reads conversations with pictures; None: the model has no eyes.
+    """
+
+    task = "text-generation"
+    _images: Sequence[Any] = ()
+
+    def __init__(self, model: Any, tokenizer: Any, processor: Any = None) -> None:
+        super().__init__()
+        self.register_modules(model=model, tokenizer=tokenizer, processor=processor)
+        self.on_text: OnText = _nothing
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | None = None,
+        messages: list | None = None,  # type: ignore[type-arg]
+        max_new_tokens: int | None = None,
+        do_sample: bool | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        stop: list[str] | None = None,
+    ) -> TextOutput:
+        return self._written(
+            self._inputs(prompt, messages),
+            max_new_tokens,
+            stop or [],
+            _sampling(do_sample, temperature, top_p, top_k, min_p, repetition_penalty),
+        )
+
+    def _inputs(self, prompt: str | None, messages: Sequence[Any] | None) -> dict[str, Any]:
+        """The tokens that the model reads, and its pictures.
+
+        Raises:
+            InvalidValue: there is no template for it, or no token.
+        """
+        if messages is None:
+            inputs = self.tokenizer(prompt, return_tensors="pt")
+        elif (reader := self.processor if self._images else self.tokenizer).chat_template is None:
+            inputs = self.tokenizer(self._only_text(messages), return_tensors="pt")
+        else:
+            inputs = reader.apply_chat_template(
+                _with_pictures(messages, self._images, is_plain=reader is self.tokenizer),
+                add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
+            )  # fmt: skip
+        if inputs["input_ids"].shape[-1] == 0:
+            name = "prompt" if messages is None else "messages"
+            raise InvalidValue(f"{name} has no text: write at least a word", param=name)
+        device = self._execution_device
+        return {name: value.to(device) for name, value in inputs.items()}
+
+    def _only_text(self, messages: Sequence[Any]) -> str:
+        if len(messages) > 1 or messages[0]["role"] != "user":
+            raise InvalidValue(
+                f"messages has {len(messages)} entries, and the model has no chat template: send "
+                "one message of the user, which is continued",
+                param="messages",
+            )
+        return str(_plain(messages[0]["content"]))
+
+    def _written(
+        self,
+        inputs: Mapping[str, Any],
+        max_new_tokens: int | None,
+        stops: Sequence[str],
+        sampling: Mapping[str, Any],
+    ) -> TextOutput:
+        start = inputs["input_ids"].shape[1]
+        limit = self._limit(start, max_new_tokens)
+        text = WrittenText(self.tokenizer, stops, limit, self.on_text)
+        config = self.model.generation_config
+        ends = config.eos_token_id
+        ends = list(ends) if isinstance(ends, (list, tuple)) else [ends]
+        padding = ends[0] if config.pad_token_id is None else config.pad_token_id
+        self.model.generate(
+            **inputs, **sampling, max_new_tokens=limit, pad_token_id=padding,
+            stopping_criteria=StoppingCriteriaList([text]),
+        )  # fmt: skip
+        has_ended = text.has_stopped or text.ids[-1] in ends
+        return TextOutput(text.end(), "stop" if has_ended else "length", start, len(text.ids))
+
+    def _limit(self, start: int, max_new_tokens: int | None) -> int:
+        """The most tokens that may be written after so many that are read.
+
+        Raises:
+            InvalidValue: the model's context has no room for them.
+        """
+        config = self.model.config.get_text_config()
+        room: int | None = getattr(config, "max_position_embeddings", None)
+        if room is None:
+            return max_new_tokens or USUAL_TOKENS
+        if start >= room:
+            rule = f"the model's context has {room}, of which at least one is to be written"
+            raise InvalidValue(f"messages have {start} tokens: {rule}", param="messages")
+        if max_new_tokens is None:
+            return min(USUAL_TOKENS, room - start)
+        if start + max_new_tokens > room:
+            rule = f"must be at most {room - start}: the context has {room}, {start} are read"
+            raise InvalidValue.of("max_new_tokens", max_new_tokens, rule)
+        return max_new_tokens
+
+
+class SeeingTextPipeline(TextPipeline):
+    """Writes texts with a language model that sees pictures."""
+
+    @torch.no_grad()
+    def __call__(self, *args: Any, image: Any = None, **options: Any) -> TextOutput:
+        images = image if isinstance(image, (list, tuple)) else [image]
+        self._images = [] if image is None else images
+        return super().__call__(*args, **options)
+
+
+class WrittenText(StoppingCriteria):  # type: ignore[misc]
+    """A text while it is written: told piece by piece, and ended by texts that stop it."""
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], limit: int, tell: OnText) -> None:
+        self._tokenizer, self._stops, self._limit, self._tell = tokenizer, stops, limit, tell
+        self.ids: list[int] = []
+        self.has_stopped = False
+        self._text, self._told = "", 0  # characters
+        self._prefix = self._read = 0  # tokens: before the last that were read, and all of these
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.ids.append(int(input_ids[0, -1]))
+        self._decode()
+        self._look_for_stops()
+        self._tell_until(len(self._text) - self._held())
+        return torch.tensor([self.has_stopped], device=input_ids.device)
+
+    def end(self) -> str:
+        """All of the text, told to its end."""
+        if not self.has_stopped:
+            self._decode(is_last=True)
+            self._look_for_stops()
+        self._tell_until(len(self._text))
+        return self._text
+
+    def _decode(self, *, is_last: bool = False) -> None:
+        """Decode the tokens that are new, with those before them: a token alone lacks its space."""
+        before = self._decoded(self.ids[self._prefix : self._read])
+        now = self._decoded(self.ids[self._prefix :])
+        if len(now) > len(before) and (is_last or not now.endswith("\ufffd")):  # half a character
+            self._text += now[len(before) :]
+            self._prefix, self._read = self._read, len(self.ids)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        decode = self._tokenizer.decode
+        return str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _look_for_stops(self) -> None:
+        places = [place for stop in self._stops if (place := self._text.find(stop)) >= 0]
+        if places:
+            self.has_stopped, self._text = True, self._text[: min(places)]
+
+    def _held(self) -> int:
+        """The characters at the end with which a stop text may begin."""
+        if self.has_stopped:
+            return 0
+        parts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        return max((len(part) for part in parts if self._text.endswith(part)), default=0)
+
+    def _tell_until(self, place: int) -> None:
+        if place > self._told:
+            self._tell(self._text[self._told : place], len(self.ids), self._limit)
+            self._told = place
+
+
+def _sampling(
+    do_sample: bool | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
+) -> dict[str, Any]:
+    """Arguments of `generate`; what is left out is the model's own.
+
+    Temperature 0 is the likeliest token, which transformers calls `do_sample=False`; any other
+    choice of how to sample means that the text is sampled.
+    """
+    choices = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    choices = {name: value for name, value in choices.items() if value is not None}
+    options: dict[str, Any] = {"do_sample": do_sample} if do_sample is not None else {}
+    if temperature == 0 or do_sample is False:
+        options["do_sample"] = False
+    elif choices:
+        options |= {"do_sample": True, **choices}
+    if repetition_penalty is not None:
+        options["repetition_penalty"] = repetition_penalty
+    return options
+
+
+def _plain(content: Any) -> Any:
+    """The texts of a message whose parts are texts alone, as one."""
+    if isinstance(content, str):
+        return content
+    texts = (part if isinstance(part, str) else part["text"] for part in content or ())
+    return "\n".join(texts)
+
+
+def _with_pictures(
+    messages: Sequence[Any], images: Sequence[Any], *, is_plain: bool
+) -> list[dict[str, Any]]:
+    """Messages with their pictures where they stand; plain texts for templates of texts alone."""
+    if is_plain:
+        return [{**message, "content": _plain(message["content"])} for message in messages]
+    pictures = iter(images)
+
+    def parts(content: Any) -> list[dict[str, Any]]:
+        content = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        is_image = [part["type"] == "image" for part in content]
+        return [
+            {"type": "image", "image": next(pictures)} if image else dict(part)
+            for part, image in zip(content, is_image, strict=True)
+        ]
+
+    return [{**message, "content": parts(message["content"])} for message in messages]
+
+
+def _nothing(text: str, tokens: int, limit: int) -> None:
+    pass

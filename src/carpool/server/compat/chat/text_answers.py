@@ -1,0 +1,196 @@
+"""Texts as answers of a chat, as OpenAI has them: one JSON object, or a chunk for each piece."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from fastapi.sse import format_sse_event
+
+from carpool.errors import PipelineFailed, Rejected
+from carpool.server.bodies import schema
+from carpool.server.compat.chat.bodies import (
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChatTokens,
+    ChatUsage,
+)
+from carpool.server.compat.chat.texts import LIMITS, ParsedTextRequest
+from carpool.server.responses.generation import gather
+from carpool.server.responses.respond import answer_by_key
+from carpool.server.responses.stream import EventStream, events
+from carpool.server.state import AuthenticatedRequest
+from carpool.telemetry import tracing
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+
+
+@dataclass(slots=True)
+class TextChunks:
+    """The chunks of one stream; a `stream.StreamedRequest`."""
+
+    request_id: str
+    model: str
+    requests: Sequence[CheckedRequest]
+    has_usage: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+    texts: list[protocol.RawText] = field(default_factory=list)  # that have ended
+
+    def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
+        """Nothing: tokens are counted as texts end."""
+        details = schema.TokenDetails(text_tokens=0, image_tokens=0)
+        return schema.UsageBody(
+            input_tokens=0, input_tokens_details=details, output_tokens=0,
+            output_tokens_details=details, total_tokens=0,
+        )  # fmt: skip
+
+    def write_event(
+        self, _: Any, number: int, update: protocol.Preview | protocol.Done, index: int
+    ) -> bytes:
+        """The events of a piece of a text, or of its end."""
+        role = {"role": "assistant", "content": ""}
+        chunks = [self._chunk(number, role)] if index == 0 else []
+        if isinstance(update, protocol.Preview):
+            return b"".join([*chunks, self._chunk(number, {"content": update.text})])
+        text = text_of(update)
+        self.texts.append(text)
+        extra = {"warnings": update.warnings} if update.warnings else {}
+        chunks.append(self._chunk(number, {}, finish_reason=text.finish_reason, **extra))
+        if self.has_usage and len(self.texts) == len(self.requests):
+            usage = usage_of(self.texts).model_dump(exclude_none=True)
+            chunks.append(self._event(choices=[], usage=usage))
+        return b"".join(chunks)
+
+    def _chunk(
+        self, number: int, delta: dict[str, Any], *, finish_reason: str | None = None, **extra: Any
+    ) -> bytes:
+        choice = {"index": number, "delta": delta, "finish_reason": finish_reason}
+        return self._event(choices=[choice], **extra)
+
+    def _event(self, **fields: Any) -> bytes:
+        chunk = {
+            "id": f"chatcmpl-{self.request_id}",
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+        }
+        return format_sse_event(data_str=json.dumps(chunk | fields))
+
+
+async def respond_with_texts(
+    context: AuthenticatedRequest, work: ParsedTextRequest, limit_name: str, has_usage: bool | None
+) -> JSONResponse | EventStream:
+    """Run requests for texts, for as long as the client is connected.
+
+    Args:
+        limit_name: the body's name of the limit of tokens.
+        has_usage: has the stream a last chunk with the usage; None: the answer is no stream.
+    """
+    state, request, owner = context.state, context.request, context.client.owner
+    live: asyncio.Queue[bytes | None] = asyncio.Queue()
+    chunks = TextChunks(request.scope["request_id"], work.model, work.requests, bool(has_usage))
+
+    async def answer_once() -> list[bytes]:
+        await context.check_room()
+        for image in work.images:
+            await context.intake().run(partial(protocol.pack, image))
+        state.observer.began(request, owner, work.requests)
+        answers: list[bytes] = []
+        try:
+            if has_usage is None:
+                outputs = await gather(
+                    lambda number: state.backend.submit(work.requests[number]), len(work.requests)
+                )
+                chunks.texts = [text_of(output) for output in outputs]
+                answers = [_completion(chunks, outputs)]
+            else:
+                stream = events(
+                    state.backend, chunks, on_output=_ignore, previewed=_ignore, run=_inline
+                )
+                async with aclosing(stream):  # type: ignore[type-var]
+                    async for event in stream:
+                        live.put_nowait(event)
+                        answers.append(event)
+        except Rejected as error:
+            raise _as_sent(error, limit_name) from error
+        total = usage_of(chunks.texts)
+        tracing.used(total.prompt_tokens, total.completion_tokens)
+        return answers
+
+    identity = partial(work.identity, stream=has_usage)
+    answer = await answer_by_key(
+        context, identity, answer_once, None if has_usage is None else live
+    )
+    if isinstance(answer, EventStream):
+        return answer
+    assert isinstance(answer, list)
+    return JSONResponse(json.loads(answer[0]))
+
+
+def _completion(chunks: TextChunks, outputs: Sequence[protocol.Done]) -> bytes:
+    choices = [
+        ChatChoice(
+            index=number,
+            message=ChatMessage(content=text.text),
+            finish_reason="length" if text.finish_reason == "length" else "stop",
+            seed=output.seed,
+        )
+        for number, (text, output) in enumerate(zip(chunks.texts, outputs, strict=True))
+    ]
+    warnings = list(dict.fromkeys(text for output in outputs for text in output.warnings))
+    answer = ChatCompletion(
+        id=f"chatcmpl-{chunks.request_id}",
+        created=chunks.created,
+        model=chunks.model,
+        choices=choices,
+        usage=usage_of(chunks.texts),
+        warnings=warnings or None,
+    )
+    return answer.model_dump_json(exclude_none=True).encode()
+
+
+def usage_of(texts: Sequence[protocol.RawText]) -> ChatUsage:
+    """The tokens of texts that answer one conversation, which counts once."""
+    prompt = texts[0].prompt_tokens if texts else 0
+    completion = sum(text.completion_tokens for text in texts)
+    return ChatUsage(
+        prompt_tokens=prompt,
+        prompt_tokens_details=ChatTokens(),
+        completion_tokens=completion,
+        completion_tokens_details=ChatTokens(),
+        total_tokens=prompt + completion,
+    )
+
+
+def text_of(output: protocol.Done) -> protocol.RawText:
+    """The text of an output."""
+    if output.text is None:
+        raise PipelineFailed("the pipeline gave no text")
+    return output.text
+
+
+def _as_sent(error: Rejected, limit_name: str) -> Rejected:
+    """The same error, with the name that the client has for the limit of tokens."""
+    if error.param != "max_new_tokens":
+        return error
+    text = str(error).replace("max_new_tokens", limit_name)
+    return type(error)(text, param=limit_name)
+
+
+def limit_name(fields: dict[str, Any]) -> str:
+    """The name of the limit of tokens in a body."""
+    return next((name for name in LIMITS if fields.get(name) is not None), "max_new_tokens")
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+async def _inline(work: Callable[[], Any]) -> Any:
+    return work()

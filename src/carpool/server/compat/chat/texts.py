@@ -1,0 +1,163 @@
+"""A conversation as a request for texts: `n` of them, with seeds s, s+1, ..."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from carpool.errors import InvalidValue, UnsupportedParameter
+from carpool.media.reader import ImageIntake, Sent
+from carpool.request.expand import fanned_out
+from carpool.request.own_values import check_n, seeds
+from carpool.request.parameters import check
+from carpool.request.rules import MOST_TOKENS
+from carpool.request.sizes import within
+from carpool.request.values import is_int
+from carpool.server.bodies import schema
+from carpool.server.bodies.forms import MOST_IMAGES, validated
+from carpool.server.compat.chat.bodies import ChatRequest, MessagePart, parts_of
+from carpool.server.openai_fields import engine_request, pipeline_parameters
+from carpool.server.state import AuthenticatedRequest, ServedModel
+from carpool.types import CheckedRequest
+
+_NEUTRAL = """store metadata service_tier prompt_cache_key parallel_tool_calls top_logprobs
+return_stage_metrics stream stream_options modalities model messages image_config"""
+NEUTRAL = frozenset(_NEUTRAL.split())
+"""Fields that decide no text, or were read before."""
+LIMITS = ("max_completion_tokens", "max_tokens")
+"""OpenAI's names of the limit of tokens, the present one first."""
+_OFF: dict[str, Sequence[Any]] = {  # fields with the values of theirs that ask for nothing
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "audio": (),
+    "prediction": (),
+    "step_cache": (0,),
+}
+
+
+class TextRequest(schema.GenerationRequest):
+    """The fields of a conversation that are no parameters of `generate`."""
+
+    prompt: Any = None
+    n: Any = None
+    deadline_s: Any = None
+
+
+@dataclass(slots=True)
+class ParsedTextRequest:
+    """A checked request for texts: one engine request each."""
+
+    model: str  # as the answer names it
+    requests: list[CheckedRequest]
+    images: list[Any]
+    fields: dict[str, Any]  # the fields of its body
+
+    def identity(self, **extra: Any) -> dict[str, Any]:
+        """The content that two requests with one `Idempotency-Key` must share."""
+        digests = [sha256(image.tobytes()).hexdigest() for image in self.images]
+        return {**self.fields, "pictures": digests, **extra}
+
+
+async def parse_text_request(
+    context: AuthenticatedRequest, model: ServedModel, name: str, chat: ChatRequest
+) -> ParsedTextRequest:
+    """Read the pictures of a conversation, and check it.
+
+    Args:
+        model: with the card of the language model alone.
+        name: of that, as the answer has it.
+
+    Raises:
+        CarpoolError: whatever is wrong with it.
+    """
+    values = _values(chat.model_extra or {})
+    modalities = [entry for entry in chat.modalities or [] if entry != "text"]
+    if modalities:
+        rule = 'only texts are written here: leave it out, or send ["text"]'
+        raise UnsupportedParameter.of("modalities", chat.modalities, rule)
+    body = validated(TextRequest, values)
+    fields = body.model_dump(exclude_unset=True)
+    parameters = pipeline_parameters(model, body, fields, "text", context.client)
+    if "prompt" in values or "image" in parameters:
+        raise UnsupportedParameter("prompt is not taken here: send messages", param="prompt")
+    messages, pictures = _conversation(chat.messages)
+    n = check_n(1 if body.n is None else body.n, model.max_n)
+    images: list[Any] = []
+    if pictures and model.card.tasks[0].takes("image"):
+        images = await context.unless_disconnected(_read(context.intake(n), pictures, model))
+    parameters["messages"] = messages
+    if body.deadline_s is not None:
+        parameters["deadline_s"] = body.deadline_s
+    parameters |= {"image": images} if images else {}
+    whole = engine_request(body, context.client.key, parameters, None)
+    requests = [
+        replace(check(model.card, request, from_json=True), model=model.id)
+        for request in fanned_out(whole, whole.parameters, seeds(body.seed, n), n)
+    ]
+    return ParsedTextRequest(name, requests, images, {**fields, "messages": messages})
+
+
+def _values(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a body with the names that a language model here has for them.
+
+    Raises:
+        Rejected: it asks for what is not done here.
+    """
+    values = {
+        name: value for name, value in extra.items() if name not in NEUTRAL and value is not None
+    }
+    for name in _OFF.keys() & values.keys():
+        if (value := values.pop(name)) not in _OFF[name]:
+            raise UnsupportedParameter.of(name, value, "is not supported: leave it out")
+    for name in LIMITS:
+        if (limit := values.pop(name, None)) is not None and "max_new_tokens" not in values:
+            if not is_int(limit) or not 1 <= limit <= MOST_TOKENS:
+                rule = f"must be a whole number from 1 to {MOST_TOKENS}"
+                raise InvalidValue.of(name, limit, rule)
+            values["max_new_tokens"] = limit
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]]
+    return values
+
+
+def _conversation(
+    messages: Sequence[Mapping[str, Any]],
+) -> tuple[list[dict[str, Any]], list[Sent]]:
+    """Messages with places in place of their pictures, and the pictures in their order."""
+    plain, pictures = [], list[Sent]()
+    for message in messages:
+        parts = list(parts_of(message))
+        content = list(_places(parts, pictures))
+        texts = [part["text"] for part in content if part["type"] == "text"]
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        is_text = len(texts) == len(content)
+        plain.append({"role": role, "content": "\n".join(texts) if is_text else content})
+    if len(pictures) > MOST_IMAGES:
+        rule = f"must have at most {MOST_IMAGES}"
+        raise InvalidValue(f"messages have {len(pictures)} pictures: {rule}", param="messages")
+    return plain, pictures
+
+
+def _places(parts: Sequence[MessagePart], pictures: list[Sent]) -> Iterator[dict[str, Any]]:
+    for kind, value in parts:
+        if kind == "image":
+            pictures.append(value)
+            yield {"type": "image"}
+        else:
+            yield {"type": "text", "text": value}
+
+
+async def _read(intake: ImageIntake, pictures: Sequence[Sent], model: ServedModel) -> list[Any]:
+    images = []
+    for picture in pictures:
+        file = await intake.open(picture, "image_url")
+        fitted = within(file.size, model.card.max_pixels, 1)
+        images.append(await intake.decode(file, "image_url", mode="RGB", fitted=fitted))
+    return images

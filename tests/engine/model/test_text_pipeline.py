@@ -1,0 +1,125 @@
+"""A language model as a pipeline: texts equal those of plain `generate`, whole and in pieces."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import carpool
+from carpool.engine.model.text_pipeline import WrittenText
+from carpool.errors import InvalidValue, LoadFailed, Rejected, SettingRejected
+from support.tiny.parts import qwen2_tokenizer
+from support.tiny.writers import qwen3, save_writer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_writer(tmp_path_factory.mktemp("models") / "writer")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[carpool.Engine]:
+    with carpool.load(folder) as loaded:
+        yield loaded
+
+
+def plain(folder: Path, prompt: str, seed: int | None, **options: Any) -> str:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    torch.manual_seed(seed or 0)
+    with torch.no_grad():
+        ids = model.generate(**inputs, pad_token_id=0, **options)
+    return str(tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+
+
+def test_prompts_are_continued_as_by_generate(engine: carpool.Engine, folder: Path) -> None:
+    prompts = ["a red circle", "Ein grüner Stern", "x"]
+    options: Any = {"max_new_tokens": 20, "temperature": 0.9, "top_k": 40}
+
+    outputs = engine.generate(prompts, seed=3, **options)
+
+    assert [output.text for output in outputs] == [
+        plain(folder, prompt, output.seed, do_sample=True, **options)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]  # fmt: skip
+
+
+def test_the_pieces_of_a_text_are_told_as_they_come(engine: carpool.Engine) -> None:
+    handle = engine.submit("a red circle", max_new_tokens=12, seed=3)
+
+    pieces = [event.text for event in handle if event.kind == "preview"]
+
+    assert len(pieces) > 6
+    assert "".join(pieces) == handle.result().text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"prompt": "a", "max_new_tokens": 300}, "must be at most 255: the context has 256"),
+        ({"prompt": "a 5 " * 300}, "the model's context has 256"),
+        ({"prompt": ""}, "prompt is empty"),
+    ],
+)
+def test_what_the_context_has_no_room_for_is_refused(
+    engine: carpool.Engine, arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(Rejected, match=text):
+        engine.generate(carpool.Request(**arguments))
+
+
+def test_without_a_template_one_message_of_the_user_is_continued(tmp_path: Path) -> None:
+    save_writer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    said: Any = [{"role": "user", "content": "a red circle"}]
+
+    with carpool.load(tmp_path) as engine:
+        [output] = engine.generate(carpool.Request(messages=said), max_new_tokens=9, seed=1)
+        with pytest.raises(InvalidValue, match="no chat template"):
+            engine.generate(carpool.Request(messages=said * 2), max_new_tokens=9)
+
+    assert output.text == plain(tmp_path, "a red circle", 1, max_new_tokens=9)
+
+
+def test_weights_that_are_missing_and_settings_of_pipelines_are_refused(tmp_path: Path) -> None:
+    model = qwen3()
+    weights = dict(model.state_dict())
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    model.save_pretrained(tmp_path, state_dict=weights)
+    qwen2_tokenizer().save_pretrained(tmp_path)
+
+    with pytest.raises(LoadFailed, match=r"model.layers.1.mlp.up_proj.weight"):
+        carpool.load(tmp_path)
+    with pytest.raises(SettingRejected, match="component"):
+        carpool.load(tmp_path, component=("vae=x.safetensors",))
+
+
+def write(text: str, stops: list[str]) -> tuple[list[str], str]:
+    tokenizer, pieces = qwen2_tokenizer(), list[str]()
+    written = WrittenText(tokenizer, stops, 100, lambda piece, *_: pieces.append(piece))
+    for number in tokenizer(text).input_ids:
+        if not written.has_stopped:
+            written(torch.tensor([[number]]), None)
+    return pieces, written.end()
+
+
+@pytest.mark.parametrize("text", ["two words", "Grün 日本語 🙂 ende", "a\n\n  b", "🙂"])
+def test_pieces_are_whole_characters_that_make_up_the_text(text: str) -> None:
+    pieces, whole = write(text, [])
+
+    assert whole == "".join(pieces) == text
+    assert "\ufffd" not in "".join(pieces)
+
+
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [(["END"], "one two "), (["two", "e t"], "on"), (["D."], "one two EN"), (["x", "E."], None)],
+)
+def test_nothing_of_a_stop_text_is_told(stops: list[str], expected: str | None) -> None:
+    pieces, whole = write("one two END.", stops)
+
+    assert whole == "".join(pieces) == (expected or "one two END.")
