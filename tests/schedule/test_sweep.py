@@ -221,3 +221,14 @@ def test_a_step_of_streamed_weights_takes_longer_only_where_its_forwards_outlast
     costs.streams = {"denoise": 3.0}
     streamed = step_seconds(costs, kind, 1, most_rows=4, most_running=9)
     assert streamed == [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.5, 4.0, 4.5]
+
+
+def test_calls_over_streamed_weights_that_never_ran_share_their_first_sweep() -> None:
+    cold = Costs()
+    cold.streams = {SMALL.name: 0.05, ENCODER.name: 0.02}
+
+    assert chosen([call(1), call(2, LARGE), call(3, key=1)], cold) == [[1], [2], [3]]
+    assert chosen([call(1), call(2, ENCODER), call(3, ENCODER)], cold) == [[2, 3]]
+    assert cold.baseline_s(SMALL, 4) == 0.05
+    cold.learn(SMALL, 1, 0.2)
+    assert cold.seconds(SMALL, 1) == pytest.approx(0.2)

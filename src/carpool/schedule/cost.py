@@ -108,17 +108,22 @@ class Costs:
 
     def seconds(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of a forward just now, if nothing shares its streamed weights."""
-        compute_s = self.curve(kind).seconds(rows) * exp(self._speed.slowdown)
+        compute_s = self.compute_s(kind, rows)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
     def baseline_s(self, kind: CallKind, rows: int) -> float:
         """The same at the machine's usual speed: the unit of remaining work."""
-        compute_s = self.curve(kind).seconds(rows)
+        compute_s = self._baseline_compute_s(kind, rows)
         return max(self.stream_s(kind), compute_s) if self.streams else compute_s
 
     def compute_s(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of computing a forward just now, without waiting for weights."""
-        return self.curve(kind).seconds(rows) * exp(self._speed.slowdown)
+        return self._baseline_compute_s(kind, rows) * exp(self._speed.slowdown)
+
+    def _baseline_compute_s(self, kind: CallKind, rows: int) -> float:
+        """Of streamed weights nothing until some of the kind have run: the copies last longer."""
+        curve = self.curve(kind)
+        return 0.0 if self.stream_s(kind) and curve.is_empty else curve.seconds(rows)
 
     def stream_s(self, kind: CallKind) -> float:
         """Seconds of copying the streamed weights of a forward once; 0 where they are resident."""
