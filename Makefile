@@ -92,6 +92,10 @@ test-models: .venv/ready build/torchvision  ## every model and task against plai
 	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py tests/test_site.py \
 	  tests/outsiders/test_given_components.py
 
+sharing: .venv/ready build/torchvision build/for-diffusers  ## requests a forward of every class, six at once: docs/sharing.json (40 minutes; DIFFUSERS_CHECKOUT as above)
+	PYTHONPATH=build/for-diffusers CARPOOL_WRITE_SHARING=1 HF_HUB_OFFLINE=1 $(ONE_THREAD) $(BIN)/python -m pytest -s -o addopts=--import-mode=importlib \
+		--timeout 300 -m "slow or not slow" tests/matrix/test_sharing.py
+
 test-custom: .venv/ready  ## people's own pipelines, callbacks and helpers, in both numerics and three rounds (some minutes)
 	$(KEEP_COMPILED) $(ONE_THREAD) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist load \
 	  -m "slow or not slow" tests/matrix/custom

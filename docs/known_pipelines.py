@@ -1,7 +1,8 @@
 """What is known of every pipeline class that diffusers ships, for `docs/models.md`.
 
 Rows of the matrix prove classes (`models/proof.json`), and tests do: those are named in
-`known_pipelines.json`. `tried_pipelines.json` is what `make test-diffusers` saw, and
+`known_pipelines.json`. `sharing.json` is what `make sharing` measured, `alone_pipelines.json` why
+a class never shares. `tried_pipelines.json` is what `make test-diffusers` saw, and
 `untried_pipelines.json` says why it did not see the rest. How a denoiser
 fuses is read from the types of the class's arguments.
 """
@@ -23,6 +24,8 @@ from carpool.models.grid import proof, short
 FROM_TESTS = Path(__file__).parent / "known_pipelines.json"
 TRIED = Path(__file__).parent / "tried_pipelines.json"
 UNTRIED = Path(__file__).parent / "untried_pipelines.json"
+SHARING = Path(__file__).parent / "sharing.json"
+ALONE = Path(__file__).parent / "alone_pipelines.json"
 MEANING = {
     "proven": "requests together got what plain diffusers gives each alone, in the rows of the "
     "matrix or the test that is named",
@@ -51,6 +54,14 @@ class Known:
     how: str  # the rows or the test that prove it, or why not
     denoisers: str  # "transformer: table"
 
+    @property
+    def shares(self) -> str:
+        """Requests a forward of each denoiser, six at once, and why it runs alone."""
+        entry = sharing().get(self.pipeline, {"requests_per_forward": {}})
+        widths = ", ".join(f"{n} {width}" for n, width in entry["requests_per_forward"].items())
+        reason = alone().get(self.pipeline)
+        return f"{widths}: {reason}" if reason else widths
+
 
 def names() -> list[str]:
     """All pipeline classes that diffusers exports, those too whose libraries are missing."""
@@ -71,6 +82,18 @@ def tried() -> dict[str, dict[str, Any]]:
     """What `make test-diffusers` measured, by class; each was the same in exact numerics."""
     known: dict[str, dict[str, Any]] = json.loads(TRIED.read_text())
     return known
+
+
+def sharing() -> dict[str, Any]:
+    """What `make sharing` measured, by class."""
+    measured: dict[str, Any] = json.loads(SHARING.read_text())
+    return measured
+
+
+def alone() -> dict[str, str]:
+    """Why a class never shares a forward, by its name."""
+    reasons: dict[str, str] = json.loads(ALONE.read_text())
+    return reasons
 
 
 def untried() -> dict[str, str]:

@@ -47,7 +47,9 @@ def page() -> str:
             "## Every pipeline class",
             "",
             f"All pipeline classes of diffusers {diffusers.__version__}, and what is known of them "
-            "(`docs/known_pipelines.py`). `carpool check MODEL` proves a model on your machine.",
+            "(`docs/known_pipelines.py`). The last column is requests a forward of the denoiser, "
+            "with six requests of mixed steps at once (`make sharing`, tiny models, all that may "
+            "share does). `carpool check MODEL` proves a model on your machine.",
             "",
             *_classes(),
         ]
@@ -80,10 +82,11 @@ def _classes() -> Iterator[str]:
         some = [one for one in known if one.known == state]
         yield f"**{state}** ({len(some)}): {meaning}."
         yield ""
-        yield "| class | how, or why not | denoisers fuse by |"
-        yield "| --- | --- | --- |"
+        yield "| class | how, or why not | denoisers fuse by | requests a forward, six at once |"
+        yield "| --- | --- | --- | --- |"
         for one in some:
-            yield f"| `{one.pipeline}` | {one.how or '-'} | {one.denoisers or '-'} |"
+            cells = one.how or "-", one.denoisers or "-", one.shares or "-"
+            yield f"| `{one.pipeline}` | {' | '.join(cells)} |"
         yield ""
 
 
