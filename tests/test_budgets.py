@@ -28,7 +28,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 24_260),
+    "engine": (13_800, 24_400),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_700),
     "worker": (2_500, 3_340),
@@ -36,7 +36,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "compat": (1_300, 2_400),
     "jobs, media": (3_000, 3_840),
     "python, cli, settings": (4_800, 5_250),
-    "others": (4_200, 4_360),
+    "others": (4_200, 4_420),
     "lab": (4_200, 5_880),
     "benchmarks, proof": (7_000, 9_520),
     "tests": (50_000, 79_700),

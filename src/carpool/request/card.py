@@ -90,6 +90,7 @@ class Card:
     scheduler: str = ""  # class of the model's own
     schedulers: tuple[str, ...] = ()  # samplers that a request may name; see `request.samplers`
     has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
+    enhancer: str = ""  # parameter by which it rewrites prompts; empty: it does not
     writers: tuple[Task, ...] = ()  # of language models inside of the pipeline
 
     @property

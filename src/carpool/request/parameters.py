@@ -14,6 +14,7 @@ from carpool.errors import (
     nearest,
 )
 from carpool.request.card import HIDDEN, INSTEAD, OURS, PER_PROMPT, Card, Parameter, Task
+from carpool.request.enhancement import enhanced
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures
 from carpool.request.lora import check_lora, refuse_scale
@@ -62,6 +63,8 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     step_cache, scheduler = given.pop("step_cache", None), given.pop("scheduler", None)
     task = card.task_for(name for name, value in given.items() if value is not None)
     known = {parameter.name: parameter for parameter in task.parameters}
+    if given.get("enhance_prompt") is not None and "enhance_prompt" not in known:
+        given = {**enhanced(card, task, given.pop("enhance_prompt")), **given}
     arguments = {name: value for name, value in card.defaults.items() if name in known}
     for name, value in given.items():
         is_one = name in PER_PROMPT and is_int(value) and value == 1

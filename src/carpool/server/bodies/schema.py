@@ -180,7 +180,9 @@ NULL_FIELDS = tuple(_NULL_FIELDS.split())
 class Image(BaseModel):
     b64_json: str | None = Field(default=None, description="the file, where no url was asked for")
     url: str | None = Field(default=None, description="a link that needs no key, for an hour")
-    revised_prompt: None = Field(default=None, description="prompts are never revised here")
+    revised_prompt: str | None = Field(
+        default=None, description="as `enhance_prompt` rewrote it, where the pipeline tells it"
+    )
     seed: int = Field(description="that gives this image again")
     skipped_steps: int | None = Field(
         default=None, description="denoising steps without a forward; where `step_cache` was said"
