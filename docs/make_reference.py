@@ -15,7 +15,7 @@ from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
 from carpool.engine.specs import SPECS, ArgumentRule, Keyed, Pad, RuleKind, State
-from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.metric_list import METRICS
 
 PAGE = Path(__file__).parent / "reference.md"
 
@@ -121,7 +121,7 @@ def _errors() -> Iterator[str]:
 
 
 def _metrics() -> Iterator[str]:
-    for name, about in ALL.items():
+    for name, about in METRICS.items():
         labels = ", ".join(f"`{label}`" for label in about.labels)
         yield f"| `{name}` | {about.type} | {labels} | {about.text} |"
 

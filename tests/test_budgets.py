@@ -50,8 +50,8 @@ NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
     "server": (0.5, 0.5),
     "compat": (0.5, 0.5),
     "jobs, media": (0.5, 0.5),
-    "python, cli, settings": (0.5, 10.5),
-    "others": (0.5, 11.2),
+    "python, cli, settings": (0.5, 0.5),
+    "others": (0.5, 0.5),
     "lab": (0.5, 12.2),
 }
 FREE = 0.06  # of a ceiling above its goal: what may be free below it

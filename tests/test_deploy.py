@@ -18,7 +18,7 @@ import yaml
 
 from carpool.cli.main import cli
 from carpool.config import ServeSettings
-from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.metric_list import METRICS
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -121,7 +121,7 @@ def test_kubernetes_understands_the_plain_manifest_and_its_command_is_one(tmp_pa
     assert container["ports"] == [{"name": "http", "containerPort": settings.port}]
     assert {one["kind"] for one in PLAIN} >= {"Service", "HorizontalPodAutoscaler"}
     scaler = next(one for one in PLAIN if one["kind"] == "HorizontalPodAutoscaler")
-    assert scaler["spec"]["metrics"][0]["pods"]["metric"]["name"] in ALL
+    assert scaler["spec"]["metrics"][0]["pods"]["metric"]["name"] in METRICS
 
 
 def test_the_chart_with_its_values_is_the_plain_manifest() -> None:
@@ -171,14 +171,14 @@ def test_every_metric_and_label_of_the_dashboard_exists(query: str) -> None:
     names = re.findall(r"carpool_\w+", query)
     assert names
     for name in names:
-        family = name if name in ALL else re.sub(r"_(bucket|sum|count)$", "", name)
-        assert family in ALL, name
-        is_histogram = ALL[family].type == "histogram"
+        family = name if name in METRICS else re.sub(r"_(bucket|sum|count)$", "", name)
+        assert family in METRICS, name
+        is_histogram = METRICS[family].type == "histogram"
         assert is_histogram == (family != name), name
-        assert (ALL[family].type == "gauge") == ("rate(" not in query), name
+        assert (METRICS[family].type == "gauge") == ("rate(" not in query), name
         by = [label for some in re.findall(r"by \(([^)]*)\)", query) for label in some.split(",")]
         filters = re.findall(r"[{,](\w+)=", query)
-        known = {*ALL[family].labels, "worker", *(["le"] if is_histogram else [])}
+        known = {*METRICS[family].labels, "worker", *(["le"] if is_histogram else [])}
         assert {label.strip() for label in (*by, *filters)} <= known, name
 
 
@@ -187,7 +187,7 @@ def test_legends_name_labels_that_the_queries_keep() -> None:
         for one in panel["targets"]:
             kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", one["expr"]))))
             [name] = set(re.findall(r"carpool_\w+", one["expr"])) if not kept else [""]
-            labels = kept or {*ALL[name].labels, "worker"}
+            labels = kept or {*METRICS[name].labels, "worker"}
             assert set(re.findall(r"\{\{(\w+)\}\}", one["legendFormat"])) <= labels, one
 
 

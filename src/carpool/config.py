@@ -162,21 +162,21 @@ class ServeSettings(EngineSettings, ScaleSettings):
                 continue
             name = variable.removeprefix(ENV_PREFIX).lower()
             if name not in hints:
-                known = [ENV_PREFIX + field.upper() for field in hints]
-                raise SettingRejected(f"unknown variable {variable}{nearest(variable, known)}")
+                variables = [ENV_PREFIX + field.upper() for field in hints]
+                raise SettingRejected(f"unknown variable {variable}{nearest(variable, variables)}")
             values[name] = parse(variable, text, hints[name])
         values |= {name: value for name, value in flags.items() if value is not None}
         return cls(**with_mode(values))
 
 
-def with_mode(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings, with the batching mode that they choose if they do not say one.
 
     Raises:
         SettingRejected: they are for two modes, or for another one than `batching_mode`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(EngineSettings)}
-    return with_chosen_mode(given, defaults)
+    return with_chosen_mode(settings, defaults)
 
 
 WORKERS = ("workers", "devices", "worker_timeout")
@@ -192,12 +192,12 @@ _OTHER_NAMES = {"torch_dtype": "dtype", "device_map": "device", "batch_size": "m
 
 def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
     """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
-    known = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS, *WORKERS]
+    names = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS, *WORKERS]
     for name in settings:
-        if name not in known:
+        if name not in names:
             hint = _OTHER_NAMES.get(name)
-            told = f"; did you mean {hint!r}?" if hint else nearest(name, known)
-            raise SettingRejected(f"unknown setting {name!r}{told}")
+            suggestion = f"; did you mean {hint!r}?" if hint else nearest(name, names)
+            raise SettingRejected(f"unknown setting {name!r}{suggestion}")
     return ServeSettings(**with_mode({name: _plain(value) for name, value in settings.items()}))
 
 

@@ -17,7 +17,7 @@ _PATH = re.compile(
 
 def without_paths(text: str) -> str:
     """A text of somebody else's without the absolute paths in it; URLs and fractions stay."""
-    return _PATH.sub(lambda found: f"{found[1] or ''}<path>{found[1] or ''}", text)
+    return _PATH.sub(lambda match: f"{match[1] or ''}<path>{match[1] or ''}", text)
 
 
 def text_of(error: BaseException) -> str:
@@ -46,12 +46,12 @@ def named(error: BaseException) -> str:
 
 def in_full(error: BaseException) -> str:
     """The messages of an exception and its causes, for the log."""
-    said, cause, seen = [text_of(error)], _cause_of(error), {id(error)}
-    while cause is not None and id(cause) not in seen:  # `raise error from error` is a circle
-        seen.add(id(cause))
-        said.append(f"{type(cause).__name__}: {text_of(cause)}")
+    messages, cause, ids = [text_of(error)], _cause_of(error), {id(error)}
+    while cause is not None and id(cause) not in ids:  # `raise error from error` is a circle
+        ids.add(id(cause))
+        messages.append(f"{type(cause).__name__}: {text_of(cause)}")
         cause = _cause_of(cause)
-    return "; caused by ".join(said)
+    return "; caused by ".join(messages)
 
 
 def _cause_of(error: BaseException) -> BaseException | None:
@@ -64,11 +64,11 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known name, or nothing."""
-    lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(name[:100].lower(), list(lower), n=1, cutoff=0.5)
-    return f"; did you mean {lower[close[0]]!r}?" if close else ""
+    by_lowercase = {candidate.lower(): candidate for candidate in names}
+    close = difflib.get_close_matches(name[:100].lower(), list(by_lowercase), n=1, cutoff=0.5)
+    return f"; did you mean {by_lowercase[close[0]]!r}?" if close else ""
 
 
 def show(value: Any) -> str:

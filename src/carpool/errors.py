@@ -258,11 +258,11 @@ def _subclasses(of: type[CarpoolError]) -> Iterable[type[CarpoolError]]:
 
 def by_name(name: str) -> type[CarpoolError]:
     """The error class of this name; `PipelineFailed` for one that is not known here."""
-    found = (cls for cls in _subclasses(CarpoolError) if cls.__name__ == name)
-    return next(found, PipelineFailed)
+    matches = (cls for cls in _subclasses(CarpoolError) if cls.__name__ == name)
+    return next(matches, PipelineFailed)
 
 
 def by_code(code: str) -> type[CarpoolError]:
     """The error class of a job's failure; `PipelineFailed` for a code that is not known here."""
-    found = (cls for cls in _subclasses(CarpoolError) if cls.code == code)
-    return next(found, PipelineFailed)
+    matches = (cls for cls in _subclasses(CarpoolError) if cls.code == code)
+    return next(matches, PipelineFailed)

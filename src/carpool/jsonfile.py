@@ -41,10 +41,10 @@ def loads(text: str | bytes, **options: Any) -> Any:
     return value
 
 
-def is_deeper(value: Any, most: int) -> bool:
+def is_deeper(value: Any, max_depth: int) -> bool:
     """Does a value nest lists and objects more than so many deep?"""
     level: list[Any] = [[value]]
-    for _ in range(most + 1):
+    for _ in range(max_depth + 1):
         level = [
             inner
             for outer in level

@@ -35,9 +35,9 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
         LoraRejected: an adapter has a taken name, or no readable file.
         LoadFailed: there is no such model.
     """
-    if not all(_DEVICE.fullmatch(one) for one in settings.device.split("+")):
-        known = ", ".join(DEVICES)
-        raise SettingRejected(f"device={settings.device!r}: must be auto, {known}, or cuda:N")
+    if not all(_DEVICE.fullmatch(part) for part in settings.device.split("+")):
+        devices = ", ".join(DEVICES)
+        raise SettingRejected(f"device={settings.device!r}: must be auto, {devices}, or cuda:N")
     _check_utf8(model, settings)
     if factory is None:
         model, settings = in_parts(model, settings)
@@ -84,8 +84,8 @@ def _check_files(source: str, settings: EngineSettings, *, is_local: bool) -> No
     config = source
     if is_single_file(source):
         for name in ("variant", "revision"):
-            if (said := getattr(settings, name)) is not None:
-                raise SettingRejected(f"{name}={said!r}: {source} is one file, and has no others")
+            if (value := getattr(settings, name)) is not None:
+                raise SettingRejected(f"{name}={value!r}: {source} is one file, and has no others")
         if settings.model_config is None:
             return  # diffusers infers it from the file, which takes torch
         config, card = find(settings.model_config)
@@ -98,15 +98,15 @@ def _check_files(source: str, settings: EngineSettings, *, is_local: bool) -> No
         raise SettingRejected(f"model_config={settings.model_config!r}: {rule}")
     if not is_local:
         check_hub(config, settings.revision)
-    elif known := components_of(config):
-        preparation.check_components(settings, known)
+    elif components := components_of(config):
+        preparation.check_components(settings, components)
 
 
 def _check_factory(factory: str, settings: EngineSettings) -> None:
     for name in OF_FILES:
-        if (said := getattr(settings, name)) not in (None, "auto", ()):
+        if (value := getattr(settings, name)) not in (None, "auto", ()):
             rule = "the function loads the pipeline itself; say it there"
-            raise SettingRejected(f"{name}={said!r}: {rule}")
+            raise SettingRejected(f"{name}={value!r}: {rule}")
     place, _, function = factory.rpartition(":")
     if not place or not function:
         raise SettingRejected(f"pipeline={factory!r}: write MODULE:FUNCTION, as mine:build")

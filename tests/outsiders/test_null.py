@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from carpool.request.card import OURS, Card, Parameter, Task
+from carpool.request.card import OWN_KEYS, Card, Parameter, Task
 from carpool.request.images import NAMES as PICTURES
 from carpool.server.bodies import schema
 from carpool.server.compat.peers import fields as peers
@@ -181,7 +181,7 @@ def names_of(door: Door) -> list[str]:
     """The fields that a door takes, documented or not: whatever anybody may send as null."""
     names = {
         *door.card.names(),
-        *OURS,
+        *OWN_KEYS,
         *PICTURES,
         *schema.NULL_FIELDS,
         *peers.NESTED,

@@ -17,7 +17,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.jobs.work import work_of
 from carpool.server.app import create_app
-from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.metric_list import METRICS
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -78,13 +78,13 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
     page = metrics.page("flux", BUILD, statistics, {"queued": 3, "in_progress": 1}, [worker])
 
     assert families(page) == {
-        name.removesuffix("_total"): about.type for name, about in ALL.items()
+        name.removesuffix("_total"): about.type for name, about in METRICS.items()
     }
     for family in text_string_to_metric_families(page.decode()):
         for one in family.samples:
-            name = one.name if one.name in ALL else family.name
+            name = one.name if one.name in METRICS else family.name
             if not name.endswith("_created"):
-                assert one.labels.keys() - {"le"} == set(ALL[name].labels)
+                assert one.labels.keys() - {"le"} == set(METRICS[name].labels)
 
 
 def test_the_metrics_of_several_workers_say_which_one() -> None:

@@ -44,12 +44,12 @@ class Previews:
         from rich.table import Table
 
         grid = Table.grid(padding=(0, 1))
-        most = max(1, min(MOST_PREVIEWS, columns // (PREVIEW_WIDTH + 1)))
-        shown = [picture for _, picture in sorted(dict(self._pictures).items())][:most]
-        for _ in shown:
+        columns_max = max(1, min(MOST_PREVIEWS, columns // (PREVIEW_WIDTH + 1)))
+        pictures = [picture for _, picture in sorted(dict(self._pictures).items())][:columns_max]
+        for _ in pictures:
             grid.add_column(width=PREVIEW_WIDTH)
-        if shown:
-            grid.add_row(*(Group(*blocks(one, PREVIEW_WIDTH)) for one in shown))
+        if pictures:
+            grid.add_row(*(Group(*blocks(picture, PREVIEW_WIDTH)) for picture in pictures))
         return grid
 
 
@@ -64,7 +64,7 @@ def bars(
         are_shown: default: if standard error is a terminal.
     """
     if not (sys.stderr.isatty() if are_shown is None else are_shown):
-        yield lambda place, done: None
+        yield lambda place, share: None
         return
     from rich.console import Console, RenderableType
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -85,16 +85,16 @@ def bars(
             progress.add_task(_short(name), total=1.0, start=False, visible=are_few)
             for name in names
         ]
-        begun, ended = set[int](), set[int]()
+        started, ended = set[int](), set[int]()
 
-        def move(place: int, done: float) -> None:
+        def move(place: int, share: float) -> None:
             with lock:
-                if place not in begun:
-                    begun.add(place)
+                if place not in started:
+                    started.add(place)
                     progress.start_task(tasks[place])
                     progress.update(tasks[place], visible=True)
-                progress.update(tasks[place], completed=done)
-                if done >= 1 and place not in ended:
+                progress.update(tasks[place], completed=share)
+                if share >= 1 and place not in ended:
                     ended.add(place)
                     if previews is not None:
                         previews.drop(place)
@@ -106,8 +106,8 @@ def bars(
         yield move
 
 
-def _all(count: int, most: int) -> str:
-    return f"{count} of {most} done"
+def _all(count: int, total: int) -> str:
+    return f"{count} of {total} done"
 
 
 def _short(name: str) -> str:

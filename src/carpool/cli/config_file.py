@@ -31,17 +31,17 @@ def read_config(path: Path) -> dict[str, Any]:
     import yaml  # not for `--help`
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise SettingRejected(f"config={str(path)!r} cannot be read: {reason}") from None
-    if found is None:
+    if content is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise SettingRejected(f"config={str(path)!r}: must be NAME: VALUE lines, as max_queue: 100")
     hints: dict[str, Any] = {"model": str, "models": list, **get_type_hints(ServeSettings)}
     settings: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in hints:
             close = nearest(name, list(hints))
@@ -77,16 +77,16 @@ def schema() -> dict[str, Any]:
     }
     for field in dataclasses.fields(ServeSettings):
         hint, rule = hints[field.name], field.metadata
-        one: dict[str, Any] = {"type": _TYPES[base_type(hint)]}
+        entry: dict[str, Any] = {"type": _TYPES[base_type(hint)]}
         if get_origin(hint) is Literal:
-            one = {"enum": list(get_args(hint))}
+            entry = {"enum": list(get_args(hint))}
         if get_origin(hint) is tuple:
-            one = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+            entry = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
         bounds = {"minimum": rule["least"], "maximum": rule["most"]}
-        one |= {name: bound for name, bound in bounds.items() if bound is not None}
+        entry |= {name: bound for name, bound in bounds.items() if bound is not None}
         if field.default not in (None, ()):
-            one["default"] = field.default
-        properties[field.name] = one | {"description": rule["help"]}
+            entry["default"] = field.default
+        properties[field.name] = entry | {"description": rule["help"]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Settings of carpool serve",
@@ -105,24 +105,24 @@ def sources(
     Raises:
         SettingRejected: one of them breaks its rule, or a name is unknown.
     """
-    said = {name: value for name, value in flags.items() if value not in (None, ())}
+    explicit = {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = read_config(file) if file is not None else {}
     for name in ("model", "models"):
         of_file.pop(name, None)
-    names = {one.removeprefix(ENV_PREFIX).lower() for one in environ if one.startswith(ENV_PREFIX)}
-    kept = {name: value for name, value in of_file.items() if name not in names}
-    settings = ServeSettings.from_environment(environ, **{**kept, **said})
-    came = {}
+    names = {key.removeprefix(ENV_PREFIX).lower() for key in environ if key.startswith(ENV_PREFIX)}
+    remainder = {name: value for name, value in of_file.items() if name not in names}
+    settings = ServeSettings.from_environment(environ, **{**remainder, **explicit})
+    origins = {}
     for field in dataclasses.fields(ServeSettings):
         name = field.name
-        came[name] = (
-            f"--{name.replace('_', '-')}" if name in said
+        origins[name] = (
+            f"--{name.replace('_', '-')}" if name in explicit
             else f"{ENV_PREFIX}{name.upper()}" if name in names
-            else str(file) if name in kept
+            else str(file) if name in remainder
             else "default" if getattr(settings, name) == field.default
             else "another setting"
         )  # fmt: skip
-    return settings, came
+    return settings, origins
 
 
 @click.command()
@@ -135,9 +135,9 @@ def config(file: Path | None, show: bool, as_schema: bool, **flags: Any) -> None
     if as_schema:
         click.echo(json.dumps(schema(), indent=2))
         return
-    settings, came = sources(flags, os.environ, file)
+    settings, origins = sources(flags, os.environ, file)
     for field in dataclasses.fields(ServeSettings):
-        value, source = getattr(settings, field.name), came[field.name]
+        value, source = getattr(settings, field.name), origins[field.name]
         if source == "default" and not show:
             continue
         text = "(hidden)" if field.name in SECRETS and value else _text(value)

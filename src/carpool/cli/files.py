@@ -25,7 +25,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 
 
 def path_of(
-    output: Path, i: int, count: int, seed: int, prompt: str, taken: Collection[Path] = ()
+    output: Path, i: int, count: int, seed: int, prompt: str, used_paths: Collection[Path] = ()
 ) -> Path:
     """The file of one of several outputs: by the pattern in the name, or numbered from 1.
 
@@ -35,19 +35,19 @@ def path_of(
     """
     words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
     fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}
-    name = re.sub(r"\{(i|seed|prompt)\}", lambda found: fields[found[0]], output.name)
+    name = re.sub(r"\{(i|seed|prompt)\}", lambda match: fields[match[0]], output.name)
     is_told_apart = "{i}" in output.name or ("{seed}" in output.name and "{prompt}" in output.name)
     path = output.with_name(name)
-    is_own = (count == 1 or is_told_apart) and path not in taken
+    is_own = (count == 1 or is_told_apart) and path not in used_paths
     return path if is_own else path.with_stem(f"{path.stem}-{i + 1}")
 
 
 def write(path: Path, content: bytes, seed: int | None, seconds: float | None) -> None:
     """Write a file; say on standard error what drew it, and whether it replaces another."""
-    told = "" if seconds is None else f", {seconds:.1f} s"
+    duration = "" if seconds is None else f", {seconds:.1f} s"
     replaced = "; it replaces a file of that name" if path.exists() else ""
     path.write_bytes(content)
-    click.echo(f"{path}: seed {seed}{told}{replaced}", err=True)
+    click.echo(f"{path}: seed {seed}{duration}{replaced}", err=True)
 
 
 def check_output(output: Path) -> None:

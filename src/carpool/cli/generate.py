@@ -99,17 +99,17 @@ def generate(
 ) -> None:
     """Draw PROMPTS, all of them together, and write the pictures or videos."""
     try:
-        everything = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
+        texts = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
     except UnicodeDecodeError as error:
         raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
     server = server or server_too
-    if not everything:
+    if not texts:
         raise click.UsageError("give a prompt, or --prompts-file")
     if flags["output"] is not None:
         check_output(flags["output"])  # said now, not after the work
-    shown, parameters = _shown(is_shown), _parameters(flags)
-    own = {one.name: flags.pop(one.name) for one in fields(_Options) if one.name in flags}
-    options = _Options(everything, parameters, shown, **own)
+    protocol, parameters = _shown(is_shown), _parameters(flags)
+    rest = {f.name: flags.pop(f.name) for f in fields(_Options) if f.name in flags}
+    options = _Options(texts, parameters, protocol, **rest)
     if server is None:
         _here(options, settings_from(flags).engine())
     else:
@@ -208,34 +208,34 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
     from carpool import media
     from carpool.media.metadata import permitted, without_prompts
 
-    taken: set[Path] = set()
-    for i, (one, prompt) in enumerate(zip(outputs, _prompt_of_each(options), strict=True)):
-        if one.error is not None:
+    paths: set[Path] = set()
+    for i, (item, prompt) in enumerate(zip(outputs, _prompt_of_each(options), strict=True)):
+        if item.error is not None:
             continue
-        path = path_of(output, i, len(outputs), one.seed or 0, prompt, taken)
-        taken.add(path)
-        told = {"model": options.model, "prompt": prompt, "seed": one.seed, **options.parameters}
-        told |= without_prompts(one.settings)
-        first = _first_picture(one)
-        told |= {} if first is None else {"width": first.width, "height": first.height}
+        path = path_of(output, i, len(outputs), item.seed or 0, prompt, paths)
+        paths.add(path)
+        data = {"model": options.model, "prompt": prompt, "seed": item.seed, **options.parameters}
+        data |= without_prompts(item.settings)
+        first = _first_picture(item)
+        data |= {} if first is None else {"width": first.width, "height": first.height}
         metadata = permitted(
-            told, metadata=options.metadata, metadata_prompt=options.metadata_prompt
+            data, metadata=options.metadata, metadata_prompt=options.metadata_prompt
         )
-        content = _content(one, path, options.fps, metadata)
-        write(path, content, one.seed, one.timings.total_s)
-        if (mesh := one.mesh) is not None:
+        content = _content(item, path, options.fps, metadata)
+        write(path, content, item.seed, item.timings.total_s)
+        if (mesh := item.mesh) is not None:
             format = cast("media.MeshFormat", path.suffix[1:].lower())
             for name, beside in media.files_beside(mesh, format, path.stem).items():
                 path.with_name(name).write_bytes(beside)
-        for warning in one.warnings:
+        for warning in item.warnings:
             click.echo(f"carpool: {warning}", err=True)
-        line = {"path": str(path), **told, "timings": asdict(one.timings)}
+        line = {"path": str(path), **data, "timings": asdict(item.timings)}
         click.echo(json.dumps(line) if options.as_json else str(path))
         if options.shown is not None and first is not None:
             show(first, options.shown)
-    for one in outputs:  # what was made is on the disk
-        if one.error is not None:
-            raise one.error
+    for item in outputs:  # what was made is on the disk
+        if item.error is not None:
+            raise item.error
 
 
 def _first_picture(output: "carpool.Output") -> Any:
@@ -312,25 +312,30 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
         body = _body_for(kind, output, options) | ({} if model is None else {"model": model})
         read = [remote.data_url(remote.read(path), path.name) for path in images]
         painted = None if mask is None else transparent_mask(remote.read(mask))
-        made = remote.draw(
+        results = remote.draw(
             server, options.prompts, body, kind=kind, images=read,
             mask=None if painted is None else remote.data_url(painted, "mask.png"),
             are_shown=options.shown is not None,
         )  # fmt: skip
         count = len(options.prompts) * options.n
-        taken: set[Path] = set()
-        for one in made:
-            path = path_of(output, one.place, count, one.seed, one.prompt, taken)
-            taken.add(path)
-            ended_s, begun_s = one.job.get("completed_at"), one.job.get("created_at")
+        paths: set[Path] = set()
+        for item in results:
+            path = path_of(output, item.place, count, item.seed, item.prompt, paths)
+            paths.add(path)
+            ended_s, begun_s = item.job.get("completed_at"), item.job.get("created_at")
             took_s = None if ended_s is None or begun_s is None else float(ended_s - begun_s)
-            write(path, one.content, one.seed, took_s)
-            for warning in one.job.get("warnings") or ():
+            write(path, item.content, item.seed, took_s)
+            for warning in item.job.get("warnings") or ():
                 click.echo(f"carpool: {warning}", err=True)
-            line = {"path": str(path), "prompt": one.prompt, "seed": one.seed, "job": one.job["id"]}
+            line = {
+                "path": str(path),
+                "prompt": item.prompt,
+                "seed": item.seed,
+                "job": item.job["id"],
+            }
             click.echo(json.dumps(line) if options.as_json else str(path))
             if options.shown is not None and kind in ("pictures", "videos"):
-                show(read_picture(BytesIO(one.thumbnail or one.content)), options.shown)
+                show(read_picture(BytesIO(item.thumbnail or item.content)), options.shown)
 
 
 def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:

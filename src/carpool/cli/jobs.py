@@ -76,10 +76,10 @@ class JobsClient:
         """
         return self.ask_at(method, _path(path), params=query)
 
-    def ask_at(self, method: str, path: str, **sent: Any) -> dict[str, Any]:
+    def ask_at(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         """Send a request to any path of the server."""
         with self._reachable():
-            return self._checked(self._http.request(method, path, **sent))
+            return self._checked(self._http.request(method, path, **request))
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the server's events as they happen, until the connection ends."""
@@ -133,17 +133,17 @@ class JobsClient:
         try:
             yield
         except self._failures as error:
-            told = f"no answer from {self._url}: {error}"
-            raise CarpoolError(f"{told}; is `carpool serve` running there?") from None
+            message = f"no answer from {self._url}: {error}"
+            raise CarpoolError(f"{message}; is `carpool serve` running there?") from None
 
     def _checked(self, answer: "httpx2.Response") -> dict[str, Any]:
         try:
-            found = answer.json()
+            body = answer.json()
         except ValueError:
-            found = None
-        match found:
+            body = None
+        match body:
             case dict() if answer.is_success:
-                return found
+                return body
             case {"error": {"code": "invalid_api_key"}}:
                 rule = "give it as --api-key, or in CARPOOL_API_KEY"
                 raise CarpoolError(f"{self._url}: the API key is missing or wrong: {rule}")
@@ -165,9 +165,9 @@ def _with_client(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
     @click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
     @click.option("--json", "as_json", is_flag=True, help="print JSON, one object a line")
     @wraps(command)
-    def run(url: str, api_key: str | None, **said: Any) -> None:
+    def run(url: str, api_key: str | None, **options: Any) -> None:
         with closing(JobsClient(url, api_key)) as server:
-            for line in command(server, **said):
+            for line in command(server, **options):
                 click.echo(line)
 
     return run
@@ -220,8 +220,8 @@ def cancel(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
 @_with_client
 def remove(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
     """Forget a job and its files; one that runs ends before its next step."""
-    gone = server.ask("DELETE", job_id)
-    yield json.dumps(gone) if as_json else gone["id"]
+    removal = server.ask("DELETE", job_id)
+    yield json.dumps(removal) if as_json else removal["id"]
 
 
 @jobs.command()
@@ -251,11 +251,11 @@ def _state(job: dict[str, Any]) -> str:
 
 
 def _all(job: dict[str, Any]) -> str:
-    said = {name: value for name, value in job.items() if value not in (None, [])}
-    said |= {name: _moment(job[name]) for name in _MOMENTS if job[name]}
-    said |= {"status": _state(job), "files": ", ".join(file["name"] for file in job["files"])}
-    shown = said.keys() - {"object", "error"}
-    return "\n".join(f"{name:15} {said[name]}" for name in job if name in shown)
+    values = {name: value for name, value in job.items() if value not in (None, [])}
+    values |= {name: _moment(job[name]) for name in _MOMENTS if job[name]}
+    values |= {"status": _state(job), "files": ", ".join(file["name"] for file in job["files"])}
+    visible = values.keys() - {"object", "error"}
+    return "\n".join(f"{name:15} {values[name]}" for name in job if name in visible)
 
 
 def _moment(unix_s: int) -> str:

@@ -42,9 +42,9 @@ def models(
     preflight.check(model, settings)  # before torch is imported, which takes seconds
     from carpool.engine.probation.report import lines
 
-    found = lines(model, settings)
-    text = (f"{one['call']:<36} {one['fuses']:<10} {one['why']}" for one in found)
-    click.echo(json.dumps(found, indent=1) if as_json else "\n".join(text))
+    calls = lines(model, settings)
+    text = (f"{call['call']:<36} {call['fuses']:<10} {call['why']}" for call in calls)
+    click.echo(json.dumps(calls, indent=1) if as_json else "\n".join(text))
 
 
 def _served(url: str, api_key: str | None) -> dict[str, Any]:
@@ -59,13 +59,14 @@ def _lines(served: Mapping[str, Any]) -> list[str]:
     lines = []
     for model in served["models"]:
         soon = f", ready in {model['ready_in_s']:.0f} s" if model.get("ready_in_s") else ""
-        what = ", ".join(model["tasks"]) or "not loaded yet"
-        lines.append(f"{model['id']:<24} {model['state']}{soon:<10} {what}")
+        tasks = ", ".join(model["tasks"]) or "not loaded yet"
+        lines.append(f"{model['id']:<24} {model['state']}{soon:<10} {tasks}")
         private = model.get("private", {})
         lines += [f"  {task} rides alone: {why}" for task, why in private.items()]
         lines += [
-            f"  worker {one['worker']:<3} {one['device']:<12} {one['state']} {one.get('error', '')}"
-            for one in served["workers"]
-            if one["model"] == model["id"]
+            f"  worker {worker['worker']:<3} {worker['device']:<12} {worker['state']} "
+            f"{worker.get('error', '')}"
+            for worker in served["workers"]
+            if worker["model"] == model["id"]
         ]
     return [line.rstrip() for line in lines]

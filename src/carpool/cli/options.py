@@ -86,11 +86,11 @@ class GroupedHelp(click.Command):
     begins_with_groups = True
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        both = click.Option(
+        all_option = click.Option(
             ["--help-all"], is_flag=True, is_eager=True, expose_value=False,
             callback=self._show_all, help="Show all flags and exit.",
         )  # fmt: skip
-        return [*super().get_params(ctx), both]
+        return [*super().get_params(ctx), all_option]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if ctx.meta.get("help_all"):
@@ -99,23 +99,27 @@ class GroupedHelp(click.Command):
         names = dataclasses.fields(self.settings) if self.settings is not None else ()
         settings = {field.name for field in names}
         options = {
-            str(one.name): one
-            for one in self.get_params(ctx)
-            if isinstance(one, click.Option) and not one.hidden
+            str(parameter.name): parameter
+            for parameter in self.get_params(ctx)
+            if isinstance(parameter, click.Option) and not parameter.hidden
         }
-        records = {name: _record(one, ctx) for name, one in options.items()}
+        records = {name: _record(option, ctx) for name, option in options.items()}
         sections = {
             title: [records[name] for name in names] for title, names in self.groups.items()
         }
-        own = {
-            "Options": [one for name, one in records.items() if name not in {*settings, *self.rare}]
+        main = {
+            "Options": [
+                line for name, line in records.items() if name not in {*settings, *self.rare}
+            ]
         }
-        for title, rows in (sections | own if self.begins_with_groups else own | sections).items():
+        for title, rows in (
+            sections | main if self.begins_with_groups else main | sections
+        ).items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-        more = len({*settings, *self.rare}) - sum(map(len, self.groups.values()))
+        rest = len({*settings, *self.rare}) - sum(map(len, self.groups.values()))
         formatter.write_paragraph()
-        formatter.write_text(f"{more} more: --help-all")
+        formatter.write_text(f"{rest} more: --help-all")
 
     @staticmethod
     def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -150,8 +154,8 @@ def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> s
 
 def settings_from(flags: dict[str, Any]) -> ServeSettings:
     """Settings from what was said on the command line, and else from the environment."""
-    said = {name: value for name, value in flags.items() if value not in (None, ())}
-    return ServeSettings.from_environment(os.environ, **said)
+    explicit = {name: value for name, value in flags.items() if value not in (None, ())}
+    return ServeSettings.from_environment(os.environ, **explicit)
 
 
 def measures_one_process(command: Command) -> Command:

@@ -78,29 +78,29 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: one asks for what Carpool has not.
     """
-    kept = dict(flags)
+    translation = dict(flags)
     for name, (setting, _) in RENAMED.items():
-        _rename(kept, name, setting, kept.pop(name))
+        _rename(translation, name, setting, translation.pop(name))
     for name in ONE_DEVICE:
-        _one_device(name, kept.pop(name))
+        _one_device(name, translation.pop(name))
     for name in REPLICAS:
-        _rename(kept, name, "workers", kept.pop(name))
-    _sequence_parallel(kept)
-    devices = (kept["context_parallel"] or 1) * (kept["workers"] or 1)
-    if (count := kept.pop("num_gpus")) != devices:
+        _rename(translation, name, "workers", translation.pop(name))
+    _sequence_parallel(translation)
+    devices = (translation["context_parallel"] or 1) * (translation["workers"] or 1)
+    if (count := translation.pop("num_gpus")) != devices:
         _one_device("num_gpus", count)
     for name, why in PASSED_OVER.items():
-        if str(kept.pop(name) or "false").lower() not in ("false", "0"):
+        if str(translation.pop(name) or "false").lower() not in ("false", "0"):
             click.echo(f"carpool: --{name.replace('_', '-')} is passed over: {why}", err=True)
-    backend = kept.pop("backend")
+    backend = translation.pop("backend")
     if backend not in (None, "auto", "diffusers"):
         click.echo(f"carpool: --backend {backend} is passed over: diffusers is the one", err=True)
-    kept.pop("omni")
-    if kept.pop("step_execution"):
-        _rename(kept, "step_execution", "batching_mode", "continuous")
-        _rename(kept, "max_num_seqs", "max_running", kept.pop("max_num_seqs"))
-        kept["max_num_seqs"] = None
-    return kept
+    translation.pop("omni")
+    if translation.pop("step_execution"):
+        _rename(translation, "step_execution", "batching_mode", "continuous")
+        _rename(translation, "max_num_seqs", "max_running", translation.pop("max_num_seqs"))
+        translation["max_num_seqs"] = None
+    return translation
 
 
 def _one_device(name: str, count: int | None) -> None:
@@ -115,13 +115,13 @@ def _one_device(name: str, count: int | None) -> None:
 def _sequence_parallel(flags: dict[str, Any]) -> None:
     """The degrees of sequence parallelism as `context_parallel`, with its kind."""
     degrees = {name: flags.pop(name) for name in SEQUENCE_PARALLEL}
-    said = {name: degree for name, degree in degrees.items() if degree not in (None, 1)}
-    if {"ulysses_degree", "ring_degree"} <= said.keys():
+    explicit = {name: degree for name, degree in degrees.items() if degree not in (None, 1)}
+    if {"ulysses_degree", "ring_degree"} <= explicit.keys():
         raise click.UsageError(
-            f"--ulysses-degree {said['ulysses_degree']} and --ring-degree {said['ring_degree']}: "
-            "devices share a sequence in one of the two ways: say one"
+            f"--ulysses-degree {explicit['ulysses_degree']} and --ring-degree "
+            f"{explicit['ring_degree']}: devices share a sequence in one of the two ways: say one"
         )
-    for name, degree in said.items():
+    for name, degree in explicit.items():
         _rename(flags, name, "context_parallel", degree)
         if name != "sp_degree":  # which leaves the kind open
             _rename(flags, name, "context_parallel_kind", SEQUENCE_PARALLEL[name])
@@ -132,6 +132,6 @@ def _rename(flags: dict[str, Any], name: str, setting: str, value: Any) -> None:
     if value is None:
         return
     if flags[setting] not in (None, value):
-        both = f"--{name} {value} and --{setting} {flags[setting]}".replace("_", "-")
-        raise click.UsageError(f"{both} are the same setting: say one")
+        pair = f"--{name} {value} and --{setting} {flags[setting]}".replace("_", "-")
+        raise click.UsageError(f"{pair} are the same setting: say one")
     flags[setting] = value

@@ -32,8 +32,8 @@ class Commands(click.Group):
         return sorted({*super().list_commands(ctx), *added_commands()})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown = {name: self._listed(ctx, name) for name in self.list_commands(ctx)}
-        click.Group(commands=shown).format_commands(ctx, formatter)
+        commands = {name: self._listed(ctx, name) for name in self.list_commands(ctx)}
+        click.Group(commands=commands).format_commands(ctx, formatter)
 
     def _listed(self, ctx: click.Context, name: str) -> click.Command:
         """A command for a list: its name and help; ours are not imported for that."""
@@ -56,9 +56,9 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
-            return own
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
         if (added := added_commands().get(cmd_name)) is not None:
             return _load(added)
         if cmd_name in LAB:
@@ -69,8 +69,10 @@ class Commands(click.Group):
 @cache
 def added_commands() -> dict[str, EntryPoint]:
     """Entry points by name; of several with one name the first of the packages, by name."""
-    found = sorted(entry_points(group=GROUP), key=lambda one: one.dist.name if one.dist else "")
-    return {one.name: one for one in reversed(found)}
+    plugins = sorted(
+        entry_points(group=GROUP), key=lambda plugin: plugin.dist.name if plugin.dist else ""
+    )
+    return {plugin.name: plugin for plugin in reversed(plugins)}
 
 
 def _load(added: EntryPoint) -> click.Command:

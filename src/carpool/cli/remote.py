@@ -54,7 +54,7 @@ def makes(server: JobsClient, model: str | None) -> str:
     served = server.ask_at("GET", "v1/models")["data"]
     entry = served[0] if model is None else next((m for m in served if m["id"] == model), None)
     if entry is None:
-        names = ", ".join(one["id"] for one in served)
+        names = ", ".join(model["id"] for model in served)
         raise CarpoolError(f"the server has no model {model!r}: it serves {names}")
     kinds = {"video": "videos", "mesh": "meshes", "audio": "sound"}
     return kinds.get(entry["tasks"][0].rpartition("-")[2], "pictures")
@@ -82,17 +82,17 @@ def draw(
         CarpoolError: a request was refused, and those before it are cancelled; or a job failed,
             and what the others made has been yielded.
     """
-    path, more = PATHS[kind], dict[str, Any]()
+    path, fields = PATHS[kind], dict[str, Any]()
     if kind in ("pictures", "sound"):
-        more["background_job"] = True
+        fields["background_job"] = True
     if kind != "pictures" and images:
-        more["input_reference"] = {"image_url": images[0]}
+        fields["input_reference"] = {"image_url": images[0]}
     elif images:
-        path, more["images"] = "v1/images/edits", [{"image_url": one} for one in images]
+        path, fields["images"] = "v1/images/edits", [{"image_url": image} for image in images]
         if mask is not None:
-            more["mask"] = {"image_url": mask}
+            fields["mask"] = {"image_url": mask}
     n, is_over = int(body.get("n", 1)), threading.Event()
-    jobs = _Jobs(server, prompts, path, {**body, **more})
+    jobs = _Jobs(server, prompts, path, {**body, **fields})
     previews = Previews() if are_shown and kind == "pictures" else None
     if previews is not None:
         jobs.body["partial_images"] = PREVIEWS
@@ -103,8 +103,8 @@ def draw(
         with bars(names, previews) as move:
             jobs.run(move)
         yield from jobs.made(n, videos=kind == "videos")
-        for one in jobs.ids:
-            _check(jobs.ended[one])
+        for job_id in jobs.ids:
+            _check(jobs.ended[job_id])
     finally:
         is_over.set()
         jobs.cancel()
@@ -124,9 +124,9 @@ class _Jobs:
         """Submit all, and wait until they have ended; `move` shows how far they are."""
         while len(self.ended) < len(self._prompts):
             self._submit()
-            for place, one in enumerate(self.ids):
-                if one not in self.ended:
-                    self._look(place, one, move)
+            for place, job_id in enumerate(self.ids):
+                if job_id not in self.ended:
+                    self._look(place, job_id, move)
             if len(self.ended) < len(self._prompts):
                 time.sleep(POLL_S)
 
@@ -149,24 +149,24 @@ class _Jobs:
 
     def made(self, n: int, *, videos: bool) -> Iterator[ServerFile]:
         """The files of the jobs that were completed, n of each."""
-        for place, (prompt, one) in enumerate(zip(self._prompts, self.ids, strict=True)):
-            job = self.ended[one]
+        for place, (prompt, job_id) in enumerate(zip(self._prompts, self.ids, strict=True)):
+            job = self.ended[job_id]
             if job["status"] != "completed":
                 continue
             names = [file["name"] for file in job["files"]]
-            wanted = [name for name in names if name.endswith(".mp4") or not videos]
+            contents = [name for name in names if name.endswith(".mp4") or not videos]
             has_thumbnail = videos and THUMBNAIL in names
-            small = self._server.content(one, THUMBNAIL) if has_thumbnail else None
-            for part, (name, seed) in enumerate(zip(wanted, job["seeds"], strict=True)):
-                content = self._server.content(one, name)
+            small = self._server.content(job_id, THUMBNAIL) if has_thumbnail else None
+            for part, (name, seed) in enumerate(zip(contents, job["seeds"], strict=True)):
+                content = self._server.content(job_id, name)
                 yield ServerFile(place * n + part, prompt, seed, content, small, job)
 
     def cancel(self) -> None:
         """Cancel those that have not ended: nobody waits for them."""
-        for one in self.ids:
-            if one not in self.ended:
+        for job_id in self.ids:
+            if job_id not in self.ended:
                 try:
-                    self._server.ask("POST", one, "cancel")
+                    self._server.ask("POST", job_id, "cancel")
                 except CarpoolError:
                     break
 

@@ -67,26 +67,26 @@ def serve(
         for name, text in os.environ.items()
         if name.startswith(ENV_PREFIX)
     }
-    said: dict[str, Any] = dict(variables)
-    said |= {name: value for name, value in flags.items() if value not in (None, ())}
+    explicit: dict[str, Any] = dict(variables)
+    explicit |= {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = {} if config is None else read_config(config)
     has_models = of_file.pop("models", None) is not None
     if has_models and (models or model_path or pipeline):
         raise click.UsageError("--config names the models: leave MODEL out")
     of_file.pop("model", None) if pipeline else None
-    said |= {name: value for name, value in of_file.items() if name not in said}
-    mode = with_mode(said).get("batching_mode")
+    explicit |= {name: value for name, value in of_file.items() if name not in explicit}
+    mode = with_mode(explicit).get("batching_mode")
     if mode is not None and mode != deploy.get("batching_mode", mode):
         for name in [name for name in deploy if name in MODES_OF]:
             click.echo(f"carpool: {name} of {deploy_config}: not with mode {mode}", err=True)
             del deploy[name]
         del deploy["batching_mode"]
-    flags |= {name: value for name, value in deploy.items() if name not in said}
+    flags |= {name: value for name, value in deploy.items() if name not in explicit}
     for name, value in of_file.items():
         if flags.get(name) in (None, ()) and name not in variables:
             flags[name] = value
     of_other = flags.pop("model", None)
-    chosen = models or (model_path or of_other or "shapes",)
+    names = models or (model_path or of_other or "shapes",)
     settings = settings_from(flags)
     if flags["batching_mode"] is None and settings.batching_mode in MODES_OF.values():
         _tell_mode(settings)
@@ -96,7 +96,7 @@ def serve(
     specs = (
         read_models(config, settings)
         if config is not None and has_models
-        else models_of(chosen, settings, pipeline)
+        else models_of(names, settings, pipeline)
     )
     if len(specs) == 1 and specs[0].name and not settings.served_model_name:
         settings = replace(settings, served_model_name=specs[0].name)

@@ -70,8 +70,8 @@ def _kitty(png: str, columns: int) -> Iterator[str]:
     """Transmit and display (a=T) a PNG (f=100) without answers (q=2), in chunks."""
     for at in range(0, len(png), CHUNK):
         first = f"a=T,f=100,q=2,c={columns}," if at == 0 else ""
-        more = int(at + CHUNK < len(png))
-        yield f"\033_G{first}m={more};{png[at : at + CHUNK]}\033\\"
+        has_more = int(at + CHUNK < len(png))
+        yield f"\033_G{first}m={has_more};{png[at : at + CHUNK]}\033\\"
 
 
 def _iterm2(png: str, columns: int) -> Iterator[str]:

@@ -63,77 +63,82 @@ class Dashboard:
 
     def _of(self, name: str) -> list[dict[str, Any]]:
         """The running or the waiting requests of all workers."""
-        return [one for activity in self._activities.values() for one in activity[name]]
+        return [request for activity in self._activities.values() for request in activity[name]]
 
     @property
     def waiting_count(self) -> int:
         """Requests that wait at workers, and, with several, at the front."""
-        held = {model: one.get("held", 0) for (model, _), one in self._stats.items()}
-        return sum([*held.values(), *(one["waiting_count"] for one in self._activities.values())])
+        waiting = {model: worker.get("held", 0) for (model, _), worker in self._stats.items()}
+        in_workers = sum(activity["waiting_count"] for activity in self._activities.values())
+        return int(sum(waiting.values()) + in_workers)
 
     def means(self) -> tuple[float, float, float]:
         """Denoising forwards a second, requests and rows a forward, over the last seconds."""
-        everything = (one for forwards in self._forwards.values() for one in forwards)
-        found = [one for one in everything if one["phase"] == "denoise"]
-        if not found:
+        records = (forward for forwards in self._forwards.values() for forward in forwards)
+        runs = [record for record in records if record["phase"] == "denoise"]
+        if not runs:
             return 0.0, 0.0, 0.0
-        requests = sum(len(one["requests"]) for one in found) / len(found)
-        return len(found) / SECONDS, requests, sum(one["rows"] for one in found) / len(found)
+        requests = sum(len(forward["requests"]) for forward in runs) / len(runs)
+        return (len(runs) / SECONDS, requests, sum(forward["rows"] for forward in runs) / len(runs))
 
     def render(self) -> "RenderableType":
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
-        said, running, waiting = self.status, self._of("running"), self._of("waiting")
+        status, running, waiting = self.status, self._of("running"), self._of("waiting")
         pace, requests, rows = self.means()
-        state = str(said.get("status", "connecting"))
-        several = f"{len(self._stats)} workers   " if len(self._stats) > 1 else ""
+        state = str(status.get("status", "connecting"))
+        worker_count = f"{len(self._stats)} workers   " if len(self._stats) > 1 else ""
         head = Text.assemble(
-            (f"{said.get('model', '')} ", "bold"),
+            (f"{status.get('model', '')} ", "bold"),
             (state, "green" if state == "ready" else "red"),
-            f"   {several}running {len(running)}   waiting {self.waiting_count}",
+            f"   {worker_count}running {len(running)}   waiting {self.waiting_count}",
         )
         stats = self._stats.values()
-        memories = [one.get("memory", {}) for one in stats]
-        held = sum(one.get("reserved_bytes") or one.get("peak_bytes") or 0 for one in memories)
-        steps = sum(one.get("steps_per_s", 0.0) for one in stats)
-        waited = max((one.get("waits", {}).get("median_s", 0.0) for one in stats), default=0.0)
+        memories = [worker.get("memory", {}) for worker in stats]
+        held_bytes = sum(
+            use.get("reserved_bytes") or use.get("peak_bytes") or 0 for use in memories
+        )
+        steps = sum(worker.get("steps_per_s", 0.0) for worker in stats)
+        waited = max(
+            (worker.get("waits", {}).get("median_s", 0.0) for worker in stats), default=0.0
+        )
         numbers = Text(
             f"{steps:.1f} steps/s   {pace:.1f} forwards/s   "
             f"{requests:.1f} requests and {rows:.1f} rows a forward   "
-            f"queue {waited:.2f} s   {held / 2**30:.1f} GiB",
+            f"queue {waited:.2f} s   {held_bytes / 2**30:.1f} GiB",
             style="dim",
         )
         table = Table(box=None, pad_edge=False, expand=False)
         for name in ("request", "phase", "steps", "", "left"):
             table.add_column(name, no_wrap=True)
-        for one in running[:MOST_LINES]:
-            share = one["step"] / one["steps"] if one["steps"] else 0.0
+        for entry in running[:MOST_LINES]:
+            share = entry["step"] / entry["steps"] if entry["steps"] else 0.0
             bar = "\u2588" * round(share * BAR)
-            left = "" if one["left_s"] is None else f"{one['left_s']:.1f} s of work"
-            steps = f"{one['step']}/{one['steps']}"
-            table.add_row(_name(one), one["phase"], steps, f"{bar:\u2591<{BAR}}", left)
-        for one in waiting[: max(0, MOST_LINES - len(running))]:
-            starts = "" if one["starts_s"] is None else f"starts in {one['starts_s']:.1f} s"
-            table.add_row(_name(one), "waiting", "", "", starts, style="dim")
+            remaining = "" if entry["left_s"] is None else f"{entry['left_s']:.1f} s of work"
+            steps = f"{entry['step']}/{entry['steps']}"
+            table.add_row(_name(entry), entry["phase"], steps, f"{bar:\u2591<{BAR}}", remaining)
+        for entry in waiting[: max(0, MOST_LINES - len(running))]:
+            starts = "" if entry["starts_s"] is None else f"starts in {entry['starts_s']:.1f} s"
+            table.add_row(_name(entry), "waiting", "", "", starts, style="dim")
         if len(running) > MOST_LINES:
             table.add_row(f"and {len(running) - MOST_LINES} more", style="dim")
         last = Text()
-        newest = [forwards[-1] for forwards in self._forwards.values() if forwards]
-        if newest:
-            one = newest[-1]
+        last_forwards = [forwards[-1] for forwards in self._forwards.values() if forwards]
+        if last_forwards:
+            entry = last_forwards[-1]
             last.append(
-                f"last forward: {one['module']}, {len(one['requests'])} requests, "
-                f"{one['rows']} rows, {1000 * one['duration_s']:.1f} ms; not wider: "
-                f"{_reason(one['why'])}",
+                f"last forward: {entry['module']}, {len(entry['requests'])} requests, "
+                f"{entry['rows']} rows, {1000 * entry['duration_s']:.1f} ms; not wider: "
+                f"{_reason(entry['why'])}",
                 style="dim",
             )
         return Group(head, numbers, Text(), table, Text(), last)
 
 
-def _name(one: dict[str, Any]) -> str:
-    return str(one.get("id", f"another client's, no. {one['number']}"))
+def _name(request: dict[str, Any]) -> str:
+    return str(request.get("id", f"another client's, no. {request['number']}"))
 
 
 def _reason(why: str) -> str:
@@ -189,8 +194,8 @@ def _follow(url: str, api_key: str | None, board: Dashboard, after: Any) -> None
         except HTTPError as error:
             if board.status:
                 return  # it was there: it is waited for
-            told = f"no answer from {url}: {error}"
-            raise CarpoolError(f"{told}; is `carpool serve` running there?") from None
+            message = f"no answer from {url}: {error}"
+            raise CarpoolError(f"{message}; is `carpool serve` running there?") from None
 
 
 def _told(body: Any, status: int) -> str:

@@ -56,7 +56,7 @@ CREATE TABLE jobs (
 );
 CREATE INDEX by_state ON jobs (state, number);
 """
-_LATER = """
+_ADDITIONS = """
 CREATE INDEX IF NOT EXISTS by_size ON jobs (state, ended_s, number, bytes, id) WHERE bytes > 0;
 CREATE INDEX IF NOT EXISTS by_age ON jobs (ended_up_s);
 CREATE INDEX IF NOT EXISTS by_owner ON jobs (owner, number);
@@ -197,7 +197,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         for name, kind in _LATER_COLUMNS.items():
             if name not in columns:
                 db.execute(f"ALTER TABLE jobs ADD COLUMN {name} {kind}")
-        db.executescript(f"BEGIN; {_LATER} COMMIT")
+        db.executescript(f"BEGIN; {_ADDITIONS} COMMIT")
     except BaseException:
         db.close()
         raise

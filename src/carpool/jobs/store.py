@@ -43,7 +43,9 @@ from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
 
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
-_KEPT = 7  # jobs of one API key that may wait for each place that is free: see `schedule.overload`
+_SHARE_OF_FREE = (
+    7  # jobs of one API key that may wait for each place that is free: see `schedule.overload`
+)
 _IN_TURN = """SELECT number, row_number() OVER (PARTITION BY owner ORDER BY number) + (
     SELECT count(*) FROM jobs AS others INDEXED BY by_state
     WHERE others.owner = jobs.owner AND others.state = 'in_progress'
@@ -208,7 +210,7 @@ class JobStore:
                 retry_after_s=_FULL_AGAIN_S,
             )
         queued, free = self.count_open(owner)["queued"] if owner else 0, self._max_waiting - waiting
-        if queued >= _KEPT * free:
+        if queued >= _SHARE_OF_FREE * free:
             raise Overloaded(
                 f"{queued} jobs of this API key wait already, and {free} places are free: those "
                 "are kept for other keys (--max-queue)",

@@ -23,7 +23,7 @@ from carpool.media.uploads import DATA_URL, MOST_BYTES, Mode
 from carpool.request.images import Size
 
 T = TypeVar("T")
-Sent = bytes | str | memoryview
+ImageData = bytes | str | memoryview
 """A file, or the URL of one; a long `data:` URL is a memoryview."""
 
 MOST_PIXELS = 32_000_000  # limit for an upload; a model's limit is lower, and it is resized
@@ -81,7 +81,7 @@ class ImageIntake:
 
     async def open(
         self,
-        picture: Sent,
+        picture: ImageData,
         name: str = "image",
         *,
         max_pixels: int = MOST_PIXELS,
@@ -127,7 +127,7 @@ class ImageIntake:
         self.held.replace(len(parsed.data), math.prod(image.size) * pixel_bytes)
         return image
 
-    async def _data(self, picture: Sent, name: str, max_bytes: int) -> bytes:
+    async def _data(self, picture: ImageData, name: str, max_bytes: int) -> bytes:
         if isinstance(picture, bytes):
             return picture
         start = picture[:8] if isinstance(picture, str) else bytes(picture[:8]).decode("latin-1")

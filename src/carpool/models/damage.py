@@ -43,7 +43,7 @@ def _files(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         yield place
         return
-    names = next((names for one in INDEXES if (names := _keys(place / one)) is not None), set())
+    names = next((names for index in INDEXES if (names := _keys(place / index)) is not None), set())
     for folder in (place, *(place / name for name in names if (place / name).is_dir())):
         yield from (file for file in folder.iterdir() if file.suffix.lower() in _KINDS)
 
@@ -82,7 +82,7 @@ def _problem_of_weights(file: Path) -> str | None:
         return f"is cut off: it has {size} bytes, and its header alone {length + 8}"
     try:
         entries = json.loads(text)
-        ends = [one["data_offsets"][1] for name, one in entries.items() if name != "__metadata__"]
+        ends = [spec["data_offsets"][1] for name, spec in entries.items() if name != "__metadata__"]
         whole = 8 + length + max(ends, default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return "is no safetensors file"
@@ -108,8 +108,8 @@ def _problem_of_json(file: Path) -> str | None:
 
 def _problem_of_index(file: Path, index: dict[str, Any]) -> str | None:
     shards = index.get("weight_map")
-    if not isinstance(shards, dict) or not all(isinstance(one, str) for one in shards.values()):
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         return "has no weight_map from names to files"
     missing = sorted(name for name in set(shards.values()) if not (file.parent / name).exists())
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return f"names {missing[0]}{more}, which is not there" if missing else None
+    rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return f"names {missing[0]}{rest}, which is not there" if missing else None

@@ -38,13 +38,13 @@ def families() -> tuple[Family, ...]:
 @cache
 def proof() -> dict[str, Any]:
     """Results of the last run of the matrix, by the name of its row."""
-    found: dict[str, Any] = json.loads(PROOF.read_text())
-    return found
+    rows: dict[str, Any] = json.loads(PROOF.read_text())
+    return rows
 
 
 def makes(pipeline: str) -> str | None:
     """ "pictures" or "videos", as a pipeline class was proven to make; None: it is not known."""
-    tasks = [one["task"] for one in proof().values() if one["pipeline"] == pipeline]
+    tasks = [row["task"] for row in proof().values() if row["pipeline"] == pipeline]
     if not tasks:
         return None
     return "videos" if tasks[0].endswith("-video") else "pictures"
@@ -57,19 +57,19 @@ def rows() -> list[dict[str, Any]]:
 
 def _row(family: Family) -> dict[str, Any]:
     proven = [proof()[case] for case in family.cases]
-    modules = {name: None for one in proven for name in one["requests_per_forward"]}
-    fused = [n for n in modules if any(one["requests_per_forward"].get(n, 1) > 1 for one in proven)]
+    modules = {name: None for row in proven for name in row["requests_per_forward"]}
+    fused = [n for n in modules if any(row["requests_per_forward"].get(n, 1) > 1 for row in proven)]
     return {
         "family": family.family,
         "hub_ids": family.hub_ids,
-        "tasks": sorted({one["task"] for one in proven}),
-        "pipelines": sorted({one["pipeline"] for one in proven}),
+        "tasks": sorted({row["task"] for row in proven}),
+        "pipelines": sorted({row["pipeline"] for row in proven}),
         "fuses": fused,
         "alone": [name for name in modules if name not in fused],
         "mixed_sizes": family.mixed_sizes,
         "lora": bool(family.cases) and family.lora,
         "limits": family.limits,
-        "largest_difference": max((one["largest_difference"] for one in proven), default=None),
+        "largest_difference": max((row["largest_difference"] for row in proven), default=None),
     }
 
 

@@ -68,11 +68,11 @@ def in_parts(model: str, settings: S) -> tuple[str, S]:
     if settings.variant not in (None, QUANT):
         raise LoadFailed(f"variant={settings.variant!r}: {model} has {QUANT}, or none")
     suffix = f"-{QUANT}.pth" if settings.variant else ".pth"
-    own = {name.partition("=")[0] for name in settings.component}
+    replaced = {name.partition("=")[0] for name in settings.component}
     places = []
     for component, stem in entry.files.items():
         place = f"{model}/{stem}{suffix}"
-        if component in own:
+        if component in replaced:
             continue
         if folder.is_dir() and not Path(place).expanduser().is_file():
             raise LoadFailed(f"{model} has no {stem}{suffix}, which is its {component}")

@@ -12,14 +12,7 @@ from typing import Any
 from carpool import jsonfile
 from carpool.errors import LoadFailed
 from carpool.models.published import SHAPE_FILES, shapes_on_hub
-from carpool.models.source import (
-    INDEXES,
-    SINGLE_FILES,
-    check_hub,
-    class_in,
-    find,
-    hub_errors,
-)
+from carpool.models.source import INDEXES, SINGLE_FILES, check_hub, class_in, find, hub_errors
 
 _TEXTS = (".json", ".txt", ".model", ".jinja")  # configurations and tokenizers; never code
 _PLAIN = re.compile(r"[^.]+\.safetensors(\.index\.json)?")
@@ -32,13 +25,13 @@ def places(model: str, index: Mapping[str, Any]) -> dict[str, list[str]]:
     Args:
         index: of the pipeline (`model_index.json`; `modular_model_index.json` may name others).
     """
-    found: dict[str, list[str]] = {model: []}
+    folders: dict[str, list[str]] = {model: []}
     for component, entry in index.items():
         if class_in(entry) is not None:
-            said = entry[2] if len(entry) == 3 else {}
-            where = str(said.get("pretrained_model_name_or_path") or model)
-            found.setdefault(where, []).append(str(said.get("subfolder") or component))
-    return found
+            options = entry[2] if len(entry) == 3 else {}
+            where = str(options.get("pretrained_model_name_or_path") or model)
+            folders.setdefault(where, []).append(str(options.get("subfolder") or component))
+    return folders
 
 
 def wanted(files: Iterable[str], folders: Iterable[str], variant: str | None) -> list[str]:
@@ -52,20 +45,20 @@ def wanted(files: Iterable[str], folders: Iterable[str], variant: str | None) ->
     Raises:
         LoadFailed: a component has weights only as pickles, which can run code.
     """
-    given = sorted(files)
-    found: list[str] = [name for name in ("carpool.json", *INDEXES) if name in given]
+    paths = sorted(files)
+    selection: list[str] = [name for name in ("carpool.json", *INDEXES) if name in paths]
     for component in folders:
-        own = [name for name in given if name.startswith(f"{component}/")]
-        texts = [name for name in own if name.endswith(_TEXTS) and ".safetensors." not in name]
-        weights = [name for name in own if ".safetensors" in name]
+        inside = [name for name in paths if name.startswith(f"{component}/")]
+        texts = [name for name in inside if name.endswith(_TEXTS) and ".safetensors." not in name]
+        weights = [name for name in inside if ".safetensors" in name]
         plain = [name for name in weights if _PLAIN.fullmatch(name.rpartition("/")[2])]
         special = [name for name in weights if variant and f".{variant}" in name]
-        pickles = [name for name in own if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+        pickles = [name for name in inside if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
         if pickles and not (special or plain):
             raise LoadFailed(f"{pickles[0]} may hold a pickle, which can run code, and there is no "
                              f".safetensors of {component}: look for a conversion")  # fmt: skip
-        found += [*texts, *(special or plain)]
-    return found
+        selection += [*texts, *(special or plain)]
+    return selection
 
 
 def pull(model: str, revision: str | None = None, variant: str | None = None) -> Path:
@@ -86,8 +79,8 @@ def pull(model: str, revision: str | None = None, variant: str | None = None) ->
         org, name, file = model.split("/", 2)
         repository = f"{org}/{name}"
         with hub_errors(repository, revision, file):
-            one = hf_hub_download(repository, file, revision=revision, dry_run=True)
-            _check_disk(model, [one])
+            download = hf_hub_download(repository, file, revision=revision, dry_run=True)
+            _check_disk(model, [download])
             return Path(hf_hub_download(repository, file, revision=revision))
     if (shapes := pull_shapes(model, revision, variant)) is not None:
         return shapes
@@ -104,16 +97,17 @@ def pull(model: str, revision: str | None = None, variant: str | None = None) ->
         of = revision if place == model else None
         with hub_errors(place, of, at.name):
             files = {
-                one.filename: one for one in snapshot_download(place, revision=of, dry_run=True)
+                download.filename: download
+                for download in snapshot_download(place, revision=of, dry_run=True)
             }
         names[place] = wanted(files, folders, variant)
         every += [files[name] for name in names[place]]
     _check_disk(model, every)
     fetched = {}
-    for place, own in names.items():
+    for place, patterns in names.items():
         of = revision if place == model else None
         with hub_errors(place, of, at.name):
-            fetched[place] = Path(snapshot_download(place, revision=of, allow_patterns=own))
+            fetched[place] = Path(snapshot_download(place, revision=of, allow_patterns=patterns))
     return fetched[model]
 
 
@@ -141,11 +135,13 @@ def pull_shapes(model: str, revision: str | None, variant: str | None) -> Path |
 def _check_disk(model: str, files: Iterable[Any]) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    needed = sum(one.file_size or 0 for one in files if one.will_download)
-    folder = next(one for one in [Path(HF_HUB_CACHE), *Path(HF_HUB_CACHE).parents] if one.exists())
+    fetch_bytes = sum(file.file_size or 0 for file in files if file.will_download)
+    folder = next(
+        path for path in [Path(HF_HUB_CACHE), *Path(HF_HUB_CACHE).parents] if path.exists()
+    )
     free = shutil.disk_usage(folder).free
-    if needed * _SHARE > free:
+    if fetch_bytes * _SHARE > free:
         raise LoadFailed(
-            f"{model} takes {needed / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free: make "
-            "room, or set HF_HOME to a larger disk"
+            f"{model} takes {fetch_bytes / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free: "
+            "make room, or set HF_HOME to a larger disk"
         )

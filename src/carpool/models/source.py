@@ -97,10 +97,10 @@ def class_in(entry: Any) -> tuple[str, str] | None:
     """
     if not isinstance(entry, (list, tuple)):
         return None
-    said = entry[2].get("type_hint") if len(entry) == 3 and isinstance(entry[2], dict) else entry
-    if not isinstance(said, (list, tuple)) or len(said) != 2 or None in said:
+    names = entry[2].get("type_hint") if len(entry) == 3 and isinstance(entry[2], dict) else entry
+    if not isinstance(names, (list, tuple)) or len(names) != 2 or None in names:
         return None
-    return str(said[0]), str(said[1])
+    return str(names[0]), str(names[1])
 
 
 def components_of(source: str) -> dict[str, str]:
@@ -108,11 +108,11 @@ def components_of(source: str) -> dict[str, str]:
     folder = Path(source)
     try:
         index = jsonfile.loads(jsonfile.read(index_of(folder) or folder / _INDEX))
-        found = {name: class_in(entry) for name, entry in index.items()}
+        classes = {name: class_in(entry) for name, entry in index.items()}
     except (OSError, ValueError, AttributeError):
         return {}
-    is_module = {name: (folder / name / "config.json").is_file() for name in found}
-    return {name: entry[1] for name, entry in found.items() if entry and is_module[name]}
+    is_module = {name: (folder / name / "config.json").is_file() for name in classes}
+    return {name: entry[1] for name, entry in classes.items() if entry and is_module[name]}
 
 
 def pipeline_of(model: str) -> str:
@@ -260,13 +260,13 @@ def _card(file: Path) -> dict[str, Any]:
     """
     kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict}
     try:
-        said = jsonfile.loads(jsonfile.read(file))
+        content = jsonfile.loads(jsonfile.read(file))
     except (OSError, ValueError) as error:
         raise LoadFailed(f"{file} cannot be read: {error}") from error
-    if not isinstance(said, dict):
-        raise LoadFailed(f"{file} is a {type(said).__name__}: must be an object")
+    if not isinstance(content, dict):
+        raise LoadFailed(f"{file} is a {type(content).__name__}: must be an object")
     for name, kind in kinds.items():
-        if name in said and type(said[name]) is not kind:
-            seen, rule = type(said[name]).__name__, kind.__name__
-            raise LoadFailed(f"{file}: {name} is a {seen}: must be a {rule}")
-    return said
+        if name in content and type(content[name]) is not kind:
+            type_name, rule = type(content[name]).__name__, kind.__name__
+            raise LoadFailed(f"{file}: {name} is a {type_name}: must be a {rule}")
+    return content

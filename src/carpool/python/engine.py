@@ -22,14 +22,7 @@ from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from carpool.engine.model.load import quiet_libraries
-from carpool.errors import (
-    CarpoolError,
-    Draining,
-    Forked,
-    InvalidValue,
-    Overloaded,
-    SettingRejected,
-)
+from carpool.errors import CarpoolError, Draining, Forked, InvalidValue, Overloaded, SettingRejected
 from carpool.python.handle import Handle, Output, OwnerProcess
 from carpool.python.settings import LoadSettings
 from carpool.request.card import Card
@@ -114,10 +107,10 @@ class Engine:
             Rejected: something is wrong with it; nothing was started.
             Overloaded: the queue is full; `retry_after_s` says when to come again.
         """
-        one, *more = repeated(merged(request, parameters))
-        if more:
-            raise InvalidValue(f"the request has {1 + len(more)} outputs: generate takes it")
-        checked = check(self.card, one)
+        single, *rest = repeated(merged(request, parameters))
+        if rest:
+            raise InvalidValue(f"the request has {1 + len(rest)} outputs: generate takes it")
+        checked = check(self.card, single)
         return self._start(replace(checked, previews=check_previews(partial_images)))
 
     def generate(
@@ -157,18 +150,18 @@ class Engine:
         check_n(n, MAX_N)
         previews = check_previews(partial_images)
         singles: list[CheckedRequest | Output] = []
-        for one in requests:
-            request = merged(one, parameters)
-            wanted = n
+        for item in requests:
+            request = merged(item, parameters)
+            count = n
             try:
-                several = list(repeated(request, n))
-                wanted = len(several)
-                checked = [replace(check(self.card, one), previews=previews) for one in several]
+                copies = list(repeated(request, n))
+                count = len(copies)
+                checked = [replace(check(self.card, copy), previews=previews) for copy in copies]
                 singles += grouped(checked, outputs_each(request, n))
             except CarpoolError as error:
                 if not return_errors:
                     raise
-                singles += [Output(request.request_id, request.seed, error=error)] * wanted
+                singles += [Output(request.request_id, request.seed, error=error)] * count
         return self._run_all(singles, return_errors, progress)
 
     def _run_all(
@@ -239,8 +232,8 @@ class Engine:
             try:
                 return self._start(request, follow)
             except Overloaded as full:
-                mine = [h._listener.future for h in before if isinstance(h, Handle)]
-                running = [future for future in mine if not future.done()]
+                futures = [h._listener.future for h in before if isinstance(h, Handle)]
+                running = [future for future in futures if not future.done()]
                 if not running:
                     raise
                 wait(running, timeout=full.retry_after_s, return_when="FIRST_COMPLETED")
@@ -331,26 +324,28 @@ def load(
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
     if not isinstance(model, (str, Path)):
         for name in OF_FILES:
-            if (said := settings.get(name)) not in (None, "auto", ()):
+            if (value := settings.get(name)) not in (None, "auto", ()):
                 raise SettingRejected(
-                    f"{name}={said!r}: the pipeline given is loaded already; say it to "
+                    f"{name}={value!r}: the pipeline given is loaded already; say it to "
                     "its from_pretrained"
                 )
-    chosen = load_settings({**settings, "lora": tuple(lora)})
+    config = load_settings({**settings, "lora": tuple(lora)})
     with contextlib.ExitStack() as undo:
         store: JobStore | None = None
-        if chosen.state_dir is not None:  # said now, not after the model is loaded
+        if config.state_dir is not None:  # said now, not after the model is loaded
             from carpool.python.jobs import open_store
 
-            store = undo.enter_context(contextlib.closing(open_store(chosen)))
-        own = chosen.engine()
-        if (chosen.workers, chosen.devices, own.context_parallel) != (None, None, 1):
-            engine = Engine(_workers(model, chosen), chosen, store)
+            store = undo.enter_context(contextlib.closing(open_store(config)))
+        options = config.engine()
+        if (config.workers, config.devices, options.context_parallel) != (None, None, 1):
+            engine = Engine(_workers(model, config), config, store)
         else:
             with quiet_libraries(bars=sys.stderr.isatty()):  # large models load for minutes
-                loaded = load_pipeline(model, own)
+                loaded = load_pipeline(model, options)
             undo.callback(loaded.undo)
-            engine = Engine(EngineCore(loaded, own, table=StoredCosts(loaded, own)), chosen, store)
+            engine = Engine(
+                EngineCore(loaded, options, table=StoredCosts(loaded, options)), config, store
+            )
         undo.pop_all()
     return engine
 
@@ -363,9 +358,9 @@ def _workers(model: Any, settings: ServeSettings) -> "WorkerEngine":
 
     if not isinstance(model, (str, Path)):
         ranks = settings.context_parallel
-        said = f"context_parallel={ranks}" if ranks > 1 else f"workers={settings.workers!r}"
+        setting = f"context_parallel={ranks}" if ranks > 1 else f"workers={settings.workers!r}"
         raise SettingRejected(
-            f"{said}: a pipeline that is loaded already cannot be handed to "
+            f"{setting}: a pipeline that is loaded already cannot be handed to "
             "other processes: give its hub id or folder"
         )
     [spec] = models_of([str(model)], settings)

@@ -190,11 +190,11 @@ class _Listener:
 
     def events(self) -> Iterator[Event]:
         self._is_followed = True  # before the first look at what has come
-        for seen in itertools.count():
+        for position in itertools.count():
             with self._news:
-                while len(self._events) <= seen:
+                while len(self._events) <= position:
                     self._news.wait()
-                event = self._events[seen]
+                event = self._events[position]
             yield event
             if event.kind == "finished":
                 return
@@ -208,13 +208,13 @@ class _Listener:
 
         self._wakers.append(wake)
         try:
-            for seen in itertools.count():
-                while len(self._events) <= seen:
+            for position in itertools.count():
+                while len(self._events) <= position:
                     news.clear()
-                    if len(self._events) <= seen:  # none came between
+                    if len(self._events) <= position:  # none came between
                         await news.wait()
-                yield self._events[seen]
-                if self._events[seen].kind == "finished":
+                yield self._events[position]
+                if self._events[position].kind == "finished":
                     return
         finally:
             self._wakers.remove(wake)

@@ -53,13 +53,13 @@ def checked(
     """
     check_n(n, MAX_N)
     whole = merged(request, values)
-    requests = [check(card, one, from_json=True) for one in repeated(whole, n)]
+    requests = [check(card, item, from_json=True) for item in repeated(whole, n)]
     requests = grouped(requests, outputs_each(whole, n))
     for name in requests[0].arguments.keys() & set(PICTURES):
-        given = requests[0].arguments[name]
-        if not all(is_pil(one) for one in (given if isinstance(given, list) else [given])):
+        pictures = requests[0].arguments[name]
+        if not all(map(is_pil, pictures if isinstance(pictures, list) else [pictures])):
             rule = "a job keeps PIL images, or a list of them"
-            raise InvalidValue(f"{name} is a {type(given).__name__}: {rule}", param=name)
+            raise InvalidValue(f"{name} is a {type(pictures).__name__}: {rule}", param=name)
     return requests
 
 
@@ -135,17 +135,22 @@ class InProcess:
         return await Handle(request, self._loop, follow)
 
 
-def write_pictures(record: Record, done: Sequence[Output], folder: Path) -> None:
+def write_pictures(record: Record, results: Sequence[Output], folder: Path) -> None:
     """The files of a job of pictures."""
     form = record.work["output"]
-    told = [with_used(said, one.settings) for said, one in zip(form["told"], done, strict=True)]
-    outputs.write_pictures([one.images[0] for one in done], told, folder, form["format"])
+    metadata = [
+        with_used(settings, result.settings)
+        for settings, result in zip(form["told"], results, strict=True)
+    ]
+    outputs.write_pictures(
+        [result.images[0] for result in results], metadata, folder, form["format"]
+    )
 
 
-def write_mesh(record: Record, done: Sequence[Output], folder: Path) -> None:
+def write_mesh(record: Record, results: Sequence[Output], folder: Path) -> None:
     """The files of a job of meshes: `0.glb`, `1.glb`, ..."""
     form = record.work["output"]
-    for i, (output, told) in enumerate(zip(done, form["told"], strict=True)):
+    for i, (output, told) in enumerate(zip(results, form["told"], strict=True)):
         if (mesh := output.mesh) is None:
             raise PipelineFailed("the pipeline gave no mesh")
         metadata, format = with_used(told, output.settings), form["format"]
@@ -154,22 +159,22 @@ def write_mesh(record: Record, done: Sequence[Output], folder: Path) -> None:
             (folder / name).write_bytes(content)
 
 
-def write_sound(record: Record, done: Sequence[Output], folder: Path) -> None:
+def write_sound(record: Record, results: Sequence[Output], folder: Path) -> None:
     """The files of a job of sound: `0.wav`, `1.wav`, ..."""
     form = record.work["output"]
-    for i, (output, told) in enumerate(zip(done, form["told"], strict=True)):
+    for i, (output, metadata) in enumerate(zip(results, form["told"], strict=True)):
         if (sound := output.sound) is None:
             raise PipelineFailed("the pipeline gave no sound")
-        content = encode_sound(sound, form["format"], with_used(told, output.settings))
+        content = encode_sound(sound, form["format"], with_used(metadata, output.settings))
         (folder / f"{i}.{form['format']}").write_bytes(content)
 
 
-def write_videos(record: Record, done: Sequence[Output], folder: Path) -> None:
+def write_videos(record: Record, results: Sequence[Output], folder: Path) -> None:
     """The files of a job of videos: `0.mp4`, `1.mp4`, ..., with sound where the model makes it."""
     form = record.work["output"]
-    for i, (output, settings) in enumerate(zip(done, form["told"], strict=True)):
+    for i, (output, settings) in enumerate(zip(results, form["told"], strict=True)):
         [video] = output.frames
         pixels = np.stack([np.asarray(frame.convert("RGB")) for frame in video])
         audio = None if (sound := output.sound) is None else (sound.samples, sound.rate)
-        told = with_used(settings, {**output.settings, "fps": form["fps"]})
-        write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=told)
+        metadata = with_used(settings, {**output.settings, "fps": form["fps"]})
+        write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=metadata)

@@ -125,8 +125,8 @@ class Jobs:
         requests = checked(card, request, n, parameters)
         names, files = packed(requests[0].arguments)
         kind, work = work_and_kind(card, requests, self._settings, output_format, fps, names)
-        asked = {"model": card.id, "seeds": [one.seed for one in requests]}
-        record = self._ask(self._runner.submit(kind, asked, work, inputs=files))
+        description = {"model": card.id, "seeds": [request.seed for request in requests]}
+        record = self._ask(self._runner.submit(kind, description, work, inputs=files))
         return self._shown(record)
 
     def get(self, job_id: str) -> BackgroundJob:
@@ -207,7 +207,9 @@ class Jobs:
     async def _live(self) -> None:
         self._here, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._is_up.set()
-        running, ending = (asyncio.create_task(it) for it in (self._runner.run(), self._end.wait()))
+        running, ending = (
+            asyncio.create_task(coroutine) for coroutine in (self._runner.run(), self._end.wait())
+        )
         await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             log.error("jobs cannot be run any more", exc_info=running.exception())

@@ -25,8 +25,8 @@ def as_html(output: "Output") -> str | None:
         parts = [_picture(picture) for picture in pictures]
     if not parts:
         return None
-    told = f"seed {output.seed}, {output.timings.total_s:.1f} s"
-    return "".join([*parts, f"<br><small>{escape(told)}</small>"])
+    caption = f"seed {output.seed}, {output.timings.total_s:.1f} s"
+    return "".join([*parts, f"<br><small>{escape(caption)}</small>"])
 
 
 def _is_drawn(entries: Any) -> bool:

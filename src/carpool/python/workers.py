@@ -115,10 +115,10 @@ class WorkerEngine:
         Raises:
             UnsupportedParameter: an output type that does not cross between processes.
         """
-        wanted = request.arguments.get("output_type", request.output_type)
-        if wanted not in ("pil", None):
+        output_type = request.arguments.get("output_type", request.output_type)
+        if output_type not in ("pil", None):
             rule = "worker processes give PIL images: load without workers= for others"
-            raise UnsupportedParameter(f"output_type={wanted!r}: {rule}", param="output_type")
+            raise UnsupportedParameter(f"output_type={output_type!r}: {rule}", param="output_type")
         if self._closed.is_set():
             raise Draining("the engine is closing and takes no new requests")
         file_type = self.loaded.card.task(request.task).file_type
@@ -135,30 +135,30 @@ class WorkerEngine:
         """Run one request, and pass its events to the listener."""
         fields: dict[str, Any] = {}
         error: Exception | None = None
-        done, has_started = None, False
+        result, has_started = None, False
 
-        def told(kind: Any, step: int = 0, steps: int = 0, **more: Any) -> None:
+        def told(kind: Any, step: int = 0, steps: int = 0, **details: Any) -> None:
             nonlocal has_started
             now_s = time.monotonic()
             if not has_started and kind != "finished":
                 has_started = True
                 listener.event(Event("started", request.request_id, now_s))
-            listener.event(Event(kind, request.request_id, now_s, step, steps, **more))
+            listener.event(Event(kind, request.request_id, now_s, step, steps, **details))
 
         def progressed(step: int, steps: int) -> None:
             if steps:
                 told("step", step, steps)
 
-        def previewed(one: protocol.Preview) -> None:
+        def previewed(message: protocol.Preview) -> None:
             picture = None
-            if one.picture is not None:
-                size = one.picture.height, one.picture.width, 3
-                picture = np.frombuffer(one.picture.rgb, np.uint8).reshape(size)
-            told("preview", one.step, one.steps, picture=picture, text=one.text)
+            if message.picture is not None:
+                size = message.picture.height, message.picture.width, 3
+                picture = np.frombuffer(message.picture.rgb, np.uint8).reshape(size)
+            told("preview", message.step, message.steps, picture=picture, text=message.text)
 
         try:
-            done = await self._pool.submit(request, progressed, previewed)
-            fields = await asyncio.to_thread(_fields, done)
+            result = await self._pool.submit(request, progressed, previewed)
+            fields = await asyncio.to_thread(_fields, result)
         except asyncio.CancelledError:
             error = Cancelled("the request was cancelled")
         except CarpoolError as failure:
@@ -169,7 +169,7 @@ class WorkerEngine:
             error = PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
         finally:
             del self._requests[request.request_id]
-            listener.done(_outcome(request, fields, error, done))
+            listener.done(_outcome(request, fields, error, result))
             told("finished", error=error)
 
     def together(self) -> AbstractContextManager[object]:
@@ -212,8 +212,8 @@ class WorkerEngine:
         return self._ask(self._pool.statistics())
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        found = self._ask(self._pool.timelines([request_id]))
-        return found[0] if found else None
+        timelines = self._ask(self._pool.timelines([request_id]))
+        return timelines[0] if timelines else None
 
     def close(self) -> None:
         """Cancel what still runs, and end the workers."""
@@ -240,25 +240,25 @@ def _outcome(
     request: CheckedRequest,
     fields: dict[str, Any],
     error: Exception | None,
-    done: protocol.Done | None,
+    result: protocol.Done | None,
 ) -> Outcome:
-    if done is None:
+    if result is None:
         return Outcome(request, fields, error, Timings())
-    told = tuple(done.warnings), done.skipped_steps, done.settings
-    return Outcome(request, fields, error, done.timings, *told)
+    extras = tuple(result.warnings), result.skipped_steps, result.settings
+    return Outcome(request, fields, error, result.timings, *extras)
 
 
-def _fields(done: protocol.Done) -> dict[str, Any]:
+def _fields(result: protocol.Done) -> dict[str, Any]:
     """The fields of a pipeline's output, from what a worker sent."""
-    if done.text is not None:
-        return done.text.fields()
-    if done.mesh is not None:
-        return {"meshes": [mesh_of(done.mesh)]}
-    if done.sound is not None:
-        heard = sound_of(done.sound)
+    if result.text is not None:
+        return result.text.fields()
+    if result.mesh is not None:
+        return {"meshes": [mesh_of(result.mesh)]}
+    if result.sound is not None:
+        heard = sound_of(result.sound)
         return {"audios": heard.samples[None], "sampling_rate": heard.rate}
-    if (clip := done.clip) is None:
-        return {"images": [protocol.image_of(one) for one in done.pictures]}
+    if (clip := result.clip) is None:
+        return {"images": [protocol.image_of(picture) for picture in result.pictures]}
     size = clip.width * clip.height * 3
     frames = [
         protocol.image_of(protocol.Picture(clip.width, clip.height, clip.rgb[at : at + size]))

@@ -41,29 +41,29 @@ def files_in(folder: Path) -> list[AdapterFile]:
     for path in sorted(_walk(root), key=lambda path: (path.suffix.lower() in PICKLES, path)):
         parts = path.relative_to(root).parts
         stem = path.name[: -len(path.suffix)]
-        own = parts[:-1] if stem in STANDARD and len(parts) > 1 else (*parts[:-1], stem)
+        name_parts = parts[:-1] if stem in STANDARD and len(parts) > 1 else (*parts[:-1], stem)
         is_pickle = path.suffix.lower() in PICKLES
-        id_ = adapter_id("/".join(own))
+        id_ = adapter_id("/".join(name_parts))
         if id_ in ids:  # as two files that differ in the suffix
             if is_pickle:
                 continue
             digest = blake2b(os.fsencode("/".join(parts)), digest_size=3).hexdigest()
             id_ = f"{id_[:57]}-{digest}"
         problem = f"{path.name} is a pickle, which can run code: convert it to {SUFFIX}"
-        ids[id_] = AdapterFile(id_, names_of(own), path, problem if is_pickle else "")
+        ids[id_] = AdapterFile(id_, names_of(name_parts), path, problem if is_pickle else "")
     return list(ids.values())
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    seen: set[str] = set()
+    visited: set[str] = set()
     count = 0
     for place, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(place)
         depth = len(Path(place).relative_to(root).parts)
-        if real in seen or depth > MAX_DEPTH:
+        if real in visited or depth > MAX_DEPTH:
             folders.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
             if name.startswith(".") or not name.lower().endswith((SUFFIX, *PICKLES)):

@@ -53,17 +53,17 @@ def find_adapter(name: str, adapters: Iterable[AdapterInfo]) -> AdapterInfo | No
     Raises:
         InvalidValue: several have this name.
     """
-    known, wanted = list(adapters), _loose(name)
+    candidates, query = list(adapters), _loose(name)
     rules: tuple[Callable[[AdapterInfo], bool], ...] = (
-        lambda one: one.id == name,
-        lambda one: name in one.names,
-        lambda one: bool(wanted) and wanted in map(_loose, (one.id, *one.names)),
+        lambda adapter: adapter.id == name,
+        lambda adapter: name in adapter.names,
+        lambda adapter: bool(query) and query in map(_loose, (adapter.id, *adapter.names)),
     )
     for rule in rules:
-        matches = [one for one in known if rule(one)]
-        offered = [one for one in matches if not one.problem] or matches
+        matches = [candidate for candidate in candidates if rule(candidate)]
+        offered = [adapter for adapter in matches if not adapter.problem] or matches
         if len(offered) > 1:
-            ids = ", ".join(sorted(one.id for one in offered))
+            ids = ", ".join(sorted(adapter.id for adapter in offered))
             raise InvalidValue(f"lora has {name!r}, which may be {ids}: say which", param="lora")
         if offered:
             return offered[0]
@@ -74,7 +74,7 @@ def name_for_tag(adapter: AdapterInfo, adapters: Sequence[AdapterInfo]) -> str:
     """The name by which a prompt's tag finds an adapter: its file's, or else its id."""
     for name in reversed(adapter.names):
         is_plain = not re.search(r"[:<>]", name) and name != adapter.trainer_name
-        if is_plain and sum(name in (one.id, *one.names) for one in adapters) == 1:
+        if is_plain and sum(name in (adapter.id, *adapter.names) for adapter in adapters) == 1:
             return name
     return adapter.id
 
@@ -94,10 +94,10 @@ def expert_of(name: str) -> int | None:
     any spelling as the last word but for versions: `low_poly_v2` says nothing of noise.
     """
     for pattern in (_NOISE, _MARK, _LAST):
-        found = {match[1][0].lower() for match in pattern.finditer(name)}
-        if len(found) == 1:
-            return 0 if found == {"h"} else 1
-        if found:
+        marks = {match[1][0].lower() for match in pattern.finditer(name)}
+        if len(marks) == 1:
+            return 0 if marks == {"h"} else 1
+        if marks:
             return None  # it names both
     return None
 

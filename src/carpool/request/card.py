@@ -11,7 +11,7 @@ from carpool.request.adapter_names import AdapterInfo
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.values import ParameterKind
 
-OURS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache", "scheduler")
+OWN_KEYS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache", "scheduler")
 PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
@@ -20,7 +20,7 @@ INSTEAD = {
 }
 TEXT = "text-generation"
 """The task of a language model; of one inside of a pipeline, `text-generation:COMPONENT`."""
-HIDDEN = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
+INTERNAL = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
 
 
 Makes = Literal["pictures", "videos", "sound", "meshes", "text"]
@@ -63,9 +63,9 @@ class Task:
     @property
     def file_type(self) -> str | None:
         """The output type from which files are made; None: the pipeline's own default."""
-        own = {"sound": "pt", "meshes": "mesh" if "mesh" in self.output_types else None}
-        own["text"] = None
-        return own.get(self.makes, "pil")
+        file_types = {"sound": "pt", "meshes": "mesh" if "mesh" in self.output_types else None}
+        file_types["text"] = None
+        return file_types.get(self.makes, "pil")
 
     def takes(self, name: str) -> bool:
         return any(parameter.name == name for parameter in self.parameters)
@@ -104,8 +104,8 @@ class Card:
     @property
     def usual_size_px(self) -> tuple[int, int] | None:
         """Default width and height, if the model or its pipeline has any."""
-        own = {p.name: p.default for p in self.parameters} | self.defaults
-        width, height = own.get("width"), own.get("height")
+        defaults = {p.name: p.default for p in self.parameters} | self.defaults
+        width, height = defaults.get("width"), defaults.get("height")
         if isinstance(width, int) and isinstance(height, int):
             return width, height
         return self.default_size_px
@@ -123,19 +123,19 @@ class Card:
             else replace(self, tasks=(task,), writers=(), lora=(), schedulers=())
         )
 
-    def task_for(self, given: Iterable[str]) -> Task:
+    def task_for(self, names: Iterable[str]) -> Task:
         """The task that takes the pictures given; the model's own where none does."""
-        pictures = [name for name in given if name in PICTURE_NAMES]
+        pictures = [name for name in names if name in PICTURE_NAMES]
         fitting = (task for task in self.tasks if all(map(task.takes, pictures)))
         return next(fitting, self.tasks[0])
 
     def steps(self, arguments: Mapping[str, Any]) -> int:
         """Denoising steps that these arguments ask for; 0 where the pipeline does not say."""
-        own = {p.name: p.default for p in self.parameters}.get("num_inference_steps")
-        return int(arguments.get("num_inference_steps", own) or 0)
+        default = {p.name: p.default for p in self.parameters}.get("num_inference_steps")
+        return int(arguments.get("num_inference_steps", default) or 0)
 
     def names(self) -> list[str]:
         """Names of all parameters of a request, ours included."""
-        hidden = HIDDEN
+        unoffered = INTERNAL
         names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
-        return [*OURS, *(name for name in names if name not in hidden)]
+        return [*OWN_KEYS, *(name for name in names if name not in unoffered)]

@@ -47,15 +47,15 @@ def repeated(request: Request, n: int = 1) -> Iterator[Request]:
     Raises:
         InvalidValue, UnsupportedParameter: what was seen, and the rule.
     """
-    given = dict(request.parameters)
+    parameters = dict(request.parameters)
     for name in PER_PROMPT:
-        if (count := given.pop(name, None)) is not None:
+        if (count := parameters.pop(name, None)) is not None:
             n *= check_n(count, MAX_N, name)
     prompts = prompts_in({"prompt": request.prompt, **request.parameters})
     if prompts * n > MAX_N:
         raise InvalidValue(f"{prompts} prompts x {n} outputs: must be at most {MAX_N}", param="n")
-    of_each = _seeds(given.pop("generator", None), request.seed, prompts, n)
-    yield from fanned_out(request, given, of_each, n)
+    of_each = _seeds(parameters.pop("generator", None), request.seed, prompts, n)
+    yield from fanned_out(request, parameters, of_each, n)
 
 
 def prompts_in(parameters: Mapping[str, Any]) -> int:
@@ -78,15 +78,15 @@ def fanned_out(
     """
     lists = _lists({"prompt": request.prompt, **request.parameters})
     for i, seed in enumerate(seeds_):
-        mine = {name: value[i // n] for name, value in lists.items()}
+        values = {name: value[i // n] for name, value in lists.items()}
         yield Request(
-            mine.pop("prompt", request.prompt),
+            values.pop("prompt", request.prompt),
             seed=seed,
             timeout_s=request.timeout_s,
             request_id=request.request_id if i == 0 else new_request_id(),
             tenant=request.tenant,
             user=request.user,
-            **{**parameters, **mine},
+            **{**parameters, **values},
         )
 
 
@@ -110,8 +110,8 @@ def grouped(outputs: Sequence[CheckedRequest], size: int) -> list[CheckedRequest
         return list(outputs)
     first = [outputs[i - i % size] for i in range(len(outputs))]
     return [
-        replace(one, group=head.request_id, group_size=size)
-        for one, head in zip(outputs, first, strict=True)
+        replace(output, group=head.request_id, group_size=size)
+        for output, head in zip(outputs, first, strict=True)
     ]
 
 
@@ -122,11 +122,11 @@ def _length(lists: Mapping[str, Any]) -> int:
     first, count = next(iter(lengths.items()))
     if count == 0:
         raise InvalidValue(f"{first} is an empty list: give at least one", param=first)
-    for name, other in lengths.items():
-        if other != count:
+    for name, length in lengths.items():
+        if length != count:
             rule = "lists of prompts must have one entry for each prompt"
             raise InvalidValue(
-                f"{first} has {count} entries and {name} {other}: {rule}", param=name
+                f"{first} has {count} entries and {name} {length}: {rule}", param=name
             )
     if "prompt" not in lists and count > 1:
         rule = "give a list of as many prompts, or one string"
@@ -145,8 +145,8 @@ def _seeds(generator: Any, seed: int | None, prompts: int, n: int) -> list[int]:
     if len(generator) not in (prompts, prompts * n):
         rule = f"must be one, or a list of {prompts * n}"
         raise InvalidValue(f"generator is a list of {len(generator)}: {rule}", param="generator")
-    each = n if len(generator) == prompts else 1
-    return [seed for one in generator for seed in seeds(seed_of(one), each)]
+    outputs = n if len(generator) == prompts else 1
+    return [seed for item in generator for seed in seeds(seed_of(item), outputs)]
 
 
 def seed_of(generator: Any) -> int:
@@ -158,17 +158,17 @@ def seed_of(generator: Any) -> int:
     instead = "pass seed=..., or torch.Generator().manual_seed(...)"
     kind = type(generator)
     if not (hasattr(generator, "initial_seed") and hasattr(generator, "get_state")):
-        said = f"generator is a {kind.__name__}: {instead}"
-        raise UnsupportedParameter(said, param="generator")
+        problem = f"generator is a {kind.__name__}: {instead}"
+        raise UnsupportedParameter(problem, param="generator")
     if generator.device.type != "cpu":
-        said = f"generator is on {generator.device}, and engines draw on the CPU: {instead}"
-        raise UnsupportedParameter(said, param="generator")
+        problem = f"generator is on {generator.device}, and engines draw on the CPU: {instead}"
+        raise UnsupportedParameter(problem, param="generator")
     seed = int(generator.initial_seed())
     fresh = kind()
     fresh.manual_seed(seed)
     if fresh.get_state().tolist() != generator.get_state().tolist():
-        said = f"generator was drawn from before, so its seed does not describe it: {instead}"
-        raise UnsupportedParameter(said, param="generator")
+        problem = f"generator was drawn from before, so its seed does not describe it: {instead}"
+        raise UnsupportedParameter(problem, param="generator")
     return seed % 2**63
 
 

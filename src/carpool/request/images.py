@@ -22,7 +22,7 @@ def check_pictures(
     arguments: Mapping[str, Any],
     *,
     mode: str,
-    most: int,
+    max_images: int,
     least_px: int,
     max_pixels: int,
     takes_image: bool = True,
@@ -42,22 +42,22 @@ def check_pictures(
         InvalidValue, MissingParameter: name what was seen and the rule.
     """
     for name in NAMES:
-        given = arguments.get(name)
-        if given is None:
+        value = arguments.get(name)
+        if value is None:
             continue
-        ones = list(given) if isinstance(given, (list, tuple)) else [given]
-        limit = most if name == "image" else max(most, 1)
-        if any(isinstance(one, (list, tuple)) for one in ones):
-            limit = len(ones)  # in groups, which the pipeline counts
-        if not 1 <= len(ones) <= limit and name not in ("ip_adapter_image", "control_image"):
+        pictures = list(value) if isinstance(value, (list, tuple)) else [value]
+        limit = max_images if name == "image" else max(max_images, 1)
+        if any(isinstance(picture, (list, tuple)) for picture in pictures):
+            limit = len(pictures)  # in groups, which the pipeline counts
+        if not 1 <= len(pictures) <= limit and name not in ("ip_adapter_image", "control_image"):
             raise InvalidValue(
-                f"{name} is a list of {len(ones)}: this model takes "
+                f"{name} is a list of {len(pictures)}: this model takes "
                 + ("one" if limit == 1 else f"from 1 to {limit}"),
                 param=name,
             )
-        for one in ones:
+        for picture in pictures:
             modes = (mode,) if name in PICTURES else ("L", "1", mode)
-            _check_one(name, one, modes, least_px, max_pixels)
+            _check_one(name, picture, modes, least_px, max_pixels)
     _check_mask(arguments, takes_image)
 
 
@@ -65,9 +65,9 @@ def _check_one(
     name: str, picture: Any, modes: Sequence[str], least_px: int, max_pixels: int
 ) -> None:
     if isinstance(picture, (list, tuple)):  # of an IP-adapter: a list an adapter
-        for one in picture:
-            if one is not None:  # the gap in a grid of examples, which VisualCloze fills
-                _check_one(name, one, modes, least_px, max_pixels)
+        for part in picture:
+            if part is not None:  # the gap in a grid of examples, which VisualCloze fills
+                _check_one(name, part, modes, least_px, max_pixels)
         return
     size = size_of(picture)
     if size is None:
@@ -102,9 +102,9 @@ def _check_one(
 
 def _check_mask(arguments: Mapping[str, Any], takes_image: bool) -> None:
     for name in MASKS:
-        given = arguments.get(name)
-        ones = given if isinstance(given, (list, tuple)) else [given]
-        if given is not None and not any(map(_marks, ones)):
+        value = arguments.get(name)
+        masks = value if isinstance(value, (list, tuple)) else [value]
+        if value is not None and not any(map(_marks, masks)):
             rule = "what is to be drawn anew must be white, and nothing is"
             raise MaskMismatch(f"{name} marks nothing: {rule}", param=name)
     mask = arguments.get("mask_image")
@@ -151,5 +151,5 @@ def is_pil(picture: Any) -> bool:
     return isinstance(getattr(picture, "mode", None), str)
 
 
-def _first(given: Any) -> Any:
-    return given[0] if isinstance(given, (list, tuple)) and given else given
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) and value else value

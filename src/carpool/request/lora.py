@@ -34,7 +34,7 @@ one of two experts behind it, as `style@transformer_2`."""
 
 
 def check_lora(
-    given: Any,
+    entries: Any,
     known: Sequence[str],
     adapters: Sequence[AdapterInfo] = (),
 ) -> AdapterScales:
@@ -50,57 +50,57 @@ def check_lora(
     Raises:
         InvalidValue: names what was seen, the rule, and the nearest adapter there is.
     """
-    if given is None:
+    if entries is None:
         return ()
-    if not isinstance(given, (list, tuple)):
-        raise _wrong(f"a {type(given).__name__}: must be a list of entries {_ENTRY}")
-    told = {one.id for one in adapters}
-    everyone = [*adapters, *(AdapterInfo(name) for name in known if name not in told)]
-    chosen: dict[str, float] = {}
-    for entry in given:
+    if not isinstance(entries, (list, tuple)):
+        raise _wrong(f"a {type(entries).__name__}: must be a list of entries {_ENTRY}")
+    described = {adapter.id for adapter in adapters}
+    infos = [*adapters, *(AdapterInfo(name) for name in known if name not in described)]
+    scales: dict[str, float] = {}
+    for entry in entries:
         names = {"id", "scale", "target"}
         if not isinstance(entry, Mapping) or not {"id"} <= entry.keys() <= names:
             raise _wrong(f"an entry {_cut(entry)}: must be {_ENTRY}; scale is 1 where left out")
-        name = _adapter(entry["id"], entry.get("target"), known, everyone)
+        name = _adapter(entry["id"], entry.get("target"), known, infos)
         scale = entry.get("scale", 1.0)
-        if name in chosen:
+        if name in scales:
             raise _wrong(f"{name!r} twice: name each adapter once, with its whole scale")
         is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
         if not is_number or not -MAX_SCALE <= scale <= MAX_SCALE:
             rule = f"must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
             raise _wrong(f"scale {_cut(scale)} of {name!r}: {rule}")
-        chosen[name] = float(scale)
-    apart = _modules_apart(chosen, everyone)
+        scales[name] = float(scale)
+    apart = _modules_apart(scales, infos)
     return tuple((name, scale) for name, scale in apart.items() if scale)
 
 
 def _modules_apart(
-    chosen: Mapping[str, float], adapters: Sequence[AdapterInfo]
+    scales: Mapping[str, float], adapters: Sequence[AdapterInfo]
 ) -> dict[str, float]:
     """Leave out of each adapter that is named as a whole the modules that are named beside it."""
-    infos = {one.id: one for one in adapters}
+    infos = {info.id: info for info in adapters}
     apart = dict[str, float]()
-    for name, scale in chosen.items():
+    for name, scale in scales.items():
         info = infos.get(name, AdapterInfo(name))
-        own = [f"{name}@{module}" for module in ((info.target,) if info.target else info.targets)]
-        others = {one: scale for one in own if one not in chosen}
-        apart |= {name: scale} if len(others) == len(own) else others
+        parts = [f"{name}@{module}" for module in ((info.target,) if info.target else info.targets)]
+        missing = {part: scale for part in parts if part not in scales}
+        apart |= {name: scale} if len(missing) == len(parts) else missing
     return apart
 
 
-def _adapter(name: Any, target: Any, known: Sequence[str], adapters: Sequence[AdapterInfo]) -> str:
+def _adapter(name: Any, target: Any, names: Sequence[str], adapters: Sequence[AdapterInfo]) -> str:
     """The id of the adapter that an entry names, with the expert where it is another than usual."""
     if not isinstance(name, str):
-        raise _wrong(f"no adapter {_cut(name)}{_hint(name, known)}")
+        raise _wrong(f"no adapter {_cut(name)}{_hint(name, names)}")
     adapter = find_adapter(name, adapters)
     if adapter is None and target is None and "@" in name:
         name, _, target = name.rpartition("@")
         adapter = find_adapter(name, adapters)
     if adapter is None:
-        raise _wrong(f"no adapter {_cut(name)}{_hint(name, known)}")
+        raise _wrong(f"no adapter {_cut(name)}{_hint(name, names)}")
     if adapter.problem:
         raise _wrong(f"adapter {_cut(name)}, which cannot be used: {adapter.problem}")
-    if adapter.id not in known:
+    if adapter.id not in names:
         raise _wrong(f"no adapter {_cut(name)} any more: its file is gone")
     if target in (None, "all", adapter.target or None) or (target,) == adapter.targets:
         return adapter.id
@@ -124,7 +124,7 @@ def refuse_scale(name: str, value: Any) -> None:
         )
 
 
-def check_name(name: Any, taken: Sequence[str] = ()) -> str:
+def check_name(name: Any, used_names: Sequence[str] = ()) -> str:
     """Check the name under which an adapter is to be registered.
 
     Raises:
@@ -135,7 +135,7 @@ def check_name(name: Any, taken: Sequence[str] = ()) -> str:
             f"adapter name {_cut(name)}: must be 1 to 64 letters, digits, '.', '_' or '-', the "
             "first one a letter or digit"
         )
-    if name in taken:
+    if name in used_names:
         raise LoraRejected(f"there is an adapter {name!r} already: choose another name")
     return name
 
@@ -146,13 +146,13 @@ def parse_lora(entries: Sequence[str]) -> dict[str, str]:
     Raises:
         SettingRejected, LoraRejected: an entry without a path, or a name that breaks the rule.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for entry in entries:
         name, equals, path = entry.partition("=")
         if not (equals and path):
             raise SettingRejected(f"lora={entry!r}: write NAME=PATH, as style=./style.safetensors")
-        found[check_name(name, list(found))] = path
-    return found
+        paths[check_name(name, list(paths))] = path
+    return paths
 
 
 def adapter_file(path: Path) -> Path:
@@ -165,8 +165,8 @@ def adapter_file(path: Path) -> Path:
         files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX)
         files = [file for file in files if file.stem in STANDARD] or files
         if len(files) != 1:
-            seen = ", ".join(file.name for file in files) or "none"
-            raise LoraRejected(f"{path} must hold one {SUFFIX} file, it has: {seen}")
+            names = ", ".join(file.name for file in files) or "none"
+            raise LoraRejected(f"{path} must hold one {SUFFIX} file, it has: {names}")
         return files[0]
     if path.suffix.lower() != SUFFIX:
         raise LoraRejected(f"{path} is not a {SUFFIX} file, and a pickle can run code")
@@ -194,14 +194,14 @@ def check_header(file: Path) -> None:
         raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: is the download whole?")
 
 
-def _wrong(what: str) -> InvalidValue:
-    return InvalidValue(f"lora has {what}", param="lora")
+def _wrong(problem: str) -> InvalidValue:
+    return InvalidValue(f"lora has {problem}", param="lora")
 
 
-def _hint(name: Any, known: Sequence[str]) -> str:
-    if not known:
+def _hint(name: Any, names: Sequence[str]) -> str:
+    if not names:
         return ": none is registered; the server's --lora NAME=PATH does that"
-    return f"{nearest(str(name), known)} (there are: {', '.join(sorted(known))})"
+    return f"{nearest(str(name), names)} (there are: {', '.join(sorted(names))})"
 
 
 def _cut(value: Any) -> str:

@@ -10,11 +10,11 @@ from carpool.types import MAX_SEED, new_seed
 MOST_PRIORITY = 10
 
 
-def check_n(n: Any, most: int, name: str = "n") -> int:
+def check_n(n: Any, max_n: int, name: str = "n") -> int:
     """Check the number of outputs of one prompt."""
     n = as_plain(n, also_arrays=False)
-    if not is_int(n) or not 1 <= n <= most:
-        raise InvalidValue.of(name, n, f"must be a whole number from 1 to {most}")
+    if not is_int(n) or not 1 <= n <= max_n:
+        raise InvalidValue.of(name, n, f"must be a whole number from 1 to {max_n}")
     return int(n)
 
 
@@ -36,7 +36,7 @@ def seeds(seed: Any, n: int) -> list[int]:
         if len(seed) != n or None in seed:
             rule = f"must have {n}, one for each of the {n} outputs"
             raise InvalidValue(f"seed is a list of {len(seed)}: {rule}", param="seed")
-        return [check_seed(one) for one in seed]
+        return [check_seed(entry) for entry in seed]
     first = check_seed(seed)
     return [(first + i) % (MAX_SEED + 1) for i in range(n)]
 

@@ -13,7 +13,7 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
-from carpool.request.card import HIDDEN, INSTEAD, OURS, PER_PROMPT, Card, Parameter, Task
+from carpool.request.card import INSTEAD, INTERNAL, OWN_KEYS, PER_PROMPT, Card, Parameter, Task
 from carpool.request.enhancement import enhanced
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures
@@ -55,34 +55,34 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     Raises:
         Rejected: names what was seen, the rule, and the nearest thing that works.
     """
-    given = dict(request.parameters)
+    values = dict(request.parameters)
     if request.prompt is not None:
-        given["prompt"] = request.prompt
-    lora = check_lora(given.pop("lora", None), card.lora, card.adapters)
-    deadline_s, priority = given.pop("deadline_s", None), given.pop("priority", None)
-    step_cache, scheduler = given.pop("step_cache", None), given.pop("scheduler", None)
-    task = card.task_for(name for name, value in given.items() if value is not None)
-    known = {parameter.name: parameter for parameter in task.parameters}
-    if given.get("enhance_prompt") is not None and "enhance_prompt" not in known:
-        given = {**enhanced(card, task, given.pop("enhance_prompt")), **given}
-    arguments = {name: value for name, value in card.defaults.items() if name in known}
-    for name, value in given.items():
+        values["prompt"] = request.prompt
+    lora = check_lora(values.pop("lora", None), card.lora, card.adapters)
+    deadline_s, priority = values.pop("deadline_s", None), values.pop("priority", None)
+    step_cache, scheduler = values.pop("step_cache", None), values.pop("scheduler", None)
+    task = card.task_for(name for name, value in values.items() if value is not None)
+    declared = {parameter.name: parameter for parameter in task.parameters}
+    if values.get("enhance_prompt") is not None and "enhance_prompt" not in declared:
+        values = {**enhanced(card, task, values.pop("enhance_prompt")), **values}
+    arguments = {name: value for name, value in card.defaults.items() if name in declared}
+    for name, value in values.items():
         is_one = name in PER_PROMPT and is_int(value) and value == 1
-        if name in HIDDEN and (value is None or name == "return_dict" or is_one):
+        if name in INTERNAL and (value is None or name == "return_dict" or is_one):
             continue
         if name in INSTEAD:
             raise UnsupportedParameter(f"{name} is not taken: {INSTEAD[name]}", param=name)
-        if value is None and (name not in known or _is_absent(known[name])):
-            if not any(one.takes(name) for one in card.tasks):
+        if value is None and (name not in declared or _is_absent(declared[name])):
+            if not any(other_task.takes(name) for other_task in card.tasks):
                 raise _unknown(card, task, name, from_json)
             continue
-        if name not in known:
+        if name not in declared:
             raise _unknown(card, task, name, from_json)
         if card.lora or from_json:
             refuse_scale(name, value)
-        arguments[name] = None if value is None else _value(task, known[name], value, from_json)
-    check_texts({name: value for name, value in arguments.items() if name in given})
-    if "negative_prompt" in known and arguments.get("negative_prompt_embeds") is not None:
+        arguments[name] = None if value is None else _value(task, declared[name], value, from_json)
+    check_texts({name: value for name, value in arguments.items() if name in values})
+    if "negative_prompt" in declared and arguments.get("negative_prompt_embeds") is not None:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
     check_rules(card, task, arguments)
     if task.makes == "text":
@@ -91,14 +91,14 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     check_pictures(
         arguments,
         mode=task.image_mode,
-        most=task.max_images,
+        max_images=task.max_images,
         least_px=card.size_multiple_px,
         max_pixels=card.max_pixels,
-        takes_image="image" in known,
+        takes_image="image" in declared,
     )
     missing = [p.name for p in task.parameters if p.required and p.name not in arguments]
     has_prompt = any(arguments.get(name) is not None for name in ("prompt", "prompt_embeds"))
-    if "prompt" in known and task.needs_prompt and not has_prompt:
+    if "prompt" in declared and task.needs_prompt and not has_prompt:
         missing.append("prompt")
     if missing:
         raise MissingParameter(
@@ -136,22 +136,26 @@ def _is_absent(parameter: Parameter) -> bool:
 
 
 def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParameter:
-    lower = name.lower()
-    others = [other for other in card.tasks if other.takes(name)]
-    said = next((how for how, names in ELSEWHERE.items() if lower in names.split()), None)
-    if others:  # as `strength` without a picture
-        pictures = [p.name for p in others[0].parameters if p.name in PICTURE_NAMES]
-        hint = f": {others[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
-    elif said is not None:
-        hint = f": {said}"
+    text = name.lower()
+    other_tasks = [candidate for candidate in card.tasks if candidate.takes(name)]
+    reason = next((how for how, names in ELSEWHERE.items() if text in names.split()), None)
+    if other_tasks:  # as `strength` without a picture
+        pictures = [p.name for p in other_tasks[0].parameters if p.name in PICTURE_NAMES]
+        hint = f": {other_tasks[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
+    elif reason is not None:
+        hint = f": {reason}"
     else:
-        known = [n for n in card.names() if not (from_json and n == "output_type")]
-        meant = [ours for ours, names in OTHER_NAMES.items() if lower in names.split()]
+        offered = [n for n in card.names() if not (from_json and n == "output_type")]
+        keys = [key for key, names in OTHER_NAMES.items() if text in names.split()]
         close = next(
-            (n for n in [*(m for m in meant if task.takes(m) or m in OURS), lower] if n in known),
+            (
+                n
+                for n in [*(m for m in keys if task.takes(m) or m in OWN_KEYS), text]
+                if n in offered
+            ),
             None,
         )
-        hint = f"; did you mean {close!r}?" if close else nearest(name, known)
+        hint = f"; did you mean {close!r}?" if close else nearest(name, offered)
     return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
 
 
@@ -165,7 +169,7 @@ def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any
             param="prompt",
         )
     rule = KINDS[kind][1]
-    fits = any(KINDS[one][0](value) for one in kinds) or ("other" in kinds and not from_json)
+    fits = any(KINDS[kind][0](value) for kind in kinds) or ("other" in kinds and not from_json)
     if name == "output_type":
         fits, rule = value in task.output_types, f"one of {', '.join(task.output_types)}"
         if from_json:

@@ -30,10 +30,10 @@ def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
         if "num_inference_steps" in name and value is not None:  # `prior_...`, `decoder_...`, too
             _check_steps(card, name, value)
     for name in ("sigmas", "timesteps"):  # one entry a step
-        given = arguments.get(name)
-        if isinstance(given, (list, tuple)) and not 1 <= len(given) <= card.max_steps:
+        entries = arguments.get(name)
+        if isinstance(entries, (list, tuple)) and not 1 <= len(entries) <= card.max_steps:
             rule = f"must have from 1 to {card.max_steps} entries"
-            raise InvalidValue(f"{name} has {len(given)} entries: {rule}", param=name)
+            raise InvalidValue(f"{name} has {len(entries)} entries: {rule}", param=name)
     strength = arguments.get("strength")
     if strength is not None and is_number(strength) and not 0 <= strength <= 1:
         raise InvalidValue.of("strength", strength, "must be from 0 to 1")
@@ -41,9 +41,9 @@ def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
     if frames is not None and frames < 1:
         raise InvalidValue.of("num_frames", frames, "must be at least 1")
     for name in TOKENS:
-        value, most = arguments.get(name), _most_tokens(card, name)
-        if value is not None and not (is_int(value) and 1 <= value <= most):
-            rule = f"at most {most}" if is_int(value) and value > most else "at least 1"
+        value, max_tokens = arguments.get(name), _most_tokens(card, name)
+        if value is not None and not (is_int(value) and 1 <= value <= max_tokens):
+            rule = f"at most {max_tokens}" if is_int(value) and value > max_tokens else "at least 1"
             raise InvalidValue.of(name, value, f"must be {rule}")
     layers = arguments.get("layers")
     if layers is not None and is_number(layers) and not 1 <= layers <= MOST_LAYERS:
@@ -66,29 +66,31 @@ def _check_steps(card: Card, name: str, value: Any) -> None:
 
 def _most_tokens(card: Card, name: str) -> int:
     """Tokenizers pad to what is asked: without a bound, one request would take all memory."""
-    own = (p.default for task in card.tasks for p in task.parameters if p.name == name)
-    return max([MOST_TOKENS, *(length for length in own if isinstance(length, int))])
+    defaults = (p.default for task in card.tasks for p in task.parameters if p.name == name)
+    return max([MOST_TOKENS, *(length for length in defaults if isinstance(length, int))])
 
 
 def check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
     """Refuse a strength that leaves nothing to do, counted as diffusers' `get_timesteps` does."""
-    said = {p.name: p.default for p in task.parameters} | dict(arguments)
-    strength, steps = said.get("strength"), said.get("num_inference_steps")
+    values = {p.name: p.default for p in task.parameters} | dict(arguments)
+    strength, steps = values.get("strength"), values.get("num_inference_steps")
     for name in ("sigmas", "timesteps"):
-        steps = len(said[name]) if isinstance(said.get(name), (list, tuple)) else steps
+        steps = len(values[name]) if isinstance(values.get(name), (list, tuple)) else steps
     if task.strength_rounds is None or not is_number(strength) or not steps:
         return
-    if said.get("denoising_start") is not None:  # then the strength is not read
+    if values.get("denoising_start") is not None:  # then the strength is not read
         return
-    if "strength" not in arguments and said.get("image") is None:  # StyleAligned without a picture
+    if (
+        "strength" not in arguments and values.get("image") is None
+    ):  # StyleAligned without a picture
         return
     is_rounded_up = task.strength_rounds == "up"
     if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
         return
     if not is_rounded_up and int(steps * strength) >= 1:
         return
-    least = f"{math.ceil(10_000 / steps) / 10_000:g}"  # in digits that can be read
-    rule = f"must be above 0, such as {least}" if is_rounded_up else f"must be at least {least}"
+    example = f"{math.ceil(10_000 / steps) / 10_000:g}"  # in digits that can be read
+    rule = f"must be above 0, such as {example}" if is_rounded_up else f"must be at least {example}"
     raise InvalidValue.of("strength", strength, f"leaves none of {steps} steps, {rule}")
 
 
@@ -100,11 +102,11 @@ def check_texts(arguments: Mapping[str, Any]) -> None:
             rule = f"must have at most {MOST_TEXT}"
             raise InvalidValue(f"{name} has {size} characters: {rule}", param=name)
     if (size := sum(sizes.values())) > MOST_TEXTS:
-        longest = sorted(sizes, key=lambda name: -sizes[name])
-        said = " and ".join(name for name in longest if sizes[name])
+        by_size = sorted(sizes, key=lambda name: -sizes[name])
+        names = " and ".join(name for name in by_size if sizes[name])
         raise InvalidValue(
-            f"{said} have {size} characters together: must have at most {MOST_TEXTS}",
-            param=longest[0],
+            f"{names} have {size} characters together: must have at most {MOST_TEXTS}",
+            param=by_size[0],
         )
 
 

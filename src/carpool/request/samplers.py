@@ -56,10 +56,10 @@ class NamedSampler:
 def _all() -> dict[str, NamedSampler]:
     samplers = {}
     for name, (classes, options) in SOLVERS.items():
-        for schedule, more in SCHEDULES.items():
-            required = frozenset([*options, *list(more)[:1]])
+        for schedule, schedule_options in SCHEDULES.items():
+            required = frozenset([*options, *list(schedule_options)[:1]])
             full = f"{name}_{schedule}" if schedule else name
-            samplers[full] = NamedSampler(classes, {**options, **more}, required)
+            samplers[full] = NamedSampler(classes, {**options, **schedule_options}, required)
     for cls in sorted({cls for classes, _ in SOLVERS.values() for cls in classes}):
         samplers[cls] = NamedSampler((cls,), {}, frozenset())
     return samplers
@@ -72,13 +72,13 @@ def plain(name: str) -> str:
     """A name in the letters that all programs agree on: "DPM++ 2M Karras" is `dpmpp2mkarras`."""
     text = re.sub(r"[^a-z0-9]", "", name.lower().replace("++", "pp"))
     text = text.removeprefix("sample").removesuffix("gpu").removesuffix(_AUTOMATIC)
-    for other, ours in _OTHER_NAMES.items():
-        if text.removeprefix("k").startswith(other):
-            text = ours + text.removeprefix("k").removeprefix(other)
+    for spelling, standard in _OTHER_NAMES.items():
+        if text.removeprefix("k").startswith(spelling):
+            text = standard + text.removeprefix("k").removeprefix(spelling)
     return text
 
 
-def check_scheduler(name: Any, offered: Collection[str], own: str) -> str | None:
+def check_scheduler(name: Any, offered: Collection[str], default: str) -> str | None:
     """The name here of a sampler that a request names.
 
     Args:
@@ -94,17 +94,17 @@ def check_scheduler(name: Any, offered: Collection[str], own: str) -> str | None
     if not isinstance(name, str):
         raise InvalidValue.of("scheduler", name, "must be the name of a sampler")
     text = plain(name)
-    if text in ("", plain(own)):
+    if text in ("", plain(default)):
         return None
-    ours = {plain(sampler): sampler for sampler in offered}
-    match = ours.get(text) or ours.get(text.removeprefix("k"))
+    by_text = {plain(sampler): sampler for sampler in offered}
+    match = by_text.get(text) or by_text.get(text.removeprefix("k"))
     if match is not None:
         return match
-    rule = f"the model's own scheduler, {own}, can be exchanged for no other"
-    rule = rule if own else "the model has no scheduler that could be exchanged"
+    rule = f"the model's own scheduler, {default}, can be exchanged for no other"
+    rule = rule if default else "the model has no scheduler that could be exchanged"
     if offered:
         is_sampler = any(text == plain(sampler) for sampler in SAMPLERS)
-        why = f"{own} is not compatible with it, or a library that it needs is missing"
+        why = f"{default} is not compatible with it, or a library that it needs is missing"
         why = why if is_sampler else "there is no such sampler"
         rule = f"{why}{nearest(name, offered)}: GET /v1/models lists all (`schedulers`)"
     raise InvalidValue(f"scheduler={name[:80]!r}: {rule}", param="scheduler")

@@ -17,8 +17,8 @@ def rounded_size(card: Card, task: Task, arguments: Mapping[str, Any]) -> str | 
     sides, multiple = _sides(card, task, arguments), card.size_multiple_px
     if not any(side % multiple for side in sides):
         return None
-    drawn = [side // multiple * multiple for side in sides]
-    return f"size {_by(sides)} was rounded down to {_by(drawn)}, multiples of {multiple}"
+    rounded = [side // multiple * multiple for side in sides]
+    return f"size {_by(sides)} was rounded down to {_by(rounded)}, multiples of {multiple}"
 
 
 def _sides(card: Card, task: Task, arguments: Mapping[str, Any]) -> list[int]:
@@ -26,9 +26,9 @@ def _sides(card: Card, task: Task, arguments: Mapping[str, Any]) -> list[int]:
     default = card.usual_size_px or (None, None)
     return [
         side
-        for name, other in zip(("width", "height"), default, strict=True)
+        for name, default_side in zip(("width", "height"), default, strict=True)
         if task.takes(name)
-        and (side := other if arguments.get(name) is None else arguments[name]) is not None
+        and (side := default_side if arguments.get(name) is None else arguments[name]) is not None
     ]
 
 
@@ -58,10 +58,10 @@ def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = Non
     """
     task = task or card.tasks[0]
     sides, multiple = _sides(card, task, arguments), card.size_multiple_px
-    own = {one.name: one.default for one in task.parameters}
-    area = arguments.get("max_area", own.get("max_area"))
-    least = multiple if card.rounds_sizes else 1
-    if any(side < least or (side % multiple and not card.rounds_sizes) for side in sides):
+    defaults = {parameter.name: parameter.default for parameter in task.parameters}
+    area = arguments.get("max_area", defaults.get("max_area"))
+    min_side = multiple if card.rounds_sizes else 1
+    if any(side < min_side or (side % multiple and not card.rounds_sizes) for side in sides):
         legal = [max(multiple, round(side / multiple) * multiple) for side in sides]
         raise SizeRejected(
             f"size {_by(sides)} is not supported: both sides must be multiples of {multiple}, "
@@ -71,8 +71,8 @@ def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = Non
     if area is not None and area != math.prod(sides):
         _check_area(card, area, sides)
     elif len(sides) == 2 and math.prod(sides) > card.max_pixels:
-        longest = card.max_pixels // multiple // multiple * multiple
-        fits = [min(side, longest) for side in within(sides, card.max_pixels, multiple)]
+        max_side = card.max_pixels // multiple // multiple * multiple
+        fits = [min(side, max_side) for side in within(sides, card.max_pixels, multiple)]
         raise SizeRejected(
             f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the most "
             f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
@@ -83,21 +83,21 @@ def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = Non
 
 def _check_areas(card: Card, arguments: Mapping[str, Any], sides: Sequence[int]) -> None:
     """Check parameters that set a size in other ways than width and height."""
-    longest = math.isqrt(card.max_pixels)
+    max_side = math.isqrt(card.max_pixels)
     lone = ("width", "height") if len(sides) == 1 else ()
     for name in (*lone, *SIDES):
         side = arguments.get(name)
-        if side is not None and side > longest:
+        if side is not None and side > max_side:
             rule = "; say width and height" if name in lone else ""
-            raise SizeRejected.of(name, side, f"must be at most {longest}{rule}")
+            raise SizeRejected.of(name, side, f"must be at most {max_side}{rule}")
 
 
 def _check_area(card: Card, area: int, sides: Sequence[int]) -> None:
     """Check the pixels that a pipeline draws in the shape of width and height."""
     ratio = max(sides) / min(sides) if len(sides) == 2 else 1.0
-    least = math.ceil(card.size_multiple_px**2 * ratio)  # the shorter side has one multiple
-    if not least <= area <= card.max_pixels:
-        rule = f"must be from {least} to {card.max_pixels}, in pixels"
+    min_area = math.ceil(card.size_multiple_px**2 * ratio)  # the shorter side has one multiple
+    if not min_area <= area <= card.max_pixels:
+        rule = f"must be from {min_area} to {card.max_pixels}, in pixels"
         raise SizeRejected.of("max_area", area, rule)
 
 

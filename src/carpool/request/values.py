@@ -20,7 +20,7 @@ def as_plain(value: Any, *, also_arrays: bool) -> Any:
     Lists and tuples of such become lists and tuples of plain ones.
     """
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(as_plain(one, also_arrays=also_arrays) for one in value)
+        return type(value)(as_plain(item, also_arrays=also_arrays) for item in value)
     shape = getattr(value, "shape", None)
     if shape is None or not hasattr(value, "tolist"):
         return value
@@ -55,7 +55,7 @@ def are_numbers(value: Any) -> bool:
 def are_pictures(value: Any) -> bool:
     """Return whether a value is decoded pictures, also in lists: JSON cannot make these."""
     if isinstance(value, (list, tuple)):
-        return bool(value) and all(are_pictures(one) for one in value)
+        return bool(value) and all(are_pictures(item) for item in value)
     return size_of(value) is not None
 
 
@@ -64,7 +64,7 @@ def is_json(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(is_json, value))
     if isinstance(value, Mapping):
-        return all(is_text(name) and is_json(one) for name, one in value.items())
+        return all(is_text(name) and is_json(item) for name, item in value.items())
     return value is None or isinstance(value, bool) or is_number(value) or is_text(value)
 
 

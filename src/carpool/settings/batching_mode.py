@@ -19,7 +19,7 @@ MODES_OF: Mapping[str, BatchingMode] = {
 """Settings that mean nothing outside of one mode: they choose it."""
 
 
-def with_chosen_mode(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_chosen_mode(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings, with the mode that they choose where `batching_mode` is not given.
 
     Args:
@@ -30,25 +30,25 @@ def with_chosen_mode(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> d
         SettingRejected: they are for two modes, or for another one than `batching_mode`.
     """
     of_modes: dict[BatchingMode, str] = {}  # by mode: the first setting for it
-    for name in given:
-        if (mode := MODES_OF.get(name)) and given[name] != defaults[name]:
+    for name in settings:
+        if (mode := MODES_OF.get(name)) and settings[name] != defaults[name]:
             of_modes.setdefault(mode, name)
-    said = given.get("batching_mode")
-    if said is not None:
+    explicit = settings.get("batching_mode")
+    if explicit is not None:
         for mode, name in of_modes.items():
-            if mode != said:
+            if mode != explicit:
                 raise SettingRejected(
-                    f"{name}={given[name]!r} is for batching_mode {mode!r}, and batching_mode is "
-                    f"{said!r}: leave one of them out",
+                    f"{name}={settings[name]!r} is for batching_mode {mode!r}, and batching_mode "
+                    f"is {explicit!r}: leave one of them out",
                     param=name,
                 )
     elif len(of_modes) > 1:
-        (one, first), (other, second) = of_modes.items()
+        (mode_1, first), (mode_2, second) = of_modes.items()
         raise SettingRejected(
-            f"{first} is for batching_mode {one!r}, and {second} for {other!r}: a server has one "
-            "mode, so leave one of them out",
+            f"{first} is for batching_mode {mode_1!r}, and {second} for {mode_2!r}: a server "
+            "has one mode, so leave one of them out",
             param=second,
         )
     elif of_modes:
-        return {**given, "batching_mode": next(iter(of_modes))}
-    return dict(given)
+        return {**settings, "batching_mode": next(iter(of_modes))}
+    return dict(settings)

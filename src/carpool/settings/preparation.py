@@ -11,7 +11,7 @@ from typing import Any
 
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.quantization import STREAMED, Quantization, check_gpu, quantizations
-from carpool.settings.rules import ALL, by_component
+from carpool.settings.rules import DEFAULT, by_component
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_SIZE = (0, 0)  # of a warm-up: the model's own
@@ -37,13 +37,13 @@ def types(text: str) -> dict[str, str]:
     Raises:
         SettingRejected: one is unknown.
     """
-    found = by_component("dtype", text)
-    for name in found.values():
+    types_by_component = by_component("dtype", text)
+    for name in types_by_component.values():
         if name not in DTYPES:
             raise SettingRejected(
                 f"dtype={text!r}: must be one of {', '.join(DTYPES)}{nearest(name, DTYPES)}"
             )
-    return found
+    return types_by_component
 
 
 def replacements(components: tuple[str, ...]) -> dict[str, str]:
@@ -52,15 +52,15 @@ def replacements(components: tuple[str, ...]) -> dict[str, str]:
     Raises:
         SettingRejected: an entry is not `NAME=FILE_OR_MODEL`, or a name is said twice.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for entry in components:
         name, _, where = entry.partition("=")
         if not name or not where:
             raise SettingRejected(f"component={entry!r}: write NAME=FILE_OR_MODEL")
-        if name in found:
+        if name in paths:
             raise SettingRejected(f"component={entry!r}: there is another {name!r} already")
-        found[name] = where
-    return found
+        paths[name] = where
+    return paths
 
 
 def sizes(text: str | None) -> list[tuple[int, int]]:
@@ -69,13 +69,13 @@ def sizes(text: str | None) -> list[tuple[int, int]]:
     Raises:
         SettingRejected: one is none.
     """
-    found = []
+    resolutions = []
     for entry in text.split(",") if text is not None else ():
         match = _SIZE.fullmatch(entry.strip())
         if match is None and entry.strip() != "default":
             raise SettingRejected(f"warmup={text!r}: write WIDTHxHEIGHT, as 1024x1024, or default")
-        found.append((int(match[1]), int(match[2])) if match else DEFAULT_SIZE)
-    return found
+        resolutions.append((int(match[1]), int(match[2])) if match else DEFAULT_SIZE)
+    return resolutions
 
 
 def check_form(settings: Any) -> None:
@@ -117,30 +117,30 @@ def _check_group(settings: Any) -> None:
         )
     if ranks == 1:
         return
-    said = f"context_parallel={ranks}"
+    group = f"context_parallel={ranks}"
     if len(set(devices)) < len(devices) and not settings.device.startswith("cpu"):
-        raise SettingRejected(f"device={settings.device!r}: {said} needs different devices")
+        raise SettingRejected(f"device={settings.device!r}: {group} needs different devices")
     if settings.stream not in ("auto", "none") or settings.memory is not None:
         name = "memory" if settings.memory is not None else "stream"
         raise SettingRejected(
-            f"{said}: ranks cannot stream weights, so leave {name} out: quantize=int8, or "
+            f"{group}: ranks cannot stream weights, so leave {name} out: quantize=int8, or "
             "place=text_encoder=DEVICE, need less memory",
             param=name,
         )
     if settings.compile:
         raise SettingRejected(
-            f"{said}: compiled blocks are not proven with it: leave compile out", param="compile"
+            f"{group}: compiled blocks are not proven with it: leave compile out", param="compile"
         )
     if settings.isolation == "private":
         raise SettingRejected(
-            f"isolation='private': {said} computes denoisers in several processes, which would "
+            f"isolation='private': {group} computes denoisers in several processes, which would "
             "not know of changes that a request makes: take isolation=shared",
             param="isolation",
         )
     for name in by_component("place", settings.place):
         if is_denoiser(name):
             raise SettingRejected(
-                f"place={settings.place!r}: {said} computes {name} on the devices of the group: "
+                f"place={settings.place!r}: {group} computes {name} on the devices of the group: "
                 "leave it out of place",
                 param="place",
             )
@@ -160,7 +160,7 @@ def _check_group(settings: Any) -> None:
 def kind_of(settings: Any, component: str) -> Quantization | None:
     """The kind of quantized weights that settings have a component have."""
     kinds = quantizations(settings.quantize)
-    return kinds.get(component) or (kinds.get(ALL) if is_denoiser(component) else None)
+    return kinds.get(component) or (kinds.get(DEFAULT) if is_denoiser(component) else None)
 
 
 def is_gguf(file: str) -> bool:
@@ -224,8 +224,8 @@ def check_packages(settings: Any) -> None:
             _check_package("gguf", f"component={component}={where}")
     for kind in quantizations(settings.quantize).values():
         if kind.package is not None:
-            told = f", or take {kind.instead}" if kind.instead else ""
-            _check_package(kind.package, f"quantize={settings.quantize!r}", told)
+            alternative = f", or take {kind.instead}" if kind.instead else ""
+            _check_package(kind.package, f"quantize={settings.quantize!r}", alternative)
 
 
 def _check_package(package: str, setting: str, otherwise: str = "") -> None:
@@ -238,21 +238,21 @@ def _check_package(package: str, setting: str, otherwise: str = "") -> None:
         raise SettingRejected(f"{setting}: needs {name}: pip install {name}{otherwise}")
 
 
-def check_names(setting: str, names: Collection[str], known: Collection[str]) -> None:
+def check_names(setting: str, names: Collection[str], components: Collection[str]) -> None:
     """Check that the model has the components that a setting names.
 
     Raises:
         SettingRejected: it has not; says which there are.
     """
     for name in names:
-        if name != ALL and name not in known:
+        if name != DEFAULT and name not in components:
             raise SettingRejected(
-                f"{setting}: the model has no component {name!r}{nearest(name, known)}; it has "
-                f"{', '.join(sorted(known))}"
+                f"{setting}: the model has no component {name!r}{nearest(name, components)}; "
+                f"it has {', '.join(sorted(components))}"
             )
 
 
-def check_components(settings: Any, known: Collection[str]) -> None:
+def check_components(settings: Any, components: Collection[str]) -> None:
     """Check that a model has the components that settings name.
 
     Args:
@@ -261,7 +261,7 @@ def check_components(settings: Any, known: Collection[str]) -> None:
     Raises:
         SettingRejected: it has not; says which there are.
     """
-    check_names("dtype", types(settings.dtype), known)
-    check_names("quantize", quantizations(settings.quantize), known)
-    check_names("component", replacements(settings.component), known)
-    check_names("place", by_component("place", settings.place), known)
+    check_names("dtype", types(settings.dtype), components)
+    check_names("quantize", quantizations(settings.quantize), components)
+    check_names("component", replacements(settings.component), components)
+    check_names("place", by_component("place", settings.place), components)

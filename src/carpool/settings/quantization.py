@@ -84,33 +84,33 @@ def quantizations(text: str | None) -> dict[str, Quantization]:
         return {}
     if text.lstrip().startswith("{"):
         return _from_json(text)
-    found = by_component("quantize", text)
-    for name in found.values():
+    names = by_component("quantize", text)
+    for name in names.values():
         if name not in KINDS:
             raise SettingRejected(
                 f"quantize={text!r}: {name!r} is unknown{nearest(name, KINDS)}: must be one of "
                 f"{', '.join(KINDS)}, or JSON"
             )
-    return {component: KINDS[name] for component, name in found.items()}
+    return {component: KINDS[name] for component, name in names.items()}
 
 
 def _from_json(text: str) -> dict[str, Quantization]:
     rule = '{COMPONENT: {"quant_backend": NAME, and the backend\'s own options}}'
     try:
-        said = json.loads(text)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingRejected(f"quantize is no JSON ({error}): write {rule}") from error
-    found = {}
-    for component, options in said.items():
+    quantizations = {}
+    for component, options in data.items():
         backend = options.get("quant_backend") if isinstance(options, dict) else None
         if not isinstance(backend, str):
             raise SettingRejected(f"quantize: {component!r} has no quant_backend: write {rule}")
-        others = {name: value for name, value in options.items() if name != "quant_backend"}
+        arguments = {name: value for name, value in options.items() if name != "quant_backend"}
         package = {"torchao": "torchao", "quanto": "optimum.quanto", "gguf": "gguf"}.get(backend)
         if backend.startswith("bitsandbytes"):
             package = "bitsandbytes"
-        found[component] = Quantization(backend, package, others)
-    return found
+        quantizations[component] = Quantization(backend, package, arguments)
+    return quantizations
 
 
 def check_gpu(kind: Quantization, device: str) -> None:
@@ -120,7 +120,7 @@ def check_gpu(kind: Quantization, device: str) -> None:
         SettingRejected: it needs a GPU; says what does not.
     """
     if kind.needs_gpu and device.startswith("cpu"):
-        name = next((name for name, one in KINDS.items() if one == kind), kind.backend)
+        name = next((name for name, preset in KINDS.items() if preset == kind), kind.backend)
         raise SettingRejected(
             f"quantize={name}: needs a GPU; on a CPU take {kind.instead}", param="quantize"
         )

@@ -26,7 +26,7 @@ def setting(
     return dataclasses.field(default=default, metadata=rule)
 
 
-ALL = ""  # the key of a value that names no component
+DEFAULT = ""  # the key of a value that names no component
 _KINDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -49,8 +49,8 @@ def parse_bytes(name: str, text: str) -> int:
     Raises:
         SettingRejected: it is no such text, or less than a byte.
     """
-    found = _SIZE.fullmatch(text)
-    size = float(found[1]) * _SIZES.get(found[2].upper(), 0) if found else 0.0
+    match = _SIZE.fullmatch(text)
+    size = float(match[1]) * _SIZES.get(match[2].upper(), 0) if match else 0.0
     if not size >= 1:
         raise SettingRejected(f"{name}={text!r}: must be a size such as 20GiB or 800MB", param=name)
     return int(size)
@@ -74,22 +74,22 @@ def streamed_names(stream: str) -> tuple[str, ...] | None:
 
 
 def by_component(setting: str, text: str | None, *, needs_name: bool = False) -> dict[str, str]:
-    """The values of a list of `[COMPONENT=]VALUE`; that for all others under `ALL`.
+    """The values of a list of `[COMPONENT=]VALUE`; that for all others under `DEFAULT`.
 
     Raises:
         SettingRejected: an entry is empty or said twice, or names no component where it must.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for entry in text.split(",") if text is not None else ():
         name, equals, value = (part.strip() for part in entry.rpartition("="))
         if not value or (equals and not name) or (needs_name and not name):
             form = "COMPONENT=VALUE" if needs_name else "[COMPONENT=]VALUE"
             raise SettingRejected(f"{setting}={text!r}: write {form}, separated by commas")
-        if name in found:
+        if name in values:
             rule = f"{name or 'all components'} can have one value only"
             raise SettingRejected(f"{setting}={text!r}: {rule}")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def base_type(hint: Any) -> type:
@@ -121,8 +121,8 @@ def check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
         if not isinstance(value, tuple) or not fits(value, tuple[Text, ...]):
             raise SettingRejected(f"{name}: must be a tuple of strings, none of them empty")
     elif not fits(value, hint):
-        wanted = rule_of(hint) if get_origin(hint) is Literal else _KINDS[base_type(hint)]
-        raise SettingRejected(f"{name}={value!r}: must be {wanted}")
+        expected = rule_of(hint) if get_origin(hint) is Literal else _KINDS[base_type(hint)]
+        raise SettingRejected(f"{name}={value!r}: must be {expected}")
     elif value is not None and rule["finite"] and not math.isfinite(value):
         raise SettingRejected(f"{name}={value!r}: must be a finite number")
     elif value is not None and rule["least"] is not None and not value >= rule["least"]:

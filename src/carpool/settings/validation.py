@@ -28,4 +28,4 @@ def rule_of(kind: Any) -> str:
     """The rule of a type, as errors tell it."""
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
-    return next(str(one.description) for one in get_args(kind) if isinstance(one, Meta))
+    return next(str(meta.description) for meta in get_args(kind) if isinstance(meta, Meta))

@@ -14,9 +14,9 @@ def histogram(bounds: Sequence[float]) -> Histogram:
     return Histogram("seconds", "of an engine", buckets=bounds, registry=None)
 
 
-def statistics_of(one: Histogram) -> dict[str, Any]:
+def statistics_of(histogram: Histogram) -> dict[str, Any]:
     """The bounds, and for each the number of values above the bound before it and up to it."""
-    [metric] = one.collect()
+    [metric] = histogram.collect()
     values = {(s.name, s.labels.get("le")): s.value for s in metric.samples}
     cumulative = {le: int(value) for (_, le), value in values.items() if le is not None}
     return {

@@ -42,9 +42,9 @@ def set_up(level: LogLevel, format_: LogFormat, *, prompts: bool = False) -> Non
 
 def without_prompts(record: logging.LogRecord) -> bool:
     """A filter that cuts the prompt out of diffusers' warning of truncated prompts."""
-    said, mark, _ = record.getMessage().partition(" tokens: ")
-    if mark and "was truncated because" in said:
-        record.msg, record.args = f"{said} tokens", ()
+    message, mark, _ = record.getMessage().partition(" tokens: ")
+    if mark and "was truncated because" in message:
+        record.msg, record.args = f"{message} tokens", ()
     return True
 
 
@@ -65,8 +65,8 @@ def refused(error: CarpoolError) -> None:
     here = about.get({})
     here["error"] = error.code
     if not isinstance(error, ModelNotFound) and "prompt" not in (error.param or ""):
-        said = error.message if error.status < 500 else without_paths(error.message)
-        here["reason"] = " ".join(said.split())[:MOST_REASON]
+        message = error.message if error.status < 500 else without_paths(error.message)
+        here["reason"] = " ".join(message.split())[:MOST_REASON]
 
 
 def is_quiet(path: str) -> bool:

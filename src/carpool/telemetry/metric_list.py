@@ -13,7 +13,7 @@ class MetricInfo:
     text: str
 
 
-ALL: dict[str, MetricInfo] = {
+METRICS: dict[str, MetricInfo] = {
     "carpool_requests_total": MetricInfo(
         "counter",
         ("model", "endpoint", "outcome"),

@@ -23,7 +23,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics import Counter, Histogram
 from prometheus_client.registry import Collector
 
-from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.metric_list import METRICS
 from carpool.telemetry.worker_statistics import WorkerStatistics, models_of, workers_of
 from carpool.types import BUCKETS_S
 
@@ -72,10 +72,10 @@ class Metrics:
         self._registry.register(self._scraped)
 
     def _counter(self, name: str) -> Counter:
-        return Counter(name, ALL[name].text, ALL[name].labels, registry=self._registry)
+        return Counter(name, METRICS[name].text, METRICS[name].labels, registry=self._registry)
 
     def _histogram(self, name: str) -> Histogram:
-        about = ALL[name]
+        about = METRICS[name]
         return Histogram(name, about.text, about.labels, buckets=BUCKETS_S, registry=self._registry)
 
     def answered(self, model: str, endpoint: str, status: int, duration_s: float) -> None:
@@ -141,39 +141,39 @@ class _Scraped(Collector):
         return []  # without it the registry calls `collect` to learn the names
 
     def collect(self) -> Iterator[Metric]:
-        model, build, found, jobs = self.snapshot
+        model, build, workers, jobs = self.snapshot
         yield _family("carpool_jobs", {(model, state): count for state, count in jobs.items()})
         yield _family("carpool_build_info", {tuple(build.values()): 1})
         if self.workers:
-            several = {(w["model"], str(w["worker"]), w["device"]): w for w in self.workers}
-            up = {labels: float(one["state"] == "ready") for labels, one in several.items()}
+            states = {(w["model"], str(w["worker"]), w["device"]): w for w in self.workers}
+            up = {labels: float(worker["state"] == "ready") for labels, worker in states.items()}
             yield _family("carpool_worker_up", up)
-            bound = {labels[:2]: one["requests"] for labels, one in several.items()}
+            bound = {labels[:2]: worker["requests"] for labels, worker in states.items()}
             yield _family("carpool_worker_requests", bound)
             yield _family("carpool_requests_held", _held(self.models))
             yield _family("carpool_moves_total", _moves(self.models))
         merged: dict[str, dict[Any, Any]] = {}
-        for one in found:
-            more = () if one.worker is None else (one.worker,)
-            for name, values in _of_engine(one.model, one.statistics):
+        for entry in workers:
+            number = () if entry.worker is None else (entry.worker,)
+            for name, values in _of_engine(entry.model, entry.statistics):
                 by_labels = merged.setdefault(name, {})
-                by_labels |= {(*labels, *more): value for labels, value in values.items()}
-        is_several = any(one.worker is not None for one in found)
+                by_labels |= {(*labels, *number): value for labels, value in values.items()}
+        is_several = any(entry.worker is not None for entry in workers)
         for name, values in merged.items():
             yield _family(name, values, ("worker",) if is_several else ())
 
 
 def _held(models: Mapping[str, Any]) -> dict[tuple[str], int]:
     """Requests that are held for a worker, by model."""
-    return {(name,): one["held"]["requests"] for name, one in models.items() if "held" in one}
+    return {(name,): model["held"]["requests"] for name, model in models.items() if "held" in model}
 
 
 def _moves(models: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     """Requests that moved between workers, by model and reason."""
     return {
         (name, why): count
-        for name, one in models.items()
-        for why, count in one.get("moves", {}).items()
+        for name, model in models.items()
+        for why, count in model.get("moves", {}).items()
     }
 
 
@@ -193,9 +193,9 @@ def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[MetricValu
     yield from _of_forwards(model, statistics)
     for name, key in (("carpool_cost_seconds", "seconds"), ("carpool_cost_sd_seconds", "sd")):
         costs = {
-            (f"{one['name']} {one['detail'] or one['size']}", str(rows)): seconds
-            for one in statistics["costs"]
-            for rows, seconds in one[key].items()
+            (f"{cost['name']} {cost['detail'] or cost['size']}", str(rows)): seconds
+            for cost in statistics["costs"]
+            for rows, seconds in cost[key].items()
         }
         yield name, costs
 
@@ -203,28 +203,28 @@ def _of_engine(model: str, statistics: Mapping[str, Any]) -> Iterator[MetricValu
 def _of_forwards(model: str, statistics: Mapping[str, Any]) -> Iterator[MetricValues]:
     yield (
         "carpool_forward_duration_seconds",
-        {(model, one["component"]): _buckets(one["histogram"]) for one in statistics["seconds"]},
+        {(model, e["component"]): _buckets(e["histogram"]) for e in statistics["seconds"]},
     )
     methods: dict[str, list[Mapping[str, Any]]] = {}
     for entry in statistics["forwards"]:
         methods.setdefault(f"{entry['component']}.{entry['method']}", []).append(entry)
-    for what in ("rows", "requests"):
-        widths = {(method,): _widths(entries, what) for method, entries in methods.items()}
-        yield f"carpool_forward_{what}", widths
+    for measure in ("rows", "requests"):
+        widths = {(method,): _widths(entries, measure) for method, entries in methods.items()}
+        yield f"carpool_forward_{measure}", widths
     yield (
         "carpool_forwards_not_wider_total",
-        {(one["component"], one["why"]): one["count"] for one in statistics["not_wider"]},
+        {(e["component"], e["why"]): e["count"] for e in statistics["not_wider"]},
     )
 
 
-def _family(name: str, values: Mapping[Any, Any], more: tuple[str, ...] = ()) -> Metric:
+def _family(name: str, values: Mapping[Any, Any], extra: tuple[str, ...] = ()) -> Metric:
     """Make a metric from its values by labels: numbers, or buckets with their sum.
 
     Args:
         more: labels, beside its own.
     """
-    info = ALL[name]
-    family = _FAMILIES[info.type](name, info.text, labels=(*info.labels, *more))
+    info = METRICS[name]
+    family = _FAMILIES[info.type](name, info.text, labels=(*info.labels, *extra))
     for labels, value in values.items():
         family.add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
     return family
@@ -236,9 +236,9 @@ def _buckets(histogram: Mapping[str, Any]) -> tuple[list[tuple[str, float]], flo
 
 
 def _widths(
-    entries: Iterable[Mapping[str, Any]], what: str
+    entries: Iterable[Mapping[str, Any]], measure: str
 ) -> tuple[list[tuple[str, float]], float]:
-    sizes = [(entry[what], entry["count"]) for entry in entries]
+    sizes = [(entry[measure], entry["count"]) for entry in entries]
     buckets = [
         (_text(bound), float(sum(count for size, count in sizes if size <= bound)))
         for bound in (*BUCKETS_ROWS, inf)

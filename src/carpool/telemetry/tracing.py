@@ -57,9 +57,9 @@ def start(process: str) -> "Tracing":
             "opentelemetry-exporter-otlp-proto-http"
         ) from error
 
-    own = Resource.create({"service.name": "carpool", "carpool.process": process})
+    base = Resource.create({"service.name": "carpool", "carpool.process": process})
     named = OTELResourceDetector().detect()  # by the user, in the environment
-    provider = TracerProvider(resource=own.merge(named))
+    provider = TracerProvider(resource=base.merge(named))
     exporter = BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=FLUSH_MS)
     provider.add_span_processor(exporter)
     return Tracing(provider)
@@ -104,9 +104,9 @@ class Tracing:
             try:
                 yield
             except Exception as error:
-                told = error if isinstance(error, CarpoolError) else CarpoolError(repr(error))
-                span.set_attribute("error.type", told.code)
-                if told.status >= 500:
+                failure = error if isinstance(error, CarpoolError) else CarpoolError(repr(error))
+                span.set_attribute("error.type", failure.code)
+                if failure.status >= 500:
                     span.set_status(Status(StatusCode.ERROR))
                 raise
 
@@ -156,25 +156,28 @@ class Tracing:
         )
         inside = set_span_in_context(whole)
 
-        def phase(name: str, start_s: float, duration_s: float, **told: Any) -> None:
+        def phase(name: str, start_s: float, duration_s: float, **attributes: Any) -> None:
             forwards = shared if name == "denoise" else {}
             span = tracer.start_span(
                 name,
                 context=inside,
                 start_time=_ns(began_s + start_s),
-                attributes=told,
-                links=[_link(other) for other in forwards.get("others", ())],
+                attributes=attributes,
+                links=[_link(neighbour) for neighbour in forwards.get("others", ())],
             )
-            for one in forwards.get("forwards", ()):
-                sizes = {"carpool.rows": one["rows"], "carpool.requests": one["requests"]}
-                span.add_event("forward", sizes, _ns(began_s + one["at_s"]))
+            for forward in forwards.get("forwards", ()):
+                sizes = {"carpool.rows": forward["rows"], "carpool.requests": forward["requests"]}
+                span.add_event("forward", sizes, _ns(began_s + forward["at_s"]))
             span.end(_ns(began_s + start_s + duration_s))
 
         phase("queue", 0.0, timeline["queued_s"])
-        for one in timeline["phases"]:
-            waited = {f"carpool.waited_for_{k}_s": v for k, v in one["waited_for_s"].items()}
-            told = {"carpool.forwards": one["forwards"], "carpool.others_mean": one["others_mean"]}
-            phase(one["phase"], one["start_s"], one["duration_s"], **told, **waited)
+        for stage in timeline["phases"]:
+            waited = {f"carpool.waited_for_{k}_s": v for k, v in stage["waited_for_s"].items()}
+            shares = {
+                "carpool.forwards": stage["forwards"],
+                "carpool.others_mean": stage["others_mean"],
+            }
+            phase(stage["phase"], stage["start_s"], stage["duration_s"], **shares, **waited)
         if timeline["status"] == "failed":
             whole.set_status(Status(StatusCode.ERROR))
         whole.end(_ns(began_s + timeline["total_s"]))
@@ -191,10 +194,10 @@ def asked(model: str, seeds: Sequence[int], makes: str, *, job_id: str = "") -> 
     if span := _open_span():
         span.update_name(f"{OPERATION} {model}")
         count = {"gen_ai.request.choice.count": len(seeds)} if len(seeds) > 1 else {}
-        told = {"gen_ai.request.model": model, "gen_ai.response.model": model}
+        attributes = {"gen_ai.request.model": model, "gen_ai.response.model": model}
         seed = {"gen_ai.request.seed": seeds[0]}
         job = {"carpool.job": job_id} if job_id else {}
-        span.set_attributes({**told, **seed, **count, **job, "gen_ai.output.type": makes})
+        span.set_attributes({**attributes, **seed, **count, **job, "gen_ai.output.type": makes})
 
 
 def used(input_tokens: int, output_tokens: int) -> None:

@@ -27,10 +27,12 @@ def models_of(model: str, statistics: Mapping[str, Any]) -> Mapping[str, Mapping
 def workers_of(model: str, statistics: Mapping[str, Any]) -> list[WorkerStatistics]:
     """The statistics of each worker that is ready; the argument is as of `models_of`."""
     has_names = "models" in statistics
-    found = []
+    workers = []
     for name, of_model in models_of(model, statistics).items():
-        for one in of_model.get("workers", [of_model]):
-            if "memory" in one:  # else it loads, or its model is not loaded
-                number = one.get("worker", 0 if has_names else None)
-                found.append(WorkerStatistics(name, None if number is None else str(number), one))
-    return found
+        for entry in of_model.get("workers", [of_model]):
+            if "memory" in entry:  # else it loads, or its model is not loaded
+                number = entry.get("worker", 0 if has_names else None)
+                workers.append(
+                    WorkerStatistics(name, None if number is None else str(number), entry)
+                )
+    return workers

@@ -22,7 +22,7 @@ from carpool.engine.streams import stream_of, why_no_events
 from carpool.errors import SettingRejected
 from carpool.settings.engine import DEVICES
 from carpool.settings.preparation import types
-from carpool.settings.rules import ALL
+from carpool.settings.rules import DEFAULT
 
 log = logging.getLogger("carpool")
 
@@ -50,9 +50,9 @@ class Device:
         auto = "bfloat16" if self.is_accelerator else "float32"
         self.dtypes: dict[str, torch.dtype] = {
             component: getattr(torch, auto if name == "auto" else name)
-            for component, name in {ALL: "auto", **types(settings.dtype)}.items()
+            for component, name in {DEFAULT: "auto", **types(settings.dtype)}.items()
         }  # of weights, by component
-        self.dtype: torch.dtype = self.dtypes[ALL]
+        self.dtype: torch.dtype = self.dtypes[DEFAULT]
         self._threads = settings.threads
         self._ahead: deque[torch.Event] = deque()
         self._copies: torch.Stream | None = None

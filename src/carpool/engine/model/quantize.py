@@ -13,7 +13,7 @@ from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.preparation import is_denoiser
 from carpool.settings.quantization import KINDS, Quantization, check_gpu, quantizations
-from carpool.settings.rules import ALL
+from carpool.settings.rules import DEFAULT
 
 BLOCK_IN, BLOCK_OUT = 64, 32  # features of layers for which bitsandbytes has kernels on CPUs
 
@@ -28,8 +28,8 @@ def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Qu
         SettingRejected: a component cannot be quantized like this.
     """
     said = quantizations(settings.quantize)
-    if ALL in said:
-        kind = said.pop(ALL)
+    if DEFAULT in said:
+        kind = said.pop(DEFAULT)
         denoisers = [name for name in modules if is_denoiser(name)]
         if not denoisers:
             raise SettingRejected(

@@ -15,13 +15,13 @@ import carpool
 from carpool.config import EngineSettings
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.samplers import exchanged
-from carpool.request.card import HIDDEN, Task
+from carpool.request.card import INTERNAL, Task
 from carpool.request.images import NAMES as PICTURES
 from carpool.request.images import size_of
 from carpool.request.values import is_json
 from carpool.types import CheckedRequest, phase_of
 
-_UNSAID = {*HIDDEN, *PICTURES, "output_type"}
+_UNSAID = {*INTERNAL, *PICTURES, "output_type"}
 
 
 class SettingsUsed:

@@ -27,7 +27,7 @@ from carpool.errors import (
     StoreFailed,
     UnsupportedParameter,
 )
-from carpool.media.reader import Sent
+from carpool.media.reader import ImageData
 from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.request.card import Card
 from carpool.request.expand import TEXTS
@@ -85,8 +85,8 @@ class Form:
     """The values and pictures of a body."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    images: list[Sent] = field(default_factory=list)
-    mask: Sent | None = None
+    images: list[ImageData] = field(default_factory=list)
+    mask: ImageData | None = None
     name: str = "image"  # the pictures' field, for messages
     nested: Nested = field(default_factory=dict)  # pictures elsewhere, or in lists of lists
     is_before_white: bool = False  # what is transparent becomes white; else it counts as opaque
@@ -96,7 +96,7 @@ class Form:
         pictures = [*self.images, self.mask or ""] if self.images or self.mask else []
         return [digest_of(picture) for picture in pictures]
 
-    def add(self, name: str, picture: Sent) -> None:
+    def add(self, name: str, picture: ImageData) -> None:
         if name != "mask":
             self.images.append(picture)
         elif self.mask is not None:
@@ -253,7 +253,7 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
     return texts
 
 
-def _sent(value: Any, name: str) -> Sent:
+def _sent(value: Any, name: str) -> ImageData:
     """A picture's URL, which a text may also write as a reference in JSON."""
     if isinstance(value, str) and value.startswith("{"):
         value = parsed(bytearray(value.encode()))
@@ -276,7 +276,7 @@ async def _read(name: str, file: UploadFile) -> bytes:
     return await file.read()
 
 
-def url_of(value: Any, name: str) -> Sent:
+def url_of(value: Any, name: str) -> ImageData:
     """The URL in a reference to a picture: {"image_url": ...}, or as it is."""
     fields = {key: v for key, v in value.items() if v} if isinstance(value, dict) else {}
     if "file_id" in fields:

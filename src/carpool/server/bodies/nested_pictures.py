@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from carpool.errors import InvalidJSON, InvalidValue
-from carpool.media.reader import Sent
+from carpool.media.reader import ImageData
 from carpool.server.bodies.json_bodies import check_is_json, cut, parse, received
 
 _NO_URL = b"data:image/png;base64,"  # the kind is read from the file itself
@@ -56,7 +56,7 @@ def _with(value: Any, pictures: dict[str, memoryview]) -> Any:
     return pictures.get(value, value) if isinstance(value, str) else value
 
 
-def as_url(picture: Any, name: str) -> Sent:
+def as_url(picture: Any, name: str) -> ImageData:
     """A picture as a URL: it may be base64 alone.
 
     Raises:

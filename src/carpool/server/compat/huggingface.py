@@ -12,7 +12,7 @@ from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, MissingParameter, UnsupportedParameter
-from carpool.media.reader import Sent
+from carpool.media.reader import ImageData
 from carpool.media.uploads import MOST_BYTES
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, validated
@@ -68,7 +68,7 @@ async def infer(context: Context) -> Response:
     """
     request = context.request
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    images = list[Sent]()
+    images = list[ImageData]()
     values: dict[str, Any] = {}
     if kind in _KINDS or not kind:  # the client does not name the kind of bytes
         if not (body := await received(request, MOST_BYTES)):

@@ -24,34 +24,36 @@ def sampling_defaults(text: str | None) -> dict[str, Any]:
         return {}
     example = """such as '{"num_inference_steps": 20}'"""
     try:
-        given = jsonfile.loads(text)
+        data = jsonfile.loads(text)
     except ValueError as error:
         rule = f"must be a JSON object, {example}"
         raise SettingRejected(f"default_sampling_params: {rule}: {error}") from error
-    if isinstance(given, Mapping) and given and all(str(key).isdecimal() for key in given):
-        if len(given) > 1:
+    if isinstance(data, Mapping) and data and all(str(key).isdecimal() for key in data):
+        if len(data) > 1:
             raise SettingRejected(
-                f"default_sampling_params has {len(given)} stages: give those of the diffusion "
+                f"default_sampling_params has {len(data)} stages: give those of the diffusion "
                 "stage, Carpool runs no other"
             )
-        given = next(iter(given.values()))
-    if not isinstance(given, Mapping):
+        data = next(iter(data.values()))
+    if not isinstance(data, Mapping):
         raise SettingRejected(f"default_sampling_params={text:.60}: must be an object, {example}")
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in data.items() if value is not None}
 
 
-def split(given: Mapping[str, Any], takes: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def split(
+    defaults: Mapping[str, Any], takes: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
     """The values that a model takes, and a message for each that it does not.
 
     Args:
         given: from `sampling_defaults`.
         takes: the parameters of requests, by name.
     """
-    taken = {name: value for name, value in given.items() if name in takes}
+    accepted = {name: value for name, value in defaults.items() if name in takes}
     lines = [
         f"default_sampling_params: {name} is passed over: "
         f"{_INSTEAD.get(name, 'the model takes no such parameter')}"
-        for name in given
-        if name not in taken
+        for name in defaults
+        if name not in accepted
     ]
-    return taken, lines
+    return accepted, lines

@@ -157,14 +157,14 @@ def parse_rules(data: Any, source: str) -> tuple[BatchingRule, ...]:
         )
     if not entries:
         raise SettingRejected(f"{source} has no rules: leave it out, or write one")
-    return tuple(_rule(given, where) for where, given in entries)
+    return tuple(_rule(entry, where) for where, entry in entries)
 
 
 def _listed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
-    known = ("schema_version", "rules", *COMMENTS)
+    keys = ("schema_version", "rules", *COMMENTS)
     for key in data:
-        if key not in known:
-            raise _wrong(source, key, f"is not a key of a batching config{nearest(key, known)}")
+        if key not in keys:
+            raise _wrong(source, key, f"is not a key of a batching config{nearest(key, keys)}")
     if not isinstance(data["rules"], list):
         raise _wrong(source, "rules", f"is {_kind(data['rules'])}: must be a list of rules")
     return [(f"{source}: rule {i}", rule) for i, rule in enumerate(data["rules"], start=1)]
@@ -172,35 +172,35 @@ def _listed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
 
 def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
     entries: list[tuple[str, Any]] = []
-    for key, given in data.items():
-        if key == "schema_version" or (key in COMMENTS and not isinstance(given, dict)):
+    for key, entry in data.items():
+        if key == "schema_version" or (key in COMMENTS and not isinstance(entry, dict)):
             continue
-        if not isinstance(given, dict):
+        if not isinstance(entry, dict):
             hint = nearest(key, ("schema_version", "rules"))
-            raise _wrong(source, key, f"is {_kind(given)}: must be an object, a rule{hint}")
+            raise _wrong(source, key, f"is {_kind(entry)}: must be an object, a rule{hint}")
         model, _, size = key.partition("|")
         filled = {name: value for name, value in (("model", model), ("resolution", size)) if value}
-        entries.append((f"{source}: rule {key!r}", filled | given))
+        entries.append((f"{source}: rule {key!r}", filled | entry))
     return entries
 
 
-def _rule(given: Any, where: str) -> BatchingRule:
-    known = [*_KINDS, "calibration", *COMMENTS]
-    if not isinstance(given, dict):
-        raise SettingRejected(f"{where} is {_kind(given)}: must be an object")
-    for key in given:
-        if key not in known:
-            raise _wrong(where, key, f"is not a key of a rule{nearest(key, known)}")
-    said = {key: value for key, value in given.items() if value is not None}
+def _rule(entry: Any, where: str) -> BatchingRule:
+    keys = [*_KINDS, "calibration", *COMMENTS]
+    if not isinstance(entry, dict):
+        raise SettingRejected(f"{where} is {_kind(entry)}: must be an object")
+    for key in entry:
+        if key not in keys:
+            raise _wrong(where, key, f"is not a key of a rule{nearest(key, keys)}")
+    fields = {key: value for key, value in entry.items() if value is not None}
     for name in ("calibration", *COMMENTS):  # for people
-        said.pop(name, None)
-    if "max_batch_size" not in said:
+        fields.pop(name, None)
+    if "max_batch_size" not in fields:
         raise _wrong(where, "max_batch_size", "is missing: every rule needs one")
-    if "model" not in said and "model_contains" not in said:
+    if "model" not in fields and "model_contains" not in fields:
         raise _wrong(where, "model", "is missing: a rule needs it or model_contains")
-    if "model" in said and "model_contains" in said:
+    if "model" in fields and "model_contains" in fields:
         raise _wrong(where, "model_contains", "beside model: a rule takes one of them")
-    checked = {key: _value(key, value, where) for key, value in said.items()}
+    checked = {key: _value(key, value, where) for key, value in fields.items()}
     low, high = checked.get("device_memory_gb_min"), checked.get("device_memory_gb_max")
     if low is not None and high is not None and low > high:
         rule = f"{low:g}: must be at most device_memory_gb_max, {high:g}"
@@ -230,8 +230,8 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _wrong(where: str, key: str, what: str) -> SettingRejected:
-    return SettingRejected(f"{where}: {key} {what}", param=key)
+def _wrong(where: str, key: str, problem: str) -> SettingRejected:
+    return SettingRejected(f"{where}: {key} {problem}", param=key)
 
 
 def _kind(value: Any) -> str:
@@ -240,9 +240,9 @@ def _kind(value: Any) -> str:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in mapping:
             raise ValueError(f"{key!r} stands twice in one object")
-        found[key] = value
-    return found
+        mapping[key] = value
+    return mapping

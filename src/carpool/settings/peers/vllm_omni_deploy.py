@@ -42,7 +42,7 @@ DTYPES = {
 }
 MOST_BYTES = 1 << 20
 MOST_ENTRIES = 10_000  # of lists and mappings, keys included
-USED: dict[str, Any] = {
+SUPPORTED: dict[str, Any] = {
     "model": Text,
     "revision": Text,
     "dtype": Literal[tuple(DTYPES)],
@@ -112,27 +112,27 @@ def _stages_of(overrides: str) -> dict[str, Any]:
     """Overrides of stages, as a deploy file of their own."""
     rule = """must be JSON such as '{"0": {"max_num_seqs": 4}}', by stage_id"""
     try:
-        given = jsonfile.loads(overrides)
+        stages = jsonfile.loads(overrides)
     except ValueError as error:
         raise SettingRejected(f"--stage-overrides: {rule}: {error}") from error
-    if not isinstance(given, dict) or not all(
-        key.isdecimal() and isinstance(stage, dict) for key, stage in given.items()
+    if not isinstance(stages, dict) or not all(
+        key.isdecimal() and isinstance(stage, dict) for key, stage in stages.items()
     ):
         raise SettingRejected(f"--stage-overrides: {overrides!r:.60}: {rule}")
-    return {"stages": [{"stage_id": int(key), **stage} for key, stage in given.items()]}
+    return {"stages": [{"stage_id": int(key), **stage} for key, stage in stages.items()]}
 
 
-def _read(path: Path, most: int) -> tuple[Any, list[str]]:
+def _read(path: Path, max_depth: int) -> tuple[Any, list[str]]:
     """A file over its bases, and the names of all of them."""
     source = f"deploy config {path}"
     data = read_yaml(path, source)
     if not isinstance(data, dict) or data.get("base_config") is None:
         return data, [path.stem]
     base = data.pop("base_config")
-    if not isinstance(base, str) or not most:
-        rule = "must be a file's name" if most else f"is behind {MOST_BASES} others: too many"
+    if not isinstance(base, str) or not max_depth:
+        rule = "must be a file's name" if max_depth else f"is behind {MOST_BASES} others: too many"
         raise SettingRejected(f"{source}: base_config {base!r:.60}: {rule}", param="base_config")
-    below, names = _read(path.parent / base, most - 1)
+    below, names = _read(path.parent / base, max_depth - 1)
     return overlaid(below, data), [path.stem, *names]
 
 
@@ -191,17 +191,17 @@ def parse_deploy(data: Any, source: str, names: Sequence[str] = ()) -> Deploy:
     above = _mapping(data, source)
     unused: list[str] = []
     for key in above:
-        if key in USED and key != "dtype":
+        if key in SUPPORTED and key != "dtype":
             raise _unknown(source, key, ": it belongs into an entry of stages")
         if key not in ("dtype", *FORMS):
             _check_spelling(key, {"dtype", *FORMS}, source)
             unused.append(key)
-    given = {"dtype": above["dtype"]} if "dtype" in above else {}
+    values = {"dtype": above["dtype"]} if "dtype" in above else {}
     pipelines = [str(above["pipeline"])] if "pipeline" in above else list(names)
     place, stage = _stage(above, source, pipelines, unused)
-    given |= _flat(stage, f"{source}: {place}")
-    unused += [f"{place}.{key}" for key in given if key not in USED]
-    settings = {key: _checked(key, given[key], source) for key in USED if key in given}
+    values |= _flat(stage, f"{source}: {place}")
+    unused += [f"{place}.{key}" for key in values if key not in SUPPORTED]
+    settings = {key: _checked(key, values[key], source) for key in SUPPORTED if key in values}
     if "default_sampling_params" in settings:
         settings["default_sampling_params"] = json.dumps(settings["default_sampling_params"])
     return _by_mode(settings, unused, place)
@@ -213,8 +213,8 @@ def _stage(
     """The stage that is read, and its place; the others become unused."""
     forms = [form for form in FORMS if form in above]
     if len(forms) != 1:
-        seen = "both stages and stage_args" if forms else "neither stages nor stage_args"
-        raise SettingRejected(f"{source} has {seen}: write stages, a list with one entry")
+        problem = "both stages and stage_args" if forms else "neither stages nor stage_args"
+        raise SettingRejected(f"{source} has {problem}: write stages, a list with one entry")
     stages = above[forms[0]]
     if not isinstance(stages, list) or not stages:
         raise SettingRejected(f"{source}: {forms[0]} must be a list with one entry at least")
@@ -239,9 +239,9 @@ def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     inner = {key: _mapping(stage[key], f"{where}.{key}") for key in INSIDE if key in stage}
     outer = {key: value for key, value in stage.items() if key not in INSIDE}
-    for said in (outer, *inner.values()):
-        for key, value in said.items():
-            _check_spelling(key, {*USED, *INSIDE}, where)
+    for level in (outer, *inner.values()):
+        for key, value in level.items():
+            _check_spelling(key, {*SUPPORTED, *INSIDE}, where)
             if key in flat and flat[key] != value:
                 raise SettingRejected(
                     f"{where}: {key} is {flat[key]!r:.60} and {value!r:.60}: say it once", param=key
@@ -251,8 +251,8 @@ def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _checked(key: str, value: Any, source: str) -> Any:
-    if not fits(value, USED[key]):
-        rule = rule_of(USED[key])
+    if not fits(value, SUPPORTED[key]):
+        rule = rule_of(SUPPORTED[key])
         raise SettingRejected(f"{source}: {key} {value!r:.60}: must be {rule}", param=key)
     return DTYPES[value] if key == "dtype" else value
 
@@ -281,12 +281,12 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value is not None}
 
 
-def _check_spelling(key: str, used: Collection[str], where: str) -> None:
+def _check_spelling(key: str, supported: Collection[str], where: str) -> None:
     """Refuse a key that is no known one, but close to one that has a use here."""
-    if key in used or key in UNUSED_ABOVE or key in UNUSED_IN_STAGE:
+    if key in supported or key in UNUSED_ABOVE or key in UNUSED_IN_STAGE:
         return
-    if difflib.get_close_matches(key[:100], list(used), n=1, cutoff=0.8):
-        raise _unknown(where, key, nearest(key, used))
+    if difflib.get_close_matches(key[:100], list(supported), n=1, cutoff=0.8):
+        raise _unknown(where, key, nearest(key, supported))
 
 
 def _unknown(where: str, key: str, hint: str) -> SettingRejected:

@@ -28,8 +28,8 @@ OF_DIFFUSION_SAMPLING = {
 
 def is_of_type(stage: Mapping[str, Any]) -> bool | None:
     """Whether a stage says that it is a diffusion stage; None: it does not say."""
-    said = stage.get("stage_type", stage.get("execution_type"))
-    return None if said is None else str(said).lower() == "diffusion"
+    stage_type = stage.get("stage_type", stage.get("execution_type"))
+    return None if stage_type is None else str(stage_type).lower() == "diffusion"
 
 
 def diffusion_stages(stages: Mapping[str, dict[str, Any]], pipelines: list[str]) -> list[str]:
@@ -54,9 +54,9 @@ def diffusion_stages(stages: Mapping[str, dict[str, Any]], pipelines: list[str])
         lambda stage: str(stage.get("model_class_name", "")).endswith("Pipeline"),
         _draws,
     ):
-        found = [place for place, stage in stages.items() if belongs(stage)]
-        if found:
-            return found
+        places = [place for place, stage in stages.items() if belongs(stage)]
+        if places:
+            return places
     return list(stages)
 
 
@@ -83,7 +83,7 @@ def overlaid(base: Any, over: Any) -> Any:
 
 def _stages_overlaid(base: list[Any], over: list[Any]) -> list[Any]:
     merged = list(base)
-    numbers = [one.get("stage_id") if isinstance(one, Mapping) else None for one in base]
+    numbers = [stage.get("stage_id") if isinstance(stage, Mapping) else None for stage in base]
     for stage in over:
         number = stage.get("stage_id") if isinstance(stage, Mapping) else None
         if number is not None and number in numbers:

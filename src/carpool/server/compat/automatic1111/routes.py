@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.masks import filled, fitted
-from carpool.media.reader import ImageIntake, Sent
+from carpool.media.reader import ImageData, ImageIntake
 from carpool.media.uploads import Mode
 from carpool.request.adapter_names import AdapterInfo, name_for_tag
 from carpool.request.card import Card
@@ -149,7 +149,7 @@ async def _drawn(
     body: Text2Image,
     translation: Translation,
     values: dict[str, Any],
-    images: list[Sent] | None = None,
+    images: list[ImageData] | None = None,
     size: tuple[int, int] | None = None,
     mask: MakeMask | None = None,
 ) -> Drawn:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import InvalidValue, UnsupportedParameter, show
-from carpool.media.reader import Sent
+from carpool.media.reader import ImageData
 from carpool.request.card import Card
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import MOST_IMAGES
@@ -133,7 +133,7 @@ class Conversation:
     """A conversation as the fields of an `ImageRequest`, and its pictures."""
 
     values: dict[str, Any]  # fields of an `ImageRequest`
-    images: list[Sent] = field(default_factory=list)
+    images: list[ImageData] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     has_parts: bool = False  # are pictures parts of the content, and not images beside it?
 
@@ -178,7 +178,7 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
     return talk
 
 
-def _content(message: Mapping[str, Any]) -> tuple[str, list[Sent]]:
+def _content(message: Mapping[str, Any]) -> tuple[str, list[ImageData]]:
     """The text and the pictures of a message."""
     content = message.get("content")
     if content is None or isinstance(content, str):
@@ -216,12 +216,12 @@ def parts_of(message: Mapping[str, Any]) -> Iterator[MessagePart]:
             raise InvalidValue(f"{text} in messages: {rule}", param="messages")
 
 
-def _picture(part: Mapping[str, Any]) -> Sent:
+def _picture(part: Mapping[str, Any]) -> ImageData:
     value = part.get("image_url")
     return as_url(value.get("url") if isinstance(value, dict) else value, "image_url")
 
 
-def _newest_answer(messages: Sequence[Mapping[str, Any]]) -> list[Sent]:
+def _newest_answer(messages: Sequence[Mapping[str, Any]]) -> list[ImageData]:
     """The pictures of the newest answer that has any."""
     for message in reversed(messages):
         if message.get("role") == "assistant":

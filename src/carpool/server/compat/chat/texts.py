@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter
-from carpool.media.reader import ImageIntake, Sent
+from carpool.media.reader import ImageData, ImageIntake
 from carpool.request.expand import fanned_out
 from carpool.request.own_values import check_n, seeds
 from carpool.request.parameters import check
@@ -129,9 +129,9 @@ def _values(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _conversation(
     messages: Sequence[Mapping[str, Any]],
-) -> tuple[list[dict[str, Any]], list[Sent]]:
+) -> tuple[list[dict[str, Any]], list[ImageData]]:
     """Messages with places in place of their pictures, and the pictures in their order."""
-    plain, pictures = [], list[Sent]()
+    plain, pictures = [], list[ImageData]()
     for message in messages:
         parts = list(parts_of(message))
         content = list(_places(parts, pictures))
@@ -145,7 +145,7 @@ def _conversation(
     return plain, pictures
 
 
-def _places(parts: Sequence[MessagePart], pictures: list[Sent]) -> Iterator[dict[str, Any]]:
+def _places(parts: Sequence[MessagePart], pictures: list[ImageData]) -> Iterator[dict[str, Any]]:
     for kind, value in parts:
         if kind == "image":
             pictures.append(value)
@@ -154,7 +154,9 @@ def _places(parts: Sequence[MessagePart], pictures: list[Sent]) -> Iterator[dict
             yield {"type": "text", "text": value}
 
 
-async def _read(intake: ImageIntake, pictures: Sequence[Sent], model: ServedModel) -> list[Any]:
+async def _read(
+    intake: ImageIntake, pictures: Sequence[ImageData], model: ServedModel
+) -> list[Any]:
     images = []
     for picture in pictures:
         file = await intake.open(picture, "image_url")
