@@ -14,8 +14,8 @@ from carpool import errors
 from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
-from carpool.engine.specs import SPECS, ArgumentRule, Keyed, Pad, RuleKind, State
-from carpool.telemetry.metric_list import METRICS
+from carpool.engine.specs import SPECS, ArgumentRule, Rule
+from carpool.telemetry.metric_list import ALL
 
 PAGE = Path(__file__).parent / "reference.md"
 
@@ -133,14 +133,8 @@ def _specs() -> Iterator[str]:
 
 
 def _rule(rule: ArgumentRule) -> str:
-    if isinstance(rule, RuleKind):
-        return rule.value
-    if isinstance(rule, Pad):
-        return f"pad (with `{rule.mask}`)"
-    if isinstance(rule, State):
-        return "state"
-    if isinstance(rule, Keyed):
-        return f"{rule.rule.value} (of equal key)"
+    if isinstance(rule, Rule):
+        return rule.text()
     return "(" + ", ".join(f"`{name}` {_rule(entry)}" for name, entry in rule.items()) + ")"
 
 

@@ -19,6 +19,7 @@ from carpool.engine.journal import Identity, Journal, Mismatch
 from carpool.engine.parts import EngineParts
 from carpool.engine.request import RequestState
 from carpool.engine.step_cache import StepCache
+from carpool.types import Phase
 
 MAX_REPLAYS = 64  # kept until the next report
 _FAILED = object()
@@ -28,6 +29,7 @@ class AnswerSource(Protocol):
     """AnswerList some calls of one request."""
 
     stage: ClassVar[TurnStage]  # the boundary of what it does
+    phases: ClassVar[tuple[Phase, ...]]  # whose calls it is asked for, and learns of
     warning: ClassVar[str]  # for the client of a request that goes on without it; "": none
 
     def answer(self, call: Call) -> Any | None:
@@ -70,7 +72,7 @@ class AnswerList:
         self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (
             self._step_cache, self._journal, parts.conditioning.source,
         )  # fmt: skip
-        self._cache = parts.conditioning
+        self.shared = parts.conditioning  # outlives requests
         self._replays: deque[JournalReplay] = deque(maxlen=MAX_REPLAYS)
 
     def take_replays(self) -> list[tuple[JournalReplay, float]]:
@@ -82,7 +84,7 @@ class AnswerList:
 
     def begin(self, state: RequestState, *, is_private: bool) -> None:
         """Make the sources of a request that starts, or starts again."""
-        state.sources = []
+        state.sources, state.answered_phases = [], set()
         if is_private:  # its calls run inside of its fiber
             state.journal = None
             if state.request.step_cache:
@@ -90,10 +92,11 @@ class AnswerList:
             return
         sources = [make(state) for make in self._makers]
         state.sources = [source for source in sources if source is not None]
+        state.answered_phases = {phase for source in state.sources for phase in source.phases}
 
     def answer(self, state: RequestState, call: Call) -> Any | StartOver | None:
         """The answer to a call; None: there is none."""
-        for source in tuple(state.sources):
+        for source in [s for s in state.sources if call.target.phase in s.phases]:
             answer = self._ask(state, source, _answer, source, call)
             if answer is not None:
                 if not isinstance(answer, StartOver):
@@ -109,15 +112,13 @@ class AnswerList:
         self, state: RequestState, call: Call, answer: Any, source: AnswerSource | None = None
     ) -> None:
         """A call got this answer from a forward, or from one of the sources."""
-        for listener in tuple(state.sources):
+        for listener in [s for s in state.sources if call.target.phase in s.phases]:
             if listener is not source:
                 self._ask(state, listener, listener.ran, call, answer)
 
     def repeated(self, parked: Iterable[RequestState]) -> list[tuple[RequestState, Any]]:
         """Requests whose calls have been answered by equal ones while they waited."""
-        if not self._cache.take_news():
-            return []
-        answered = []
+        self.shared.has_news, answered = False, []
         for state in parked:
             if (source := source_of(state)) is not None:
                 answer = self._ask(state, source, source.repeated)
@@ -126,7 +127,7 @@ class AnswerList:
 
     def forget(self) -> None:
         """Drop what outlives requests: modules may have changed."""
-        self._cache.clear()
+        self.shared.clear()
 
     def _step_cache(self, state: RequestState) -> StepCache | None:
         threshold = state.request.step_cache

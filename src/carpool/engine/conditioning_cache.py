@@ -31,6 +31,7 @@ from carpool.engine.language.parts import WRITING
 from carpool.engine.probation.snapshot import shares_memory, tensors_in, versions
 from carpool.engine.request import RequestState
 from carpool.engine.serialization import Unpackable, copied
+from carpool.types import Phase
 
 MOST_MIB, MOST_SHARE = 512.0, 0.02  # the default: of these two the smaller one
 _CACHES = "past_key_values"  # of language models; diffusers' pipelines read them seldom
@@ -69,7 +70,7 @@ class ConditioningCache:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._hits = self._misses = self._clearances = 0
         self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be
-        self._has_news = False
+        self.has_news = False  # an answer was kept since the parked calls were looked at
 
     def source(self, state: RequestState) -> "RequestConditioning | None":
         """What answers the calls of a request; None: the cache is off."""
@@ -77,10 +78,11 @@ class ConditioningCache:
 
     def key(self, call: Call, tenant: str) -> Hashable | None:
         """What equal calls have in common; None: this one has to run."""
-        target, arguments = call.target, call.arguments()
-        module, tensors = target.module, list(tensors_in(arguments))
-        if target.phase != "encode" or target.method in WRITING or target.modes:
+        target = call.target
+        if target.method in WRITING or target.modes:
             return None
+        arguments, module = call.arguments(), target.module
+        tensors = list(tensors_in(arguments))
         if (id(module), target.method) in self._unkept:
             return None
         if target.is_exclusive or len(call.args) > len(target.positional):
@@ -115,11 +117,6 @@ class ConditioningCache:
         self._hits += 1
         self._entries.move_to_end(key)
         return copied(entry.answer)
-
-    def take_news(self) -> bool:
-        """Whether an answer was kept since this was asked last."""
-        news, self._has_news = self._has_news, False
-        return news
 
     def around(self, run: RunCalls) -> RunCalls:
         """The same forward, in which equal calls run once, and whose answers are kept."""
@@ -182,7 +179,7 @@ class ConditioningCache:
         before = self._entries.pop(key, None)
         self._entries[key] = entry
         self._bytes += entry.size - (before.size if before is not None else 0)
-        self._has_news = True
+        self.has_news = True
         while self._bytes > self._limit:
             _, oldest = self._entries.popitem(last=False)
             self._bytes -= oldest.size
@@ -212,6 +209,7 @@ class RequestConditioning:
 
     stage: ClassVar[TurnStage] = "cache"
     warning: ClassVar[str] = ""
+    phases: ClassVar[tuple[Phase, ...]] = ("encode",)
 
     def __init__(self, cache: ConditioningCache, state: RequestState) -> None:
         self._cache, self._state = cache, state

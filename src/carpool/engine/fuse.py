@@ -12,24 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from carpool.engine.digests import Digests, Unfusable, flag, name_of
+from carpool.engine.digests import Digests, Unfusable, name_of
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
-from carpool.engine.padding import make_masks, padded
-from carpool.engine.specs import (
-    CONCAT,
+from carpool.engine.padding import make_masks
+from carpool.engine.specs.argument_tests import PLAIN
+from carpool.engine.specs.rules import (
     FACTOR,
-    LAYERS,
-    LIST,
-    SCALAR,
-    SHARE,
-    STACK,
-    STACKS,
-    UNUSED,
     ArgumentRule,
-    Keyed,
-    Pad,
-    State,
+    JoinContext,
+    KeyContext,
+    Rule,
+    joined,
+    key_of,
 )
 from carpool.engine.split import cut, own_lengths, scaled, split
 from carpool.engine.stacks import Stacks
@@ -64,10 +59,11 @@ class Fuser:
             rows = len(arguments[target.spec.rows])
             if not rows:
                 return _Alone(call), 1
+            context = KeyContext(rows, arguments, self._digests, self.is_exact)
             parts = [
-                (name, self._part(target.spec.rules.get(name), value, rows, arguments))
+                (name, key_of(target.spec.rules.get(name), value, context))
                 for name, value in sorted(arguments.items(), key=name_of)
-                if not self._is_said_anyway(target, name, value, rows)
+                if not self._is_implied(target, name, value, context)
             ]
         except (Unfusable, AttributeError, KeyError, TypeError):  # the rules do not cover it
             return _Alone(call), 1
@@ -114,29 +110,29 @@ class Fuser:
             make_masks(spec, batch)
         leading = batch[0][spec.rows]  # it may have no rows
         device = (leading if isinstance(leading, Tensor) else leading[0]).device
-        rules, joined = spec.rules, dict(spec.adds)
+        context, fused = JoinContext(rows, device, self.stacks), dict(spec.adds)
         for name in batch[0]:
             values = [arguments[name] for arguments in batch if name in arguments]
             if len(values) == len(calls):  # else it was the default, or is not read
-                joined[name] = self._join(rules.get(name), values, rows, device)
+                fused[name] = joined(spec.rules.get(name), values, context)
         factors = _factors(target, batch)
-        joined |= dict.fromkeys(factors, 1.0)
+        fused |= dict.fromkeys(factors, 1.0)
         if spec.casts:
             dtype = self._dtype(target.module)
-            joined = {name: _cast(value, dtype) for name, value in joined.items()}
-        lists = {name: list(value) for name, value in joined.items() if type(value) is list}
+            fused = {name: _cast(value, dtype) for name, value in fused.items()}
+        lists = {name: list(value) for name, value in fused.items() if type(value) is list}
         if exact is None:
-            answer = target.original(**joined)
+            answer = target.original(**fused)
         else:
-            for name, value in joined.items():
+            for name, value in fused.items():
                 _mark(exact, spec.rules.get(name), name, value, batch[0].get(name))
             with exact:
-                answer = target.original(**joined)
+                answer = target.original(**fused)
         if len(calls) == 1:
             return [answer]
         for name, entries in lists.items():
-            if len(joined[name]) != len(entries) and type(batch[0].get(name)) is list:
-                _take_out(entries, joined[name], [arguments[name] for arguments in batch])
+            if len(fused[name]) != len(entries) and type(batch[0].get(name)) is list:
+                _take_out(entries, fused[name], [arguments[name] for arguments in batch])
         parts = split(answer, rows, spec)
         for values in factors.values():
             parts = [scaled(part, value) for part, value in zip(parts, values, strict=True)]
@@ -155,110 +151,17 @@ class Fuser:
             self._dtypes[place] = getattr(module, "dtype", stored)
         return self._dtypes[place]
 
-    def _part(
-        self, rule: ArgumentRule | None, value: Any, rows: int, arguments: Mapping[str, Any]
-    ) -> Hashable:
-        """One argument's part of the fuse key: all that must be equal for it to fuse."""
-        if value is None:
-            return None
-        if rule is None:
-            return flag(value)
-        if isinstance(rule, Keyed):
-            return rule.key(value), self._part(rule.rule, value, rows, arguments)
-        if isinstance(rule, Mapping) and isinstance(value, Mapping):
-            entries = [(n, self._part(rule.get(n), value[n], rows, arguments)) for n in value]
-            return tuple(sorted(entries, key=name_of))
-        if isinstance(rule, State):
-            if (state := rule.key(value)) is None:
-                raise Unfusable
-            return state
-        if rule is STACKS:
-            if not isinstance(value, (list, tuple, dict)):
-                raise Unfusable
-            parts = value.values() if isinstance(value, dict) else value
-            if not all(isinstance(v, Tensor) and v.ndim and v.shape[0] == rows for v in parts):
-                raise Unfusable
-            names = tuple(value) if isinstance(value, dict) else type(value)
-            return names, tuple((v.dtype, v.device, tuple(v.shape[1:])) for v in parts)
-        if rule is LAYERS:
-            if value.ndim < 2 or value.shape[1] != rows:
-                raise Unfusable
-            return value.dtype, value.device, (value.shape[0], *value.shape[2:])
-        if rule is LIST:
-            if len(value) != rows or not all(isinstance(entry, Tensor) for entry in value):
-                raise Unfusable
-            return value[0].dtype, value[0].device, value[0].ndim
-        if rule is SCALAR and not isinstance(value, Tensor):
-            return str(type(value))
-        if rule is SHARE and isinstance(value, (list, tuple)) and value:
-            return self._digests.nested(value)
-        if rule is CONCAT and isinstance(value, (list, tuple)):
-            return type(value), tuple(self._part(CONCAT, entry, rows, arguments) for entry in value)
-        if not isinstance(value, Tensor):
-            raise Unfusable
-        if rule is SHARE:
-            return self._digests.of(value)
-        if rule is SCALAR and not value.ndim:
-            return value.dtype, value.device
-        shape = list(value.shape)
-        if not shape or (shape[0] != rows and rule is not CONCAT):
-            raise Unfusable
-        if isinstance(rule, Pad) and rule.places and self.is_exact:
-            return self._digests.of(value)
-        if isinstance(rule, Pad) and (rule.makes_mask or arguments.get(rule.mask) is not None):
-            is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
-            if shape[rule.axis] and not (rule.cut and is_tuple) and not self.is_exact:
-                shape[rule.axis] = -1  # a length of 0 stays: all of its padding would be hidden
-        return value.dtype, value.device, tuple(shape[1:])
-
     def content(self, value: Any) -> Hashable:
         """A value that tells arguments of different content apart: a digest of each tensor."""
         return self._digests.content(value)
 
-    def _is_said_anyway(self, target: Target, name: str, value: Any, rows: int) -> bool:
+    def _is_implied(self, target: Target, name: str, value: Any, context: KeyContext) -> bool:
         """Whether calls that leave this argument out, or pass another, may share its forward."""
         rule = target.spec.rules.get(name) if target.spec else None
-        if rule is UNUSED:
+        if isinstance(rule, Rule) and rule.is_implied(name, value, context):
             return True
-        if rule is FACTOR and type(value) in (int, float):
-            return not self.is_exact  # a product of sums is not to the bit the sum of products
-        makes_mask = isinstance(rule, Pad) and rule.makes_mask and rule.mask == name
-        if makes_mask and value is not None:
-            is_plain = value.dtype in (torch.int64, torch.bool) and value.shape[:-1] == (rows,)
-            return is_plain and not self.is_exact
         default = target.defaults.get(name, target)  # `target`: equal to no argument
-        return type(value) is type(default) and isinstance(value, _PLAIN) and bool(value == default)
-
-    def _join(
-        self,
-        rule: ArgumentRule | None,
-        values: Sequence[Any],
-        rows: Sequence[int],
-        device: torch.device,
-    ) -> Any:
-        first = values[0]
-        if isinstance(rule, Keyed):
-            rule = rule.rule
-        if first is None or rule in (None, SHARE, UNUSED, FACTOR) or len(values) == 1:
-            return first
-        if isinstance(rule, State):
-            return first if rule.join is None else rule.join(values)
-        if rule is STACKS and isinstance(first, dict):
-            return {n: torch.cat([value[n] for value in values]) for n in first}
-        if rule is STACKS or (rule is CONCAT and isinstance(first, (list, tuple))):
-            columns = zip(*values, strict=True)
-            return type(first)(c[0] if c[0] is None else torch.cat(c) for c in columns)
-        if rule is LAYERS:
-            return [torch.cat(layers) for layers in zip(*values, strict=True)]
-        if isinstance(rule, Mapping):
-            return {n: self._join(rule.get(n), [v[n] for v in values], rows, device) for n in first}
-        if rule is LIST:
-            return [entry for value in values for entry in value]
-        if rule is SCALAR:
-            return torch.cat([_expand(v, n, device) for v, n in zip(values, rows, strict=True)])
-        if isinstance(rule, Pad):
-            return torch.cat(padded(values, rule.axis))
-        return self.stacks.join(values)
+        return type(value) is type(default) and isinstance(value, PLAIN) and bool(value == default)
 
     def forget(self) -> None:
         """Drop tensors that are only kept for speed: memory is short."""
@@ -292,15 +195,14 @@ def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -
 
 def _mark(exact: Exact, rule: ArgumentRule | None, name: str, value: Any, alone: Any) -> None:
     """Mark a joined argument for the exact mode."""
-    if isinstance(rule, Keyed):
-        rule = rule.rule
-    if isinstance(rule, Mapping) and isinstance(value, Mapping):
+    if isinstance(rule, Rule):
+        if rule.mark == "row":
+            exact.mark(value, ROW | DATA)
+        elif rule.mark:
+            exact.mark(value, ROWS | (0 if _is_length(name, alone) else DATA))
+    elif rule is not None and isinstance(value, Mapping):
         for entry, its_rule in rule.items():
             _mark(exact, its_rule, entry, value.get(entry), alone.get(entry))
-    elif rule is LIST:
-        exact.mark(value, ROW | DATA)
-    elif rule in (STACK, STACKS, CONCAT, SCALAR, LAYERS) or isinstance(rule, Pad):
-        exact.mark(value, ROWS | (0 if _is_length(name, alone) else DATA))
 
 
 def _is_length(name: str, value: Any) -> bool:
@@ -310,9 +212,6 @@ def _is_length(name: str, value: Any) -> bool:
     return value.ndim >= 2 or "len" in name
 
 
-_PLAIN = (bool, int, float, str, type(None))
-
-
 def decode_bytes(call: Call) -> int:
     """Bytes that a row of a decode takes at its peak, by its table; 0 where the table has none."""
     spec = call.target.spec
@@ -320,14 +219,6 @@ def decode_bytes(call: Call) -> int:
         return 0
     latents: Tensor = call.arguments()[spec.rows]
     return spec.peak * math.prod(latents.shape[2:]) * latents.element_size()
-
-
-def _expand(value: Any, rows: int, device: torch.device) -> Tensor:
-    """One number for each row: a single number is repeated, a vector stays as it is."""
-    if isinstance(value, Tensor) and value.ndim == 1 and value.device == device:
-        return value  # the usual case
-    number: Tensor = torch.as_tensor(value, device=device)
-    return number.reshape(1).expand(rows) if number.ndim == 0 else number
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -33,7 +33,7 @@ from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.weights.sample import sample
-from carpool.types import CheckedRequest, JournalEntry
+from carpool.types import CheckedRequest, JournalEntry, Phase
 
 log = logging.getLogger("carpool")
 
@@ -87,6 +87,7 @@ class Journal:
 
     stage: ClassVar[TurnStage] = "journal"
     warning: ClassVar[str] = ""
+    phases: ClassVar[tuple[Phase, ...]] = ("encode", "denoise", "decode")
 
     def __init__(
         self,

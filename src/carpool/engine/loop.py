@@ -347,7 +347,9 @@ class EngineCore:
         has_resumed = self._queue.has_news and self.running.take_news()
         if self.running.postponed:
             has_resumed |= self.running.resume_held()
-        while self.running.private is None and (states := self.scheduler.admit(len(self.running))):
+        while self.running.private is None and (
+            states := self.scheduler.admit(len(self.running.by_number))
+        ):
             self.running.admit(states)
             for state in states:
                 self.running.start(state)
@@ -361,7 +363,8 @@ class EngineCore:
             if self._queue.has_ended:
                 self.running.end_cancelled()
             self.running.resume(zip(selected, answers, strict=True))
-            self.running.resume(self.running.answers.repeated(self.running.parked))
+            if self.running.answers.shared.has_news:
+                self.running.resume(self.running.answers.repeated(self.running.parked))
         turn_s, fiber_s = self._clock() - began_s, self.running.fiber_s
         self._stats.turn_s += turn_s
         self._stats.forward_s += forward_s

@@ -1,11 +1,9 @@
-"""Pad the arguments of calls whose lengths differ, and make the masks that hide the padding."""
+"""Make the masks that hide the padding of calls whose lengths differ."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from carpool.engine.specs import Pad, Spec
 
@@ -32,10 +30,3 @@ def make_masks(spec: Spec, batch: Sequence[dict[str, Any]]) -> None:
                 if mask is None
                 else mask.to(dtype)
             )
-
-
-def padded(values: Sequence[Tensor], axis: int) -> list[Tensor]:
-    """Tensors with zeros after the shorter ones along an axis."""
-    length = max(value.shape[axis] for value in values)
-    after = [0, 0] * (values[0].ndim - 1 - axis)  # `pad` counts axes from the last
-    return [pad(value, [*after, 0, length - value.shape[axis]]) for value in values]

@@ -76,6 +76,7 @@ class RequestState:
     context: RideContext | None = None  # what is private to it while its fiber runs
     preview_hook: SchedulerHook | None = None
     sources: list["AnswerSource"] = field(default_factory=list)  # of answers without a forward
+    answered_phases: set[Phase] = field(default_factory=set)  # whose calls those may answer
     pixel_limit: PixelLimit | None = None  # set once it runs
     effects: EffectObserver | None = None  # set once it runs
     descriptions: Descriptions = field(default_factory=dict)

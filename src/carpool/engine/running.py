@@ -57,7 +57,7 @@ class RunningRequests:
         )  # fmt: skip
         self.answers = AnswerList(parts)
         self.rides, self._second_runs = RideChoice(loaded, parts.settings.isolation), SecondRuns()
-        self._states: dict[int, RequestState] = {}  # by number
+        self.by_number: dict[int, RequestState] = {}  # by number
         self.private: RequestState | None = None  # the request that the engine belongs to
         self._next: RequestState | None = None  # waits for the end of all others; none may start
         self.postponed: list[Callable[[], None]] = []  # until it has ended
@@ -66,26 +66,26 @@ class RunningRequests:
         self.longest_s = 0.0  # of those, in one go
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self.by_number)
 
     @property
     def states(self) -> list[RequestState]:
         """All of them. From any thread."""
-        return list(self._states.values())
+        return list(self.by_number.values())
 
     @property
     def parked(self) -> list[RequestState]:
         """The requests that wait for a forward."""
-        states = self._states.values() if self.private is None else [self.private]
+        states = self.by_number.values() if self.private is None else [self.private]
         return [state for state in states if state.is_parked]
 
     def admit(self, states: Iterable[RequestState]) -> None:
         """Take in requests that have left the queue, before the first of them starts."""
-        if not self._states and self._isolation.note_weights():
+        if not self.by_number and self._isolation.note_weights():
             self.answers.forget()
-        self._states.update((state.number, state) for state in states)
-        if len(self._states) > 1:
-            for state in self._states.values():
+        self.by_number.update((state.number, state) for state in states)
+        if len(self.by_number) > 1:
+            for state in self.by_number.values():
                 state.has_company = True
 
     def start(self, state: RequestState) -> None:
@@ -110,7 +110,7 @@ class RunningRequests:
         """Whether a request may not start yet; one that failed among others waits for their end."""
         if self.private is not None or self._next not in (None, state):
             return True
-        others = [other.fiber for other in self._states.values() if other is not state]
+        others = [other.fiber for other in self.by_number.values() if other is not state]
         return state is self._next and any(fiber and fiber.is_alive for fiber in others)
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
@@ -175,7 +175,7 @@ class RunningRequests:
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
         if self._queue.has_ended:
-            for state, error in self._queue.take_ended(self._states.values()):
+            for state, error in self._queue.take_ended(self.by_number.values()):
                 self._end(state, None, error)
 
     def take_news(self) -> bool:
@@ -202,7 +202,8 @@ class RunningRequests:
 
     def _resume(self, state: RequestState, answer: Any = None) -> None:
         """Run a request's pipeline until it waits for a forward, or ends."""
-        if state.is_parked and state.sources and not isinstance(answer, Failure):
+        is_answer = state.is_parked and not isinstance(answer, Failure)
+        if is_answer and state.call.target.phase in state.answered_phases:
             self.answers.ran(state, state.call, answer)
         while (answer := self._advance(state, answer)) is not None:
             pass  # a call that needs no forward
@@ -275,7 +276,7 @@ class RunningRequests:
             contain("preview", None, hook.note_layout, parked.arguments(), states=[state])
         if state.park(parked, key, rows, self._calls, steps_done, now_s):
             self._tell_step(state, now_s)
-        answer = self.answers.answer(state, parked) if state.sources else None
+        answer = self.answers.answer(state, parked) if phase in state.answered_phases else None
         if isinstance(answer, StartOver):
             self._start_over(state, answer, now_s)
             return None
@@ -340,7 +341,7 @@ class RunningRequests:
         now_s, contain = self._clock(), self._stages.contain
         if error is None and state is not self.private:
             self._check_weights()
-        self._states.pop(state.number, None)
+        self.by_number.pop(state.number, None)
         self._next = None if state is self._next else self._next
         self._queue.note_completion()
         state.status = "finished"

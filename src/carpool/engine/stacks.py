@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,3 +99,17 @@ class _Forget:
 
     def __call__(self, _: object) -> None:
         self._stacks.pop(self._ids, None)
+
+
+def join_columns(values: Sequence[Any]) -> Any:
+    """Lists or tuples of tensors, joined place by place."""
+    columns = zip(*values, strict=True)
+    return type(values[0])(c[0] if c[0] is None else torch.cat(c) for c in columns)
+
+
+def expand(value: Any, rows: int, device: torch.device) -> Tensor:
+    """One number for each row: a single number is repeated, a vector stays as it is."""
+    if isinstance(value, Tensor) and value.ndim == 1 and value.device == device:
+        return value  # the usual case
+    number: Tensor = torch.as_tensor(value, device=device)
+    return number.reshape(1).expand(rows) if number.ndim == 0 else number

@@ -28,6 +28,7 @@ from carpool.engine.intercept import Call
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.serialization import copied
+from carpool.types import Phase
 
 FIRST_STEPS, LAST_STEPS = 2, 1  # steps that always run
 TIMES = ("timestep", "t", "timestep_ratio", "timesteps")  # what denoisers call the timestep
@@ -55,6 +56,7 @@ class StepCache:
 
     stage: ClassVar[TurnStage] = "cache"
     warning: ClassVar[str] = "step_cache failed and was switched off: all other steps ran"
+    phases: ClassVar[tuple[Phase, ...]] = ("denoise",)
 
     def __init__(self, threshold: float, timeline: Timeline, on_skip: Callable[[], None]) -> None:
         self._threshold, self.timeline, self._on_skip = threshold, timeline, on_skip

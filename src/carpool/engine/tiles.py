@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from carpool.engine.execute import RunCalls
-from carpool.engine.model.tiling import can_tile, tiles
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import wait_for_others
 
@@ -38,7 +37,8 @@ class Tiles:
             try:
                 return run(states)
             except torch.OutOfMemoryError:
-                if not can_tile(states[0].call.target.module):
+                module = states[0].call.target.module
+                if not hasattr(module, "enable_tiling") or getattr(module, "use_tiling", True):
                     raise
             self._free_last()
             return self._in_tiles(run, states[0])
@@ -47,8 +47,12 @@ class Tiles:
 
     def _in_tiles(self, run: RunCalls, state: RequestState) -> list[Any]:
         target = state.call.target
-        with tiles(target.module):
+        module: Any = target.module
+        module.enable_tiling()
+        try:
             answers = run([state])
+        finally:
+            module.use_tiling = False
         state.warnings.append(
             f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
             "seams may show; a smaller size needs none"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from carpool.fleet.router import Binding, Router
 from carpool.fleet.worker_load import RoutedRequest, WorkerLoad
 
-Rule = Callable[[RoutedRequest, Sequence[WorkerLoad]], int]
+BindingRule = Callable[[RoutedRequest, Sequence[WorkerLoad]], int]
 """Which worker gets a request as soon as it comes: its place among them."""
 
 
 class ImmediateRouter(Router):
     """Binds every request when it comes."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: BindingRule) -> None:
         super().__init__()
         self._rule = rule
 

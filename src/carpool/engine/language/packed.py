@@ -31,7 +31,9 @@ SPECS = {
         rules={
             rows: STACK,
             "position_ids": STACK,
-            "past_key_values": State(key=lambda own: own.form, join=list, copied=OwnCache.copied),
+            "past_key_values": State(
+                state_key=lambda own: own.form, joined=list, copied=OwnCache.copied
+            ),
         },
         unread=("past_key_values",),
     )

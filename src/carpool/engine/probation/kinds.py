@@ -8,7 +8,7 @@ from torch import Tensor
 
 from carpool.engine.intercept import Call
 from carpool.engine.specs.infer import holds_tensors
-from carpool.engine.specs.rules import CONCAT, SCALAR, SHARE, STACK, STACKS, ArgumentRule, Pad
+from carpool.engine.specs.rules import SHARE, ArgumentRule, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def kind_of(call: Call, *, is_exact: bool) -> Kind:
         parts.append(f"{name}={text}")
         if size:
             sizes.append(f"{name}:{size}")
-        if rule in (STACK, STACKS, CONCAT, SCALAR) or isinstance(rule, (Pad, Mapping)):
+        if rule is not None and (not isinstance(rule, Rule) or rule.varies):
             stacked.append(name)
     extra = [
         *(["lora"] if call.lora else []),
@@ -53,7 +53,7 @@ def kind_of(call: Call, *, is_exact: bool) -> Kind:
 def _described(rule: ArgumentRule | None, value: Any) -> tuple[str, str]:
     """The type of an argument, and its size, as text."""
     if isinstance(value, Tensor):
-        word = rule.value if rule in (STACK, STACKS, CONCAT, SCALAR, SHARE) else "tensor"
+        word = rule.word if isinstance(rule, Rule) else "tensor"
         shape = value.shape if rule is SHARE else value.shape[1:]
         if not value.ndim:
             shape = value.shape

@@ -39,7 +39,7 @@ from carpool.engine.specs.rules import (
     ArgumentRule,
     Keyed,
     Pad,
-    RuleKind,
+    Rule,
     Spec,
     State,
 )
@@ -62,7 +62,7 @@ __all__ = [
     "STACK",
     "STACKS",
     "UNUSED",
-    "RuleKind",
+    "Rule",
     "Keyed",
     "Pad",
     "ArgumentRule",

@@ -17,7 +17,7 @@ from carpool.engine.specs.rules import (
     State,
 )
 
-_OF_ONE_REQUEST = State(key=lambda _: None)
+_OF_ONE_REQUEST = State(state_key=lambda _: None)
 
 
 def _reads_no_cache(caches: Any) -> Hashable | None:
