@@ -120,7 +120,8 @@ class AnswerList:
         """Requests whose calls have been answered by equal ones while they waited."""
         self.shared.has_news, answered = False, []
         for state in parked:
-            if (source := source_of(state)) is not None:
+            source = source_of(state)
+            if source is not None and state.call.target.phase in source.phases:
                 answer = self._ask(state, source, source.repeated)
                 answered += [(state, answer)] if answer is not None else []
         return answered

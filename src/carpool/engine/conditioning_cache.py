@@ -223,7 +223,9 @@ class RequestConditioning:
             return None
         self._tensors = list(tensors_in(call.arguments()))
         self._versions = versions(self._tensors)
-        return self.repeated()
+        if (answer := self.repeated()) is not None:
+            self.ran(call, answer)
+        return answer
 
     def repeated(self) -> Any | None:
         """The answer of the call that it waits with, if an equal one has got it meanwhile."""
