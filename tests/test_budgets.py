@@ -28,7 +28,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 24_450),
+    "engine": (13_800, 24_400),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_700),
     "worker": (2_500, 3_340),

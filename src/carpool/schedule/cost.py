@@ -108,13 +108,15 @@ class Costs:
 
     def seconds(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of a forward just now, if nothing shares its streamed weights."""
-        compute_s = self.compute_s(kind, rows)
-        return max(self.stream_s(kind), compute_s) if self.streams else compute_s
+        if not self.streams:
+            return self.curve(kind).seconds(rows) * exp(self._speed.slowdown)
+        return max(self.stream_s(kind), self.compute_s(kind, rows))
 
     def baseline_s(self, kind: CallKind, rows: int) -> float:
         """The same at the machine's usual speed: the unit of remaining work."""
-        compute_s = self._baseline_compute_s(kind, rows)
-        return max(self.stream_s(kind), compute_s) if self.streams else compute_s
+        if not self.streams:
+            return self.curve(kind).seconds(rows)
+        return max(self.stream_s(kind), self._baseline_compute_s(kind, rows))
 
     def compute_s(self, kind: CallKind, rows: int) -> float:
         """Predicted seconds of computing a forward just now, without waiting for weights."""
