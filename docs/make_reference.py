@@ -15,7 +15,7 @@ from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
 from carpool.engine.specs import SPECS, ArgumentRule, Rule
-from carpool.telemetry.metric_list import ALL
+from carpool.telemetry.metric_list import METRICS
 
 PAGE = Path(__file__).parent / "reference.md"
 
