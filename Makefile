@@ -237,6 +237,9 @@ shapes: .venv/ready  ## train the embedded model again (two hours on two cores; 
 shapes-lora: .venv/ready  ## train the adapter `outlined` again (an hour on one core)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.train_lora
 
+shapes-rewriter: .venv/ready  ## train the rewriter of prompts again (half an hour on one core)
+	$(ONE_THREAD) $(BIN)/python -m training.shapes.rewriter
+
 shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on two cores; wants g++)
 	$(ONE_THREAD) $(BIN)/python -m training.shapes.video.train
 

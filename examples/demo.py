@@ -2,9 +2,10 @@
 
 usage: make demo        (or: PYTHONPATH=. python examples/demo.py [--output demo.png] [--url URL])
 
-Every request has its own prompt, steps, guidance and seed, and a quarter of them the adapter
-`outlined`. Writes a contact sheet and prints how many requests shared each forward of the
-transformer, and whether every picture shows its prompt, in the style that was asked for.
+Every request has its own prompt, steps, guidance and seed, a quarter of them the adapter
+`outlined`, and another quarter a prompt in free words, which the server writes anew. Writes a
+contact sheet and prints how many requests shared each forward of the transformer, and whether every
+picture shows its prompt, in the style that was asked for.
 """
 
 import argparse
@@ -57,6 +58,21 @@ a blue circle left of a white cross on a red background
 a black square left of a purple star on a green background
 """.strip().splitlines()
 
+WORDINGS = {  # prompts as somebody may type them who does not know the model
+    "a yellow star left of a green square on a black background":
+        "please draw a golden star with an emerald box on its right, night behind it",
+    "a green ring left of a purple cross on a yellow background":
+        "a lime doughnut to the left of a violet plus sign, sand all around",
+    "an orange square left of a white circle on a blue background":
+        "on the left a tangerine box, on the right something round and white, with sky behind it",
+    "a black star left of a red triangle on an orange background":
+        "Show me a scarlet pyramid with a jet black star on its left on a tangerine background",
+    "a white square left of a yellow triangle on a blue background":
+        "a snow white tile and to its right a lemon pyramid over navy",
+    "a blue circle left of a white cross on a red background":
+        "a cobalt ball on the left and an ivory plus on the right, against a ruby background",
+}  # fmt: skip
+
 FIRST_SEED = 300  # of about ten tried: with most others one or two of the 24 are judged wrong
 
 
@@ -70,6 +86,12 @@ class Ride:
     seed: int
     is_outlined: bool
     image: Image.Image | None = None
+    revised_prompt: str | None = None  # as the server wrote it
+
+    @property
+    def wording(self) -> str | None:
+        """The prompt in free words, which are sent instead; None: it is sent as it is."""
+        return WORDINGS.get(self.prompt)
 
     @property
     def is_right(self) -> bool:
@@ -102,8 +124,9 @@ async def ride_all(url: str, rides: list[Ride]) -> list[Ride]:
 
     async def one(ride: Ride) -> Ride:
         answer = await client.images.generate(
-            prompt=ride.prompt,
+            prompt=ride.wording or ride.prompt,
             extra_body={
+                "enhance_prompt": ride.wording is not None,
                 "num_inference_steps": ride.steps,
                 "guidance_scale": ride.guidance,
                 "seed": ride.seed,
@@ -113,7 +136,8 @@ async def ride_all(url: str, rides: list[Ride]) -> list[Ride]:
         assert answer.data is not None
         assert answer.data[0].b64_json is not None
         png = base64.b64decode(answer.data[0].b64_json)
-        return replace(ride, image=Image.open(io.BytesIO(png)))
+        revised_prompt = answer.data[0].revised_prompt
+        return replace(ride, image=Image.open(io.BytesIO(png)), revised_prompt=revised_prompt)
 
     return list(await asyncio.gather(*map(one, rides)))
 
@@ -121,7 +145,7 @@ async def ride_all(url: str, rides: list[Ride]) -> list[Ride]:
 def sheet(rides: list[Ride], columns: int = 6, side_px: int = 128) -> Image.Image:
     """A contact sheet with captions; wrong pictures have a red frame."""
     font = ImageFont.load_default(11)
-    cell_w, cell_h = side_px + 16, side_px + 106
+    cell_w, cell_h = side_px + 16, side_px + 124
     rows = -(-len(rides) // columns)
     page = Image.new("RGB", (columns * cell_w, rows * cell_h), "white")
     draw = ImageDraw.Draw(page)
@@ -131,7 +155,7 @@ def sheet(rides: list[Ride], columns: int = 6, side_px: int = 128) -> Image.Imag
         page.paste(ride.image.resize((side_px, side_px), Image.Resampling.NEAREST), (x, y))
         frame = "#bbbbbb" if ride.is_right else "#ff0000"
         draw.rectangle([x - 1, y - 1, x + side_px, y + side_px], outline=frame, width=1)
-        caption = "\n".join(textwrap.wrap(ride.prompt, 23))
+        caption = "\n".join(textwrap.wrap(ride.wording or ride.prompt, 23))
         caption += f"\n{ride.steps} steps, seed {ride.seed}\nguidance {ride.guidance:g}"
         caption += "\nadapter: outlined" if ride.is_outlined else ""
         draw.multiline_text((x, y + side_px + 4), caption, fill="#333333", font=font, spacing=1)
@@ -176,6 +200,10 @@ def main() -> None:
     steps = sum(ride.steps for ride in rides)
     transformer = sum(n for (component, _), n in shared.items() if component == "transformer")
     print(f"\n{steps} denoising steps took {transformer} forwards of the transformer")
+    print("\nprompts that were written anew:")
+    for ride in rides:
+        if ride.wording is not None:
+            print(f"  {ride.wording!r}\n    -> {ride.revised_prompt!r}")
     right = sum(ride.is_right for ride in rides)
     print(f"{right} of {len(rides)} pictures show their prompt; see {options.output}")
 

@@ -103,6 +103,7 @@ class CheckedRequest:
     model: str = ""  # of those that a server serves; empty: its first
     step_cache: float | None = None  # threshold of skipped steps; 0: none; None: the server's own
     scheduler: str | None = None  # name of a sampler, of `request.samplers`; None: the model's own
+    enhance_prompt: bool = False  # the server's rewriter writes the prompt anew
 
 
 @dataclass(frozen=True, slots=True)

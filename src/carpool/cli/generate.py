@@ -216,6 +216,9 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
         paths.add(path)
         data = {"model": options.model, "prompt": prompt, "seed": item.seed, **options.parameters}
         data |= without_prompts(item.settings)
+        if (text := item.settings.get("revised_prompt")) is not None:
+            data["revised_prompt"] = text
+            click.echo(f"carpool: drawn as {text!r}", err=True)
         first = _first_picture(item)
         data |= {} if first is None else {"width": first.width, "height": first.height}
         metadata = permitted(

@@ -58,6 +58,7 @@ def deliver(
     request, listener, timeline = state.request, state.listener, state.timeline
     timings = stages.contain("timeline", Timings(), timeline.timings, states=[state])
     mark = stages.contain("tell", None, device.mark)
+    text = getattr(output, "revised_prompt", None)
 
     def convert_and_tell() -> None:
         fields: dict[str, Any] = {}
@@ -68,6 +69,7 @@ def deliver(
                 stages.reach("convert", [state])
                 fields = finish(output, partial(device.to_host, mark=mark))
                 used = stages.contain("count", used, settings.of, request, fields)
+                used |= {} if text is None else {"revised_prompt": text}
         except BaseException as defect:
             failure = _conversion_failed(defect, device)
             timeline.fail(failure)

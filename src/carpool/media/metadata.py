@@ -49,6 +49,7 @@ def file_metadata(
     if request is not None:
         options: dict[str, Any] = {"lora": request.lora, "step_cache": request.step_cache}
         options["scheduler"] = request.scheduler
+        options["enhance_prompt"] = request.enhance_prompt
         metadata = {"model": model, "seed": request.seed, **request.arguments}
         metadata |= {name: value for name, value in options.items() if value}
         metadata |= {**(settings_used or {}), **extra}
@@ -71,12 +72,18 @@ def permitted(
 
 def with_used(data: dict[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """The metadata of a job's file, once it is made; it may name prompts where `data` does."""
-    return None if data is None else {**data, **without_prompts(settings)}
+    if data is None:
+        return None
+    return {**data, **(settings if "prompt" in data else without_prompts(settings))}
 
 
 def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without prompts."""
-    return {name: value for name, value in settings.items() if "prompt" not in name}
+    """The settings without prompts; switches that are about prompts stay."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if "prompt" not in name or isinstance(value, bool)
+    }
 
 
 def png_text(metadata: Mapping[str, Any]) -> PngImagePlugin.PngInfo:

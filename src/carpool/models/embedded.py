@@ -10,3 +10,6 @@ VIDEO_MODEL_DIR = Path(__file__).parent / "shapes_video"
 
 LORA_DIR = Path(__file__).parent / "shapes_lora"
 """Adapters of the embedded model: `NAME.safetensors`, registered as NAME with it."""
+
+REWRITER_DIR = Path(__file__).parent / "shapes_rewriter"
+"""Text to text: free wordings in, captions that the embedded models know out."""

@@ -17,7 +17,8 @@ from carpool.models import embedded
 
 CARD_FILE = "carpool.json"
 """Optional, beside a local model's `model_index.json`: its public id, values for what requests
-leave out, and its largest picture: {"id": ..., "defaults": {...}, "max_pixels": ...}."""
+leave out, its largest picture, and the folder of a model that writes prompts anew: {"id": ...,
+"defaults": {...}, "max_pixels": ..., "rewriter": ...}."""
 
 EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
 
@@ -41,6 +42,8 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         card = folder / CARD_FILE
         extra = _card(card) if card.is_file() else {}
         lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
+        if "rewriter" in extra:
+            extra["rewriter"] = folder / extra["rewriter"]
         extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
         return str(folder), extra
     if holds_language_model(folder):
@@ -258,7 +261,7 @@ def _card(file: Path) -> dict[str, Any]:
     Raises:
         LoadFailed: it is none.
     """
-    kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict}
+    kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict, "rewriter": str}
     try:
         content = jsonfile.loads(jsonfile.read(file))
     except (OSError, ValueError) as error:

@@ -11,7 +11,10 @@ from carpool.request.adapter_names import AdapterInfo
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.values import ParameterKind
 
-OWN_KEYS = ("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache", "scheduler")
+OWN_KEYS = (
+    *("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache", "scheduler"),
+    "enhance_prompt",
+)
 PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 INSTEAD = {
     "generator": "pass seed, every request gets a generator of its own",
@@ -89,6 +92,8 @@ class Card:
     rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
     scheduler: str = ""  # class of the model's own
     schedulers: tuple[str, ...] = ()  # samplers that a request may name; see `request.samplers`
+    enhancer: str = ""  # what writes prompts anew, by `request.enhancement`; "": nothing
+    enhances: bool = False  # prompts of requests that do not choose are written anew
     has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
     enhancer: str = ""  # parameter by which it rewrites prompts; empty: it does not
     writers: tuple[Task, ...] = ()  # of language models inside of the pipeline

@@ -1,34 +1,87 @@
-"""`enhance_prompt`: one word for what each pipeline calls the rewriting of a prompt."""
+"""`enhance_prompt`: a language model writes the prompt anew before the picture is drawn.
 
+Some pipelines do this themselves, each by an argument of its own; for all others a server may have
+a rewriter, a language model that is loaded beside the pipeline.
+"""
+
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from carpool.errors import InvalidValue, UnsupportedParameter, show
+from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.request.card import Card, Task
 
-ENHANCERS: dict[str, tuple[Any, Any]] = {  # parameters of diffusers, with their values for off, on
-    "use_pe": (False, True),
-    "enable_prompt_rewrite": (False, True),
-    "enable_prompt_enhancement": (False, True),
-    "caption_upsample_temperature": (None, 0.15),  # what FLUX.2's own page uses
+NAME = "enhance_prompt"
+REWRITER = "prompt_rewriter"
+"""Component of the server's own rewriter."""
+
+ARGUMENTS: dict[str, tuple[str, Any, Any]] = {
+    "use_pe": ("pe", True, False),
+    "enable_prompt_rewrite": ("text_encoder", True, False),
+    "enable_prompt_enhancement": ("prompt_enhancer", True, False),
+    "caption_upsample_temperature": ("text_encoder", 0.15, None),  # as its documentation advises
 }
+"""Arguments of pipelines that write prompts anew: the component that does it, values for yes and
+no. Source: ERNIE-Image, LongCat-Image, LTX-2 and FLUX.2 in diffusers 0.42."""
 
 
-def enhanced(card: Card, task: Task, value: Any) -> dict[str, Any]:
-    """The pipeline's own argument for a value of `enhance_prompt`.
+def check_enhancement(
+    card: Card, task: Task, wish: Any, arguments: dict[str, Any], own: Collection[str]
+) -> bool:
+    """Check `enhance_prompt`, and lay the pipeline's own argument for it under the request.
+
+    Args:
+        wish: as the request has it; None: the server's default.
+        arguments: of the request; the pipeline's own argument is added.
+        own: names of arguments that the request has itself.
+
+    Returns:
+        Whether the server's rewriter is to write the prompt anew.
 
     Raises:
-        InvalidValue: the value is neither true nor false.
-        UnsupportedParameter: the model does not rewrite prompts.
+        InvalidValue: it is neither true nor false, there is no text, or the pipeline's own argument
+            says otherwise.
+        UnsupportedParameter: nothing here rewrites prompts.
     """
-    if not isinstance(value, bool):
-        rule = "must be true or false"
-        raise InvalidValue(f"enhance_prompt={show(value)}: {rule}", param="enhance_prompt")
+    if wish is not None and not isinstance(wish, bool):
+        raise InvalidValue.of(NAME, wish, "must be true or false")
+    is_wanted = card.enhances if wish is None else wish
     name = card.enhancer
-    if name and task.takes(name):
-        return {name: ENHANCERS[name][value]}
-    if not value:
-        return {}
-    rule = f"leave it out, pipelines with {', '.join(ENHANCERS)} do it"
-    raise UnsupportedParameter(
-        f"enhance_prompt: {card.id} does not rewrite prompts: {rule}", param="enhance_prompt"
-    )
+    has_text = isinstance(arguments.get("prompt"), str) and bool(arguments["prompt"].strip())
+    if not name or not (name == REWRITER or task.takes(name)):
+        if wish:
+            raise UnsupportedParameter(
+                f"{NAME}: {card.id} has no model that writes prompts anew: leave it out; a server "
+                "that was started with --rewriter takes it",
+                param=NAME,
+            )
+        return False
+    if wish and not has_text:
+        raise InvalidValue(f"{NAME}: there is no prompt that could be written anew", param=NAME)
+    if name == REWRITER:
+        return is_wanted and has_text
+    _, yes, no = ARGUMENTS[name]
+    if wish is None and not (card.enhances and has_text):
+        return False
+    value = yes if is_wanted else no
+    if name in own:
+        if wish is not None and bool(arguments.get(name)) != wish:
+            rule = f"{name}={arguments.get(name)!r} says otherwise: send one of them"
+            raise InvalidValue(f"{NAME}={wish}, but {rule}", param=NAME)
+        return False
+    arguments[name] = value
+    return False
+
+
+def enhancer_of(components: Mapping[str, Any], parameters: Collection[str]) -> str:
+    """What writes prompts anew in a pipeline: `REWRITER`, an argument of its own, or "" for none.
+
+    Args:
+        components: of the pipeline, by name.
+        parameters: names of what its `__call__` takes.
+    """
+    if components.get(REWRITER) is not None:
+        return REWRITER
+    for name, (component, *_) in ARGUMENTS.items():
+        if name in parameters and components.get(component) is not None:
+            return name
+    return ""

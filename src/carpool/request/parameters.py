@@ -14,7 +14,7 @@ from carpool.errors import (
     nearest,
 )
 from carpool.request.card import INSTEAD, INTERNAL, OWN_KEYS, PER_PROMPT, Card, Parameter, Task
-from carpool.request.enhancement import enhanced
+from carpool.request.enhancement import check_enhancement
 from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures
 from carpool.request.lora import check_lora, refuse_scale
@@ -63,8 +63,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     step_cache, scheduler = values.pop("step_cache", None), values.pop("scheduler", None)
     task = card.task_for(name for name, value in values.items() if value is not None)
     declared = {parameter.name: parameter for parameter in task.parameters}
-    if values.get("enhance_prompt") is not None and "enhance_prompt" not in declared:
-        values = {**enhanced(card, task, values.pop("enhance_prompt")), **values}
+    wish = None if "enhance_prompt" in declared else values.pop("enhance_prompt", None)
     arguments = {name: value for name, value in card.defaults.items() if name in declared}
     for name, value in values.items():
         is_one = name in PER_PROMPT and is_int(value) and value == 1
@@ -81,6 +80,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         if card.lora or from_json:
             refuse_scale(name, value)
         arguments[name] = None if value is None else _value(task, declared[name], value, from_json)
+    enhance_prompt = check_enhancement(card, task, wish, arguments, values)
     check_texts({name: value for name, value in arguments.items() if name in values})
     if "negative_prompt" in declared and arguments.get("negative_prompt_embeds") is not None:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
@@ -118,6 +118,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         output_type=task.file_type if from_json else None,
         step_cache=None if step_cache is None else check_step_cache(step_cache),
         scheduler=_scheduler(card, scheduler),
+        enhance_prompt=enhance_prompt,
     )
 
 

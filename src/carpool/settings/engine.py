@@ -192,6 +192,14 @@ class EngineSettings:
     lora_batching: LoraBatching = setting(
         "mixed", "mixed: requests with different adapters share forwards; grouped: they do not"
     )
+    rewriter: str | None = setting(
+        None,
+        "a causal language model, by folder or hub id, that writes prompts anew for requests with "
+        "enhance_prompt; default: the pipeline's own way, if it has one",
+    )
+    enhance_prompt: bool = setting(
+        False, "write prompts anew for requests that do not say enhance_prompt"
+    )
     max_batch_size: int = setting(
         8,
         "continuous: most rows in one forward; the other modes have caps of their own",

@@ -13,7 +13,7 @@ from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.samplers import offered
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
-from carpool.request.enhancement import ENHANCERS
+from carpool.request.enhancement import enhancer_of
 from carpool.request.parameters import check
 from carpool.settings.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
@@ -54,8 +54,14 @@ def describe(
         scheduler=type(pipe.scheduler).__name__ if getattr(pipe, "scheduler", None) else "",
         schedulers=offered(pipe),
         has_fixed_text_layer=_has_fixed_text_layer(pipe),
-        enhancer=_enhancer(pipe, tasks),
+        enhancer=enhancer_of({**pipe.components, **vars(pipe)}, takes),
+        enhances=settings.enhance_prompt,
     )
+    if card.enhances and not card.enhancer:
+        raise SettingRejected(
+            f"enhance_prompt: {name} has no model that writes prompts anew: give --rewriter",
+            param="enhance_prompt",
+        )
     _check_defaults(card, asked)
     return card
 
@@ -101,14 +107,6 @@ def _rounds_sizes(cls: Any) -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return "Dimensions will be resized accordingly" in source
-
-
-def _enhancer(pipe: Pipeline, tasks: tuple[Task, ...]) -> str:
-    """The parameter by which it rewrites prompts, if the parts for that are there."""
-    names = [name for name in ENHANCERS if any(task.takes(name) for task in tasks)]
-    needed = {"use_pe": "pe", "enable_prompt_enhancement": "processor"}
-    has_parts = (getattr(pipe, needed.get(name, "text_encoder"), None) for name in names)
-    return next((n for n, part in zip(names, has_parts, strict=True) if part is not None), "")
 
 
 def _patch_px(pipe: Pipeline) -> int:

@@ -19,6 +19,7 @@ from torch import nn
 from transformers.utils import logging as transformers_log
 
 from carpool.config import EngineSettings
+from carpool.engine.language.rewriter import attach
 from carpool.engine.model.assembly import read
 from carpool.engine.model.card import describe
 from carpool.engine.model.compiling import warm_up
@@ -204,6 +205,9 @@ def load(
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
+        rewriter = settings.rewriter or extra.get("rewriter")
+        if rewriter is not None:
+            attach(pipe, str(rewriter), device.dtype, device.torch, undo)
         hold(pipe, undo)
         is_moved = not isinstance(model, Pipeline) or is_asked_for(settings)
         streamer = None

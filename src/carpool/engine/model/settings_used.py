@@ -54,6 +54,7 @@ class SettingsUsed:
             used["lora"] = [{"id": name, "scale": scale} for name, scale in request.lora]
         threshold = self._step_cache if request.step_cache is None else request.step_cache
         used |= {"step_cache": threshold} if threshold else {}
+        used |= {"enhance_prompt": True} if request.enhance_prompt else {}
         return used | self._sampler(request.scheduler)
 
     def _sampler(self, name: str | None) -> dict[str, Any]:

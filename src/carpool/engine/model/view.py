@@ -7,7 +7,7 @@ are copied, so that no request can see what another one leaves there.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,13 @@ from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.processing_utils import ProcessorMixin
 
+from carpool.engine.language.rewriter import noting, rewrite
 from carpool.engine.model.artifacts import SOUNDS, rate_of
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
 from carpool.errors import InvalidValue
-from carpool.request.card import Card
+from carpool.request.card import Card, Task
 from carpool.types import CheckedRequest
 
 _IMMUTABLE = (bool, int, float, str, bytes, type, type(None), torch.dtype, torch.device)
@@ -133,6 +134,7 @@ class PipelineOutput:
     output: Any
     convert_to: str | None  # the output type that was asked for, where tensors were taken instead
     rate: int | None = None  # of its sound, samples a second
+    revised_prompt: str | None = None  # as a language model wrote it
 
 
 def call(mine: Any, request: CheckedRequest, card: Card) -> PipelineOutput:
@@ -142,7 +144,18 @@ def call(mine: Any, request: CheckedRequest, card: Card) -> PipelineOutput:
     its pictures to the type that is asked for, it gives tensors here and `finish` converts them:
     making PIL images on the engine's thread would wait for the device.
     """
-    task, arguments = card.task(request.task), dict(request.arguments)
+    arguments, texts = dict(request.arguments), list[str]()
+    if request.enhance_prompt:
+        arguments["prompt"] = rewrite(mine, arguments["prompt"])
+        texts.append(arguments["prompt"])
+    with noting(mine, texts.append):
+        output = _called(mine, request, card.task(request.task), arguments)
+    return replace(output, revised_prompt=texts[-1]) if texts else output
+
+
+def _called(
+    mine: Any, request: CheckedRequest, task: Task, arguments: dict[str, Any]
+) -> PipelineOutput:
     if (device := mine._execution_device).type != "cpu":
         arguments = {name: _placed(value, device) for name, value in arguments.items()}
     if task.takes("generator"):

@@ -83,6 +83,11 @@ class GenerationRequest(BaseModel):
         "(`dpmpp_2m_karras`, `Euler a`), of those that `GET /v1/models` lists as `schedulers`; "
         "default: the model's own",
     )
+    enhance_prompt: Any = ours(
+        "boolean",
+        "have a language model write the prompt anew first: the pipeline's own, or the server's "
+        "`--rewriter`; the answer has it as `revised_prompt`; default: the server's own",
+    )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
     user: Name = Field(None, description="of the client's own: users divide a key's share")
@@ -168,7 +173,7 @@ class RemixRequest(BaseModel):
 
 
 _PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_cfg_scale
-negative_prompt num_frames lora deadline_s priority step_cache scheduler"""
+negative_prompt num_frames lora deadline_s priority step_cache scheduler enhance_prompt"""
 PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
 """Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
 
@@ -181,7 +186,7 @@ class Image(BaseModel):
     b64_json: str | None = Field(default=None, description="the file, where no url was asked for")
     url: str | None = Field(default=None, description="a link that needs no key, for an hour")
     revised_prompt: str | None = Field(
-        default=None, description="as `enhance_prompt` rewrote it, where the pipeline tells it"
+        default=None, description="the prompt as a language model wrote it anew: `enhance_prompt`"
     )
     seed: int = Field(description="that gives this image again")
     skipped_steps: int | None = Field(

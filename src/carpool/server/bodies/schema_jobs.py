@@ -31,6 +31,9 @@ class JobRecord(BaseModel):
         default=None,
         description="denoising steps of each output without a forward; where `step_cache` was",
     )
+    revised_prompt: str | None = Field(
+        default=None, description="the first prompt as a language model wrote it anew"
+    )
 
 
 class Video(JobRecord):

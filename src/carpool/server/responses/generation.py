@@ -56,8 +56,11 @@ async def generate(
     def answered(number: int) -> schema.Image:
         output = outputs[number]
         file = image_request.file(number, pictures[number], output.settings)
-        image = schema.Image(seed=output.seed, skipped_steps=output.skipped_steps or None)
-        image.revised_prompt = output.settings.get("revised_prompt")
+        image = schema.Image(
+            seed=output.seed,
+            skipped_steps=output.skipped_steps or None,
+            revised_prompt=output.settings.get("revised_prompt"),
+        )
         if image_request.body.response_format == "url":
             return image.model_copy(update={"url": link(file)})
         return image.model_copy(update={"b64_json": encoded(file)})

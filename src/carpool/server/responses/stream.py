@@ -199,6 +199,8 @@ def _event(image_request: StreamedRequest, number: int, sight: Shown, index: int
         }
         if sight.skipped_steps:
             event["skipped_steps"] = sight.skipped_steps
+        if "revised_prompt" in sight.settings:
+            event["revised_prompt"] = sight.settings["revised_prompt"]
         if sight.warnings:
             event["warnings"] = sight.warnings
         if settings := without_prompts(sight.settings):

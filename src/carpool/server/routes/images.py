@@ -168,6 +168,11 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
         parameters["scheduler"] = reports.ModelParameter(
             name="scheduler", kind="str", required=False, default=card.scheduler, tasks=tasks
         )
+    if card.enhancer:
+        parameters["enhance_prompt"] = reports.ModelParameter(
+            name="enhance_prompt", kind="bool", required=False, default=card.enhances,
+            tasks=[task.name for task in card.tasks],
+        )  # fmt: skip
     return list(parameters.values())
 
 

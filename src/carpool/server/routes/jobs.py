@@ -157,6 +157,7 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
         "eta_s": eta_s,
         "warnings": list(record.warnings) or None,
         "skipped_steps": list(record.skipped_steps) or None,
+        "revised_prompt": (record.settings or {}).get("revised_prompt"),
     }
 
 

@@ -1,0 +1,96 @@
+"""`enhance_prompt` over HTTP: the rewritten prompt is in the answer, the file and the job."""
+
+import asyncio
+import base64
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+from PIL import Image
+
+from carpool.request.enhancement import REWRITER
+from carpool.types import CheckedRequest
+from carpool.worker import protocol
+from support.app import CARD, Grey, open_app
+
+
+class Writing(Grey):
+    """Its rewriter puts a frame around each prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready = protocol.WorkerReady(replace(CARD, enhancer=REWRITER), {}, 0.0)
+
+    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+        done = await super().submit(request)
+        if request.enhance_prompt:
+            prompt = f"{request.arguments['prompt']}, framed"
+            done.settings = {"enhance_prompt": True, "revised_prompt": prompt}
+        return done
+
+
+def test_a_picture_and_its_file_have_the_rewritten_prompt() -> None:
+    async def scene() -> None:
+        async with open_app(Writing(), metadata_prompt=True) as opened:
+            extra = {"enhance_prompt": True}
+            answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
+            [picture] = answer.data or []
+            assert picture.revised_prompt == "a cat, framed"
+            file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
+            told = json.loads(file.text["carpool"])  # type: ignore[attr-defined]
+            assert (told["prompt"], told["revised_prompt"]) == ("a cat", "a cat, framed")
+            assert told["enhance_prompt"] is True
+
+            answer = await opened.openai.images.generate(prompt="a cat")
+            [picture] = answer.data or []
+            assert picture.revised_prompt is None
+
+    asyncio.run(scene())
+
+
+def test_a_stream_and_a_job_have_it_too() -> None:
+    async def scene() -> None:
+        async with open_app(Writing(), metadata_prompt=True) as opened:
+            stream: Any = await opened.openai.images.generate(
+                prompt="a cat", stream=True, extra_body={"enhance_prompt": True}
+            )
+            [event] = [event async for event in stream]
+            assert event.revised_prompt == "a cat, framed"
+
+            body = {"prompt": "a cat", "enhance_prompt": True, "background_job": True}
+            job = (await opened.http.post("/v1/images/generations", json=body)).json()
+            ended = await opened.ended(job["id"])
+            assert ended["revised_prompt"] == "a cat, framed"
+            [content] = await opened.files(ended)
+            told = json.loads(Image.open(io.BytesIO(content)).text["carpool"])  # type: ignore[attr-defined]
+            assert told["revised_prompt"] == "a cat, framed"
+
+    asyncio.run(scene())
+
+
+def test_a_model_lists_it_where_it_can() -> None:
+    async def scene(worker: Grey, *, can: bool) -> None:
+        async with open_app(worker) as opened:
+            [model] = (await opened.http.get("/v1/models")).json()["data"]
+            assert ("enhance_prompt" in str(model)) == can
+            body = {"prompt": "a", "enhance_prompt": True}
+            answer = await opened.http.post("/v1/images/generations", json=body)
+            assert answer.status_code == (200 if can else 400)
+            if not can:
+                assert "--rewriter" in answer.json()["error"]["message"]
+
+    asyncio.run(scene(Writing(), can=True))
+    asyncio.run(scene(Grey(), can=False))
+
+
+def test_a_file_that_may_not_name_prompts_has_neither() -> None:
+    async def scene() -> None:
+        async with open_app(Writing(), metadata_prompt=False) as opened:
+            extra = {"enhance_prompt": True}
+            answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
+            [picture] = answer.data or []
+            file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
+            assert "cat" not in file.text["carpool"]  # type: ignore[attr-defined]
+
+    asyncio.run(scene())
