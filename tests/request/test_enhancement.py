@@ -23,8 +23,8 @@ def card_with(name: str) -> Card:
     return replace(CARD, tasks=(task,), enhancer=name)
 
 
-def asked(card: Card, prompt: str = "a", **parameters: Any) -> CheckedRequest:
-    return check(card, Request(prompt, **parameters), from_json=True)
+def asked(card: Card, /, **parameters: Any) -> CheckedRequest:
+    return check(card, Request(**{"prompt": "a", **parameters}), from_json=True)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -72,7 +72,7 @@ def test_what_cannot_be_done_is_refused_by_name(
     card: Card, prompt: str, wish: Any, error: type[Rejected], rule: str
 ) -> None:
     with pytest.raises(error, match=rule) as refusal:
-        asked(card, prompt, enhance_prompt=wish)
+        asked(card, prompt=prompt, enhance_prompt=wish)
     assert refusal.value.param == "enhance_prompt"
 
 

@@ -150,7 +150,7 @@ def export(model: LlamaForCausalLM, tokenizer: Any) -> None:
 
 def held_out(count: int, seed: int = 2) -> list[Wording]:
     """Wordings of combinations that no training has seen."""
-    rng, chosen = random.Random(seed), []
+    rng, chosen = random.Random(seed), list[Wording]()
     while len(chosen) < count:
         if (each := wording(rng)).is_held_out:
             chosen.append(each)

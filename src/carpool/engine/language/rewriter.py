@@ -51,7 +51,7 @@ def attach(
     if tokenizer.chat_template is None:
         raise LoadFailed(f"rewriter {model!r} has no chat template: take an instructed model")
     own = vars(pipe)
-    own[REWRITER] = network.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
+    own[REWRITER] = network.to(device).eval().requires_grad_(False)
     own[TOKENIZER] = tokenizer
     for name in (REWRITER, TOKENIZER):
         undo.callback(own.pop, name, None)
