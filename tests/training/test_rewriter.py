@@ -45,7 +45,7 @@ def test_a_rewriter_is_trained_exported_and_judged(
 ) -> None:
     monkeypatch.setattr(rewriter, "BUILD", tmp_path / "build")
     monkeypatch.setattr(rewriter, "REWRITER_DIR", tmp_path / "model")
-    monkeypatch.setattr(rewriter, "STEPS", 2)
+    monkeypatch.setattr(rewriter, "ROUNDS", ((2, 1e-3), (1, 1e-4)))
     monkeypatch.setattr(rewriter, "HELD_OUT", 2)
     (tmp_path / "build").mkdir()
     lines: list[str] = []

@@ -39,7 +39,8 @@ TEMPLATE = (
     "{{ '<wording>' }}{% for message in messages %}{% if message['role'] == 'user' %}"
     "{{ message['content'] }}{% endif %}{% endfor %}{{ '<caption>' }}"
 )
-VOCABULARY, ROWS, STEPS, PEAK_RATE = 1024, 64, 2500, 3e-3
+VOCABULARY, ROWS = 1024, 64
+ROUNDS = ((2500, 3e-3), (2500, 2e-3))  # steps, and the highest rate in them
 HELD_OUT = 500
 MAX_NEW_TOKENS = 24  # the longest caption takes 16
 
@@ -129,8 +130,9 @@ def train(log: Log) -> tuple[LlamaForCausalLM, Any]:
 
         return loss, report
 
-    optimizer = AdamW(list(model.parameters()), PEAK_RATE, (STEPS, 0.05), weight_decay=0.01)
-    fit("rewriter", STEPS, batch_loss, optimizer, log)
+    for steps, rate in ROUNDS:
+        optimizer = AdamW(list(model.parameters()), rate, (steps, 0.05), weight_decay=0.01)
+        fit("rewriter", steps, batch_loss, optimizer, log)
     return model.eval().requires_grad_(False), tokenizer
 
 
