@@ -45,9 +45,9 @@ CASES = [
         ),
         fuses={
             "vision_language_encoder.generate": 2.0,
-            "text_encoder.forward": 2.0,
-            "transformer.forward": 1.5,
-            "vae.decode": 1.2,
+            "text_encoder.forward": 2.5,
+            "transformer.forward": 2.0,
+            "vae.decode": 1.5,
         },
         needs_torchvision=True,
     ),
