@@ -17,7 +17,7 @@ REWRITER = "prompt_rewriter"
 ARGUMENTS: dict[str, tuple[str, Any, Any]] = {
     "use_pe": ("pe", True, False),
     "enable_prompt_rewrite": ("text_encoder", True, False),
-    "enable_prompt_enhancement": ("prompt_enhancer", True, False),
+    "enable_prompt_enhancement": ("processor", True, False),
     "caption_upsample_temperature": ("text_encoder", 0.15, None),  # as its documentation advises
 }
 """Arguments of pipelines that write prompts anew: the component that does it, values for yes and
