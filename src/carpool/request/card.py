@@ -95,7 +95,6 @@ class Card:
     enhancer: str = ""  # what writes prompts anew, by `request.enhancement`; "": nothing
     enhances: bool = False  # prompts of requests that do not choose are written anew
     has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
-    enhancer: str = ""  # parameter by which it rewrites prompts; empty: it does not
     writers: tuple[Task, ...] = ()  # of language models inside of the pipeline
 
     @property

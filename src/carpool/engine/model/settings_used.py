@@ -48,8 +48,6 @@ class SettingsUsed:
         if request.arguments.get("output_type", request.output_type) != "latent":
             is_pasted = plain.get("padding_mask_crop") is not None  # into a picture of another size
             used |= {n: v for n, v in _size(fields).items() if not (is_pasted and n in plain)}
-        if revised := fields.get("revised_prompts"):
-            used["revised_prompt"] = str(revised[0])
         if request.lora:
             used["lora"] = [{"id": name, "scale": scale} for name, scale in request.lora]
         threshold = self._step_cache if request.step_cache is None else request.step_cache
