@@ -246,13 +246,15 @@ shapes-video: .venv/ready  ## train the embedded video model again (1.5 hours on
 devices: .venv/ready build/torchvision  ## where requests wait for a device: docs/devices.md
 	$(ONE_THREAD) $(BIN)/python docs/make_devices.py
 
-docs: .venv/ready  ## write docs/reference.md, http.md, models.md and the files in ARCHITECTURE.md
+docs: .venv/ready  ## write docs/reference.md, http.md, models.md, python.md and the drawing
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_http.py
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_python.py
 	$(BIN)/python docs/make_drawing.py
-	$(BIN)/python docs/make_files.py
+
+files: .venv/ready  ## what each file is, by folder: the first sentences of their docstrings
+	@$(BIN)/python docs/make_files.py
 
 # An environment of its own, as for fuzzing.
 build/site/ready:

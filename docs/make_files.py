@@ -1,6 +1,6 @@
-"""Write the list of files in `ARCHITECTURE.md` from the first sentences of their docstrings.
+"""Print each file with the first sentence of its docstring, by folder.
 
-usage: make docs    (a test fails when the list is behind the code)
+usage: make files
 """
 
 import ast
@@ -9,19 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "ARCHITECTURE.md"
-MARKS = ("<!-- files -->", "<!-- end of files -->")
 FOLDERS = ("src/carpool", "src/carpool_lab", "training")
 
 
-def page() -> str:
-    """The whole page, its list of files made anew."""
-    before, rest = PAGE.read_text().split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    return "\n".join([before + MARKS[0], *_lines(), MARKS[1] + after])
-
-
-def _lines() -> Iterator[str]:
+def lines() -> Iterator[str]:
+    """The list, as Markdown."""
     for top in FOLDERS:
         for folder in [ROOT / top, *sorted(p for p in (ROOT / top).rglob("*") if p.is_dir())]:
             files = sorted(file for file in folder.glob("*.py") if file.name != "__init__.py")
@@ -46,4 +38,4 @@ def first_sentence(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    print("\n".join(lines()))
