@@ -48,8 +48,8 @@ def serve(
 ) -> None:
     """Serve a MODEL, or several, over HTTP, with OpenAI's image API.
 
-    MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', a folder in diffusers
-    layout or of a language model of transformers, or a .safetensors or .gguf file. Every flag may
+    MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', a folder of a
+    pipeline or language model, or a .safetensors or .gguf file. Every flag may
     be an environment variable, such as CARPOOL_MAX_QUEUE, or stand in a file (--config). Flags of
     SGLang and vLLM-Omni work, too.
     """
