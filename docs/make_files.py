@@ -5,6 +5,7 @@ usage: make files
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,4 +39,4 @@ def first_sentence(file: Path) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines()))
+    sys.stdout.write("\n".join(lines()) + "\n")

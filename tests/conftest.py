@@ -62,6 +62,8 @@ def _unmuted_log() -> None:
     logger.disabled, logger.propagate = False, True
     for filterer in (root, logger, *root.handlers):
         filterer.filters.clear()
+    for handler in root.handlers:  # an engine quietens those of diffusers, caplog's among them once
+        handler.setLevel(logging.NOTSET)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -28,18 +28,18 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 24_400),
+    "engine": (13_800, 24_550),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_700),
     "worker": (2_500, 3_340),
     "server": (5_000, 7_120),
     "compat": (1_300, 2_400),
     "jobs, media": (3_000, 3_840),
-    "python, cli, settings": (4_800, 5_250),
-    "others": (4_200, 4_420),
+    "python, cli, settings": (4_800, 5_270),
+    "others": (4_200, 4_470),
     "lab": (4_200, 5_880),
     "benchmarks, proof": (7_000, 9_520),
-    "tests": (50_000, 79_700),
+    "tests": (50_000, 80_100),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 33), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names

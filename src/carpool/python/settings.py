@@ -60,6 +60,8 @@ class LoadSettings(TypedDict, total=False):
     infer_specs: bool
     lora_dir: str | PathLike[str] | None
     embeddings: str | PathLike[str] | None
+    rewriter: str | None
+    enhance_prompt: bool
     lora_batching: LoraBatching
     max_batch_size: int
     max_decode_size: int

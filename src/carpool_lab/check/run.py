@@ -84,7 +84,9 @@ def _prove(
     before, table.costs = table.costs, Costs()  # forwards are slower here
     engine = EngineCore(
         replace(loaded, undo=lambda: None),  # more engines follow
-        replace(settings, max_batch_size=64, max_decode_size=64, max_running=64),
+        replace(
+            settings, max_batch_size=64, max_decode_size=64, max_running=64, conditioning_cache=0.0
+        ),
         off_loop=lambda work: work(),
         table=table,
         policy=Lockstep(loaded.device),

@@ -71,7 +71,12 @@ def tune(
     lockstep = Lockstep(device)
     engine = EngineCore(
         loaded,
-        replace(settings, max_batch_size=wanted.max_rows, max_decode_size=wanted.max_rows),
+        replace(
+            settings,
+            max_batch_size=wanted.max_rows,
+            max_decode_size=wanted.max_rows,
+            conditioning_cache=0.0,  # every forward is to run
+        ),
         clock=clock,
         off_loop=lambda work: work(),
         observers=[lockstep.ran],

@@ -351,7 +351,10 @@ def test_pictures_in_the_background_are_those_of_the_foreground(painter: httpx2.
         assert len(served.content) == file["bytes"]
         drawn = picture(base64.b64decode(image["b64_json"]))
         assert gap(picture(served.content), drawn) <= ALIKE
-    assert painter.get("/v1/jobs").json()["data"] == [job]
+    [listed] = painter.get("/v1/jobs").json()["data"]
+    for file in (*listed["files"], *job["files"]):
+        assert file.pop("signed_url").split("?")[0].endswith(f"{job['id']}/{file['name']}")
+    assert listed == job
     assert painter.get(f"/v1/jobs/{job['id']}/files/2.png").status_code == 404
     assert painter.get(f"/v1/videos/{job['id']}").status_code == 404
     assert painter.delete(f"/v1/jobs/{job['id']}").json()["deleted"]

@@ -70,6 +70,7 @@ def test_the_openapi_document_has_every_route_and_the_shape_of_errors(server: Se
 
     paths = {ENDPOINT, "/v1/models", "/v1/models/{model}", "/health", "/livez", "/version"}
     paths |= {"/stats", "/metrics", "/v1/requests/{request_id}", "/v1/files/{file_id}"}
+    paths |= {"/v1/files/{job_id}/{name}", "/sdapi/v1/embeddings"}
     paths |= {"/v1/images/edits", "/v1/images/variations", "/v1/jobs", "/v1/jobs/{job_id}"}
     paths |= {"/v1/jobs/{job_id}/cancel", "/v1/jobs/{job_id}/files/{name}", "/v1/videos"}
     paths |= {f"/v1/videos/{{video_id}}{more}" for more in ("", "/content", "/remix")}

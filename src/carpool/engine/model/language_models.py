@@ -90,7 +90,8 @@ def _writers(pipe: Any) -> Iterator[tuple[str, TextPipeline]]:
 
 def _reader(components: Any, name: str, module: Any) -> Any:
     """The processor or tokenizer of a language model, by diffusers' naming habits."""
-    output = module.get_output_embeddings()
+    find = getattr(module, "get_output_embeddings", None)
+    output = None if find is None else find()
     if output is None:
         return None
     if "text_encoder" in name:
