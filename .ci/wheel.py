@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CARPOOL = Path(sys.executable).with_name("carpool")
-MODELS = ("shapes", "shapes_video", "shapes_lora")
+MODELS = ("shapes", "shapes_video", "shapes_lora", "shapes_rewriter")
 PLAYGROUND = tuple(f"server/playground/{name}" for name in ("index.html", "style.css", "app.js"))
 PATIENCE_S = 120
 
