@@ -25,7 +25,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def draw(server: Server, seed: int) -> tuple[int, dict[str, Any]]:
     with server.client(timeout=3 * PATIENCE_S) as client:
-        answer = client.post(ENDPOINT, json=body(seed=seed, num_inference_steps=STEPS))
+        own = {"prompt": f"a prompt that is {seed}'s alone"} if seed == GUILTY else {}
+        answer = client.post(ENDPOINT, json=body(seed=seed, num_inference_steps=STEPS, **own))
         return answer.status_code, answer.json()
 
 
