@@ -28,18 +28,18 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 24_550),
+    "engine": (13_800, 24_870),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_700),
     "worker": (2_500, 3_340),
     "server": (5_000, 7_120),
     "compat": (1_300, 2_400),
     "jobs, media": (3_000, 3_840),
-    "python, cli, settings": (4_800, 5_270),
-    "others": (4_200, 4_470),
+    "python, cli, settings": (4_800, 5_285),
+    "others": (4_200, 4_475),
     "lab": (4_200, 5_880),
     "benchmarks, proof": (7_000, 9_520),
-    "tests": (50_000, 80_100),
+    "tests": (50_000, 80_290),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 33), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names

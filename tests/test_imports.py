@@ -93,7 +93,12 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
         "carpool/server/greeting.py",
         "carpool_lab/",
     ),
-    "httpx2": ("carpool_lab/load/client.py", "carpool/media/fetch_url.py", "carpool/cli/"),
+    "httpx2": (
+        "carpool_lab/load/client.py",
+        "carpool/media/fetch_url.py",
+        "carpool/engine/model/language_server.py",
+        "carpool/cli/",
+    ),
     "rich": ("carpool/cli/",),
     "matplotlib": (
         "carpool_lab/load/plot.py",

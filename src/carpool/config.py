@@ -25,7 +25,9 @@ FAULT_VARIABLE = "CARPOOL_FAULT"
 FORKSERVER_VARIABLE = "CARPOOL_FORKSERVER"
 """`off`, or where a fork server listens; see `carpool.worker.start`."""
 
-_NO_SETTINGS = {FAULT_VARIABLE, FORKSERVER_VARIABLE}
+LANGUAGE_KEY_VARIABLE = "CARPOOL_LANGUAGE_KEY"
+"""The key for `language_url`; no setting, since these may be listed and logged."""
+_NO_SETTINGS = {FAULT_VARIABLE, FORKSERVER_VARIABLE, LANGUAGE_KEY_VARIABLE}
 
 Journalling = Literal["off", "memory", "jobs", "all"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -219,6 +219,12 @@ class Draining(CarpoolError, status=503, code="draining", should_retry=True):
         return cls("the server is ending and takes no new requests", retry_after_s=5)
 
 
+class LanguageServerFailed(
+    CarpoolError, status=502, code="language_server_failed", should_retry=True
+):
+    """The server of `--language-url` gave no answer, or none that can be used."""
+
+
 class OutOfMemory(CarpoolError, status=503, code="out_of_memory"):
     """One call of the request alone exceeds the device's memory."""
 

@@ -130,11 +130,12 @@ class Timings:
 class Event:
     """Something that happened to one request."""
 
-    kind: Literal["queued", "started", "step", "preview", "finished"]
+    kind: Literal["queued", "started", "prompt", "step", "preview", "finished"]
     request_id: str
     at_s: float  # engine clock
     step: int = 0  # denoising steps done
     steps: int = 0  # denoising steps in all
     error: Exception | None = None  # of a `finished` one; None: it succeeded
     picture: Any = None  # of a `preview`: an array (height, width, 3), 0-255
-    text: str = ""  # of a `preview` of a text: what is new since the last; steps are tokens
+    text: str = ""  # of a `prompt`: the rewritten one so far; of a `preview` of a text: what is
+    # new since the last; steps are tokens

@@ -31,17 +31,19 @@ def test_requests_have_their_steps_and_strangers_have_numbers() -> None:
     board = Dashboard()
     mine = {"number": 1, "phase": "denoise", "step": 7, "steps": 28, "left_s": 1.25, "id": "job-1"}
     theirs = {"number": 2, "phase": "encode", "step": 0, "steps": 0, "left_s": None}
+    writes = {**theirs, "number": 4, "tokens": 12}
     later = {"number": 3, "waited_s": 1.0, "starts_s": 2.5}
 
     board.take("status", {"status": "ready", "model": "shapes"})
-    board.take("activity", {"now_s": 10.0, "running": [mine, theirs], "waiting": [later],
+    board.take("activity", {"now_s": 10.0, "running": [mine, theirs, writes], "waiting": [later],
                             "waiting_count": 1,
                             "forwards": [forward(1, 2, at_s=9.0, why="differs:size")]})  # fmt: skip
     text = shown(board)
 
-    assert "shapes ready   running 2   waiting 1" in text
+    assert "shapes ready   running 3   waiting 1" in text
     assert "job-1" in text
     assert "7/28" in text
+    assert "12 tokens" in text
     assert "another client's, no. 2" in text
     assert "starts in 2.5 s" in text
     assert "not wider: the others differ in size" in text

@@ -18,7 +18,8 @@ def body_that(*, catches: type[BaseException], on_exit: Callable[[], Any]) -> Ca
     return body
 
 
-def test_closing_runs_finally_blocks() -> None:
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_finally_blocks_run_where_a_fiber_is_closed_or_forgotten(*, is_forgotten: bool) -> None:
     done: list[str] = []
 
     def body() -> None:
@@ -30,10 +31,12 @@ def test_closing_runs_finally_blocks() -> None:
     fiber = Fiber(body)
     fiber.start()
 
-    fiber.close()
+    if not is_forgotten:
+        fiber.close()
+        assert not fiber.is_alive
+    del fiber
 
     assert done == ["tidied"]
-    assert not fiber.is_alive
 
 
 def test_a_body_that_parks_while_it_is_closed_is_closed_all_the_same() -> None:
@@ -88,20 +91,3 @@ def test_fibers_that_never_started_or_have_ended_close_quietly() -> None:
         fiber.close()
 
     assert ran == [2]
-
-
-def test_a_forgotten_fiber_is_unwound() -> None:
-    done: list[str] = []
-
-    def body() -> None:
-        try:
-            park("call")
-        finally:
-            done.append("tidied")
-
-    fiber = Fiber(body)
-    fiber.start()
-
-    del fiber
-
-    assert done == ["tidied"]

@@ -22,9 +22,14 @@ class Writing(Grey):
         super().__init__()
         self.ready = protocol.WorkerReady(replace(CARD, enhancer=REWRITER), {}, 0.0)
 
-    async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> protocol.Done:
+    async def submit(
+        self, request: CheckedRequest, _: Any = None, on_preview: Any = None, **__: Any
+    ) -> protocol.Done:
         done = await super().submit(request)
         if request.enhance_prompt:
+            if on_preview is not None:
+                about = request.request_id, 0, 0, None, "a cat, fr"
+                on_preview(protocol.Preview(*about, is_prompt=True))
             prompt = f"{request.arguments['prompt']}, framed"
             done.settings = {"enhance_prompt": True, "revised_prompt": prompt}
         return done
@@ -55,7 +60,9 @@ def test_a_stream_and_a_job_have_it_too() -> None:
             stream: Any = await opened.openai.images.generate(
                 prompt="a cat", stream=True, extra_body={"enhance_prompt": True}
             )
-            [event] = [event async for event in stream]
+            told, event = [event async for event in stream]
+            assert told.type == "image_generation.revised_prompt"
+            assert told.revised_prompt == "a cat, fr"
             assert event.revised_prompt == "a cat, framed"
 
             body = {"prompt": "a cat", "enhance_prompt": True, "background_job": True}

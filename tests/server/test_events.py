@@ -121,10 +121,10 @@ def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
     first = seen[KEYS[0]]
     assert first["running"] == [
         {
-            "number": 1, "phase": "denoise", "step": 1, "steps": 4, "left_s": 0.5,
+            "number": 1, "phase": "denoise", "step": 1, "steps": 4, "left_s": 0.5, "tokens": 0,
             "id": "asked-by-first-key", "part": 0,
         },
-        {"number": 2, "phase": "denoise", "step": 1, "steps": 4, "left_s": 0.5},
+        {"number": 2, "phase": "denoise", "step": 1, "steps": 4, "left_s": 0.5, "tokens": 0},
     ]  # fmt: skip
     moved = {"at": 100.0, "from": 0, "to": 1, "why": "gain"}
     assert first["moves"] == [{**moved, "id": "asked-by-first-key", "part": 0}, moved]

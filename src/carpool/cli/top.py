@@ -73,9 +73,12 @@ class Dashboard:
         return int(sum(waiting.values()) + in_workers)
 
     def means(self) -> tuple[float, float, float]:
-        """Denoising forwards a second, requests and rows a forward, over the last seconds."""
+        """Forwards of steps and tokens a second, requests and rows a forward, of late."""
         records = (forward for forwards in self._forwards.values() for forward in forwards)
-        runs = [record for record in records if record["phase"] == "denoise"]
+        runs = [
+            record for record in records
+            if record["phase"] == "denoise" or record["module"].endswith(".generate")
+        ]  # fmt: skip
         if not runs:
             return 0.0, 0.0, 0.0
         requests = sum(len(forward["requests"]) for forward in runs) / len(runs)
@@ -118,6 +121,8 @@ class Dashboard:
             bar = "\u2588" * round(share * BAR)
             remaining = "" if entry["left_s"] is None else f"{entry['left_s']:.1f} s of work"
             steps = f"{entry['step']}/{entry['steps']}"
+            if entry["phase"] == "encode" and entry.get("tokens"):
+                steps = f"{entry['tokens']} tokens"
             table.add_row(_name(entry), entry["phase"], steps, f"{bar:\u2591<{BAR}}", remaining)
         for entry in waiting[: max(0, MOST_LINES - len(running))]:
             starts = "" if entry["starts_s"] is None else f"starts in {entry['starts_s']:.1f} s"

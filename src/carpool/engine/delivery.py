@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from threading import Thread
 from typing import Any
 
 from carpool.engine.containment import EngineLost, Stages
@@ -18,7 +19,7 @@ RunOffLoop = Callable[[Callable[[], None]], object]
 
 
 class OffLoop:
-    """Two threads beside the main loop: one for outcomes and previews, one for host calls.
+    """Threads beside the main loop: for outcomes and previews, for host calls, and for waits.
 
     Args:
         run: runs all of it instead, for tests.
@@ -29,11 +30,17 @@ class OffLoop:
         self._hosting = ThreadPoolExecutor(1, "carpool-text")
         self.finish: RunOffLoop = run or self._finishing.submit
         self.host: RunOffLoop = run or self._hosting.submit
+        self.wait: RunOffLoop = run or _in_thread
 
     def close(self) -> None:
         """Wait for the outcomes that are under way; drop host calls, which nobody waits for."""
         self._hosting.shutdown(cancel_futures=True)
         self._finishing.shutdown()
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """Run work that waits on a thread of its own, which no end of the engine waits for."""
+    Thread(target=work, name="carpool-language", daemon=True).start()
 
 
 def deliver(

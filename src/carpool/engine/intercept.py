@@ -329,7 +329,8 @@ def _generating(module: nn.Module) -> Callable[..., Any]:
         if context is None or context.is_running:
             return original(*args, **kwargs)
         with context.generating(module):
-            return original(*args, **kwargs)
+            options = kwargs if context.watch is None else context.watch(module, kwargs)
+            return original(*args, **options)
 
     return generate
 

@@ -41,7 +41,7 @@ class PrivateContext:
         seed: the seed of the process's random numbers while it runs.
     """
 
-    pins = None
+    pins = watch = None
     is_private = True
 
     def __init__(

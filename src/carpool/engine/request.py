@@ -92,6 +92,7 @@ class RequestState:
     order: int = 0  # calls are numbered in the order in which they parked; 0: none has
     denoiser_calls: int = 0
     counted_step: int = 0  # the last step whose denoiser calls the predictor has counted
+    prompt_told_s: float = -inf  # when its rewritten prompt was last told; engine clock
     is_answered: bool = False  # its listener has got its outcome, or is about to
     _answering: threading.Lock = field(default_factory=threading.Lock)
 

@@ -30,10 +30,12 @@ from carpool.engine.request import FiberState, RequestState, RideContext
 from carpool.engine.ride_choice import RideChoice
 from carpool.engine.second_runs import SecondRuns
 from carpool.engine.tokenizers import HostCall, run_on_host
-from carpool.errors import CarpoolError, Released
+from carpool.errors import Cancelled, CarpoolError, Released
 from carpool.types import Event
 
 log = logging.getLogger("carpool")
+
+PROMPT_EVERY_S = 0.2  # half: twice the messages, which nobody reads so fast; twice: it jerks
 
 
 class RunningRequests:
@@ -154,7 +156,9 @@ class RunningRequests:
             mine.on_text = partial(self._tell_text, state)
         state.observe(mine, context, self._loaded.card)
         state.warnings += self._adapters.warnings(request.lora)
-        state.start(mine, context, partial(call, mine, request, self._loaded.card), now_s)
+        told, language = partial(self._tell_prompt, state), self._loaded.language
+        body = partial(call, mine, request, self._loaded.card, told, language)
+        state.start(mine, context, body, now_s)
         self._resume(state)
 
     def _context(self, state: RequestState, mine: Any) -> RideContext:
@@ -233,7 +237,8 @@ class RunningRequests:
         if isinstance(came, Call):
             return self._park(state, came, now_s)
         if isinstance(came, HostCall):
-            self._off_loop.host(partial(run_on_host, came, self._queue, state))
+            run = self._off_loop.wait if came.waits else self._off_loop.host
+            run(partial(run_on_host, came, self._queue, state))
         elif isinstance(came, Returned):
             if state.timeline.reached(state.steps):
                 self._tell_step(state, now_s)
@@ -314,6 +319,19 @@ class RunningRequests:
     def _tell_text(self, state: RequestState, text: str, tokens: int, limit: int) -> None:
         now_s = self._clock()
         self._tell(state, Event("preview", state.request_id, now_s, tokens, limit, text=text))
+
+    def _tell_prompt(self, state: RequestState, text: str, *, is_whole: bool = False) -> None:
+        """Tell the prompt that is written for a request, as far as it is. On any thread.
+
+        Raises:
+            Cancelled: the request has ended.
+        """
+        if state.status == "finished":
+            raise Cancelled("the request has ended")
+        now_s = self._clock()
+        if is_whole or now_s >= state.prompt_told_s + PROMPT_EVERY_S:
+            state.prompt_told_s = now_s
+            self._tell(state, Event("prompt", state.request_id, now_s, text=text))
 
     def _tell(self, state: RequestState, event: Event) -> None:
         if state.is_answered:

@@ -33,6 +33,7 @@ class HostCall:
     """Work that a fiber is parked on and that needs no device."""
 
     run: Callable[[], Any]  # on any one thread; may raise
+    waits: bool = False  # for another server: on a thread of its own
 
 
 def run_on_host(work: HostCall, queue: "RequestQueue", state: "RequestState") -> None:

@@ -61,6 +61,9 @@ class LoadSettings(TypedDict, total=False):
     lora_dir: str | PathLike[str] | None
     embeddings: str | PathLike[str] | None
     rewriter: str | None
+    language_url: str | None
+    language_model: str | None
+    language_timeout: float
     enhance_prompt: bool
     lora_batching: LoraBatching
     max_batch_size: int

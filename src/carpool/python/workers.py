@@ -154,7 +154,8 @@ class WorkerEngine:
             if message.picture is not None:
                 size = message.picture.height, message.picture.width, 3
                 picture = np.frombuffer(message.picture.rgb, np.uint8).reshape(size)
-            told("preview", message.step, message.steps, picture=picture, text=message.text)
+            kind = "prompt" if message.is_prompt else "preview"
+            told(kind, message.step, message.steps, picture=picture, text=message.text)
 
         try:
             result = await self._pool.submit(request, progressed, previewed)

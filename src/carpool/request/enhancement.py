@@ -13,6 +13,8 @@ from carpool.request.card import Card, Task
 NAME = "enhance_prompt"
 REWRITER = "prompt_rewriter"
 """Component of the server's own rewriter."""
+PLANS = "generate_prior_tokens"
+"""Method of a pipeline that plans pictures: `language_url` writes these, and no prompts."""
 
 ARGUMENTS: dict[str, tuple[str, Any, Any]] = {
     "use_pe": ("pe", True, False),
@@ -51,13 +53,16 @@ def check_enhancement(
         if wish:
             raise UnsupportedParameter(
                 f"{NAME}: {card.id} has no model that writes prompts anew: leave it out; a server "
-                "that was started with --rewriter takes it",
+                "that was started with --rewriter or --language-url takes it",
                 param=NAME,
             )
         return False
     if wish and not has_text:
         raise InvalidValue(f"{NAME}: there is no prompt that could be written anew", param=NAME)
     if name == REWRITER:
+        for own_way in ARGUMENTS.keys() - set(own):  # which may be the pipeline's default
+            if task.takes(own_way) and (is_wanted or wish is not None):
+                arguments[own_way] = ARGUMENTS[own_way][2]
         return is_wanted and has_text
     _, yes, no = ARGUMENTS[name]
     if wish is None and not (card.enhances and has_text):

@@ -9,6 +9,7 @@ get is encoded once.
               workers; some four times a second
     stats     counters of the engine, every two seconds
     job       a job of the client's began, made steps, or ended
+    prompt    the prompt of one, so far as a language model has written it anew
     preview   a picture of one, while it is denoised
 """
 
@@ -42,8 +43,8 @@ STATISTICS_EVERY = 8  # ticks
 BUFFERED = 256  # events of a viewer that does not read; it is disconnected then
 PREVIEW_QUALITY = 80
 SILENCE_S = 15.0  # the longest
-_STATISTICS = """waiting running requests steps steps_per_s forwards waits not_wider costs overload
-memory speed_factor deadlines_missed"""
+_STATISTICS = """waiting running requests steps steps_per_s tokens forwards waits not_wider costs
+overload memory speed_factor deadlines_missed"""
 SHOWN_STATISTICS = _STATISTICS.split()
 """The engine's statistics that viewers get; `/stats` has the rest."""
 
@@ -203,6 +204,7 @@ class Events(JobListener):
                     "step": request.step,
                     "steps": request.steps,
                     "left_s": _rounded(request.left_s),
+                    "tokens": request.tokens,
                     **self._own(request.request_id, owner),
                 }
                 for request in now.running
@@ -255,7 +257,10 @@ class Events(JobListener):
             task.add_done_callback(self._encoding.discard)
 
     async def _tell_preview(self, record: Record, part: int, preview: protocol.Preview) -> None:
-        assert preview.picture is not None  # no jobs write texts
+        if preview.picture is None:  # no jobs write other texts than prompts
+            fields = {"id": record.id, "part": part, "text": preview.text}
+            self._send(record.owner, _event("prompt", fields))
+            return
         encode = partial(
             media.encode_image, preview.picture, "webp", PREVIEW_QUALITY, self._metadata
         )

@@ -197,6 +197,18 @@ class EngineSettings:
         "a causal language model, by folder or hub id, that writes prompts anew for requests with "
         "enhance_prompt; default: the pipeline's own way, if it has one",
     )
+    language_url: str | None = setting(
+        None,
+        "another server, such as http://HOST:8000, that writes prompts anew by "
+        "/v1/chat/completions, or GLM-Image's plans by SGLang's /generate; its key is in "
+        "CARPOOL_LANGUAGE_KEY",
+    )
+    language_model: str | None = setting(
+        None, "name of the model at language_url; default: the first that it lists"
+    )
+    language_timeout: float = setting(
+        60.0, "longest wait for an answer of language_url", unit="s", least=0.1, finite=True
+    )
     enhance_prompt: bool = setting(
         False, "write prompts anew for requests that do not say enhance_prompt"
     )

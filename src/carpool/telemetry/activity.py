@@ -26,6 +26,7 @@ class RunningRequest:
     step: int
     steps: int
     left_s: float | None  # predicted work left, seconds alone on the device
+    tokens: int = 0  # of text that it has let a model write
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,13 +166,14 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 class Preview(msgspec.Struct, tag="preview"):
-    """An estimate of the final picture after some of its steps, or the next piece of a text."""
+    """An estimate of the final picture after some of its steps, or a text while it is written."""
 
     request_id: str
     step: int  # tokens, of a text
     steps: int
     picture: Picture | None
     text: str = ""
+    is_prompt: bool = False  # the text is the request's prompt as it is written anew, so far
 
 
 class Answers(msgspec.Struct, tag="answers"):

@@ -47,13 +47,13 @@ class RequestListener:
             self._send(protocol.Started(event.request_id))
         elif self._follow and event.kind == "step":
             self._send(protocol.Progress(event.request_id, event.step, event.steps))
-        elif event.kind == "preview":
+        elif event.kind in ("preview", "prompt"):
             picture = None
             if event.picture is not None:
                 height, width, _ = event.picture.shape
                 picture = protocol.Picture(width, height, event.picture.tobytes())
             about = event.request_id, event.step, event.steps, picture, event.text
-            self._send(protocol.Preview(*about))
+            self._send(protocol.Preview(*about, is_prompt=event.kind == "prompt"))
 
     def done(self, outcome: Any) -> None:
         self.at_end()

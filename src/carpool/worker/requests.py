@@ -186,7 +186,9 @@ class WorkerRequests:
                     request.on_progress(step, steps)
             case protocol.Preview() as preview:
                 request = self._in_flight.get(preview.request_id)
-                is_news = self._is_news("preview", preview.request_id, preview.step)
+                is_news = preview.is_prompt or self._is_news(
+                    "preview", preview.request_id, preview.step
+                )
                 if request is not None and request.on_preview is not None and is_news:
                     request.on_preview(preview)
             case protocol.Done() as answer:

@@ -164,6 +164,7 @@ def test_answers_of_clients_at_once_are_those_of_each_alone(
     assert server.stats()["tokens"] - before == sum(6 + 5 * number for number in range(5))
 
 
+CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function"}]}
 BLACK = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
 
 
@@ -195,6 +196,13 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"n": 0}, "n", "from 1 to"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"logprobs": True}, "logprobs", "not supported"),
+        ({"n": 65}, "n", "from 1 to 10"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"messages": [CALLS, *ASKED]}, "messages", "tool_calls of a message is not supported"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "must be one of system"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one of them"),
+        ({"extra_body": {"background_job": True}}, "background_job", "stream=true tells them"),
+        ({"extra_body": {"enhance_prompt": True}}, "enhance_prompt", "no model that writes"),
         ({"frequency_penalty": 1}, "frequency_penalty", "not supported"),
         ({"modalities": ["audio"]}, "modalities", "only texts"),
         ({"extra_body": {"num_inference_steps": 4}}, "num_inference_steps", "no parameter"),

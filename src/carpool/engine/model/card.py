@@ -13,7 +13,7 @@ from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.samplers import offered
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
-from carpool.request.enhancement import enhancer_of
+from carpool.request.enhancement import PLANS, REWRITER, enhancer_of
 from carpool.request.parameters import check
 from carpool.settings.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
@@ -41,6 +41,7 @@ def describe(
     for line in lines:
         log.warning("%s", line)
     defaults = {**defaults, **asked}
+    is_elsewhere = settings.language_url is not None and not hasattr(pipe, PLANS)
     card = Card(
         id=name,
         tasks=tasks,
@@ -54,12 +55,15 @@ def describe(
         scheduler=type(pipe.scheduler).__name__ if getattr(pipe, "scheduler", None) else "",
         schedulers=offered(pipe),
         has_fixed_text_layer=_has_fixed_text_layer(pipe),
-        enhancer=enhancer_of({**pipe.components, **vars(pipe)}, takes),
+        enhancer=REWRITER
+        if is_elsewhere
+        else enhancer_of({**pipe.components, **vars(pipe)}, takes),
         enhances=settings.enhance_prompt,
     )
     if card.enhances and not card.enhancer:
         raise SettingRejected(
-            f"enhance_prompt: {name} has no model that writes prompts anew: give --rewriter",
+            f"enhance_prompt: {name} has no model that writes prompts anew: give --rewriter or "
+            "--language-url",
             param="enhance_prompt",
         )
     _check_defaults(card, asked)

@@ -50,6 +50,9 @@ def refuse_parts(settings: EngineSettings) -> None:
     Raises:
         SettingRejected: names the setting.
     """
+    for name in ("rewriter", "language_url"):
+        if getattr(settings, name):
+            raise SettingRejected(f"{name}: MODEL is a language model, and draws nothing")
     for name in ("component", "model_config", "variant", "embeddings"):
         if getattr(settings, name):
             raise SettingRejected(f"{name}: MODEL is a language model, which has no components")
@@ -77,7 +80,7 @@ def _writers(pipe: Any) -> Iterator[tuple[str, TextPipeline]]:
         can_generate = getattr(module, "can_generate", None)
         if not isinstance(module, nn.Module) or can_generate is None or not can_generate():
             continue
-        reader = _reader(pipe.components, name, module)
+        reader = reader_beside(pipe.components, name, module)
         if isinstance(reader, ProcessorMixin):
             has_eyes = getattr(module.config, "vision_config", None) is not None
             if has_eyes and getattr(reader, "image_processor", None) is not None:
@@ -88,7 +91,7 @@ def _writers(pipe: Any) -> Iterator[tuple[str, TextPipeline]]:
             yield name, TextPipeline(module, reader)
 
 
-def _reader(components: Any, name: str, module: Any) -> Any:
+def reader_beside(components: Any, name: str, module: Any) -> Any:
     """The processor or tokenizer of a language model, by diffusers' naming habits."""
     find = getattr(module, "get_output_embeddings", None)
     output = None if find is None else find()

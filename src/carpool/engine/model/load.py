@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, wraps
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 from diffusers.utils import logging as diffusers_log
@@ -19,7 +19,6 @@ from torch import nn
 from transformers.utils import logging as transformers_log
 
 from carpool.config import EngineSettings
-from carpool.engine.language.rewriter import attach
 from carpool.engine.model.assembly import read
 from carpool.engine.model.card import describe
 from carpool.engine.model.compiling import warm_up
@@ -34,6 +33,7 @@ from carpool.engine.model.language_models import (
 )
 from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prepare import apply
+from carpool.engine.model.rewriter import attach
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.model.upcast import hold
 from carpool.engine.patches import CLASSES
@@ -45,8 +45,12 @@ from carpool.models.published import in_parts, name_of, shapes_in
 from carpool.models.pull import pull_shapes
 from carpool.models.source import check_hub, find, holds_language_model
 from carpool.request.card import Card
+from carpool.request.enhancement import PLANS
 from carpool.request.lora import parse_lora
 from carpool.settings.peers.sglang_rules import Server
+
+if TYPE_CHECKING:
+    from carpool.engine.model.language_server import LanguageServer
 
 log = logging.getLogger("carpool")
 
@@ -77,6 +81,7 @@ class LoadedPipeline:
     classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
     streamer: Streamer | None = None  # of weights that are not on the device all the time
     group: GroupOfRanks | None = None  # of processes that compute denoisers together
+    language: "LanguageServer | None" = None  # writes prompts, or plans
 
     @property
     def vae_scale_px(self) -> int:
@@ -205,8 +210,9 @@ def load(
         for module in dict(_modules(pipe)).values():
             undo.callback(_restore_modes, _modes(module))
             module.eval().requires_grad_(False)
+        language = _language_server(pipe, settings, undo)
         rewriter = settings.rewriter or extra.get("rewriter")
-        if rewriter is not None:
+        if rewriter is not None and not (language and language.writes_prompts):
             attach(pipe, str(rewriter), device.dtype, device.torch, undo)
         hold(pipe, undo)
         is_moved = not isinstance(model, Pipeline) or is_asked_for(settings)
@@ -251,7 +257,26 @@ def load(
             source=name if isinstance(model, Pipeline) else str(model),
             is_spread=settings.place is not None,
             streamer=streamer,
+            language=language,
         )
+
+
+def _language_server(
+    pipe: Pipeline, settings: EngineSettings, undo: ExitStack
+) -> "LanguageServer | None":
+    if settings.language_url is None:
+        return None
+    from carpool.engine.model.language_server import LanguageServer  # an HTTP client
+
+    writes_prompts = not hasattr(pipe, PLANS)
+    if settings.rewriter is not None and writes_prompts:
+        raise SettingRejected("rewriter and language_url both write prompts: give one of them")
+    server = LanguageServer(
+        settings.language_url, settings.language_model, settings.language_timeout,
+        writes_prompts=writes_prompts,
+    )  # fmt: skip
+    undo.callback(server.close)
+    return server
 
 
 ModuleModes = tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]

@@ -7,9 +7,10 @@ are copied, so that no request can see what another one leaves there.
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,14 +23,17 @@ from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.processing_utils import ProcessorMixin
 
-from carpool.engine.language.rewriter import noting, rewrite
 from carpool.engine.model.artifacts import SOUNDS, rate_of
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
+from carpool.engine.model.rewriter import TellPrompt, noting, rewrite
 from carpool.errors import InvalidValue
 from carpool.request.card import Card, Task
 from carpool.types import CheckedRequest
+
+if TYPE_CHECKING:
+    from carpool.engine.model.language_server import LanguageServer
 
 _IMMUTABLE = (bool, int, float, str, bytes, type, type(None), torch.dtype, torch.device)
 _READERS = (  # large, and read only but for plain attributes such as `padding_side`
@@ -137,18 +141,38 @@ class PipelineOutput:
     revised_prompt: str | None = None  # as a language model wrote it
 
 
-def call(mine: Any, request: CheckedRequest, card: Card) -> PipelineOutput:
+def call(
+    mine: Any,
+    request: CheckedRequest,
+    card: Card,
+    tell: TellPrompt,
+    language: "LanguageServer | None" = None,
+) -> PipelineOutput:
     """Run the pipeline for a request.
 
     Random numbers are drawn on the CPU: the same on any device. Where the pipeline only converts
     its pictures to the type that is asked for, it gives tensors here and `finish` converts them:
     making PIL images on the engine's thread would wait for the device.
+
+    Args:
+        tell: called with the prompt that is written for it.
+        language: writes prompts, or plans, in the pipeline's place.
     """
     arguments, texts = dict(request.arguments), list[str]()
+
+    def note(text: str) -> None:
+        texts.append(text)
+        tell(text, is_whole=True)
+
+    plans = nullcontext() if language is None else language.planning(mine, request.seed)
     if request.enhance_prompt:
-        arguments["prompt"] = rewrite(mine, arguments["prompt"])
-        texts.append(arguments["prompt"])
-    with noting(mine, texts.append):
+        prompt = arguments["prompt"]
+        if language is not None and language.writes_prompts:
+            arguments["prompt"] = language.rewrite(prompt, tell)
+        else:
+            arguments["prompt"] = rewrite(mine, prompt, tell)
+        note(arguments["prompt"])
+    with noting(mine, note, tell), plans:
         output = _called(mine, request, card.task(request.task), arguments)
     return replace(output, revised_prompt=texts[-1]) if texts else output
 

@@ -79,6 +79,7 @@ def snapshot(
                 timeline.step,
                 timeline.steps,
                 left_s,
+                timeline.tokens,
             )
         )
     waits = [

@@ -86,7 +86,8 @@ class GenerationRequest(BaseModel):
     enhance_prompt: Any = ours(
         "boolean",
         "have a language model write the prompt anew first: the pipeline's own, or the server's "
-        "`--rewriter`; the answer has it as `revised_prompt`; default: the server's own",
+        "`--rewriter` or `--language-url`; the answer has it as `revised_prompt`; default: the "
+        "server's own",
     )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")

@@ -62,13 +62,13 @@ export class Activity {
     return lane;
   }
 
-  /** Means over the last seconds: of denoising forwards. */
+  /** Means over the last seconds: of forwards of steps and of tokens. */
   means(spanS = 5) {
     const since = this.serverNow - spanS;
     let count = 0, rows = 0, requests = 0, shared = 0;
     for (let i = this.forwards.length - 1; i >= 0 && this.forwards[i].began_s >= since; i -= 1) {
       const one = this.forwards[i];
-      if (one.phase !== "denoise") continue;
+      if (one.phase !== "denoise" && !one.module.endsWith(".generate")) continue;
       count += 1; rows += one.rows; requests += one.requests.length; shared += one.requests.length > 1;
     }
     return { count, rows: count ? rows / count : 0, requests: count ? requests / count : 0, shared: count ? shared / count : 0 };

@@ -83,6 +83,13 @@ export async function follow(onEvent, onState) {
   }
 }
 
+/** Post, and hear the events of the answer; until the signal aborts it. */
+export async function stream(path, body, onEvent, signal) {
+  const headers = { "content-type": "application/json" };
+  const answer = await call(path, { method: "POST", headers, body: stringify(body), signal });
+  await readEvents(answer.body, onEvent);
+}
+
 async function readEvents(stream, onEvent) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -96,7 +103,7 @@ async function readEvents(stream, onEvent) {
       const lines = part.split("\n");
       const data = lines.filter((line) => line.startsWith("data:")).map((line) => line.slice(5)).join("\n");
       const name = lines.find((line) => line.startsWith("event:"));
-      if (name && data) onEvent(name.slice(6).trim(), JSON.parse(data));
+      if (data && data.trim() !== "[DONE]") onEvent(name ? name.slice(6).trim() : "", JSON.parse(data));
     }
   }
 }

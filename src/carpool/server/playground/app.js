@@ -11,6 +11,7 @@ import { LightBox } from "./lightbox.js";
 import { download, filesOf, isArtifact, isPicture, promptOf } from "./media.js";
 import { readPicture } from "./metadata.js";
 import { Stage } from "./stage.js";
+import { write } from "./texts.js";
 import { offerUndo, settle } from "./undo.js";
 
 const jobs = new Jobs();
@@ -69,6 +70,11 @@ let estimating = 0;
 let drafting = 0;
 const form = new Form(byId("form"), async (requests) => {
   settle();
+  if (form.isText) {
+    showStage();
+    await Promise.all(requests.map(write));
+    return;
+  }
   form.lastSeed = requests.at(-1).body.seed?.toString();
   const results = await Promise.allSettled(requests.map((one) => jobs.submit(one)));
   const bad = results.find((one) => one.status === "rejected");
@@ -114,7 +120,7 @@ async function refusals(body) {
 
 /** An error of a drawing, with whatever else the server would refuse. */
 async function allWrong(error, body) {
-  if (error.status !== 400 || form.isMesh || form.isSound) return error;
+  if (error.status !== 400 || form.isMesh || form.isSound || form.isText) return error;
   const { wrong } = await refusals(asEstimate(body));
   const others = wrong.filter((one) => one.param !== error.param);
   return Object.assign(error, { all: [error, ...others] });
@@ -128,7 +134,7 @@ async function estimate() {
   form.showErrors(mine, true);
   place.textContent = "";
   const requests = mine.length ? [] : form.requests();
-  if (!requests.length || form.isMesh || form.isSound) return;
+  if (!requests.length || form.isMesh || form.isSound || form.isText) return;
   const { path, body } = requests[0];
   if (path === "v1/images/edits" || body.input_reference || !body.prompt) return;
   const { wrong, answer } = await refusals(asEstimate(body));
@@ -294,7 +300,7 @@ function heard(kind, data) {
     lastState = data.status;
   }
   if (kind === "activity" || kind === "stats") engine[kind](data);
-  if (kind === "job" || kind === "preview") jobs.heard(kind, data);
+  if (["job", "prompt", "preview"].includes(kind)) jobs.heard(kind, data);
 }
 follow(heard, (isOpenNow, error) => {
   if (isOpenNow) { if (lastState === "unreachable") { jobs.catchUp().catch(failed); notice(""); } return; }

@@ -16,11 +16,12 @@ export class Card {
     this.progress = el("progress", { max: 100, value: 0, "aria-label": "Progress" });
     this.prompt = el("p.prompt");
     this.line = el("p.muted");
+    this.written = el("p.prompt.written", { hidden: true, title: "The prompt as a language model wrote it anew" });
     this.shared = el("p.shared");
     this.warned = el("p.warned", { role: "note" });
     this.cancel = el("button.cancel", { type: "button", onclick: () => act("cancel", job), "aria-label": `Cancel: ${promptOf(job)}` }, "Cancel");
     this.star = el("button.icon.star", { type: "button", onclick: () => act("favour", job) });
-    this.node = el("article.card", { "data-job": job.id, "aria-label": promptOf(job) }, this.shots, this.progress, el("div.text", {}, this.prompt, this.line, this.warned, this.shared,
+    this.node = el("article.card", { "data-job": job.id, "aria-label": promptOf(job) }, this.shots, this.progress, el("div.text", {}, this.prompt, this.written, this.line, this.warned, this.shared,
       el("div.row.actions", {}, menu("Actions", `Actions: ${promptOf(job)}`, () => actions(job)), this.star, el("span.grow"), this.cancel)));
     this.update();
   }
@@ -33,6 +34,9 @@ export class Card {
     this.node.dataset.status = job.status;
     this.prompt.textContent = promptOf(job);
     this.prompt.title = promptOf(job);
+    const written = job.revised_prompt || Object.values(job.written || {})[0];
+    this.written.hidden = !written;
+    this.written.textContent = written ? `→ ${written}` : "";
     this.progress.hidden = !isOpen(job);
     this.progress.value = job.steps ? 100 * job.step / job.steps : job.progress;
     this.line.textContent = this.#line();
@@ -53,7 +57,7 @@ export class Card {
     if (job.status === "failed" || job.status === "expired") return job.error?.message || WORDS[job.status];
     if (job.status === "in_progress") {
       const left = leftS(job);
-      const pace = job.steps ? `step ${job.step} of ${job.steps}` : "drawing";
+      const pace = job.steps ? `step ${job.step} of ${job.steps}` : job.written ? "writing the prompt" : "drawing";
       if (left === null) return pace;
       return left < 1 ? `${pace}, nearly done` : `${pace}, ${duration(left)} left`;
     }

@@ -14,6 +14,7 @@ const EXAMPLES = {
   "shapes-video": ["a red circle moving right on a black background", "a blue square moving up on a white background"],
 };
 const ANY = ["a lighthouse on a cliff at dusk", "a fox in the snow, photograph", "a bowl of oranges, oil painting"];
+const ANY_TEXTS = ["a haiku about a lighthouse", "three names for a grey cat"];
 const ANY_CLIPS = ["waves breaking on a rocky shore", "a paper boat drifting down a stream"];
 
 export class Form {
@@ -44,9 +45,9 @@ export class Form {
       parts.push(field("model", select, "Model"));
     }
     if (has("prompt")) {
-      const text = el("textarea", { rows: 3, placeholder: `What shall it show? Such as: ${this.examples[0]}`, spellcheck: true });
+      const text = el("textarea", { rows: 3, placeholder: `${this.isText ? "What shall it answer?" : "What shall it show?"} Such as: ${this.examples[0]}`, spellcheck: true });
       const lines = el("label.inline.muted", {}, el("input", { type: "checkbox", id: "f-lines" }), "each line is a prompt of its own");
-      parts.push(el("div", {}, field("prompt", text, "Prompt"), lines), this.#negative(has("negative_prompt")));
+      parts.push(el("div", {}, field("prompt", text, this.isText ? "Message" : "Prompt"), lines), ...(this.isText ? [] : [this.#negative(has("negative_prompt"))]));
     }
     this.pictures = null;
     if (limits.pictures) {
@@ -69,7 +70,7 @@ export class Form {
     }
     this.root.replaceChildren(el("div.scrolling", { tabIndex: -1 }, parts), el("div.draw-row", {},
       el("p.error", { id: "e-", role: "alert" }),
-      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : this.isMesh ? "Make the mesh" : this.isSound ? "Make the sound" : "Draw"),
+      el("button.primary", { type: "submit", title: "Ctrl+Enter" }, this.isVideo ? "Make the clip" : this.isMesh ? "Make the mesh" : this.isSound ? "Make the sound" : this.isText ? "Write" : "Draw"),
       el("button.quiet.to-form", { type: "button", onclick: () => byId("f-prompt")?.focus() }, "Prompt"),
       el("p.muted", { id: "estimate", role: "status" })));
     this.taskChanged();
@@ -105,7 +106,7 @@ export class Form {
   }
 
   /** Prompts for a stranger to begin with. */
-  get examples() { return EXAMPLES[this.entry.id] || (this.isVideo ? ANY_CLIPS : ANY); }
+  get examples() { return EXAMPLES[this.entry.id] || (this.isVideo ? ANY_CLIPS : this.isText ? ANY_TEXTS : ANY); }
 
   get isVideo() { return this.entry.tasks[0].endsWith("-video"); }
 
@@ -113,7 +114,9 @@ export class Form {
 
   get isSound() { return this.entry.tasks[0].endsWith("-audio"); }
 
-  get isOfPictures() { return !this.isVideo && !this.isMesh && !this.isSound; }
+  get isText() { return this.entry.tasks[0].startsWith("text-generation"); }
+
+  get isOfPictures() { return !this.isVideo && !this.isMesh && !this.isSound && !this.isText; }
 
   /** The task that the pictures given ask for, as the server chooses it. */
   get task() {
@@ -179,6 +182,13 @@ export class Form {
     const pictures = this.pictures ? this.pictures.urls() : { images: [], mask: null };
     const body = { model: this.entry.id, ...settings };
     let path = "v1/images/generations";
+    if (this.isText) {
+      const shown = pictures.images.map((url) => ({ type: "image_url", image_url: { url } }));
+      return prompts.flatMap((prompt) => seeds.map((seed) => ({
+        path: "v1/chat/completions", title: prompt,
+        body: { ...body, messages: [{ role: "user", content: [...shown, { type: "text", text: prompt }] }], ...(seed === undefined ? {} : { seed: BigInt(seed) }) },
+      })));
+    }
     if (this.isSound) {
       path = "v1/audio/generations";
       body.background_job = true;
@@ -302,6 +312,6 @@ export class Form {
 
   summary(requests) {
     const count = requests.reduce((sum, one) => sum + (one.body.n || 1), 0);
-    return plural(count, this.isVideo ? "clip" : "picture");
+    return plural(count, this.isVideo ? "clip" : this.isText ? "text" : "picture");
   }
 }

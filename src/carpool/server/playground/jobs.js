@@ -115,6 +115,10 @@ export class Jobs extends EventTarget {
       job.status = data.status;
       this.#tell(job, "changed");
     }
+    if (kind === "prompt" && job) {
+      job.written = { ...job.written, [data.part]: data.text };
+      this.#tell(job, "changed");
+    }
     if (kind === "preview" && job) {
       job.previews[data.part] = `data:image/webp;base64,${data.webp}`;
       this.#tell(job, "changed");

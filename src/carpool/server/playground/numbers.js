@@ -60,7 +60,7 @@ export class Numbers {
     const name = (one) => (one.id ? this.nameOf(one.id) : `another client’s, no. ${one.number}`);
     const where = (one) => (this.workers.areSeveral ? [one.worker] : []);
     byId("requests").replaceChildren(el("table", {}, el("thead", {}, row(["Request", "State", "Step", "Predicted", ...(this.workers.areSeveral ? ["Worker"] : [])], "th")), el("tbody", {},
-      this.workers.running.map((one) => row([name(one), one.phase, `${one.step} of ${one.steps}`, `${seconds(one.left_s)} of work left`, ...where(one)])),
+      this.workers.running.map((one) => row([name(one), one.phase, one.phase === "encode" && one.tokens ? plural(one.tokens, "token") : `${one.step} of ${one.steps}`, `${seconds(one.left_s)} of work left`, ...where(one)])),
       this.workers.waiting.map((one) => row([name(one), "waiting", "", `starts in ${seconds(one.starts_s)}`, ...where(one)])))));
   }
 

@@ -143,7 +143,11 @@ async def events(
             else:
                 number, sight = update
                 is_first = isinstance(sight, protocol.Preview) and not any(last_step)
-                if isinstance(sight, protocol.Preview):
+                if isinstance(sight, protocol.Preview) and sight.is_prompt:
+                    if image_request.write_event is not None:
+                        continue  # chats have no event for it
+                    is_first = False
+                elif isinstance(sight, protocol.Preview):
                     if sight.step <= last_step[number]:
                         continue  # sent before the worker died
                     last_step[number] = sight.step
@@ -153,7 +157,7 @@ async def events(
                 event = await run(partial(_event, image_request, number, sight, previews[number]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
-                previews[number] += 1
+                previews[number] += not (isinstance(sight, protocol.Preview) and sight.is_prompt)
                 yield event
             is_begun = True
         yield DONE
@@ -186,11 +190,18 @@ async def _run(
 
 
 def _event(image_request: StreamedRequest, number: int, sight: Shown, index: int) -> bytes:
-    """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop."""
+    """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop.
+
+    A prompt that is written anew has an event of a name of our own.
+    """
     if image_request.write_event is not None:
         return image_request.write_event(image_request, number, sight, index)
     assert isinstance(image_request, ParsedImageRequest)
     event: dict[str, Any]
+    if isinstance(sight, protocol.Preview) and sight.is_prompt:
+        kind = f"{image_request.kind}.revised_prompt"
+        event = {"type": kind, "revised_prompt": sight.text, "image_index": number}
+        return format_sse_event(data_str=json.dumps(event), event=kind)
     if isinstance(sight, protocol.Done):
         picture, kind = sight.pictures[0], f"{image_request.kind}.completed"
         event = {

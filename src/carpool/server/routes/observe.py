@@ -80,7 +80,7 @@ async def events(
 ) -> EventStream:
     """Live events of the engine and of the client's own jobs, until the client disconnects.
 
-    Events are `status`, `activity`, `stats`, `job` and `preview`: see docs/playground.md.
+    Events are `status`, `activity`, `stats`, `job`, `prompt` and `preview`: see docs/playground.md.
     """
     if context.request.scope.get(IS_HEAD):
         seconds = 0.0

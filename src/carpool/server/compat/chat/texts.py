@@ -39,7 +39,11 @@ _OFF: dict[str, Sequence[Any]] = {  # fields with the values of theirs that ask 
     "audio": (),
     "prediction": (),
     "step_cache": (0,),
+    "background_job": (False,),
+    "partial_images": (0,),
 }
+_INSTEAD = {"background_job": "texts have no jobs: stream=true tells them as they are written"}
+_UNREAD = ("tool_calls", "function_call", "audio")  # in messages
 
 
 class TextRequest(schema.GenerationRequest):
@@ -115,13 +119,16 @@ def _values(extra: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name in _OFF.keys() & values.keys():
         if (value := values.pop(name)) not in _OFF[name]:
-            raise UnsupportedParameter.of(name, value, "is not supported: leave it out")
+            rule = _INSTEAD.get(name, "is not supported: leave it out")
+            raise UnsupportedParameter.of(name, value, rule)
     for name in LIMITS:
-        if (limit := values.pop(name, None)) is not None and "max_new_tokens" not in values:
+        if (limit := values.pop(name, None)) is not None:
             if not is_int(limit) or not 1 <= limit <= MOST_TOKENS:
                 rule = f"must be a whole number from 1 to {MOST_TOKENS}"
                 raise InvalidValue.of(name, limit, rule)
-            values["max_new_tokens"] = limit
+            if values.setdefault("max_new_tokens", limit) != limit:
+                rule = f"another limit of tokens is {values['max_new_tokens']}: send one of them"
+                raise InvalidValue.of(name, limit, rule)
     if isinstance(values.get("stop"), str):
         values["stop"] = [values["stop"]]
     return values
@@ -133,6 +140,10 @@ def _conversation(
     """Messages with places in place of their pictures, and the pictures in their order."""
     plain, pictures = [], list[ImageData]()
     for message in messages:
+        for name in _UNREAD:
+            if message.get(name):
+                rule = "is not supported: leave such messages out"
+                raise UnsupportedParameter(f"{name} of a message {rule}", param="messages")
         parts = list(parts_of(message))
         content = list(_places(parts, pictures))
         texts = [part["text"] for part in content if part["type"] == "text"]

@@ -4,14 +4,19 @@ It is a component of the pipeline like any other: the tokens that it writes are 
 loop as denoising steps. It takes the likeliest token each time, so a prompt has one rewriting.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
+from transformers import StoppingCriteriaList
 
+from carpool.engine.fiber import current_context
+from carpool.engine.model.language_models import reader_beside
+from carpool.engine.model.text_pipeline import WrittenText
 from carpool.errors import InvalidValue, LoadFailed
 from carpool.request.enhancement import NAME, REWRITER
 
@@ -57,7 +62,13 @@ def attach(
         undo.callback(own.pop, name, None)
 
 
-def rewrite(pipe: Any, prompt: str) -> str:
+class TellPrompt(Protocol):
+    """Is called with the prompt that is written: as far as it is, and at last as a whole."""
+
+    def __call__(self, text: str, *, is_whole: bool = False) -> object: ...
+
+
+def rewrite(pipe: Any, prompt: str, tell: TellPrompt) -> str:
     """Write a prompt anew, in a request's fiber; one for which the model has no words stays.
 
     Raises:
@@ -81,18 +92,49 @@ def rewrite(pipe: Any, prompt: str) -> str:
             f"{place - limit}: shorten it, or send {NAME}=false",
             param=NAME,
         )
-    ids = model.generate(**inputs.to(model.device), max_new_tokens=limit, do_sample=False)
-    text = tokenizer.decode(ids[0, read:], skip_special_tokens=True)
-    return str(text).rpartition("</think>")[2].strip() or prompt
+    options = {"max_new_tokens": limit, "do_sample": False}
+    options = watched(tokenizer, tell, options)
+    ids = model.generate(**inputs.to(model.device), **options)
+    return answer_in(tokenizer.decode(ids[0, read:], skip_special_tokens=True)) or prompt
+
+
+def answer_in(text: str) -> str:
+    """The answer in what a model has written, which may have thought before."""
+    return text.rpartition("</think>")[2].strip()
+
+
+def watched(tokenizer: Any, tell: TellPrompt, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `generate` with which the text that it writes is told."""
+    text = ""
+
+    def add(piece: str, tokens: int, limit: int) -> None:
+        nonlocal text
+        text += piece
+        tell(text)
+
+    criteria = [*(options.get("stopping_criteria") or ()), WrittenText(tokenizer, (), 0, add)]
+    return {**options, "stopping_criteria": StoppingCriteriaList(criteria)}
 
 
 @contextmanager
-def noting(pipe: Any, note: Callable[[str], object]) -> Iterator[None]:
-    """Note each prompt that a pipeline writes anew by a method of its own."""
+def noting(pipe: Any, note: Callable[[str], object], tell: TellPrompt) -> Iterator[None]:
+    """Note each prompt that a pipeline writes anew by a method of its own.
+
+    Args:
+        tell: called while such a method lets one of the pipeline's models write.
+    """
     own, names = vars(pipe), [name for name in METHODS if callable(getattr(pipe, name, None))]
     saved = {name: own[name] for name in names if name in own}
+
+    def watch(module: nn.Module, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        parts = pipe.components
+        name = next((name for name, part in parts.items() if part is module), "")
+        reader = reader_beside(parts, name, module) if name else None
+        tokenizer = getattr(reader, "tokenizer", reader)
+        return options if tokenizer is None else watched(tokenizer, tell, options)
+
     for name in names:
-        own[name] = partial(_noted, getattr(pipe, name), note)
+        own[name] = partial(_noted, getattr(pipe, name), note, watch)
     try:
         yield
     finally:
@@ -101,8 +143,15 @@ def noting(pipe: Any, note: Callable[[str], object]) -> Iterator[None]:
         own.update(saved)
 
 
-def _noted(method: Callable[..., Any], note: Callable[[str], object], *args: Any, **kw: Any) -> Any:
-    answer = method(*args, **kw)
+def _noted(
+    method: Callable[..., Any], note: Callable[[str], object], watch: Any, *args: Any, **kw: Any
+) -> Any:
+    context = current_context()
+    context.watch = watch
+    try:
+        answer = method(*args, **kw)
+    finally:
+        context.watch = None
     text = answer[0] if isinstance(answer, (list, tuple)) and answer else answer
     if isinstance(text, str):
         note(text)

@@ -1,0 +1,215 @@
+"""A language model behind another server's URL: it writes prompts anew, or plans of GLM-Image.
+
+The request's fiber stands still while a thread waits for the answer; other requests go on. All
+that goes wrong there is one error, which names the URL and what happened.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+import httpx2
+import torch
+
+from carpool.config import LANGUAGE_KEY_VARIABLE
+from carpool.engine.fiber import park
+from carpool.engine.model.rewriter import INSTRUCTION, MOST_TOKENS, TellPrompt, answer_in
+from carpool.engine.tokenizers import HostCall
+from carpool.errors import LanguageServerFailed, SettingRejected
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs URLs whole, passwords and all
+
+T = TypeVar("T")
+PAUSES_S = (0.5, 2.0)
+"""Before a second and a third attempt. Half: a server that restarts is given up sooner."""
+CONNECT_S = 5.0  # twice: a host that is gone costs a request 30 s
+MAX_CHARACTERS = 32_000  # of a rewritten prompt, as of one that clients send
+PLANNER = "vision_language_encoder"
+"""Component of GLM-Image that plans pictures."""
+_PASSING = (408, 429, 502, 503, 504)
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+
+
+class LanguageServer:
+    """A server with `/v1/chat/completions`, or, for plans, with SGLang's `/generate`.
+
+    Args:
+        url: http(s)://HOST[:PORT], with or without /v1; a password in it is never shown.
+        model: name of the model there; None: the first that it lists.
+        timeout_s: for an answer, all attempts together.
+        writes_prompts: and no plans.
+
+    Raises:
+        SettingRejected: `url` is none.
+    """
+
+    def __init__(
+        self, url: str, model: str | None, timeout_s: float, *, writes_prompts: bool = True
+    ) -> None:
+        try:
+            target = httpx2.URL(url)
+        except httpx2.InvalidURL:
+            target = httpx2.URL("")
+        if target.scheme not in ("http", "https") or not target.host or target.query:
+            rule = "must be http://HOST:PORT or https://HOST, with or without /v1"
+            raise SettingRejected(f"language_url: {rule}", param="language_url")
+        key, bare = os.environ.get(LANGUAGE_KEY_VARIABLE), target.copy_with(userinfo=b"")
+        self._shown = str(bare).rstrip("/").removesuffix("/v1")
+        self._base = self._shown if key else str(target).rstrip("/").removesuffix("/v1")
+        self._model, self._timeout_s, self.writes_prompts = model, timeout_s, writes_prompts
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx2.Client(headers=headers, limits=httpx2.Limits(max_connections=None))
+        self.close = self._client.close
+
+    def rewrite(self, prompt: str, tell: TellPrompt) -> str:
+        """Write a prompt anew, for a request's fiber; one that gets no words stays.
+
+        Args:
+            tell: called on another thread; what it raises ends the call.
+
+        Raises:
+            LanguageServerFailed: names the URL, and what happened.
+        """
+        text: str = park(HostCall(partial(self._written, prompt, tell), waits=True))
+        return text or prompt
+
+    @contextmanager
+    def planning(self, pipe: Any, seed: int) -> Iterator[None]:
+        """Write the plan of a request's picture, in place of the planner of its pipeline."""
+        planner, own = getattr(pipe, PLANNER, None), vars(pipe)
+        if not self.writes_prompts:
+            own[PLANNER] = Planner(planner, self, seed)
+        try:
+            yield
+        finally:
+            if not self.writes_prompts:
+                own[PLANNER] = planner
+
+    def plan(self, body: Mapping[str, Any], limit: int) -> Any:
+        """The tokens of a plan, for a request's fiber.
+
+        Raises:
+            LanguageServerFailed: as `rewrite`, or the plan is not whole.
+        """
+
+        def read(answer: httpx2.Response) -> list[int]:
+            answer.read()
+            tokens = list(answer.json()["output_ids"])
+            if len(tokens) < limit - 1 or not all(type(token) is int for token in tokens):
+                raise ValueError(f"{len(tokens)} tokens, and a plan has {limit - 1}")
+            return tokens[:limit]
+
+        return park(HostCall(partial(self._ask, "/generate", body, read), waits=True))
+
+    def _written(self, prompt: str, tell: TellPrompt) -> str:
+        if self._model is None:
+            self._model = self._ask("/v1/models", None, _first_model)
+        messages = [("system", INSTRUCTION), ("user", prompt)]
+        body = {
+            "model": self._model, "stream": True, "temperature": 0, "max_tokens": MOST_TOKENS,
+            "messages": [{"role": role, "content": text} for role, text in messages],
+        }  # fmt: skip
+        return self._ask("/v1/chat/completions", body, partial(self._text, tell=tell))
+
+    def _text(self, answer: httpx2.Response, tell: TellPrompt) -> str:
+        """The text of a stream of chunks."""
+        due_s, text, has_ended = time.monotonic() + self._timeout_s, "", False
+        for line in answer.iter_lines():
+            name, _, data = line.partition(":")
+            if name != "data" or (has_ended := has_ended or data.strip() == "[DONE]"):
+                continue
+            chunk = json.loads(data)
+            if error := chunk.get("error"):
+                raise ValueError(error.get("message") if isinstance(error, dict) else error)
+            for choice in chunk.get("choices") or ():
+                text += (choice.get("delta") or {}).get("content") or ""
+            if len(text) > MAX_CHARACTERS:
+                raise ValueError(f"more than {MAX_CHARACTERS} characters")
+            if time.monotonic() > due_s:
+                raise httpx2.ReadTimeout("it writes too slowly")
+            tell(text)
+        if not has_ended:
+            raise httpx2.RemoteProtocolError("the answer broke off")
+        return answer_in(text)
+
+    def _ask(
+        self, path: str, body: Mapping[str, Any] | None, read: Callable[[httpx2.Response], T]
+    ) -> T:
+        """Ask, and again where that may help and there is time. On any thread.
+
+        Raises:
+            LanguageServerFailed: names the URL, and what happened.
+        """
+        due_s, problem = time.monotonic() + self._timeout_s, ""
+        for pause_s in (*PAUSES_S, None):
+            may_pass, left_s = True, max(0.01, due_s - time.monotonic())
+            timeout = httpx2.Timeout(left_s, connect=min(CONNECT_S, left_s))
+            method = "GET" if body is None else "POST"
+            ask = partial(self._client.stream, method, self._base + path)
+            try:
+                with ask(json=body, timeout=timeout) as answer:
+                    if answer.status_code == 200:
+                        return read(answer)
+                    problem, may_pass = _refusal(answer), answer.status_code in _PASSING
+            except httpx2.ConnectError as error:
+                problem = f"it cannot be reached ({error})"
+            except httpx2.TimeoutException:
+                problem = f"no answer within {self._timeout_s:g} s (language_timeout)"
+            except (httpx2.HTTPError, httpx2.StreamError) as error:
+                problem = f"the connection broke ({error})"
+            except _UNREADABLE as error:
+                problem, may_pass = f"its answer is not as expected ({error})", False
+            if not may_pass or pause_s is None or time.monotonic() + pause_s >= due_s:
+                break
+            time.sleep(pause_s)
+        raise LanguageServerFailed(f"the language server {self._shown}{path}: {problem:.400}")
+
+
+def _refusal(answer: httpx2.Response) -> str:
+    text = " ".join(answer.read()[:2000].decode(errors="replace").split())
+    if answer.status_code in (401, 403):
+        text = f"set {LANGUAGE_KEY_VARIABLE} to a key of that server"
+    return f"status {answer.status_code}: {text:.300}"
+
+
+def _first_model(answer: httpx2.Response) -> str:
+    answer.read()
+    return str(answer.json()["data"][0]["id"])
+
+
+class Planner:
+    """GLM-Image's planner as a pipeline sees it, whose plans another server writes.
+
+    Plans for pictures that are edited are written by the planner itself: no server takes them.
+    """
+
+    def __init__(self, module: Any, server: LanguageServer, seed: int) -> None:
+        self._module, self._server, self._seed = module, server, seed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def generate(self, **inputs: Any) -> Any:
+        """As the planner's own: (1, read and written tokens)."""
+        ids, limit = inputs["input_ids"], inputs["max_new_tokens"]
+        if inputs.get("pixel_values") is not None or ids.shape[0] != 1:
+            return self._module.generate(**inputs)
+        config = self._module.generation_config
+        own = {name: getattr(config, name, None) for name in ("temperature", "top_p", "top_k")}
+        sampling = {"temperature": 1.0} | {name: value for name, value in own.items() if value}
+        sampling |= {"ignore_eos": True, "sampling_seed": self._seed % 2**31}
+        body = {
+            "input_ids": ids[0].tolist(),
+            "image_data": [{"image_grid_thw": inputs["image_grid_thw"].tolist()}],
+            "sampling_params": {**sampling, "max_new_tokens": limit},
+        }
+        tokens = self._server.plan(body, limit)
+        words = self._module.get_output_embeddings().weight.shape[0]
+        if not all(0 <= token < words for token in tokens):
+            raise LanguageServerFailed(f"a plan has tokens that are none of the model's {words}")
+        return torch.cat([ids, torch.tensor([tokens], device=ids.device)], dim=1)
