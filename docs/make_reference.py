@@ -14,7 +14,7 @@ from carpool import errors
 from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
-from carpool.engine.specs import SPECS, ArgumentRule, Rule
+from carpool.engine.specs import SPECS
 from carpool.telemetry.metric_list import METRICS
 
 PAGE = Path(__file__).parent / "reference.md"
@@ -128,14 +128,8 @@ def _metrics() -> Iterator[str]:
 
 def _specs() -> Iterator[str]:
     for (name, method), spec in SPECS.items():
-        rules = ", ".join(f"`{argument}` {_rule(rule)}" for argument, rule in spec.rules.items())
+        rules = ", ".join(f"`{argument}` {spec.rule(argument).text()}" for argument in spec.rules)
         yield f"| {name} | {method} | {rules} |"
-
-
-def _rule(rule: ArgumentRule) -> str:
-    if isinstance(rule, Rule):
-        return rule.text()
-    return "(" + ", ".join(f"`{name}` {_rule(entry)}" for name, entry in rule.items()) + ")"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.probation.probation import Probation
 from carpool.engine.specs.argument_tests import NoTest, Test
-from carpool.engine.specs.rules import test_of
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
@@ -124,6 +123,6 @@ def _tests(target: Target, call: Call) -> tuple[Test, ...] | None:
         return None
     arguments = [*zip(target.positional, call.args, strict=False), *call.kwargs.items()]
     try:
-        return tuple([test_of(spec.rules.get(name), value) for name, value in arguments])
+        return tuple([spec.rule(name).same(value) for name, value in arguments])
     except NoTest:
         return None

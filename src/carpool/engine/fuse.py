@@ -6,7 +6,7 @@ tables in `specs/` say what each argument means; nothing here knows a model.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -15,18 +15,9 @@ from torch import Tensor, nn
 from carpool.engine.digests import Digests, Unfusable, name_of
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
-from carpool.engine.padding import make_masks
 from carpool.engine.specs.argument_tests import PLAIN
-from carpool.engine.specs.rules import (
-    FACTOR,
-    ArgumentRule,
-    JoinContext,
-    KeyContext,
-    Rule,
-    joined,
-    key_of,
-)
-from carpool.engine.split import cut, own_lengths, scaled, split
+from carpool.engine.specs.rule import JoinContext, KeyContext, Rule
+from carpool.engine.split import split
 from carpool.engine.stacks import Stacks
 
 
@@ -61,7 +52,7 @@ class Fuser:
                 return _Alone(call), 1
             context = KeyContext(rows, arguments, self._digests, self.is_exact)
             parts = [
-                (name, key_of(target.spec.rules.get(name), value, context))
+                (name, target.spec.rule(name).key_part(value, context))
                 for name, value in sorted(arguments.items(), key=name_of)
                 if not self._is_implied(target, name, value, context)
             ]
@@ -106,17 +97,17 @@ class Fuser:
         target, spec = calls[0].target, calls[0].target.spec
         assert spec is not None
         batch = [call.arguments() for call in calls]
+        rules = [(name, spec.rule(name)) for name in spec.rules]
         if len(calls) > 1:
-            make_masks(spec, batch)
+            for name, rule in rules:
+                rule.align(name, batch, target.defaults)
         leading = batch[0][spec.rows]  # it may have no rows
         device = (leading if isinstance(leading, Tensor) else leading[0]).device
         context, fused = JoinContext(rows, device, self.stacks), dict(spec.adds)
         for name in batch[0]:
             values = [arguments[name] for arguments in batch if name in arguments]
             if len(values) == len(calls):  # else it was the default, or is not read
-                fused[name] = joined(spec.rules.get(name), values, context)
-        factors = _factors(target, batch)
-        fused |= dict.fromkeys(factors, 1.0)
+                fused[name] = spec.rule(name).fuse(values, context)
         if spec.casts:
             dtype = self._dtype(target.module)
             fused = {name: _cast(value, dtype) for name, value in fused.items()}
@@ -125,7 +116,8 @@ class Fuser:
             answer = target.original(**fused)
         else:
             for name, value in fused.items():
-                _mark(exact, spec.rules.get(name), name, value, batch[0].get(name))
+                for leaf in spec.rule(name).leaves(name, value, batch[0].get(name)):
+                    _mark(exact, *leaf)
             with exact:
                 answer = target.original(**fused)
         if len(calls) == 1:
@@ -134,10 +126,9 @@ class Fuser:
             if len(fused[name]) != len(entries) and type(batch[0].get(name)) is list:
                 _take_out(entries, fused[name], [arguments[name] for arguments in batch])
         parts = split(answer, rows, spec)
-        for values in factors.values():
-            parts = [scaled(part, value) for part, value in zip(parts, values, strict=True)]
-        lengths = own_lengths(spec, batch)
-        return [cut(part, spec, length) for part, length in zip(parts, lengths, strict=True)]
+        for name, rule in rules:
+            parts = rule.divide([arguments.get(name) for arguments in batch], parts)
+        return parts
 
     def _dtype(self, module: nn.Module) -> torch.dtype:
         """The number type that a module computes in, asked once while its weights are of one type.
@@ -157,8 +148,7 @@ class Fuser:
 
     def _is_implied(self, target: Target, name: str, value: Any, context: KeyContext) -> bool:
         """Whether calls that leave this argument out, or pass another, may share its forward."""
-        rule = target.spec.rules.get(name) if target.spec else None
-        if isinstance(rule, Rule) and rule.is_implied(name, value, context):
+        if target.spec is not None and target.spec.rule(name).is_implied(name, value, context):
             return True
         default = target.defaults.get(name, target)  # `target`: equal to no argument
         return type(value) is type(default) and isinstance(value, PLAIN) and bool(value == default)
@@ -178,14 +168,6 @@ class _Alone:
         return f"<alone: {self._name}>"
 
 
-def _factors(target: Target, batch: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The numbers that the answers of calls are multiplied by, where they are not all equal."""
-    rules = target.spec.rules if target.spec else {}
-    names = [name for name, rule in rules.items() if rule is FACTOR]
-    values = {n: [arguments.get(n, target.defaults.get(n)) for arguments in batch] for n in names}
-    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}
-
-
 def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -> None:
     """Take the entries out of the lists of calls that a forward took out of its joined list."""
     places = [i for i, entry in enumerate(before) if any(entry is kept for kept in after)]
@@ -193,16 +175,12 @@ def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -
         entries[:] = [entries[i] for i in places]
 
 
-def _mark(exact: Exact, rule: ArgumentRule | None, name: str, value: Any, alone: Any) -> None:
+def _mark(exact: Exact, rule: Rule, name: str, value: Any, alone: Any) -> None:
     """Mark a joined argument for the exact mode."""
-    if isinstance(rule, Rule):
-        if rule.mark == "row":
-            exact.mark(value, ROW | DATA)
-        elif rule.mark:
-            exact.mark(value, ROWS | (0 if _is_length(name, alone) else DATA))
-    elif rule is not None and isinstance(value, Mapping):
-        for entry, its_rule in rule.items():
-            _mark(exact, its_rule, entry, value.get(entry), alone.get(entry))
+    if rule.mark == "row":
+        exact.mark(value, ROW | DATA)
+    elif rule.mark:
+        exact.mark(value, ROWS | (0 if _is_length(name, alone) else DATA))
 
 
 def _is_length(name: str, value: Any) -> bool:

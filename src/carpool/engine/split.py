@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from carpool.engine.specs import Pad, Spec
+from carpool.engine.specs.rules import Spec
 
 
 def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
@@ -42,37 +42,3 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
         fixed = {n: v for n, v in vars(value).items() if n == "deterministic"}  # Cosmos has none
         return [type(value)(part, **fixed) for part in parts]
     return [value if spec.is_inferred else None] * len(rows)
-
-
-def scaled(answer: Any, factor: float) -> Any:
-    """A call's answer times a number."""
-    if isinstance(answer, Tensor):
-        return answer * factor
-    if isinstance(answer, Mapping):
-        fields = {name: scaled(entry, factor) for name, entry in answer.items()}
-        return fields if type(answer) is dict else type(answer)(**fields)
-    if isinstance(answer, (list, tuple)):
-        return type(answer)(scaled(entry, factor) for entry in answer)
-    return answer
-
-
-def own_lengths(spec: Spec, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """Each call's own length of the padded argument, where the output carries it."""
-    for name, rule in spec.rules.items():
-        if isinstance(rule, Pad) and rule.cut and batch[0].get(name) is not None:
-            return [arguments[name].shape[rule.axis] for arguments in batch]
-    return [None] * len(batch)
-
-
-def cut(answer: Any, spec: Spec, length: int | None) -> Any:
-    """Take the padding off the output fields that carry the padded axis."""
-    if length is None or not isinstance(answer, Mapping):
-        return answer
-    fields = {f for rule in spec.rules.values() if isinstance(rule, Pad) for f in rule.cut}
-    return type(answer)(**{n: _shorten(v, length) if n in fields else v for n, v in answer.items()})
-
-
-def _shorten(value: Any, length: int) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_shorten(entry, length) for entry in value)
-    return value[:, :length]

@@ -529,15 +529,15 @@ def test_a_guess_fuses_exactly_or_is_never_trusted(quirk: Any, rounds: list[Any]
 
 
 def test_a_table_covers_a_call_only_if_it_says_what_each_of_its_tensors_means() -> None:
-    rules = SPECS["UNet2DConditionModel", "forward"].rules
+    spec = SPECS["UNet2DConditionModel", "forward"]
     one, row = torch.ones(2, 4, 8, 8), torch.ones(2, 7)
     plain = {"sample": one, "timestep": 3, "encoder_hidden_states": row, "added_cond_kwargs": None}
 
-    assert covers(rules, plain)
-    assert covers(rules, {**plain, "added_cond_kwargs": {"image_embeds": [row]}})
-    assert not covers(rules, {**plain, "added_cond_kwargs": {"image_embeds": row}})  # Kandinsky 2.2
-    assert not covers(rules, {**plain, "class_labels": row})
-    assert not covers(rules, {**plain, "cross_attention_kwargs": {"gligen": {"boxes": row}}})
+    assert covers(spec, plain)
+    assert covers(spec, {**plain, "added_cond_kwargs": {"image_embeds": [row]}})
+    assert not covers(spec, {**plain, "added_cond_kwargs": {"image_embeds": row}})  # Kandinsky 2.2
+    assert not covers(spec, {**plain, "class_labels": row})
+    assert not covers(spec, {**plain, "cross_attention_kwargs": {"gligen": {"boxes": row}}})
 
 
 def test_a_call_outside_of_its_table_fuses_once_it_has_proven_itself() -> None:

@@ -1,6 +1,6 @@
 """Second guesses: what a table that was guessed may share, and whether calls then fuse."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,7 @@ from carpool.engine.containment import UNCONTAINED
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import Exact
 from carpool.engine.probation.snapshot import ModuleSnapshot, difference
-from carpool.engine.specs.infer import TIMES
-from carpool.engine.specs.rules import SCALAR, Spec
+from carpool.engine.specs.rules import SCALAR, TIMES, Entries, Spec
 from carpool.errors import named
 
 MAX_GUESSES = 8  # of what may be shared: each costs a forward of several calls, once
@@ -34,11 +33,11 @@ def differing_guess(spec: Spec, names: Collection[str]) -> list[str]:
 
 def _may_be_shared(name: str, spec: Spec, *, is_equal: bool) -> bool:
     """Whether a guess may share an argument that was stacked: no main input, time or text."""
-    if name in (spec.rows, *NOT_SHARED) or isinstance(spec.rules[name], Mapping):
+    if name in (spec.rows, *NOT_SHARED) or isinstance(spec.rule(name), Entries):
         return False
     if is_equal and any(word in name for word in OF_ONE_REQUEST):
         return False
-    return name not in TIMES or (spec.rules[name] is SCALAR and not is_equal)
+    return name not in TIMES or (spec.rule(name) is SCALAR and not is_equal)
 
 
 def deviation_of(

@@ -48,7 +48,6 @@ from carpool.engine.probation.snapshot import (
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.serialization import copied
 from carpool.engine.specs.infer import covers, infer
-from carpool.engine.specs.rules import State
 from carpool.errors import named
 
 log = logging.getLogger("carpool")
@@ -90,7 +89,7 @@ class Probation:
         Its class has none, or one without a rule for a tensor of this call.
         """
         target = call.target
-        if target.spec is not None and covers(target.spec.rules, call.arguments()):
+        if target.spec is not None and covers(target.spec, call.arguments()):
             if not target.is_doubted:
                 self._tables.setdefault((target.component, target.method), "table")
             return call
@@ -367,13 +366,11 @@ class Probation:
 
 def _apart(call: Call) -> Call:
     """The same call with copies of what its forward changes."""
-    rules = call.target.spec.rules if call.target.spec else {}
-    copies = {
-        name: rule.copied(value)
-        for name, value in call.kwargs.items()
-        if isinstance(rule := rules.get(name), State) and rule.copied is not None
-    }
-    return structs.replace(call, kwargs={**call.kwargs, **copies}) if copies else call
+    spec = call.target.spec
+    if spec is None:
+        return call
+    kwargs = {name: spec.rule(name).copy_of(value) for name, value in call.kwargs.items()}
+    return structs.replace(call, kwargs=kwargs)
 
 
 def _may_go_without_cache(call: Call) -> bool:

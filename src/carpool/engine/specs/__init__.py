@@ -26,6 +26,8 @@ Sources: the `forward` methods of diffusers 0.42 and transformers 5, and what th
 """
 
 from carpool.engine.specs import autoencoders, image, text, video
+from carpool.engine.specs.padding import Pad
+from carpool.engine.specs.rule import Rule
 from carpool.engine.specs.rules import (
     CONCAT,
     FACTOR,
@@ -38,8 +40,6 @@ from carpool.engine.specs.rules import (
     UNUSED,
     ArgumentRule,
     Keyed,
-    Pad,
-    Rule,
     Spec,
     State,
 )

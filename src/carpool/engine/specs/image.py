@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from typing import Any
 
+from carpool.engine.specs.padding import Pad
 from carpool.engine.specs.rules import (
     FACTOR,
     LAYERS,
@@ -12,7 +13,6 @@ from carpool.engine.specs.rules import (
     STACK,
     STACKS,
     Keyed,
-    Pad,
     Spec,
     State,
 )

@@ -29,7 +29,7 @@ MAIN_INPUTS = (
     "inputs_embeds",
     "image_latents",
 )
-TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a call, or one a row
+GUESSES = (SCALAR, STACK, STACKS, CONCAT, SHARE)  # the first that an argument resembles
 
 
 def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | None:
@@ -63,57 +63,18 @@ def reads_caches(pipeline: type) -> bool:
     return any("past_key_values" in file.read_text() for file in folder.glob("*.py"))
 
 
-def covers(rules: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+def covers(spec: Spec, arguments: Mapping[str, Any]) -> bool:
     """Whether a table says what each tensor of a call means.
 
     A class serves several pipelines: diffusers' UNet gets a tensor from Kandinsky 2.2 under a name
     that lists have in the table, and a hint that it does not name.
     """
-    for name, value in arguments.items():
-        rule = rules.get(name)
-        if isinstance(value, Tensor):
-            if rule is None or rule is STACKS:
-                return False
-        elif isinstance(value, Mapping):
-            if rule is not STACKS and not covers(rule if isinstance(rule, Mapping) else {}, value):
-                return False
-        elif rule is None and holds_tensors(value):
-            return False
-    return True
+    return all(spec.rule(name).covers(value) for name, value in arguments.items())
 
 
 def _rule(name: str, value: Any, lead: Tensor, shared: Collection[str]) -> ArgumentRule | None:
-    rows = lead.shape[0]
-    if isinstance(value, Tensor):
-        if name in shared:
-            return SHARE
-        if not value.ndim:
-            return SCALAR if name in TIMES else SHARE
-        if value.shape[0] == rows:
-            return STACK
-        return CONCAT if _is_folded(value, lead) else SHARE
     if isinstance(value, Mapping):
         rules = {str(n): _rule(str(n), entry, lead, shared) for n, entry in value.items()}
         return {n: rule for n, rule in rules.items() if rule is not None}
-    if isinstance(value, (list, tuple)) and value and all(isinstance(v, Tensor) for v in value):
-        if name in shared:
-            return SHARE
-        if all(v.ndim and v.shape[0] == rows for v in value):
-            return STACKS
-        return CONCAT if all(_is_folded(v, lead) for v in value) else SHARE
-    return SHARE if holds_tensors(value) else None
-
-
-def _is_folded(value: Tensor, lead: Tensor) -> bool:
-    """Whether an axis of the main input, such as its frames, is folded into a tensor's rows."""
-    if value.ndim < 3 or not value.is_floating_point():
-        return False
-    times, rest = divmod(value.shape[0], lead.shape[0])
-    return not rest and times in lead.shape[1:3]
-
-
-def holds_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or a list or tuple with one in it, however deep."""
-    if isinstance(value, (list, tuple)):
-        return any(holds_tensors(entry) for entry in value)
-    return isinstance(value, Tensor)
+    guesses = (SHARE,) if name in shared else GUESSES
+    return next((rule for rule in guesses if rule.resembles(name, value, lead)), None)

@@ -1,94 +1,29 @@
 """The words that the tables are written in: what an argument means, and so how it fuses.
 
-A word is a class, which says all that there is to say of an argument: its part of the fuse key
-(`key`), a quick test of a later argument (`same`), how those of several calls are joined (`join`),
-and what the exact mode is told of the joined one (`mark`).
+Each is a class or an object with all that the engine asks of an argument; see `rule.py`.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from carpool.engine.digests import Digests, Unfusable, flag, name_of
-from carpool.engine.specs.argument_tests import (
-    PLAIN,
-    NoTest,
-    Test,
-    anything,
-    passes,
-    same_tensor,
-    same_value,
+from carpool.engine.digests import Unfusable, name_of
+from carpool.engine.specs.argument_tests import NoTest, Test, anything, passes, same_tensor
+from carpool.engine.specs.rule import (
+    FLAG,
+    JoinContext,
+    KeyContext,
+    Mark,
+    Rule,
+    holds_tensors,
+    is_tensor_list,
 )
-from carpool.engine.stacks import Stacks, expand, join_columns
+from carpool.engine.stacks import expand, join_columns
 
-
-@dataclass(frozen=True, slots=True)
-class KeyContext:
-    """The call of an argument, and what its key is made with."""
-
-    rows: int
-    arguments: Mapping[str, Any]
-    digests: Digests
-    is_exact: bool  # lengths are not padded
-
-
-@dataclass(frozen=True, slots=True)
-class JoinContext:
-    """The rows of each call, and what their arguments are joined with."""
-
-    rows: Sequence[int]
-    device: torch.device
-    stacks: Stacks
-
-
-class Rule:
-    """A word; this one is for a tensor with one entry a row on axis 0."""
-
-    name: ClassVar[str] = "stack"
-    word: ClassVar[str] = "stack"  # of its tensors, in the text of evidence
-    mark: ClassVar[Literal["rows", "row", ""]] = "rows"  # a joined one holds all rows, or lists one
-    varies: ClassVar[bool] = True  # in its content, from call to call
-
-    def key(self, value: Any, context: KeyContext) -> Hashable:
-        """The part of the fuse key of an argument that is not None: all that must be equal.
-
-        Raises:
-            Unfusable, AttributeError, TypeError: the rule does not cover such a value.
-        """
-        if not isinstance(value, Tensor) or not value.ndim or value.shape[0] != context.rows:
-            raise Unfusable
-        return value.dtype, value.device, tuple(value.shape[1:])
-
-    def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
-        """Whether calls that leave this argument out, or pass another, may share its forward."""
-        return False
-
-    def text(self) -> str:
-        """The rule in a list of tables."""
-        return self.name
-
-    def same(self, value: Any) -> Test:
-        """Whether another value gives the same part of a fuse key as this one.
-
-        Raises:
-            NoTest: that cannot be told quickly.
-        """
-        if isinstance(value, PLAIN):
-            return same_value((type(value), value))
-        return self._same(value)
-
-    def _same(self, value: Any) -> Test:
-        if not isinstance(value, Tensor):
-            raise NoTest
-        return value.shape, value.dtype, value.device
-
-    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
-        """One argument of those of several calls, none of which is None."""
-        return context.stacks.join(values)
+TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a call, or one a row
 
 
 class Concat(Rule):
@@ -96,10 +31,19 @@ class Concat(Rule):
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
         if isinstance(value, (list, tuple)):
-            return type(value), tuple(key_of(self, entry, context) for entry in value)
+            return type(value), tuple(self.key_part(entry, context) for entry in value)
         if not isinstance(value, Tensor) or not value.ndim:
             raise Unfusable
         return value.dtype, value.device, tuple(value.shape[1:])
+
+    def resembles(self, name: str, value: Any, lead: Tensor) -> bool:
+        """Whether an axis of the main input, such as its frames, is folded into the rows."""
+        if is_tensor_list(value):
+            return all(self.resembles(name, entry, lead) for entry in value)
+        if not isinstance(value, Tensor) or value.ndim < 3 or not value.is_floating_point():
+            return False
+        times, rest = divmod(len(value), len(lead))
+        return not rest and times in lead.shape[1:3]
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
         if isinstance(values[0], (list, tuple)):
@@ -116,6 +60,12 @@ class Columns(Rule):
         entries = value.values() if isinstance(value, dict) else value
         names = tuple(value) if isinstance(value, dict) else type(value)
         return names, tuple(STACK.key(entry, context) for entry in entries)
+
+    def covers(self, value: Any) -> bool:
+        return not isinstance(value, Tensor)
+
+    def resembles(self, name: str, value: Any, lead: Tensor) -> bool:
+        return is_tensor_list(value) and all(STACK.resembles(name, v, lead) for v in value)
 
     def _same(self, value: Any) -> Test:
         if isinstance(value, Tensor) or not isinstance(value, (list, tuple)):
@@ -161,11 +111,17 @@ class Share(Rule):
             raise Unfusable
         return context.digests.of(value)
 
+    def resembles(self, name: str, value: Any, lead: Tensor) -> bool:
+        return holds_tensors(value)
+
     def _same(self, value: Any) -> Test:
         return same_tensor(value)
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
         return values[0]
+
+    def _shape(self, value: Tensor) -> Sequence[int]:
+        return value.shape
 
 
 class RowList(Rule):
@@ -193,6 +149,9 @@ class Scalar(Rule):
         if not isinstance(value, Tensor):
             return str(type(value))
         return super().key(value, context) if value.ndim else (value.dtype, value.device)
+
+    def resembles(self, name: str, value: Any, lead: Tensor) -> bool:
+        return isinstance(value, Tensor) and not value.ndim and name in TIMES
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
         pairs = zip(values, context.rows, strict=True)
@@ -225,56 +184,20 @@ class Factor(Unused):
     def same(self, value: Any) -> Test:
         return Rule.same(self, value)
 
-
-@dataclass(frozen=True, slots=True)
-class Pad(Rule):
-    """Stack, with zeros after the shorter ones along `axis`, where calls bring a mask.
-
-    The mask, (rows, length) with zeros for what is to be ignored, has this rule too, or STACK
-    where it holds lengths instead. Calls that bring no mask only fuse with calls of their own
-    length, unless one may be made for them.
-    """
-
-    mask: str  # name of the mask argument
-    axis: int = 1
-    cut: tuple[str, ...] = ()  # fields of the output that carry the axis (as axis 1): cut back
-    makes_mask: bool = False  # where lengths differ, a missing mask becomes ones, int64
-    places: bool = False  # packed mask: must be equal in exact numerics
-    word: ClassVar[str] = "tensor"
-
-    def text(self) -> str:
-        return f"pad (with `{self.mask}`)"
-
-    def key(self, value: Any, context: KeyContext) -> Hashable:
-        STACK.key(value, context)
-        dtype, device, shape = value.dtype, value.device, value.shape[1:]
-        if self.places and context.is_exact:
-            return context.digests.of(value)
-        arguments, lengths = context.arguments, [*shape]
-        if self.makes_mask or arguments.get(self.mask) is not None:
-            is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
-            can_pad = not (self.cut and is_tuple) and not context.is_exact
-            if can_pad and self.axis and shape[self.axis - 1]:
-                lengths[self.axis - 1] = -1  # 0 stays: all of its padding would be hidden
-        return dtype, device, tuple(lengths)
-
-    def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
-        if not self.makes_mask or self.mask != name or value is None:
-            return False
-        rows = value.shape[:-1] == (context.rows,)
-        return rows and value.dtype in (torch.int64, torch.bool) and not context.is_exact
-
-    def _same(self, value: Any) -> Test:
-        if self.places and isinstance(value, Tensor):
-            return same_tensor(value)
-        return STACK.same(value)
+    def align(
+        self, name: str, batch: Sequence[dict[str, Any]], defaults: Mapping[str, Any]
+    ) -> None:
+        if name in defaults and any(name in arguments for arguments in batch):
+            for arguments in batch:
+                arguments.setdefault(name, defaults[name])
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
-        length = max(value.shape[self.axis] for value in values)
-        after = [0, 0] * (values[0].ndim - 1 - self.axis)  # `pad` counts axes from the last
-        return torch.cat(
-            [pad(value, [*after, 0, length - value.shape[self.axis]]) for value in values]
-        )
+        return values[0] if _are_equal(values) else 1.0
+
+    def divide(self, values: Sequence[Any], answers: list[Any]) -> list[Any]:
+        if _are_equal(values):
+            return answers
+        return [_times(answer, value) for answer, value in zip(answers, values, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +213,7 @@ class State(Rule):
     joined: Callable[[Any], Any] | None = None
     copied: Callable[[Any], Any] | None = None
     word: ClassVar[str] = "tensor"
-    mark: ClassVar[Literal["rows", "row", ""]] = ""
+    mark: ClassVar[Mark] = ""
     varies: ClassVar[bool] = False
 
     def text(self) -> str:
@@ -307,6 +230,9 @@ class State(Rule):
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
         return values[0] if self.joined is None else self.joined(values)
 
+    def copy_of(self, value: Any) -> Any:
+        return value if self.copied is None else self.copied(value)
+
 
 @dataclass(frozen=True, slots=True)
 class Keyed(Rule):
@@ -321,7 +247,7 @@ class Keyed(Rule):
         return f"{self.rule.name} (of equal key)"
 
     @property
-    def mark(self) -> Literal["rows", "row", ""]:  # type: ignore[override]
+    def mark(self) -> Mark:  # type: ignore[override]
         return self.rule.mark
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
@@ -334,51 +260,78 @@ class Keyed(Rule):
         return self.rule.join(values, context)
 
 
+@dataclass(frozen=True, slots=True)
+class Entries(Rule):
+    """A dict, with a rule for each of its entries. In tables it is written as a dict."""
+
+    rules: Mapping[str, Rule]
+    word: ClassVar[str] = "tensor"
+
+    def text(self) -> str:
+        return "(" + ", ".join(f"`{name}` {rule.text()}" for name, rule in self.rules.items()) + ")"
+
+    def entry(self, name: Any) -> Rule:
+        return self.rules.get(name, FLAG)
+
+    def key(self, value: Any, context: KeyContext) -> Hashable:
+        if not isinstance(value, Mapping):
+            return STACK.key(value, context)
+        entries = [(name, self.entry(name).key_part(value[name], context)) for name in value]
+        return tuple(sorted(entries, key=name_of))
+
+    def covers(self, value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return True
+        return all(self.entry(name).covers(entry) for name, entry in value.items())
+
+    def _same(self, value: Any) -> Test:
+        if not isinstance(value, dict):
+            raise NoTest
+        tests = {name: self.entry(name).same(entry) for name, entry in value.items()}
+        return lambda argument: (
+            type(argument) is dict
+            and argument.keys() == tests.keys()
+            and all(passes(test, argument[name]) for name, test in tests.items())
+        )
+
+    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
+        if not isinstance(values[0], Mapping):
+            return STACK.join(values, context)
+        return {n: self.entry(n).fuse([v[n] for v in values], context) for n in values[0]}
+
+    def leaves(self, name: str, value: Any, alone: Any) -> Iterator[tuple[Rule, str, Any, Any]]:
+        if isinstance(value, Mapping):
+            for entry, rule in self.rules.items():
+                yield from rule.leaves(entry, value.get(entry), alone.get(entry))
+
+
 STACK, STACKS, CONCAT, SHARE = Rule(), Columns(), Concat(), Share()
 LIST, SCALAR, UNUSED, LAYERS, FACTOR = RowList(), Scalar(), Unused(), ByLayer(), Factor()
 
 ArgumentRule = Rule | Mapping[str, "ArgumentRule"]
 
 
-def key_of(rule: ArgumentRule | None, value: Any, context: KeyContext) -> Hashable:
-    """The part of the fuse key of an argument, by its rule; see `Rule.key`."""
-    if value is None:
-        return None
-    if rule is None:
-        return flag(value)
+def as_rule(rule: ArgumentRule) -> Rule:
+    """A rule, as tables may write it: those of a dict's entries as a dict."""
     if isinstance(rule, Rule):
-        return rule.key(value, context)
-    if not isinstance(value, Mapping):
-        return STACK.key(value, context)
-    entries = [(name, key_of(rule.get(name), value[name], context)) for name in value]
-    return tuple(sorted(entries, key=name_of))
+        return rule
+    return Entries({name: as_rule(entry) for name, entry in rule.items()})
 
 
-def test_of(rule: ArgumentRule | None, value: Any) -> Test:
-    """A test of later values of an argument, by its rule; see `Rule.same`."""
-    if isinstance(rule, Rule) and not (isinstance(value, dict) and not value):
-        return rule.same(value)
-    if isinstance(value, PLAIN):
-        return same_value((type(value), value))
-    if not isinstance(value, dict) or (value and rule is None):
-        raise NoTest
-    rules = rule if isinstance(rule, Mapping) else {}
-    tests = {name: test_of(rules.get(name), entry) for name, entry in value.items()}
-    return lambda argument: (
-        type(argument) is dict
-        and argument.keys() == tests.keys()
-        and all(passes(test, argument[name]) for name, test in tests.items())
-    )
+def _are_equal(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
 
 
-def joined(rule: ArgumentRule | None, values: Sequence[Any], context: JoinContext) -> Any:
-    """One argument of those of several calls, by its rule; see `Rule.join`."""
-    first = values[0]
-    if first is None or rule is None or len(values) == 1:
-        return first
-    if isinstance(rule, Rule):
-        return rule.join(values, context)
-    return {n: joined(rule.get(n), [value[n] for value in values], context) for n in first}
+def _times(answer: Any, factor: float) -> Any:
+    """A call's answer times a number."""
+    if isinstance(answer, Tensor):
+        return answer * factor
+    if isinstance(answer, Mapping):
+        fields = {name: _times(entry, factor) for name, entry in answer.items()}
+        return fields if type(answer) is dict else type(answer)(**fields)
+    if isinstance(answer, (list, tuple)):
+        return type(answer)(_times(entry, factor) for entry in answer)
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,3 +349,10 @@ class Spec:
     is_inferred: bool = False  # guessed from shapes: see `infer.py`
     casts: bool = False  # float inputs are cast to the module's own dtype first
     peak: int = 0  # decoders: values alive at once per latent position of a row; 0: unknown
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", {n: as_rule(rule) for n, rule in self.rules.items()})
+
+    def rule(self, name: str) -> Rule:
+        """The rule of an argument, also of one that the table does not name."""
+        return cast("Rule", self.rules.get(name, FLAG))

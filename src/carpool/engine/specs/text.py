@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from carpool.engine.specs.rules import CONCAT, STACK, Pad, Spec
+from carpool.engine.specs.padding import Pad
+from carpool.engine.specs.rules import CONCAT, STACK, Spec
 
 _TEXT = Spec(rows="input_ids", rules={"input_ids": STACK, "attention_mask": STACK})
 

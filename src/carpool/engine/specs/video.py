@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from carpool.engine.specs.padding import Pad
 from carpool.engine.specs.rules import (
     CONCAT,
     SHARE,
@@ -10,7 +11,6 @@ from carpool.engine.specs.rules import (
     UNUSED,
     ArgumentRule,
     Keyed,
-    Pad,
     Spec,
 )
 

@@ -1,0 +1,193 @@
+"""What a word of the tables is: all that the engine asks of an argument.
+
+A word is a class with all that the engine asks of an argument: its part of the fuse key (`key`), a
+quick test of a later argument (`same`), how the arguments of several calls are joined (`join`) and
+their answers divided (`divide`), how evidence names it (`describe`), what the exact mode follows
+(`mark`), and which arguments look like it (`resembles`). The code that uses tables asks the rule,
+and knows no word by name.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from carpool.engine.digests import Digests, Unfusable, flag
+from carpool.engine.specs.argument_tests import (
+    PLAIN,
+    NoTest,
+    Test,
+    same_value,
+)
+from carpool.engine.stacks import Stacks
+
+Mark = Literal["rows", "row", ""]
+TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a call, or one a row
+
+
+@dataclass(frozen=True, slots=True)
+class KeyContext:
+    """The call of an argument, and what its key is made with."""
+
+    rows: int
+    arguments: Mapping[str, Any]
+    digests: Digests
+    is_exact: bool  # lengths are not padded
+
+
+@dataclass(frozen=True, slots=True)
+class JoinContext:
+    """The rows of each call, and what their arguments are joined with."""
+
+    rows: Sequence[int]
+    device: torch.device
+    stacks: Stacks
+
+
+class Rule:
+    """A word; this one is for a tensor with one entry a row on axis 0."""
+
+    name: ClassVar[str] = "stack"
+    word: ClassVar[str] = "stack"  # of its tensors, in the text of evidence
+    mark: ClassVar[Mark] = "rows"  # a joined one holds all rows, or lists one
+    varies: ClassVar[bool] = True  # in its content, from call to call
+
+    def key(self, value: Any, context: KeyContext) -> Hashable:
+        """The part of the fuse key of an argument that is not None: all that must be equal.
+
+        Raises:
+            Unfusable, AttributeError, TypeError: the rule does not cover such a value.
+        """
+        if not isinstance(value, Tensor) or not value.ndim or value.shape[0] != context.rows:
+            raise Unfusable
+        return value.dtype, value.device, tuple(value.shape[1:])
+
+    def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
+        """Whether calls that leave this argument out, or pass another, may share its forward."""
+        return False
+
+    def key_part(self, value: Any, context: KeyContext) -> Hashable:
+        """As `key`, also for None."""
+        return None if value is None else self.key(value, context)
+
+    def text(self) -> str:
+        """The rule in a list of tables."""
+        return self.name
+
+    def covers(self, value: Any) -> bool:
+        """Whether the rule says what each tensor of an argument means."""
+        return not (isinstance(value, Mapping) and holds_tensors(value))
+
+    def resembles(self, name: str, value: Any, lead: Tensor) -> bool:
+        """Whether an argument looks as this rule has it, beside the main input of its call."""
+        return isinstance(value, Tensor) and bool(value.ndim) and len(value) == len(lead)
+
+    def same(self, value: Any) -> Test:
+        """Whether another value gives the same part of a fuse key as this one.
+
+        Raises:
+            NoTest: that cannot be told quickly.
+        """
+        if isinstance(value, PLAIN):
+            return same_value((type(value), value))
+        if type(value) is dict and not value:
+            return _is_empty_dict
+        return self._same(value)
+
+    def _same(self, value: Any) -> Test:
+        if not isinstance(value, Tensor):
+            raise NoTest
+        return value.shape, value.dtype, value.device
+
+    def align(
+        self, name: str, batch: Sequence[dict[str, Any]], defaults: Mapping[str, Any]
+    ) -> None:
+        """Add what calls leave out and others of their forward have, before they are joined."""
+
+    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
+        """One argument of those of several calls, none of which is None."""
+        return context.stacks.join(values)
+
+    def fuse(self, values: Sequence[Any], context: JoinContext) -> Any:
+        """As `join`, also for None, and for a single call."""
+        first = values[0]
+        return first if first is None or len(values) == 1 else self.join(values, context)
+
+    def divide(self, values: Sequence[Any], answers: list[Any]) -> list[Any]:
+        """The answers of several calls, as each gets it alone with its argument."""
+        return answers
+
+    def copy_of(self, value: Any) -> Any:
+        """The argument for a forward that answers no request: it may change it."""
+        return value
+
+    def entry(self, name: Any) -> "Rule":
+        """The rule of an entry of a dict."""
+        return FLAG
+
+    def leaves(self, name: str, value: Any, alone: Any) -> Iterator[tuple["Rule", str, Any, Any]]:
+        """The rules, names, joined values and single values of an argument's entries."""
+        yield self, name, value, alone
+
+    def describe(self, value: Any) -> tuple[str, str]:
+        """The type of an argument, and its size, as text: under it evidence is kept."""
+        if isinstance(value, Tensor):
+            shape = self._shape(value) if value.ndim else value.shape
+            dtype = str(value.dtype).removeprefix("torch.")
+            return f"{self.word} {dtype} {value.ndim}d", "x".join(map(str, shape))
+        if isinstance(value, Mapping):
+            entries = {n: self.entry(n).describe(value[n]) for n in sorted(value, key=str)}
+            texts = ", ".join(f"{name}={text}" for name, (text, _) in entries.items())
+            sizes = [f"{name}:{size}" for name, (_, size) in entries.items() if size]
+            return f"{{{texts}}}", " ".join(sizes)
+        if isinstance(value, (list, tuple)) and holds_tensors(value):
+            described = [self.describe(entry) for entry in value]
+            return f"{len(value)} of {described[0][0]}", " ".join(size for _, size in described)
+        return repr(value)[:200], ""
+
+    def _shape(self, value: Tensor) -> Sequence[int]:
+        return value.shape[1:]
+
+
+class Flag(Rule):
+    """A plain value, equal in all calls of a forward: the rule of what a table does not name."""
+
+    name = "flag"
+    word = "tensor"
+    mark = ""
+    varies = False
+
+    def key(self, value: Any, context: KeyContext) -> Hashable:
+        return flag(value)
+
+    def covers(self, value: Any) -> bool:
+        return not holds_tensors(value)
+
+    def _same(self, value: Any) -> Test:
+        raise NoTest
+
+    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
+        return values[0]
+
+
+FLAG = Flag()
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a value is a tensor, or a list, tuple or dict with one in it, however deep."""
+    if isinstance(value, (list, tuple, Mapping)):
+        entries = value.values() if isinstance(value, Mapping) else value
+        return any(holds_tensors(entry) for entry in entries)
+    return isinstance(value, Tensor)
+
+
+def is_tensor_list(value: Any) -> bool:
+    """Whether a value is a list or tuple of tensors, not an empty one."""
+    is_list = isinstance(value, (list, tuple)) and bool(value)
+    return is_list and all(isinstance(entry, Tensor) for entry in value)
+
+
+def _is_empty_dict(argument: Any) -> bool:
+    return type(argument) is dict and not argument
