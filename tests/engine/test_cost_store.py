@@ -51,6 +51,25 @@ def test_another_models_table_is_not_believed(tmp_path: Path) -> None:
     assert not list(table(tmp_path / "costs.json", family="sdxl").costs)
 
 
+def test_a_table_of_an_earlier_version_begins_anew_and_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "costs.json"
+    table(file).keep()
+    earlier = json.loads(file.read_text())
+    del earlier["identity"]["format"]
+    file.write_text(json.dumps(earlier | {"costs": {"as it was": 3}}))
+
+    later = table(file)
+
+    assert not list(later.costs)
+    assert not caplog.records
+    later.costs.learn(KIND, 1, 0.5)
+    later.keep()
+    assert list(table(file).costs)
+    assert [*tmp_path.iterdir()] == [file]
+
+
 def half(pipe: Any) -> None:
     pipe.transformer.to(torch.bfloat16)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine import kept_file
-from carpool.engine.model.fingerprint import fingerprint
-from carpool.engine.model.load import LoadedPipeline, versions
+from carpool.engine.identity import identity_of_costs
+from carpool.engine.model.load import LoadedPipeline
 from carpool.errors import named
 from carpool.schedule.cost import Costs
 from carpool.schedule.estimator import PRIOR
@@ -25,7 +25,7 @@ from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
-MUST_BE_SAME = ("model", "revision", "device", "threads", "dtype", "prepared")
+MUST_BE_SAME = ("format", "model", "revision", "device", "threads", "dtype", "prepared")
 OTHER_VERSIONS = 0.3  # of torch, diffusers...: what a table is worth then
 HALF_LIFE_DAYS = 30.0
 UNKNOWN_AGE = 0.5
@@ -39,16 +39,8 @@ class StoredCosts:
     def __init__(
         self, loaded: LoadedPipeline, settings: EngineSettings, *, wall_clock: Clock = time.time
     ) -> None:
-        self._wall_clock, device = wall_clock, loaded.device
-        self._identity = {
-            "model": loaded.source,
-            "revision": settings.revision,
-            "device": device.name,
-            "threads": None if device.is_accelerator else os.environ.get("OMP_NUM_THREADS"),
-            "dtype": str(device.dtype),
-            "prepared": fingerprint(loaded),
-            **versions(),
-        }
+        self._wall_clock = wall_clock
+        self._identity = identity_of_costs(loaded, settings.revision)
         self.path = Path(settings.cost_table) if settings.cost_table else self._default()
         self._is_ours = not settings.cost_table  # else the user may have named any file
         self.costs = self._read()
@@ -66,11 +58,9 @@ class StoredCosts:
             data = jsonfile.loads(content)
             identity, costs = data["identity"], data["costs"]
             self._is_ours = True
-            same = [name for name in MUST_BE_SAME if identity.get(name) == self._identity[name]]
-            weight = PRIOR * self._trust(identity, data.get("learned_unix_s"))
-            learned = Costs.from_json(costs, weight=weight)
-            if len(same) == len(MUST_BE_SAME):
-                return learned
+            if all(identity.get(name) == self._identity[name] for name in MUST_BE_SAME):
+                weight = PRIOR * self._trust(identity, data.get("learned_unix_s"))
+                return Costs.from_json(costs, weight=weight)
             log.info("%s was measured with something else: it begins anew", self.path)
         except FileNotFoundError:
             self._is_ours = True

@@ -13,8 +13,6 @@ request. What does not match is dropped, and the request runs from its start.
 """
 
 import hashlib
-import inspect
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +24,12 @@ from torch import Tensor
 
 from carpool.engine import serialization
 from carpool.engine.containment import TurnStage
-from carpool.engine.foreign_code import all_blocks
+from carpool.engine.identity import identity_of_answers
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
-from carpool.engine.model.load import LoadedPipeline, versions
+from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.probation.snapshot import tensors_in
-from carpool.engine.weights.sample import sample
 from carpool.types import CheckedRequest, JournalEntry, Phase
 
 log = logging.getLogger("carpool")
@@ -296,7 +293,7 @@ def _form(value: Any) -> str:
 
 
 class Identity:
-    """The identity of a model: its code, its weights, its device.
+    """The identity of what a journal answers: of a model, with a request.
 
     Args:
         lora: the identity of an adapter, by its name.
@@ -308,7 +305,7 @@ class Identity:
 
     def of(self, request: CheckedRequest) -> bytes:
         """A digest of the model with this request."""
-        self._digest = self._digest or model_digest(self._loaded)
+        self._digest = self._digest or identity_of_answers(self._loaded)
         digest = hashlib.blake2b(self._digest, digest_size=32)
         plain = replace(
             request, arguments={}, request_id="", group="", timeout_s=None, deadline_s=None
@@ -335,36 +332,3 @@ def _content(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{n}:{_content(entry)}' for n, entry in value.items())}}}"
     return repr(value)
-
-
-def model_digest(loaded: LoadedPipeline) -> bytes:
-    """32 bytes that tell code, weights, configuration and kind of device from others."""
-    digest = hashlib.blake2b(digest_size=32)
-    digest.update(repr(sorted(versions().items())).encode())
-    digest.update(f"{loaded.device.torch.type} {loaded.device.dtype}".encode())
-    for pipe in {id(pipe): pipe for pipe in (loaded.pipe, *loaded.originals.values())}.values():
-        for block in (pipe, *all_blocks(getattr(pipe, "blocks", None))):
-            digest.update(_source(type(block)))
-        for name, part in sorted(pipe.components.items()):
-            digest.update(f"{name} {type(part).__name__}".encode())
-            digest.update(_configuration(part).encode())
-    sampled = {} if loaded.streamer is None else loaded.streamer.samples
-    for name, module in sorted(loaded.modules.items()):
-        digest.update(name.encode())
-        digest.update(_source(type(module)))
-        digest.update(sampled[name] if name in sampled else sample(module))
-    return digest.digest()
-
-
-def _configuration(part: Any) -> str:
-    config = getattr(part, "config", None) or {}
-    entries = dict(config.to_dict() if hasattr(config, "to_dict") else config)
-    public = {name: value for name, value in entries.items() if not name.startswith("_")}
-    return json.dumps(public, sort_keys=True, default=lambda value: type(value).__name__)
-
-
-def _source(cls: type) -> bytes:
-    try:
-        return hashlib.blake2b(inspect.getsource(inspect.getmodule(cls) or cls).encode()).digest()
-    except (OSError, TypeError):
-        return cls.__qualname__.encode()

@@ -249,10 +249,10 @@ class MessageHandler:
 
 def _digest(loaded: Any) -> str:
     """The digest of the model, the same in all workers that loaded it; empty: it cannot be made."""
-    from carpool.engine.journal import model_digest
+    from carpool.engine.identity import identity_of_answers
 
     try:
-        return model_digest(loaded).hex()[:16]
+        return identity_of_answers(loaded).hex()[:16]
     except Exception:  # an unforeseen model
         log.exception("the model's digest cannot be made")
         return ""

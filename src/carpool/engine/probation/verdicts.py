@@ -1,23 +1,18 @@
 """Evidence of how calls fuse, kept between runs in a file beside the learned costs.
 
-Evidence counts for the code that it was found with: it is kept under a digest of the source of the
-module's classes, its config and the versions of the libraries, and anything else begins anew.
+Evidence counts for the module that it was found with: it is kept under its identity, and under
+another one it begins anew.
 """
 
-import hashlib
-import inspect
-import json
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from carpool import jsonfile
 from carpool.engine import kept_file
-from carpool.engine.foreign_code import foreign_parts
+from carpool.engine.identity import ModuleIdentities
 from carpool.errors import show
 
 MAX_ENTRIES = 10_000
@@ -32,47 +27,12 @@ class Verdicts:
     """
 
     def __init__(self, path: Path | None, versions: Mapping[str, str] | None = None) -> None:
-        self.path, self._versions = path, dict(versions or {})
-        self._identities: weakref.WeakKeyDictionary[nn.Module, tuple[Any, str]]
-        self._identities = weakref.WeakKeyDictionary()
-        self._sources: dict[Any, str] = {}
+        self.path, self._identities = path, ModuleIdentities(versions)
         self._stored = self._read()
 
     def identity(self, module: nn.Module) -> str:
-        """A digest of all that a module's answers depend on, beside its weights and inputs."""
-        classes = [type(part) for part in module.modules()]
-        processors = [
-            *(type(part.processor) for part in module.modules() if hasattr(part, "processor")),
-            *foreign_parts(module),
-        ]
-        state = (tuple(classes), tuple(processors), module.training)
-        state_and_name = self._identities.get(module)
-        if state_and_name is not None and state_and_name[0] == state:
-            return state_and_name[1]
-        digest = hashlib.blake2b(digest_size=12)
-        for code in dict.fromkeys((*classes, *processors)):
-            digest.update(self._source(code).encode())
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "to_dict"):
-            config = config.to_dict()
-        weights = {str(w.dtype) for w in module.parameters()}
-        threads, device = torch.get_num_threads(), {str(w.device) for w in module.parameters()}
-        setup = (config, self._versions, sorted(weights), threads, sorted(device), module.training)
-        digest.update(json.dumps(setup, sort_keys=True, default=str).encode())
-        name = digest.hexdigest()
-        self._identities[module] = (state, name)
-        return name
-
-    def _source(self, cls: Any) -> str:
-        if cls not in self._sources:
-            try:
-                text = inspect.getsource(inspect.getmodule(cls) or cls)
-            except (OSError, TypeError):
-                text = ""  # made at run time
-            self._sources[cls] = f"{cls.__module__}.{cls.__qualname__}:" + (
-                hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-            )
-        return self._sources[cls]
+        """All that evidence about a module's calls depends on."""
+        return self._identities.of(module)
 
     def read(self, identity: str, kind: str) -> Mapping[str, Any] | None:
         """The stored evidence of a kind of call."""
