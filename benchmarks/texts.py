@@ -22,7 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.engine.request import Outcome
 from carpool.request.parameters import check
 from carpool.types import Event, Request

@@ -127,11 +127,11 @@ def parts() -> float:
     For 32 running and 1,000 waiting requests and forwards of 8 requests each 5 ms.
     """
     from carpool.engine.observe.activity import ActivityLog, snapshot
-    from carpool.engine.observe.forward import Forward
+    from carpool.engine.observe.timeline import Forward, Timeline
     from carpool.worker import protocol
     from carpool.worker.activity_sender import INTERVAL_S, ActivitySender
 
-    timeline = SimpleNamespace(request_id="req-0123456789abcdef", phase="denoise", step=3, steps=28)
+    timeline = Timeline("req-0123456789abcdef", 0.0, 7, phase="denoise", step=3, steps=28)
     state: Any = SimpleNamespace(
         number=7, timeline=timeline, parked=SimpleNamespace(left_s=1.0), submitted_s=0.0,
         request_id=timeline.request_id,
@@ -144,7 +144,7 @@ def parts() -> float:
         lambda _: None,
     )
     log.is_on = True
-    forward = Forward("transformer", "forward", "denoise", (state,) * 8, (1,) * 8, 0.0, 0.005)
+    forward = Forward("transformer", "forward", "denoise", (timeline,) * 8, (1,) * 8, 0.0, 0.005)
     forwards = round(INTERVAL_S / 0.005)
     noting, reading = [], []
     for _ in range(200):

@@ -15,7 +15,7 @@ from diffusers import DiffusionPipeline, StableDiffusionImg2ImgPipeline
 from PIL import Image
 
 import carpool
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.errors import Cancelled, PipelineFailed
 from support.engine_driver import CLOSE, Drive, Recorder, driving, gap, mean, plain, served, solo
 from support.tiny import ARGUMENTS, checkpoint

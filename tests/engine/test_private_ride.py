@@ -230,7 +230,7 @@ def test_only_one_request_runs_at_a_time_and_all_of_its_forwards_follow_each_oth
             drive.submit("a cat", seed=seed, num_inference_steps=3, **COMMON)
         drive.finish()
 
-    riders = [forward.states[0].request_id for forward in drive.forwards]
+    riders = [forward.timelines[0].request_id for forward in drive.forwards]
     assert all(forward.requests == 1 for forward in drive.forwards)
     assert sum(one != other for one, other in pairwise(riders)) == 2
 

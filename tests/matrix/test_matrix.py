@@ -143,7 +143,7 @@ def widths_of(drive: Drive) -> dict[str, list[int]]:
     """By "component.method": requests in each of its forwards, without those of second runs."""
     widths: dict[str, list[int]] = defaultdict(list)
     for forward in drive.forwards:
-        if forward.requests == 1 and forward.states[0].has_failed:
+        if any(forward is again for again in drive.second_runs):
             continue  # what failed among others runs again alone
         widths[f"{forward.component}.{forward.method}"].append(forward.requests)
     return dict(widths)

@@ -15,7 +15,7 @@ from carpool import Request
 from carpool.config import load_settings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.engine.request import Listener
 from carpool.errors import (
     Cancelled,

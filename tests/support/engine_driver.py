@@ -19,7 +19,7 @@ from torch import nn
 from carpool.config import BatchingMode, EngineSettings
 from carpool.engine.group.load import load
 from carpool.engine.loop import EngineCore
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.engine.request import Outcome
 from carpool.request.parameters import check
 from carpool.schedule.batch_modes import together
@@ -114,6 +114,13 @@ class Drive:
 
     def __init__(self, engine: EngineCore, forwards: list[Forward]) -> None:
         self.engine, self.forwards = engine, forwards
+        self.second_runs: list[Forward] = []  # of what failed among others, alone
+        engine._observers.append(self._note)
+
+    def _note(self, forward: Forward) -> None:
+        states = [self.engine.running.by_number[line.number] for line in forward.timelines]
+        if all(state.has_failed for state in states):
+            self.second_runs.append(forward)
 
     def submit(self, prompt: Any = "a photo of a cat", **parameters: Any) -> Recorder:
         """Submit a request; `seed`, `timeout_s`, `request_id` or the pipeline's parameters."""

@@ -10,39 +10,17 @@ that fails.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from carpool.engine.conditioning_cache import source_of
-from carpool.engine.containment import TurnStage
 from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Journal, Mismatch
 from carpool.engine.parts import EngineParts
-from carpool.engine.request import RequestState
+from carpool.engine.request import AnswerSource, RequestState
 from carpool.engine.step_cache import StepCache
-from carpool.types import Phase
 
 MAX_REPLAYS = 64  # kept until the next report
 _FAILED = object()
-
-
-class AnswerSource(Protocol):
-    """AnswerList some calls of one request."""
-
-    stage: ClassVar[TurnStage]  # the boundary of what it does
-    phases: ClassVar[tuple[Phase, ...]]  # whose calls it is asked for, and learns of
-    warning: ClassVar[str]  # for the client of a request that goes on without it; "": none
-
-    def answer(self, call: Call) -> Any | None:
-        """The answer of a call; None: it has none. Asked once for each call at most.
-
-        Raises:
-            Mismatch: the request has to run from its start, without earlier answers.
-        """
-        ...
-
-    def ran(self, call: Call, answer: Any) -> None:
-        """A call got this answer from a forward, or from another source."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ class ConditioningCache:
 
 
 class RequestConditioning:
-    """Answers the calls of one request from the cache: see `answers.AnswerSource`.
+    """Answers the calls of one request from the cache: see `request.AnswerSource`.
 
     Attributes:
         key: of the call that it waits with; None: that is not kept.

@@ -72,7 +72,7 @@ OnPassed = Callable[[str, int], None]
 
 
 class Journal:
-    """The journal of one request, in the engine: see `answers.AnswerSource`.
+    """The journal of one request, in the engine: see `request.AnswerSource`.
 
     Args:
         past: the answers that an earlier run of the request wrote down, in order.

@@ -11,8 +11,8 @@ from typing import Any
 
 from carpool.engine.admission import AdmissionControl
 from carpool.engine.model.stopwatch import Stopwatch
-from carpool.engine.observe.forward import Forward
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S
+from carpool.engine.observe.timeline import Forward
 from carpool.engine.prediction import Predictor
 from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind

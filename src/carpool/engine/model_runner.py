@@ -16,8 +16,8 @@ from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Inside
 from carpool.engine.model.load import versions
 from carpool.engine.numerics import Exact
-from carpool.engine.observe.forward import ForwardObserver, forward_of
 from carpool.engine.observe.stats import memory
+from carpool.engine.observe.timeline import Forward, ForwardObserver
 from carpool.engine.parts import EngineParts
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
@@ -25,6 +25,7 @@ from carpool.engine.request import RequestState
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.specs.infer import reads_caches
 from carpool.engine.wrappers import wrappers
+from carpool.schedule.views import NO_KIND
 
 
 class ModelRunner:
@@ -143,7 +144,7 @@ class ModelRunner:
                 self._device.check(error)
                 raise
             why = self._scheduler.width_reasons.get(len(states), "split")  # after one that failed
-            forward = forward_of(states, began_s, began_s + spent_s, why)
+            forward = _record(states, began_s, spent_s, why)
             for observe in self._observers:
                 self._stages.contain("observe", None, observe, forward, states=states)
             return answers
@@ -167,3 +168,21 @@ class ModelRunner:
         self._heartbeat.beat(expected_s)
         with self._adapters.applied(calls, rows):
             return self.fuser.fused(calls, rows, mode)
+
+
+def _record(states: Sequence[RequestState], began_s: float, spent_s: float, why: str) -> Forward:
+    """The record of a forward of the calls that these requests are parked on."""
+    first = states[0]
+    target, parked, loras = first.call.target, first.parked, [state.call.lora for state in states]
+    return Forward(
+        target.component,
+        target.method,
+        target.phase,
+        tuple([state.timeline for state in states]),
+        tuple([state.rows for state in states]),
+        began_s,
+        spent_s,
+        len({name for lora in loras for name, _ in lora}) if any(loras) else 0,
+        why,
+        NO_KIND if parked is None else parked.kind,
+    )

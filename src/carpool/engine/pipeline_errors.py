@@ -2,15 +2,13 @@
 
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from carpool.engine.request import RequestState
 from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFailed, named, reason
 from carpool.request.rules import TOKENS
-
-if TYPE_CHECKING:
-    from carpool.engine.request import RequestState
 
 _SLIPS = LookupError, TypeError, AssertionError, ArithmeticError, AttributeError, RuntimeError
 """Exceptions by which code that checks nothing fails for an argument that it cannot take."""
@@ -22,7 +20,7 @@ CHECKED = frozenset([*_CHECKED.split(), *TOKENS])
 
 
 def error_of(
-    state: "RequestState",
+    state: RequestState,
     error: BaseException,
     failed_forward: BaseException | None,
     defaults: Mapping[str, Any],

@@ -76,7 +76,7 @@ class RequestQueue:
                     retry_after_s=self._completions.next_s(now_s) if place_s is None else place_s,
                 )
             self.submitted += 1
-            timeline = self._timelines.begin(request.request_id, now_s - waited_s)
+            timeline = self._timelines.begin(request.request_id, now_s - waited_s, self.submitted)
             state = RequestState(request, listener, self.submitted, timeline, journal=journal)
             listener.event(Event("queued", request.request_id, now_s))
             self._waiting.append(state)

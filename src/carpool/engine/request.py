@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
+from carpool.engine.containment import TurnStage
 from carpool.engine.describe import Descriptions
 from carpool.engine.fiber import Fiber, Raised, Returned
 from carpool.engine.intercept import Call
@@ -28,9 +29,6 @@ from carpool.request.card import Card
 from carpool.request.sizes import rounded_size
 from carpool.schedule.views import ParkedCall, QueuedRequest
 from carpool.types import CheckedRequest, Event, Phase, Timings
-
-if TYPE_CHECKING:
-    from carpool.engine.answers import AnswerSource
 
 log = logging.getLogger("carpool")
 
@@ -60,6 +58,26 @@ class Listener(Protocol):
         ...
 
 
+class AnswerSource(Protocol):
+    """Answers some calls of one request."""
+
+    stage: ClassVar[TurnStage]  # the boundary of what it does
+    phases: ClassVar[tuple[Phase, ...]]  # whose calls it is asked for, and learns of
+    warning: ClassVar[str]  # for the client of a request that goes on without it; "": none
+
+    def answer(self, call: Call) -> Any | None:
+        """The answer of a call; None: it has none. Asked once for each call at most.
+
+        Raises:
+            Mismatch: the request has to run from its start, without earlier answers.
+        """
+        ...
+
+    def ran(self, call: Call, answer: Any) -> None:
+        """A call got this answer from a forward, or from another source."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One request, from its submission to its end."""
@@ -75,7 +93,7 @@ class RequestState:
     view: Any = None  # its private copy of the pipeline
     context: RideContext | None = None  # what is private to it while its fiber runs
     preview_hook: SchedulerHook | None = None
-    sources: list["AnswerSource"] = field(default_factory=list)  # of answers without a forward
+    sources: list[AnswerSource] = field(default_factory=list)  # of answers without a forward
     answered_phases: set[Phase] = field(default_factory=set)  # whose calls those may answer
     pixel_limit: PixelLimit | None = None  # set once it runs
     effects: EffectObserver | None = None  # set once it runs

@@ -238,7 +238,7 @@ class RunningRequests:
             return self._park(state, came, now_s)
         if isinstance(came, HostCall):
             run = self._off_loop.wait if came.waits else self._off_loop.host
-            run(partial(run_on_host, came, self._queue, state))
+            run(partial(run_on_host, came, partial(self._queue.put_host_result, state)))
         elif isinstance(came, Returned):
             if state.timeline.reached(state.steps):
                 self._tell_step(state, now_s)

@@ -17,7 +17,7 @@ from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.learning import CostLearning
 from carpool.engine.observe.activity import snapshot
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.engine.observe.width_reason import width_reason
 from carpool.engine.parts import EngineParts
 from carpool.engine.prediction import Predictor, unpredicted_call, unpredicted_request
@@ -234,8 +234,7 @@ class Scheduler:
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards: notes what each took."""
-        if self._streamer is not None and (parked := forward.states[0].parked) is not None:
-            self.kind = parked.kind  # forwards of several kinds end in one sweep
+        self.kind = forward.kind  # forwards of several kinds end in one sweep
         if forward.began_s - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = forward.began_s
             self.step_costs = self._predictor.step_costs(

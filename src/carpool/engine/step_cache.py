@@ -45,7 +45,7 @@ class _Last:
 
 
 class StepCache:
-    """The cache of one request: see `answers.AnswerSource`.
+    """The cache of one request: see `request.AnswerSource`.
 
     Args:
         threshold: the largest predicted change of an answer at which it is reused, relative to

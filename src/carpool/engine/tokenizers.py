@@ -12,16 +12,12 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import current_context, in_fiber, park
-
-if TYPE_CHECKING:
-    from carpool.engine.queue import RequestQueue
-    from carpool.engine.request import RequestState
 
 LONG_TEXT = 1000  # characters; of the slowest kind of text they take 4 ms
 _METHODS = ("__call__", "encode", "tokenize", "apply_chat_template")
@@ -36,13 +32,13 @@ class HostCall:
     waits: bool = False  # for another server: on a thread of its own
 
 
-def run_on_host(work: HostCall, queue: "RequestQueue", state: "RequestState") -> None:
-    """Do the work of a request, whose result goes to its engine's thread."""
+def run_on_host(work: HostCall, give: Callable[[Any], None]) -> None:
+    """Do the work of a request, and give its result to its engine's thread."""
     try:
         result = work.run()
     except BaseException as error:  # raised where the request called it
         result = Failure(error)
-    queue.put_host_result(state, result)
+    give(result)
 
 
 class Tokenizers:

@@ -9,7 +9,7 @@ from math import sqrt
 from statistics import median
 
 from carpool.engine.model.device import Device
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.engine.request import Outcome
 from carpool.schedule.batch_modes import together
 from carpool.schedule.cost import Costs, Curve

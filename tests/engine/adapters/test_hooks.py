@@ -23,7 +23,7 @@ from carpool.engine.adapters.hooks import Adapters, NotByRow, is_even, plan
 from carpool.engine.adapters.parts import Part
 from carpool.engine.execute import WidthLimits, execute
 from carpool.engine.fuse import Fuser
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.engine.specs import SPECS, STACK, Spec
 from carpool.request.lora import AdapterScales
 from support.engine_driver import CLOSE, Recorder, driving, fresh, gap, served

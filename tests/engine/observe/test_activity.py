@@ -1,19 +1,16 @@
 """What those who watch an engine are told of it."""
 
-from types import SimpleNamespace
-from typing import Any
-
 from carpool.engine.observe.activity import CAPACITY, ActivityLog
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward, Timeline
 from carpool.schedule.overload import Speed
 from support.engine_driver import driving
 from support.tiny import ARGUMENTS
 
 
 def forward(*numbers: int) -> Forward:
-    states: Any = tuple(SimpleNamespace(number=number) for number in numbers)
+    timelines = tuple(Timeline("", 0.0, number) for number in numbers)
     return Forward(
-        "transformer", "forward", "denoise", states, (1,) * len(states), 3.0, 0.5, 0, "cap"
+        "transformer", "forward", "denoise", timelines, (1,) * len(timelines), 3.0, 0.5, 0, "cap"
     )
 
 

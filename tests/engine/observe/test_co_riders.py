@@ -1,10 +1,7 @@
 """Which requests shared denoising forwards is recorded within bounds, for traces."""
 
-from types import SimpleNamespace
-from typing import Any
-
 from carpool.engine.observe.co_riders import MOST_FORWARDS, MOST_OTHERS, CoRiders
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward, Timeline
 from carpool.types import Phase
 from support.engine_driver import Drive, driving
 from support.tiny import ARGUMENTS
@@ -17,10 +14,7 @@ def submit(drive: Drive, name: str, steps: int) -> None:
 
 def forward(phase: Phase, at_s: dict[str, float]) -> Forward:
     """A forward of requests, by id, so many seconds after the submission of each."""
-    states: list[Any] = [
-        SimpleNamespace(request_id=name, submitted_s=100.0 - seconds)
-        for name, seconds in at_s.items()
-    ]
+    states = [Timeline(name, 100.0 - seconds) for name, seconds in at_s.items()]
     return Forward("transformer", "forward", phase, tuple(states), (1,) * len(states), 100.0, 1.0)
 
 

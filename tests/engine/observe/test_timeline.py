@@ -1,7 +1,6 @@
 """A request's life: where its time went, with how many it rode, and what it waited for."""
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ import torch
 
 import carpool
 from carpool.engine.loop import EngineCore
-from carpool.engine.observe.forward import Forward
-from carpool.engine.observe.timeline import MOST_OTHERS, Timeline, TimelineStore
+from carpool.engine.observe.timeline import MOST_OTHERS, Forward, Timeline, TimelineStore
 from carpool.engine.observe.width_reason import differences, nearest, width_reason
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.schedule.views import CallKind, Choice, ParkedCall
@@ -160,8 +158,7 @@ def test_the_python_api_explains_a_request_and_says_none_of_unknown_ones() -> No
 
 
 def forward(one: Timeline, began_s: float, ended_s: float) -> Forward:
-    state: Any = SimpleNamespace(timeline=one)
-    return Forward("", "forward", "denoise", (state,), (1,), began_s, ended_s - began_s)
+    return Forward("", "forward", "denoise", (one,), (1,), began_s, ended_s - began_s)
 
 
 def test_the_oldest_that_ended_are_forgotten_and_the_living_never() -> None:
@@ -196,9 +193,8 @@ def test_the_others_of_a_phase_are_named_up_to_a_bound() -> None:
     for life_ in lives:
         life_.start(0.0)
         timelines.parked(life_, "m", "k", 0.0)
-    states: Any = tuple(SimpleNamespace(timeline=one) for one in lives)
 
-    timelines.forward(Forward("", "forward", "denoise", states, (1,) * 100, 0.0, 1.0))
+    timelines.forward(Forward("", "forward", "denoise", tuple(lives), (1,) * 100, 0.0, 1.0))
 
     others = lives[1].to_json(2.0)["phases"][0]["others"]
     assert others == ["0", *(f"{n}" for n in range(2, MOST_OTHERS + 1))]

@@ -6,13 +6,10 @@ Forwards are kept only while `is_on`, as plain tuples: they must not keep reques
 from collections import deque
 from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING
 
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
+from carpool.engine.request import RequestState
 from carpool.telemetry.activity import RunningRequest, SeenForward, Snapshot, WaitingRequest
-
-if TYPE_CHECKING:
-    from carpool.engine.request import RequestState
 
 CAPACITY = 512  # forwards kept between two readings; older ones are only counted
 MOST_LISTED = 256  # waiting requests of a snapshot
@@ -38,7 +35,7 @@ class ActivityLog:
                 forward.began_s,
                 forward.duration_s,
                 forward.rows,
-                tuple([state.number for state in forward.states]),
+                tuple([timeline.number for timeline in forward.timelines]),
                 forward.why,
             )
         )
@@ -55,8 +52,8 @@ class ActivityLog:
 
 def snapshot(
     now_s: float,
-    running: "Sequence[RequestState]",
-    queued: "Sequence[RequestState]",
+    running: Sequence[RequestState],
+    queued: Sequence[RequestState],
     starts_s: Sequence[float | None],
     slowdown: float,
 ) -> Snapshot:

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 
 MOST_OTHERS = 32
 MOST_FORWARDS = 64
@@ -48,15 +48,15 @@ class CoRiders:
         if forward.phase != "denoise" or forward.requests < 2:
             return
         rows, requests = forward.rows, forward.requests
-        records = [(state, self._running.get(state.request_id)) for state in forward.states]
+        records = [(line, self._running.get(line.request_id)) for line in forward.timelines]
         traces = {record.trace: None for _, record in records if record is not None}
-        for state, record in records:
+        for timeline, record in records:
             if record is None:
                 continue
             for trace in traces if len(record.companions) < MOST_OTHERS else ():
                 record.meet(trace)
             forwards = record.first if len(record.first) < MOST_FORWARDS // 2 else record.last
-            at_s = forward.began_s - state.submitted_s
+            at_s = forward.began_s - timeline.submitted_s
             forwards.append({"at_s": at_s, "rows": rows, "requests": requests})
 
     def end(self, request_id: str) -> dict[str, Any]:

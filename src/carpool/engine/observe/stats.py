@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from carpool.engine.model.load import LoadedPipeline
-from carpool.engine.observe.forward import Forward
+from carpool.engine.observe.timeline import Forward
 from carpool.telemetry.histograms import histogram, statistics_of
 from carpool.types import BUCKETS_S, Clock
 
@@ -34,12 +34,10 @@ class Stats:
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards."""
-        key = (forward.component, forward.method, len(forward.states), sum(forward.row_counts))
+        key = (forward.component, forward.method, forward.requests, forward.rows)
         self._forwards[key] += 1
         if forward.method == "generate":
-            self._tokens += len(forward.states)
-            for state in forward.states:
-                state.timeline.tokens += 1
+            self._tokens += forward.requests
 
     def start(self, queued_s: float) -> None:
         """A request started to run after so long in the queue."""

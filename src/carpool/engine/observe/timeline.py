@@ -1,5 +1,7 @@
 """Timelines of requests: their phases, the requests that shared their forwards, their waits.
 
+What observers of forwards get: `Forward`. It has the timelines of its requests, not their states.
+
 A `Timeline` belongs to one request; `TimelineStore` finds it by id, until a thousand others have
 ended after it. The waits of a parked call are differences: `TimelineStore` sums up the seconds of
 all forwards, of those of each module and of each fuse key, and a call notes these sums as it parks.
@@ -9,17 +11,17 @@ thread.
 
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
-from carpool.errors import Cancelled, CarpoolError
-from carpool.types import Clock, Phase, Timings
+from msgspec import Struct
 
-if TYPE_CHECKING:
-    from carpool.engine.observe.forward import Forward
+from carpool.errors import Cancelled, CarpoolError
+from carpool.schedule.views import NO_KIND, CallKind
+from carpool.types import Clock, Phase, Timings
 
 CAPACITY = 1000  # timelines kept of requests that have ended
 MOST_OTHERS = 32  # requests that a phase names
@@ -100,6 +102,7 @@ class Timeline:
 
     request_id: str
     submitted_s: float
+    number: int = 0  # of the request, in the order of submission
     started_s: float = inf
     ended_s: float = inf
     step: int = 0  # denoising steps done
@@ -205,6 +208,39 @@ class Timeline:
         }
 
 
+class Forward(Struct, frozen=True):
+    """One run of a module for one or several requests: what observers get.
+
+    Runs that raised are not recorded.
+    """
+
+    component: str  # the pipeline's name for the module, such as "transformer"
+    method: str
+    phase: Phase
+    timelines: tuple[Timeline, ...]  # of the requests that shared it
+    row_counts: tuple[int, ...]  # batch rows of each
+    began_s: float  # engine clock
+    duration_s: float  # on CUDA: until the kernels were launched, not until they ended
+    adapters: int = 0  # different ones that its requests use
+    why: str = ""  # it is not wider: see `width_reason`
+    kind: CallKind = NO_KIND
+
+    @property
+    def requests(self) -> int:
+        return len(self.timelines)
+
+    @property
+    def rows(self) -> int:
+        return sum(self.row_counts)
+
+
+ForwardObserver = Callable[[Forward], None]
+"""Is called after every forward, on the engine's thread, before its requests go on.
+
+Must be quick and must not raise.
+"""
+
+
 class TimelineStore:
     """All requests that are queued or run, and the last that ended; sums of their forwards."""
 
@@ -216,10 +252,10 @@ class TimelineStore:
         self._modules: dict[Hashable, Sum] = {}
         self._keys: WeakValueDictionary[Hashable, Sum] = WeakValueDictionary()  # of parked calls
 
-    def begin(self, request_id: str, now_s: float) -> Timeline:
+    def begin(self, request_id: str, now_s: float, number: int = 0) -> Timeline:
         """A new timeline, which `to_json` finds at least as long as the caller holds it."""
         timeline = self._timelines[request_id] = Timeline(
-            request_id, now_s, submitted_at=self._wall_clock()
+            request_id, now_s, number, submitted_at=self._wall_clock()
         )
         return timeline
 
@@ -243,14 +279,16 @@ class TimelineStore:
             key, now_s, of_module, of_key, self._all_s, of_module.seconds, of_key.seconds
         )
 
-    def forward(self, forward: "Forward") -> None:
+    def forward(self, forward: Forward) -> None:
         """Calls of one key have shared a forward."""
-        timelines = [state.timeline for state in forward.states]
+        timelines = forward.timelines
         seconds, companions = forward.duration_s, len(timelines) - 1
         ids = [timeline.request_id for timeline in timelines]
+        is_token = forward.method == "generate"
         for timeline in timelines:
             times = timeline.stop_waiting(self._all_s, forward.began_s)
             times.forwards += 1
+            timeline.tokens += is_token
             times.forward_s += seconds
             times.companions += companions
             times.shared_forwards += companions > 0
