@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from carpool.engine.fuse import Fuser
 from carpool.engine.numerics import DATA, ROWS, Exact
-from support.fake_models import randn
+from carpool.engine.specs import SPECS, STACK, STACKS, Spec
+from support.fake_models import call_on, randn, run
 
 WEIGHT, KERNEL, SQUARE = randn(37, 24, seed=1), randn(12, 6, 3, 3, seed=2), randn(8, 8, seed=3)
 
@@ -103,6 +105,28 @@ def test_a_call_gets_the_bits_that_it_gets_alone(name: str, rows: Sequence[int])
         assert torch.equal(ours, operation(call))
 
 
+@pytest.mark.parametrize(
+    "operation", [F.silu, torch.sin, lambda x: x.mean(dim=1), lambda x: x.sum(dim=(1, 2))]
+)
+def test_calls_with_other_strides_get_the_bits_that_they_get_alone(
+    operation: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strided(nn.Module):
+        def forward(self, x: Tensor, pair: list[Tensor]) -> Tensor:
+            return operation(x) + operation(pair[0])
+
+    rules = {"x": STACK, "pair": STACKS}
+    monkeypatch.setitem(SPECS, ("Strided", "forward"), Spec(rows="x", rules=rules))
+    plain = [randn(rows, 24, 24, seed=seed) for seed, rows in enumerate((1, 1, 2, 3))]
+    turned = [x.mT if seed % 2 else x for seed, x in enumerate(plain)]
+    requests = [{"x": x, "pair": [x.mT, x]} for x in turned]
+    module = Strided()
+
+    answers = run(Fuser(is_exact=True), [call_on(module, **request) for request in requests])
+
+    assert all(map(torch.equal, answers, [module(**request) for request in requests]))
+
+
 def test_what_mixes_rows_is_not_split_and_so_shows() -> None:
     x, mode = randn(4, 6), Exact([1, 1, 2])
     mode.mark(x, ROWS | DATA)
@@ -139,6 +163,8 @@ def test_weights_are_not_taken_for_rows() -> None:
         (lambda x: torch.stack([row * 2 for row in x.unbind(0)]), None),
         (lambda x: torch.stack([x[i] for i in range(3)]), None),
         (lambda x: x[:, 0], None),
+        (lambda x: (x[:, :3] + 0)[0] + (x[:, :3] * 2)[1] + (x[:, :3] * 3)[2], "reads some rows"),
+        (lambda x: (z := x[:, :3].clone())[0] + z.T[1] + z.T[2], "reads some rows"),
     ],
 )
 def test_decisions_by_some_rows_are_suspicious(

@@ -116,7 +116,8 @@ class Fuser:
             answer = target.original(**fused)
         else:
             for name, value in fused.items():
-                for leaf in spec.rule(name).leaves(name, value, batch[0].get(name)):
+                values = [arguments.get(name) for arguments in batch]
+                for leaf in spec.rule(name).leaves(name, value, values):
                     _mark(exact, *leaf)
             with exact:
                 answer = target.original(**fused)
@@ -175,12 +176,12 @@ def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -
         entries[:] = [entries[i] for i in places]
 
 
-def _mark(exact: Exact, rule: Rule, name: str, value: Any, alone: Any) -> None:
+def _mark(exact: Exact, rule: Rule, name: str, value: Any, values: Sequence[Any]) -> None:
     """Mark a joined argument for the exact mode."""
     if rule.mark == "row":
         exact.mark(value, ROW | DATA)
     elif rule.mark:
-        exact.mark(value, ROWS | (0 if _is_length(name, alone) else DATA))
+        exact.mark(value, ROWS | (0 if _is_length(name, values[0]) else DATA), values)
 
 
 def _is_length(name: str, value: Any) -> bool:

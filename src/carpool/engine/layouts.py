@@ -127,6 +127,13 @@ def keep(
     return tuple(layouts) if any(strides is not None for strides in layouts) else None
 
 
+def layouts_of_parts(joined: Tensor, parts: Sequence[Any]) -> Layouts | None:
+    """The layouts of calls whose tensors were joined; None where these are no parts of it."""
+    if any(getattr(part, "shape", ())[1:] != joined.shape[1:] for part in parts):
+        return None
+    return tuple([None if p.stride() == joined.stride() else p.stride() for p in parts])
+
+
 def as_alone(part: Tensor, strides: Strides | None) -> Tensor:
     """A part of a batch as it would be alone: where it begins, and how it is laid out."""
     if strides is not None and strides != part.stride():
@@ -156,5 +163,5 @@ def join(parts: Sequence[Tensor]) -> tuple[Tensor, Layouts | None]:
             shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
             joined = first.new_empty_strided(shape, (size, *inner))
             torch.cat(list(parts), out=joined)
-    layouts = [None if part.stride() == joined.stride() else part.stride() for part in parts]
-    return joined, tuple(layouts) if any(strides is not None for strides in layouts) else None
+    layouts = layouts_of_parts(joined, parts)
+    return joined, layouts if layouts and any(strides is not None for strides in layouts) else None

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from carpool.engine.intercept import is_compiled
-from carpool.engine.layouts import PERMUTES, RESHAPES, Layouts, as_alone, follow, join, keep
+from carpool.engine.layouts import (
+    PERMUTES,
+    RESHAPES,
+    Layouts,
+    as_alone,
+    follow,
+    join,
+    keep,
+    layouts_of_parts,
+)
 from carpool.engine.operations import (
     BY_CALL,
     CUTS,
@@ -48,7 +57,8 @@ REPEAT_UNIT = 8  # from here on a count: how many more copies of the batch axis 
 
 
 # rows that were picked: operation and tensor, the tensor itself, and which
-_Pick = tuple[tuple[str, int, torch.Size], Tensor, set[int]]
+_PickKey = tuple[str, int, torch.Size, tuple[int, ...]]  # operation; place, shape and strides
+_Pick = tuple[_PickKey, Tensor, set[int]]
 
 
 class Exact(TorchFunctionMode):
@@ -67,31 +77,37 @@ class Exact(TorchFunctionMode):
         self._marks: dict[str, int] = {}
         # single rows that were read, by operation and tensor; the tensors are kept, so that no
         # other one gets their place in memory
-        self._picked: dict[tuple[str, int, torch.Size], tuple[Tensor, set[int]]] = {}
+        self._picked: dict[_PickKey, tuple[Tensor, set[int]]] = {}
         self._pick_name = f"_pick_{id(self)}"  # the attribute of a picked row: its `_Pick`
         self._reads: str | None = None
         self._has_layouts = False  # for any tensor
         self._name = f"_rows_{id(self)}"  # the attribute that a tensor's mark is kept in
         self._layouts_name = f"_layouts_{id(self)}"  # the attribute for its calls' layouts
 
-    def mark(self, value: Any, mark: int) -> None:
-        """Mark a tensor, or each tensor in a list or dict."""
+    def mark(self, value: Any, mark: int, parts: Sequence[Any] = ()) -> None:
+        """Mark a tensor, or each tensor in a list or dict.
+
+        Args:
+            parts: of each call, what it was joined of: those are laid out as the call has them.
+        """
         if isinstance(value, Tensor):
             if mark:
                 setattr(value, self._name, mark)
+            if any(isinstance(part, Tensor) and not part.is_contiguous() for part in parts):
+                self._keep_layouts(value, layouts_of_parts(value, parts))
         elif isinstance(value, Mapping):
-            for entry in value.values():
-                self.mark(entry, mark)
+            for name, entry in value.items():
+                self.mark(entry, mark, [part[name] for part in parts])
         elif isinstance(value, (list, tuple)):
-            for entry in value:
-                self.mark(entry, mark)
+            for place, entry in enumerate(value):
+                self.mark(entry, mark, [part[place] for part in parts])
 
     @property
     def suspicion(self) -> str | None:
         if self._reads is not None:
             return self._reads
         all_rows = set(range(self._total))
-        for (name, _, shape), (_, picked) in self._picked.items():
+        for (name, _, shape, _), (_, picked) in self._picked.items():
             if picked != all_rows:
                 tensor = f"a tensor of shape {tuple(shape)}"
                 return f"{name} of {tensor} reads some rows of the batch and not the others"
@@ -162,9 +178,12 @@ class Exact(TorchFunctionMode):
                 layouts = follow(func, args, kwargs, result, self.rows, before)
         elif self._has_layouts:
             layouts = keep(func, args, kwargs, result, self.rows, self._layouts, self._has_rows)
+        self._keep_layouts(result, layouts)
+
+    def _keep_layouts(self, value: Tensor, layouts: Layouts | None) -> None:
         if layouts is not None or self._has_layouts:
             self._has_layouts |= layouts is not None
-            setattr(result, self._layouts_name, layouts)
+            setattr(value, self._layouts_name, layouts)
 
     def _has_rows(self, value: Tensor) -> bool:
         return bool(self.mark_of(value) & ROWS)
@@ -212,7 +231,7 @@ class Exact(TorchFunctionMode):
         elif name in PICKS and first.shape[:1] == (self._total,):
             cut = self._is_cut(name, args, kwargs)
             if cut is not None:
-                return (name, first.data_ptr(), first.shape), first, cut
+                return (name, first.data_ptr(), first.shape, first.stride()), first, cut
         return None
 
     def _is_cut(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int] | None:

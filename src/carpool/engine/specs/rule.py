@@ -127,9 +127,11 @@ class Rule:
         """The rule of an entry of a dict."""
         return FLAG
 
-    def leaves(self, name: str, value: Any, alone: Any) -> Iterator[tuple["Rule", str, Any, Any]]:
-        """The rules, names, joined values and single values of an argument's entries."""
-        yield self, name, value, alone
+    def leaves(
+        self, name: str, value: Any, values: Sequence[Any]
+    ) -> Iterator[tuple["Rule", str, Any, Sequence[Any]]]:
+        """The rules, names, joined values and values by call of an argument's entries."""
+        yield self, name, value, values
 
     def describe(self, value: Any) -> tuple[str, str]:
         """The type of an argument, and its size, as text: under it evidence is kept."""

@@ -299,10 +299,12 @@ class Entries(Rule):
             return STACK.join(values, context)
         return {n: self.entry(n).fuse([v[n] for v in values], context) for n in values[0]}
 
-    def leaves(self, name: str, value: Any, alone: Any) -> Iterator[tuple[Rule, str, Any, Any]]:
+    def leaves(
+        self, name: str, value: Any, values: Sequence[Any]
+    ) -> Iterator[tuple[Rule, str, Any, Sequence[Any]]]:
         if isinstance(value, Mapping):
             for entry, rule in self.rules.items():
-                yield from rule.leaves(entry, value.get(entry), alone.get(entry))
+                yield from rule.leaves(entry, value.get(entry), [v.get(entry) for v in values])
 
 
 STACK, STACKS, CONCAT, SHARE = Rule(), Columns(), Concat(), Share()
