@@ -126,8 +126,9 @@ def parts() -> float:
 
     For 32 running and 1,000 waiting requests and forwards of 8 requests each 5 ms.
     """
-    from carpool.engine.observe.activity import ActivityLog, snapshot
+    from carpool.engine.observe.activity import ActivityLog
     from carpool.engine.observe.timeline import Forward, Timeline
+    from carpool.engine.prediction import snapshot
     from carpool.worker import protocol
     from carpool.worker.activity_sender import INTERVAL_S, ActivitySender
 

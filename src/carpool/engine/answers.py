@@ -15,6 +15,7 @@ from typing import Any
 from carpool.engine.conditioning_cache import source_of
 from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Journal, Mismatch
+from carpool.engine.observe.load_report import SeenReplay
 from carpool.engine.parts import EngineParts
 from carpool.engine.request import AnswerSource, RequestState
 from carpool.engine.step_cache import StepCache
@@ -30,16 +31,6 @@ class StartOver:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class JournalReplay:
-    """A request was brought to where it was by its journal."""
-
-    request_id: str
-    steps: int  # that were not made again
-    took_s: float  # from its start
-    ended_s: float  # engine clock
-
-
 class AnswerList:
     """Makes the sources of all requests, and asks them. For the engine's thread."""
 
@@ -51,14 +42,13 @@ class AnswerList:
             self._step_cache, self._journal, parts.conditioning.source,
         )  # fmt: skip
         self.shared = parts.conditioning  # outlives requests
-        self._replays: deque[JournalReplay] = deque(maxlen=MAX_REPLAYS)
+        self._replays: deque[tuple[str, int, float, float]] = deque(maxlen=MAX_REPLAYS)
 
-    def take_replays(self) -> list[tuple[JournalReplay, float]]:
-        """Requests that were replayed from journals since the last time, and how long ago. From
-        any thread."""
+    def take_replays(self) -> list[SeenReplay]:
+        """Requests that were replayed from journals since the last time. From any thread."""
         now_s = self._clock()
         replays = [self._replays.popleft() for _ in range(len(self._replays))]
-        return [(replay, now_s - replay.ended_s) for replay in replays]
+        return [SeenReplay(*seen[:3], now_s - seen[3]) for seen in replays]
 
     def begin(self, state: RequestState, *, is_private: bool) -> None:
         """Make the sources of a request that starts, or starts again."""
@@ -83,7 +73,7 @@ class AnswerList:
         if (journal := state.journal) is not None and journal.has_caught_up():
             now_s = self._clock()
             took_s = now_s - state.timeline.started_s
-            self._replays.append(JournalReplay(state.request_id, state.step, took_s, now_s))
+            self._replays.append((state.request_id, state.step, took_s, now_s))
         return None
 
     def ran(

@@ -15,7 +15,7 @@ from torch import Tensor
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.probation.probation import Probation
-from carpool.engine.specs.argument_tests import NoTest, Test
+from carpool.engine.specs.rule import NoTest, Test
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")

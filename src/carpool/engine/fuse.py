@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from carpool.engine.digests import Digests, Unfusable, name_of
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact
-from carpool.engine.specs.argument_tests import PLAIN
-from carpool.engine.specs.rule import JoinContext, KeyContext, Rule
+from carpool.engine.specs.rule import PLAIN, JoinContext, KeyContext, Rule
 from carpool.engine.split import split
 from carpool.engine.stacks import Stacks
 

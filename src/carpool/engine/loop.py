@@ -22,18 +22,17 @@ from carpool.engine.containment import UNCONTAINED, EngineLost
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.deadlock import DeadlockWatch
 from carpool.engine.delivery import RunOffLoop
-from carpool.engine.early_answers import EarlyAnswers
 from carpool.engine.execute import Wrapper
 from carpool.engine.journal import Journal
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe.load_report import LoadReport, SeenReplay
+from carpool.engine.observe.load_report import LoadReport
 from carpool.engine.observe.timeline import ForwardObserver
 from carpool.engine.parts import EngineParts
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
-from carpool.engine.watched_engine import WatchedEngine
+from carpool.engine.watched_engine import EarlyAnswers, WatchedEngine
 from carpool.errors import Cancelled, CarpoolError, WorkerLost, named
 from carpool.request.adapter_names import AdapterInfo
 from carpool.request.card import Card
@@ -80,11 +79,7 @@ class EngineCore:
         self.is_stuck, self._end = False, threading.Event()  # its thread never goes on
         self.parts = parts = EngineParts.of(loaded, settings, clock, off_loop)
         self.stages, self.heartbeat, self._stats = parts.stages, parts.heartbeat, parts.stats
-        self.contain, self._timelines, self._queue = (
-            parts.stages.contain,
-            parts.timelines,
-            parts.queue,
-        )
+        self.contain, self._timelines = parts.stages.contain, parts.timelines
         self._queue, self._installation, self._failed_turns = parts.queue, parts.installation, 0
         adapters = parts.adapters
         self.scheduler = Scheduler(parts, table, policy)
@@ -236,10 +231,7 @@ class EngineCore:
                 if state.steps
             },
             self.loaded.streamer is not None,
-            [
-                SeenReplay(replay.request_id, replay.steps, replay.took_s, ago_s)
-                for replay, ago_s in self.running.answers.take_replays()
-            ],
+            self.running.answers.take_replays(),
             self.scheduler.admission.place_s,
             self.running.rides.private_tasks,
         )

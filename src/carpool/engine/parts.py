@@ -1,6 +1,7 @@
 """The parts of one engine that its rooms share, made once."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
@@ -11,10 +12,14 @@ from carpool.engine.conditioning_cache import MOST_MIB, MOST_SHARE, Conditioning
 from carpool.engine.containment import Stages
 from carpool.engine.delivery import OffLoop, RunOffLoop, deliver
 from carpool.engine.faults import Faults
-from carpool.engine.installation import Installation
+from carpool.engine.flattened_encoders import FlattenedEncoders
+from carpool.engine.intercept import Interception, tell_of_compilations
+from carpool.engine.isolation import Isolation
+from carpool.engine.language.tokens import reader_of
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.stopwatch import Stopwatch
+from carpool.engine.observe import truncation
 from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.observe.stats import Stats
 from carpool.engine.observe.timeline import TimelineStore
@@ -22,7 +27,45 @@ from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.specs.infer import reads_caches
 from carpool.engine.sweep import Sweeps
+from carpool.engine.tokenizers import Tokenizers
 from carpool.types import Clock
+
+
+class Installation:
+    """What an engine changes in modules and libraries while it runs. For its thread.
+
+    The order counts: isolation notes how modules are before anything of them is patched, so it is
+    made first, and taken out last.
+    """
+
+    def __init__(self, loaded: LoadedPipeline, heartbeat: LoopProgress, *, is_exact: bool) -> None:
+        self._loaded, self._heartbeat = loaded, heartbeat
+        pipelines = loaded.originals.values()
+        self.isolation = Isolation(loaded.modules, loaded.device.torch, pipelines)
+        self.interception = Interception(loaded.modules, reader_of)
+        truncation.install()
+        self._tokenizers = Tokenizers(loaded.pipe.components)
+        self._encoders = FlattenedEncoders(loaded.modules.values())
+        self.adapters = Adapters(loaded.pipe, loaded.device.torch, is_exact=is_exact)
+        self._compilations: Callable[[], None] = lambda: None
+
+    def install(self) -> None:
+        self.interception.install()
+        modules = self._loaded.modules.values()
+        self._compilations = tell_of_compilations(modules, self._heartbeat)
+        self.isolation.install()
+        self._tokenizers.install()
+        self._encoders.install()
+
+    def remove(self) -> None:
+        self.interception.remove()
+        self._compilations()
+        self._tokenizers.remove()
+        self._encoders.remove()
+        self.adapters.remove()
+        self.isolation.remove()
+        if not self._loaded.device.is_lost:
+            self._loaded.undo()
 
 
 class Deliver(Protocol):

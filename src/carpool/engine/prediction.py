@@ -1,6 +1,7 @@
 """Predicts the work of requests from learned costs, and makes the views that policies see."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from torch import Tensor
@@ -13,10 +14,12 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.schedule.sweep import step_seconds
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
+from carpool.telemetry.activity import RunningRequest, Snapshot, WaitingRequest
 from carpool.types import CheckedRequest, RequestSize
 
 MAX_SIZES = 64  # whose costs are reported
 MAX_KINDS = 4096  # remembered by fuse key
+MOST_LISTED = 256  # waiting requests of a snapshot
 SIZES = ("width", "height", "num_frames")
 """Those, as a request says them."""
 
@@ -61,23 +64,11 @@ class Predictor:
         elif phase == "decode":
             left_s = self._costs.baseline_s(kind, state.rows)
         return ParkedCall(
-            order=state.order,
-            request=state.number,
-            key=state.key,
-            rows=state.rows,
-            max_rows=max_rows,
-            phase=phase,
-            kind=kind,
-            arrived_s=queued.arrived_s,
-            left_s=left_s,
-            whole_s=whole_s,
-            deadline_s=queued.deadline_s,
-            priority=queued.priority,
-            tenant=queued.tenant,
-            user=queued.user,
-            steps=timeline.steps,
+            state.order, state.number, state.key, state.rows, max_rows, phase, kind,
+            queued.arrived_s, left_s, whole_s, queued.deadline_s, queued.priority, queued.tenant,
+            queued.user, steps=timeline.steps,
             is_token=timeline.tokens > 0 and state.call.target.method in WRITING,
-        )
+        )  # fmt: skip
 
     def queued_request(self, state: RequestState) -> QueuedRequest:
         """A queued request, as a policy sees it; kept with it."""
@@ -86,20 +77,13 @@ class Predictor:
         frames = int(request.arguments.get("num_frames") or 1)
         whole_s = self.whole_s(request)
         state.queued = QueuedRequest(
-            request=state.number,
-            arrived_s=state.submitted_s,
-            left_s=whole_s,
-            whole_s=whole_s,
-            deadline_s=state.deadline_at_s,
-            priority=request.priority,
-            tenant=request.tenant,
-            user=request.user,
-            group=request.group,
-            group_size=request.group_size,
+            state.number, state.submitted_s, whole_s, whole_s, state.deadline_at_s,
+            request.priority, request.tenant, request.user,
+            group=request.group, group_size=request.group_size,
             cost=cost(size, frames=frames, vae_scale_px=self._vae_scale_px),
             signature=signature(request, self._defaults),
             wave=request_key(request, self._defaults),
-        )
+        )  # fmt: skip
         return state.queued
 
     def whole_s(self, request: CheckedRequest) -> float:
@@ -146,6 +130,32 @@ class Predictor:
             calls = (state.denoiser_calls - 1) / step
             self._calls_a_step += 0.5 * (calls - self._calls_a_step)
             state.counted_step = step
+
+
+def snapshot(
+    now_s: float,
+    running: Sequence[RequestState],
+    queued: Sequence[RequestState],
+    starts_s: Sequence[float | None],
+    slowdown: float,
+) -> Snapshot:
+    """The requests at this moment, for viewers. From any thread.
+
+    Args:
+        slowdown: present seconds as a multiple of usual ones.
+    """
+    requests = []
+    for state in running:
+        parked, line = state.parked, state.timeline
+        is_predicted = parked is not None and isfinite(parked.left_s)
+        left_s = parked.left_s * slowdown if parked is not None and is_predicted else None
+        about = line.request_id, line.phase, line.step, line.steps
+        requests.append(RunningRequest(state.number, *about, left_s, line.tokens))
+    waits = [
+        WaitingRequest(state.number, state.request_id, now_s - state.submitted_s, start_s)
+        for state, start_s in zip(queued[:MOST_LISTED], starts_s, strict=False)
+    ]
+    return Snapshot(now_s, tuple(requests), tuple(waits), len(queued))
 
 
 def unpredicted_request(state: RequestState) -> QueuedRequest:

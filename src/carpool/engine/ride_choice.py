@@ -9,16 +9,25 @@ the process. The change is taken back at once, and the request runs again, priva
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from types import TracebackType
 from typing import Any
 
+import torch
+
+from carpool.engine.foreign_code import runs_foreign_code
 from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.pipeline_errors import causes
 from carpool.engine.reach import private_reasons
-from carpool.errors import PipelineFailed, named
+from carpool.engine.request import RequestState
+from carpool.errors import CarpoolError, PipelineFailed, named
 from carpool.settings.engine import IsolationMode
 from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
 
+_Failure = tuple[type[BaseException], str, int]  # class, file and line
+
+MAX_FAILURES = 1000  # that are known to happen alone; with half of it, more of them are run twice
 MAX_CHANGES = 2  # by requests of one form, after which all of that form ride privately
 
 
@@ -134,3 +143,47 @@ class RideChoice:
 def _form(request: CheckedRequest) -> tuple[str, frozenset[str]]:
     """The task and the names of the arguments: what a client can vary without more risk."""
     return request.task, frozenset(request.arguments)
+
+
+class SecondRuns:
+    """Decides which requests that fail among others run again alone. For the engine's thread.
+
+    Code of users may fail only because it shares a thread: an event loop of its own runs already, a
+    lock is not free in time, another request has changed what it reads. What fails alone once is
+    not tried alone again.
+    """
+
+    def __init__(self) -> None:
+        self._lonely = set[_Failure]()
+
+    def is_due(
+        self, state: RequestState, error: BaseException, failed_forward: BaseException | None
+    ) -> bool:
+        """Whether a request that failed is to run again, alone.
+
+        Args:
+            failed_forward: raised in its call just before: that ran alone already.
+        """
+        failure = _failure(error)
+        if state.context is None or state.context.is_private:
+            if len(self._lonely) < MAX_FAILURES:
+                self._lonely.add(failure)
+            return False
+        return (
+            state.has_company
+            and failure not in self._lonely
+            and isinstance(error, Exception)
+            and not isinstance(error, (CarpoolError, torch.OutOfMemoryError))
+            and all(cause is not failed_forward for cause in causes(error))
+            and runs_foreign_code(state.view, state.request.arguments)
+        )
+
+
+def _failure(error: BaseException) -> _Failure:
+    """The class of an exception and the line that raised it."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return type(error), "", 0
+    return type(error), trace.tb_frame.f_code.co_filename, trace.tb_lineno

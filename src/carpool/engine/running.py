@@ -27,8 +27,7 @@ from carpool.engine.parts import EngineParts
 from carpool.engine.pipeline_errors import error_of, to_api_error
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.request import FiberState, RequestState, RideContext
-from carpool.engine.ride_choice import RideChoice
-from carpool.engine.second_runs import SecondRuns
+from carpool.engine.ride_choice import RideChoice, SecondRuns
 from carpool.engine.tokenizers import HostCall, run_on_host
 from carpool.errors import Cancelled, CarpoolError, Released
 from carpool.types import Event

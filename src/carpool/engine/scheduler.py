@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from carpool.engine.admission import AdmissionControl
@@ -16,11 +17,10 @@ from carpool.engine.cost_store import StoredCosts
 from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
 from carpool.engine.learning import CostLearning
-from carpool.engine.observe.activity import snapshot
 from carpool.engine.observe.timeline import Forward
 from carpool.engine.observe.width_reason import width_reason
 from carpool.engine.parts import EngineParts
-from carpool.engine.prediction import Predictor, unpredicted_call, unpredicted_request
+from carpool.engine.prediction import Predictor, snapshot, unpredicted_call, unpredicted_request
 from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
 from carpool.errors import CarpoolError, SettingRejected
@@ -59,7 +59,7 @@ class Scheduler:
         self.widths = WidthLimits()
         self._predictor = Predictor(loaded.card, self.costs, loaded.vae_scale_px)
         self._dispatches = Dispatches(settings.batching_metrics_format)
-        say = partial(log.info, "%s") if settings.enable_batching_metrics else _ignore
+        say = partial(log.info, "%s") if settings.enable_batching_metrics else lambda line: None
         self._say: Callable[[str], None] = say
         self._ending = threading.Lock()
         self._server = loaded.server
@@ -137,7 +137,7 @@ class Scheduler:
         chosen: list[tuple[Choice, list[RequestState]]] = []
         chosen = contain("choose", chosen, self._choices, parked, states, states=states)
         if parked and not chosen:  # the call that waits longest, alone
-            choice = Choice((min(parked, key=_order),), "failed")
+            choice = Choice((min(parked, key=attrgetter("order")),), "failed")
             chosen = [(choice, _selected(choice, states))]
         contain("count", None, self._count, chosen, parked)
         if chosen:
@@ -304,10 +304,6 @@ def _unpredicted(state: RequestState) -> ParkedCall:
     return view
 
 
-def _order(call: ParkedCall) -> int:
-    return call.order
-
-
 def _selected(choice: Choice, states: Sequence[RequestState]) -> list[RequestState]:
     """The requests whose calls were chosen for a forward, in their order in it."""
     numbers = {call.request for call in choice.calls}
@@ -315,7 +311,3 @@ def _selected(choice: Choice, states: Sequence[RequestState]) -> list[RequestSta
     # the same adapters side by side; else a stable order, so that stacks are used again
     selected.sort(key=lambda state: (state.request.lora, state.number))
     return selected
-
-
-def _ignore(line: str) -> None:
-    """For log lines that are switched off."""

@@ -14,7 +14,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from carpool.engine.fuse import Fuser
-from carpool.engine.probation.evidence import QUORUM
+from carpool.engine.probation.kinds import QUORUM
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.specs import CONCAT, SPECS, STACK, Spec

@@ -1,9 +1,12 @@
-"""Kinds of calls: the keys under which evidence of fusing is kept, and their parts of a call."""
+"""Kinds of calls, and the evidence of how each fuses: forwards that agreed with lone calls."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from carpool.engine.intercept import Call
+
+QUORUM = 3  # agreeing forwards after which a kind is trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,41 @@ def kind_of(call: Call, *, is_exact: bool) -> Kind:
 
 def width(rows: Sequence[int]) -> str:
     return "+".join(map(str, sorted(rows)))
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The evidence of how one kind of call fuses."""
+
+    agreed: int = 0
+    unsettled: int = 0
+    sizes: set[str] = field(default_factory=set)
+    widths: set[str] = field(default_factory=set)
+    varied: set[str] = field(default_factory=set)  # arguments that differed where bits agreed
+    shared: set[str] = field(default_factory=set)  # arguments that the next guess shares
+    alone: str | None = None  # why it always runs alone
+
+    def to_json(self) -> dict[str, Any]:
+        if self.alone is not None:
+            return {"alone": self.alone}
+        names = ("sizes", "widths", "varied", "shared")
+        return {"agreed": self.agreed} | {name: sorted(getattr(self, name)) for name in names}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Evidence":
+        if "alone" in data:
+            return cls(alone=str(data["alone"]))
+        evidence = cls(agreed=int(data["agreed"]))
+        for name in ("sizes", "widths", "varied", "shared"):
+            setattr(evidence, name, set(map(str, data[name])))
+        return evidence
+
+
+def status(data: Mapping[str, Any]) -> tuple[str, str]:
+    """The status of a kind of call by its evidence (`Evidence.to_json`), and the reason."""
+    if "alone" in data:
+        return "alone", str(data["alone"])
+    agreed = int(data["agreed"])
+    if agreed < QUORUM:
+        return "probation", f"{agreed} of {QUORUM} forwards agreed"
+    return "proven", f"{agreed} forwards agreed"

@@ -27,7 +27,6 @@ from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.numerics import is_followed
-from carpool.engine.probation.evidence import QUORUM, Evidence, status
 from carpool.engine.probation.guesses import (
     Fused,
     deviation_of,
@@ -36,7 +35,7 @@ from carpool.engine.probation.guesses import (
     is_guess,
     with_own_lists,
 )
-from carpool.engine.probation.kinds import Kind, kind_of, width
+from carpool.engine.probation.kinds import QUORUM, Evidence, Kind, kind_of, status, width
 from carpool.engine.probation.snapshot import (
     ModuleSnapshot,
     module_tensors,

@@ -7,7 +7,7 @@ from carpool.engine.cost_store import StoredCosts
 from carpool.engine.intercept import Interception
 from carpool.engine.language.tokens import reader_of
 from carpool.engine.model.load import load, versions
-from carpool.engine.probation.evidence import status
+from carpool.engine.probation.kinds import status
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.reach import private_reasons
 

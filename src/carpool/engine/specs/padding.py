@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from carpool.engine.specs.argument_tests import Test, same_tensor
-from carpool.engine.specs.rule import JoinContext, KeyContext, Rule
+from carpool.engine.specs.rule import JoinContext, KeyContext, Rule, Test, same_tensor
 from carpool.engine.specs.rules import STACK
 
 

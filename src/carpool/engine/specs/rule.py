@@ -7,23 +7,59 @@ their answers divided (`divide`), how evidence names it (`describe`), what the e
 and knows no word by name.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from carpool.engine.digests import Digests, Unfusable, flag
-from carpool.engine.specs.argument_tests import (
-    PLAIN,
-    NoTest,
-    Test,
-    same_value,
-)
 from carpool.engine.stacks import Stacks
 
+MAX_TESTS = 4096  # kept for all requests: one that a request has just used is in the cache
+PLAIN = (bool, int, float, str, type(None))
+
+TensorForm = tuple[torch.Size, torch.dtype, torch.device]
+SameTensor = tuple[weakref.ref[Tensor], int]
+Test = TensorForm | SameTensor | Callable[[Any], bool]
+"""A quick test whether an argument fuses as an earlier one did: data for tensors."""
 Mark = Literal["rows", "row", ""]
+
+
+class NoTest(Exception):
+    """No cheap test tells whether such an argument has changed."""
+
+
+def passes(test: Test, value: Any) -> bool:
+    """Whether a value passes a test."""
+    if not isinstance(test, tuple):
+        return test(value)
+    if not isinstance(value, Tensor):
+        return False
+    if len(test) == 2:  # the same tensor, unchanged
+        return test[0]() is value and value._version == test[1]
+    return (value.shape, value.dtype, value.device) == test
+
+
+def anything(argument: Any) -> bool:
+    return True
+
+
+@lru_cache(maxsize=MAX_TESTS)
+def same_value(typed: tuple[type, Any]) -> Callable[[Any], bool]:
+    cls, value = typed
+    return lambda argument: type(argument) is cls and bool(argument == value)
+
+
+def same_tensor(value: Any) -> Test:
+    if not isinstance(value, Tensor) or value.is_inference():
+        raise NoTest  # it does not count its versions: a change would go unseen
+    return weakref.ref(value), value._version
+
+
 TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a call, or one a row
 
 
@@ -153,13 +189,21 @@ class Rule:
         return value.shape[1:]
 
 
-class Flag(Rule):
-    """A plain value, equal in all calls of a forward: the rule of what a table does not name."""
+class First(Rule):
+    """An argument of which a forward gets that of its first call."""
 
-    name = "flag"
     word = "tensor"
     mark = ""
     varies = False
+
+    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
+        return values[0]
+
+
+class Flag(First):
+    """A plain value, equal in all calls of a forward: the rule of what a table does not name."""
+
+    name = "flag"
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
         return flag(value)
@@ -169,9 +213,6 @@ class Flag(Rule):
 
     def _same(self, value: Any) -> Test:
         raise NoTest
-
-    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
-        return values[0]
 
 
 FLAG = Flag()

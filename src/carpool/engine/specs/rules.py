@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 
 from carpool.engine.digests import Unfusable, name_of
-from carpool.engine.specs.argument_tests import NoTest, Test, anything, passes, same_tensor
 from carpool.engine.specs.rule import (
     FLAG,
+    First,
     JoinContext,
     KeyContext,
     Mark,
+    NoTest,
     Rule,
+    Test,
+    anything,
     holds_tensors,
     is_tensor_list,
+    passes,
+    same_tensor,
 )
 from carpool.engine.stacks import expand, join_columns
 
@@ -99,10 +104,8 @@ class ByLayer(Rule):
         return [torch.cat(layers) for layers in zip(*values, strict=True)]
 
 
-class Share(Rule):
+class Share(First):
     name = word = "share"
-    mark = ""
-    varies = False
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
         if isinstance(value, (list, tuple)) and value:
@@ -116,9 +119,6 @@ class Share(Rule):
 
     def _same(self, value: Any) -> Test:
         return same_tensor(value)
-
-    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
-        return values[0]
 
     def _shape(self, value: Tensor) -> Sequence[int]:
         return value.shape
@@ -158,20 +158,14 @@ class Scalar(Rule):
         return torch.cat([expand(value, rows, context.device) for value, rows in pairs])
 
 
-class Unused(Rule):
+class Unused(First):
     name = "unused"
-    word = "tensor"
-    mark = ""
-    varies = False
 
     def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
         return True
 
     def same(self, value: Any) -> Test:
         return anything
-
-    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
-        return values[0]
 
 
 class Factor(Unused):
