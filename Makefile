@@ -252,6 +252,7 @@ docs: .venv/ready  ## write docs/reference.md, http.md, models.md, python.md and
 	$(BIN)/python docs/make_models.py
 	$(BIN)/python docs/make_python.py
 	$(BIN)/python docs/make_drawing.py
+	$(BIN)/python docs/make_weight.py
 
 files: .venv/ready  ## what each file is, by folder: the first sentences of their docstrings
 	@$(BIN)/python docs/make_files.py

@@ -34,10 +34,10 @@ class Stats:
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards."""
-        key = (forward.component, forward.method, forward.requests, forward.rows)
-        self._forwards[key] += 1
+        requests, rows = len(forward.timelines), sum(forward.row_counts)
+        self._forwards[forward.component, forward.method, requests, rows] += 1
         if forward.method == "generate":
-            self._tokens += forward.requests
+            self._tokens += requests
 
     def start(self, queued_s: float) -> None:
         """A request started to run after so long in the queue."""

@@ -1,10 +1,8 @@
-"""What a word of the tables is: all that the engine asks of an argument.
+"""A word of the tables: a class with all that the engine asks of an argument.
 
-A word is a class with all that the engine asks of an argument: its part of the fuse key (`key`), a
-quick test of a later argument (`same`), how the arguments of several calls are joined (`join`) and
-their answers divided (`divide`), how evidence names it (`describe`), what the exact mode follows
-(`mark`), and which arguments look like it (`resembles`). The code that uses tables asks the rule,
-and knows no word by name.
+That is its part of the fuse key (`key`), a quick test of a later argument (`same`), how arguments
+of several calls are joined (`join`) and their answers divided (`divide`), how evidence names it
+(`describe`), what the exact mode follows (`mark`), which arguments look like it (`resembles`).
 """
 
 import weakref
