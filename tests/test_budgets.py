@@ -44,7 +44,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 33), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
-    "engine": (0.5, 3.5),
+    "engine": (0.5, 3.3),
     "schedule": (0.5, 0.5),
     "fleet": (0.5, 0.5),
     "worker": (0.5, 0.5),
