@@ -44,24 +44,25 @@ def all_blocks(blocks: Any) -> Iterator[Any]:
 def foreign_parts(module: nn.Module) -> Iterator[Any]:
     """The classes and functions of a module that the libraries do not ship, nor its own package."""
     packages = {*LIBRARIES, _package(type(module))}
+    shipped = set[type]()
     for part in module.modules():
         entries = vars(part)
-        for function in (part, entries.get("processor"), entries.get("forward"), *_hooks(entries)):
+        hooks = [hook for name in _HOOKS for hook in entries.get(name, {}).values()]
+        for function in (part, entries.get("processor"), entries.get("forward"), *hooks):
+            if function is None or type(function) in shipped:
+                continue
             while isinstance(function, partial):
                 function = function.func
             code = function if hasattr(function, "__qualname__") else type(function)
-            if function is not None and _package(code) not in packages:
+            if _package(code) not in packages:
                 yield code
+            elif code is type(function):
+                shipped.add(code)
 
 
 def is_of_a_library(cls: type) -> bool:
     """Whether one of the known libraries ships a class."""
     return _package(cls) in LIBRARIES
-
-
-def _hooks(entries: Mapping[str, Any]) -> Iterator[Any]:
-    for name in _HOOKS:
-        yield from entries.get(name, {}).values()
 
 
 def _package(code: Any) -> str:

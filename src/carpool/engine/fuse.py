@@ -30,7 +30,7 @@ class Fuser:
 
     def __init__(self, *, is_exact: bool = False) -> None:
         self.is_exact = is_exact
-        self._digests = Digests()
+        self.digests = Digests()
         self._dtypes: dict[tuple[int, torch.dtype], torch.dtype] = {}  # see `_dtype`
         self.stacks = Stacks()
 
@@ -49,7 +49,7 @@ class Fuser:
             rows = len(arguments[target.spec.rows])
             if not rows:
                 return _Alone(call), 1
-            context = KeyContext(rows, arguments, self._digests, self.is_exact)
+            context = KeyContext(rows, arguments, self.digests, self.is_exact)
             parts = [
                 (name, target.spec.rule(name).key_part(value, context))
                 for name, value in sorted(arguments.items(), key=name_of)
@@ -141,10 +141,6 @@ class Fuser:
         if place not in self._dtypes:
             self._dtypes[place] = getattr(module, "dtype", stored)
         return self._dtypes[place]
-
-    def content(self, value: Any) -> Hashable:
-        """A value that tells arguments of different content apart: a digest of each tensor."""
-        return self._digests.content(value)
 
     def _is_implied(self, target: Target, name: str, value: Any, context: KeyContext) -> bool:
         """Whether calls that leave this argument out, or pass another, may share its forward."""

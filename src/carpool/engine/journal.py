@@ -97,9 +97,7 @@ class Journal:
         self._on_unkept, self._on_replayed = on_unkept, on_replayed
         self._next = 0  # index into the past
         self._calls = 0
-        self._asked_arguments: Mapping[str, Any] | None = (
-            None  # its arguments: `answer` was asked for it
-        )
+        self._asked_arguments: Mapping[str, Any] | None = None  # of the call last asked for
         self._mark: bytes | None = None  # that call's; None: it is not written down
         self._versions: list[tuple[Tensor, int]] = []  # tensors of its arguments
         self._forms: Forms = {}

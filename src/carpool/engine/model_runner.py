@@ -174,15 +174,9 @@ def _record(states: Sequence[RequestState], began_s: float, spent_s: float, why:
     """The record of a forward of the calls that these requests are parked on."""
     first = states[0]
     target, parked, loras = first.call.target, first.parked, [state.call.lora for state in states]
+    timelines, rows = [state.timeline for state in states], [state.rows for state in states]
+    adapters = len({name for lora in loras for name, _ in lora}) if any(loras) else 0
     return Forward(
-        target.component,
-        target.method,
-        target.phase,
-        tuple([state.timeline for state in states]),
-        tuple([state.rows for state in states]),
-        began_s,
-        spent_s,
-        len({name for lora in loras for name, _ in lora}) if any(loras) else 0,
-        why,
-        NO_KIND if parked is None else parked.kind,
-    )
+        target.component, target.method, target.phase, tuple(timelines), tuple(rows), began_s,
+        spent_s, adapters, why, NO_KIND if parked is None else parked.kind,
+    )  # fmt: skip

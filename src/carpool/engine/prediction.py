@@ -139,11 +139,7 @@ def snapshot(
     starts_s: Sequence[float | None],
     slowdown: float,
 ) -> Snapshot:
-    """The requests at this moment, for viewers. From any thread.
-
-    Args:
-        slowdown: present seconds as a multiple of usual ones.
-    """
+    """The requests at this moment, for viewers. From any thread."""
     requests = []
     for state in running:
         parked, line = state.parked, state.timeline

@@ -103,14 +103,14 @@ def test_a_copied_tensor_is_compared_by_what_it_was_copied_from_until_it_changes
     fuser = Fuser()
     REPORT.clear()
 
-    assert fuser._digests.of(first) == fuser._digests.of(second)
+    assert fuser.digests.of(first) == fuser.digests.of(second)
     assert not REPORT.syncs
 
     third.mul_(2)
-    assert fuser._digests.of(third) != fuser._digests.of(first)
+    assert fuser.digests.of(third) != fuser.digests.of(first)
     assert sum(REPORT.syncs.values()) == 1  # it had to be read
     read = torch.arange(6.0).to(torch.bfloat16).to(NAME)
-    assert fuser._digests.of(read) == fuser._digests.of(first)
+    assert fuser.digests.of(read) == fuser.digests.of(first)
 
 
 @pytest.mark.parametrize("lacks", ["pinned memory", "nothing"])

@@ -24,19 +24,19 @@ def test_tensors_put_together_alike_have_one_digest_without_a_look_at_the_device
         return came.value
 
     first, second = (torch.arange(n, device="pretended").reshape(1, n) for n in (4, 6))
-    digests = {fuser._digests.of(one) for one in (first, second)}
+    digests = {fuser.digests.of(one) for one in (first, second)}
     REPORT.clear()
     steps = [in_fiber(lambda: torch.cat([first, second], dim=-1)) for _ in range(3)]
-    known = {fuser._digests.of(one) for one in steps}
+    known = {fuser.digests.of(one) for one in steps}
     assert not REPORT.syncs
     turned = in_fiber(lambda: torch.cat([second, first], dim=1))
     assert len(known) == 1
-    assert len(digests | known | {fuser._digests.of(turned)}) == 4
+    assert len(digests | known | {fuser.digests.of(turned)}) == 4
 
     first.add_(1)  # what the others were made of is gone
     assert provenance.parts_of(steps[0]) is None
     fresh = in_fiber(lambda: torch.cat([first, second], dim=1))
-    assert fuser._digests.of(fresh) not in known
+    assert fuser.digests.of(fresh) not in known
 
 
 @on_pretended_device

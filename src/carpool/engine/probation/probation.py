@@ -204,7 +204,9 @@ class Probation:
     def _varying(self, calls: Sequence[Call], names: Sequence[str]) -> set[str]:
         """The arguments whose content is not the same in all calls."""
         arguments = [call.arguments() for call in calls]
-        return {n for n in names if len({self._fuser.content(v.get(n)) for v in arguments}) > 1}
+        return {
+            n for n in names if len({self._fuser.digests.content(v.get(n)) for v in arguments}) > 1
+        }
 
     def _prove(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from carpool.engine.specs.rule import JoinContext, KeyContext, Rule, Test, same_tensor
+from carpool.engine.specs.rule import Batch, JoinContext, KeyContext, Rule, Test, same_tensor
 from carpool.engine.specs.rules import STACK
 
 
@@ -62,9 +62,7 @@ class Pad(Rule):
             [pad(value, [*after, 0, length - value.shape[self.axis]]) for value in values]
         )
 
-    def align(
-        self, name: str, batch: Sequence[dict[str, Any]], defaults: Mapping[str, Any]
-    ) -> None:
+    def align(self, name: str, batch: Batch, defaults: Mapping[str, Any]) -> None:
         """Where lengths differ, give calls without a mask one of ones."""
         if not self.makes_mask or name == self.mask or batch[0].get(name) is None:
             return
@@ -77,12 +75,10 @@ class Pad(Rule):
         else:
             dtype = next(mask.dtype for mask in masks if mask is not None)
         for arguments, value, mask in zip(batch, values, masks, strict=True):
-            shape = (value.shape[0], value.shape[self.axis])
-            arguments[self.mask] = (
-                torch.ones(shape, dtype=dtype, device=value.device)
-                if mask is None
-                else mask.to(dtype)
-            )
+            if mask is None:
+                shape = value.shape[0], value.shape[self.axis]
+                mask = torch.ones(shape, dtype=dtype, device=value.device)
+            arguments[self.mask] = mask.to(dtype)
 
     def divide(self, values: Sequence[Any], answers: list[Any]) -> list[Any]:
         """Take the padding off the output fields that carry the padded axis."""

@@ -24,7 +24,9 @@ TensorForm = tuple[torch.Size, torch.dtype, torch.device]
 SameTensor = tuple[weakref.ref[Tensor], int]
 Test = TensorForm | SameTensor | Callable[[Any], bool]
 """A quick test whether an argument fuses as an earlier one did: data for tensors."""
-Mark = Literal["rows", "row", ""]
+RowMark = Literal["rows", "row", ""]
+Batch = Sequence[dict[str, Any]]  # the arguments of each call
+Leaf = tuple["Rule", str, Any, Sequence[Any]]  # see `Rule.leaves`
 
 
 class NoTest(Exception):
@@ -85,7 +87,7 @@ class Rule:
 
     name: ClassVar[str] = "stack"
     word: ClassVar[str] = "stack"  # of its tensors, in the text of evidence
-    mark: ClassVar[Mark] = "rows"  # a joined one holds all rows, or lists one
+    mark: ClassVar[RowMark] = "rows"  # a joined one holds all rows, or lists one
     varies: ClassVar[bool] = True  # in its content, from call to call
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
@@ -135,9 +137,7 @@ class Rule:
             raise NoTest
         return value.shape, value.dtype, value.device
 
-    def align(
-        self, name: str, batch: Sequence[dict[str, Any]], defaults: Mapping[str, Any]
-    ) -> None:
+    def align(self, name: str, batch: Batch, defaults: Mapping[str, Any]) -> None:
         """Add what calls leave out and others of their forward have, before they are joined."""
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
@@ -161,9 +161,7 @@ class Rule:
         """The rule of an entry of a dict."""
         return FLAG
 
-    def leaves(
-        self, name: str, value: Any, values: Sequence[Any]
-    ) -> Iterator[tuple["Rule", str, Any, Sequence[Any]]]:
+    def leaves(self, name: str, value: Any, values: Sequence[Any]) -> Iterator[Leaf]:
         """The rules, names, joined values and values by call of an argument's entries."""
         yield self, name, value, values
 

@@ -13,11 +13,13 @@ from torch import Tensor
 from carpool.engine.digests import Unfusable, name_of
 from carpool.engine.specs.rule import (
     FLAG,
+    Batch,
     First,
     JoinContext,
     KeyContext,
-    Mark,
+    Leaf,
     NoTest,
+    RowMark,
     Rule,
     Test,
     anything,
@@ -178,9 +180,7 @@ class Factor(Unused):
     def same(self, value: Any) -> Test:
         return Rule.same(self, value)
 
-    def align(
-        self, name: str, batch: Sequence[dict[str, Any]], defaults: Mapping[str, Any]
-    ) -> None:
+    def align(self, name: str, batch: Batch, defaults: Mapping[str, Any]) -> None:
         if name in defaults and any(name in arguments for arguments in batch):
             for arguments in batch:
                 arguments.setdefault(name, defaults[name])
@@ -207,7 +207,7 @@ class State(Rule):
     joined: Callable[[Any], Any] | None = None
     copied: Callable[[Any], Any] | None = None
     word: ClassVar[str] = "tensor"
-    mark: ClassVar[Mark] = ""
+    mark: ClassVar[RowMark] = ""
     varies: ClassVar[bool] = False
 
     def text(self) -> str:
@@ -241,7 +241,7 @@ class Keyed(Rule):
         return f"{self.rule.name} (of equal key)"
 
     @property
-    def mark(self) -> Mark:  # type: ignore[override]
+    def mark(self) -> RowMark:  # type: ignore[override]
         return self.rule.mark
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
@@ -293,9 +293,7 @@ class Entries(Rule):
             return STACK.join(values, context)
         return {n: self.entry(n).fuse([v[n] for v in values], context) for n in values[0]}
 
-    def leaves(
-        self, name: str, value: Any, values: Sequence[Any]
-    ) -> Iterator[tuple[Rule, str, Any, Sequence[Any]]]:
+    def leaves(self, name: str, value: Any, values: Sequence[Any]) -> Iterator[Leaf]:
         if isinstance(value, Mapping):
             for entry, rule in self.rules.items():
                 yield from rule.leaves(entry, value.get(entry), [v.get(entry) for v in values])
@@ -336,9 +334,7 @@ class Spec:
 
     rows: str  # the argument whose axis 0 (or length) counts the rows of a call
     rules: Mapping[str, ArgumentRule]
-    adds: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # extra keyword arguments of every call: they skip unread output
+    adds: Mapping[str, Any] = field(default_factory=dict)  # arguments that skip unread output
     returns_list: bool = False  # lists in the output hold one entry a row, not one a layer
     needs: tuple[str, ...] = ()  # arguments without which a call reads what its rules call UNUSED
     unread: tuple[str, ...] = ()  # fields of the output without rows, which no pipeline reads
