@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import make_weight
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -168,15 +167,6 @@ def test_bound_names_are_nouns(room: str) -> None:
         if is_no_noun(name)
     ]
     assert wrong is None, "\n".join([wrong or "", *found])
-
-
-@pytest.mark.parametrize("room", make_weight.ROOMS)
-def test_each_file_of_a_room_is_in_one_mechanism_of_the_page_of_weight(room: str) -> None:
-    about = make_weight.ROOMS[room]
-    listed = [file for entry in about["mechanisms"] for file in make_weight.files_of(room, entry)]
-
-    assert sorted(listed) == files_of(room), "docs/weight.toml"
-    assert about["budget"] == LINES[room][0]
 
 
 def test_every_file_has_a_room_and_every_room_files() -> None:

@@ -8,6 +8,7 @@ import click
 import make_files
 import make_http
 import make_scheduling
+import make_weight
 import pytest
 from make_reference import PAGE, page
 from PIL import Image
@@ -114,3 +115,11 @@ def test_the_page_about_scheduling_is_made_of_its_data_file() -> None:
     assert text == make_scheduling.page(points), "run `make simulate`"
     assert len(points) == len(list(make_scheduling.studies())) * len(make_scheduling.LOADS)
     assert len(re.findall(r"\w[\w.-]*", text)) <= 1500
+
+
+@pytest.mark.parametrize("room", make_weight.ROOMS)
+def test_each_file_of_a_room_is_in_one_mechanism_of_the_page_of_weight(room: str) -> None:
+    about = make_weight.ROOMS[room]
+    listed = [file for entry in about["mechanisms"] for file in make_weight.files_of(room, entry)]
+
+    assert sorted(listed) == sorted((ROOT / about["folder"]).rglob("*.py")), "docs/weight.toml"

@@ -149,7 +149,10 @@ def _preparation(module: nn.Module) -> dict[str, Any]:
     """How a module was prepared: what changes the seconds of its forwards."""
     weights = [*module.parameters(), *module.buffers()]
     parts = list(module.modules())
-    places = Counter(f"{weight.dtype} {weight.device} {_kind(weight)}" for weight in weights)
+    kinds = [
+        type(getattr(weight, "data", weight)).__name__ for weight in weights
+    ]  # of quantization
+    places = Counter(f"{w.dtype} {w.device} {kind}" for w, kind in zip(weights, kinds, strict=True))
     config = hashlib.sha256(_configuration(module).encode()).hexdigest()[:12]
     return {
         "class": type(module).__name__,
@@ -161,11 +164,6 @@ def _preparation(module: nn.Module) -> dict[str, Any]:
         "tiles": getattr(module, "use_tiling", False),
         "attention": sorted({name for part in parts if (name := _back_end(part)) is not None}),
     }
-
-
-def _kind(weight: torch.Tensor) -> str:
-    """The class of a weight: quantized ones have their own."""
-    return type(getattr(weight, "data", weight)).__name__
 
 
 def _hooks(part: nn.Module) -> list[str]:
