@@ -39,7 +39,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_475),
     "lab": (4_200, 5_880),
     "benchmarks, proof": (7_000, 9_520),
-    "tests": (50_000, 80_290),
+    "tests": (50_000, 80_340),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 33), "fleet": (15, 44)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names

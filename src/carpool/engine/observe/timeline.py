@@ -235,10 +235,7 @@ class Forward(Struct, frozen=True):
 
 
 ForwardObserver = Callable[[Forward], None]
-"""Is called after every forward, on the engine's thread, before its requests go on.
-
-Must be quick and must not raise.
-"""
+"""Called after each forward, on the engine's thread, before its requests go on; must not block."""
 
 
 class TimelineStore:
