@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from carpool.engine.specs.rule import Batch, JoinContext, KeyContext, Rule, Test, same_tensor
+from carpool.engine.specs.rule import (
+    CallArguments,
+    JoinContext,
+    KeyContext,
+    Rule,
+    Test,
+    same_tensor,
+)
 from carpool.engine.specs.rules import STACK
 
 
@@ -62,7 +69,7 @@ class Pad(Rule):
             [pad(value, [*after, 0, length - value.shape[self.axis]]) for value in values]
         )
 
-    def align(self, name: str, batch: Batch, defaults: Mapping[str, Any]) -> None:
+    def align(self, name: str, batch: CallArguments, defaults: Mapping[str, Any]) -> None:
         """Where lengths differ, give calls without a mask one of ones."""
         if not self.makes_mask or name == self.mask or batch[0].get(name) is None:
             return

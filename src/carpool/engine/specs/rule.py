@@ -25,7 +25,7 @@ SameTensor = tuple[weakref.ref[Tensor], int]
 Test = TensorForm | SameTensor | Callable[[Any], bool]
 """A quick test whether an argument fuses as an earlier one did: data for tensors."""
 RowMark = Literal["rows", "row", ""]
-Batch = Sequence[dict[str, Any]]  # the arguments of each call
+CallArguments = Sequence[dict[str, Any]]  # the arguments of each call
 Leaf = tuple["Rule", str, Any, Sequence[Any]]  # see `Rule.leaves`
 
 
@@ -137,7 +137,7 @@ class Rule:
             raise NoTest
         return value.shape, value.dtype, value.device
 
-    def align(self, name: str, batch: Batch, defaults: Mapping[str, Any]) -> None:
+    def align(self, name: str, batch: CallArguments, defaults: Mapping[str, Any]) -> None:
         """Add what calls leave out and others of their forward have, before they are joined."""
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from carpool.engine.digests import Unfusable, name_of
 from carpool.engine.specs.rule import (
     FLAG,
-    Batch,
+    CallArguments,
     First,
     JoinContext,
     KeyContext,
@@ -180,7 +180,7 @@ class Factor(Unused):
     def same(self, value: Any) -> Test:
         return Rule.same(self, value)
 
-    def align(self, name: str, batch: Batch, defaults: Mapping[str, Any]) -> None:
+    def align(self, name: str, batch: CallArguments, defaults: Mapping[str, Any]) -> None:
         if name in defaults and any(name in arguments for arguments in batch):
             for arguments in batch:
                 arguments.setdefault(name, defaults[name])
