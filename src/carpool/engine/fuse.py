@@ -183,12 +183,12 @@ def _factors(target: Target, batch: Sequence[Mapping[str, Any]]) -> dict[str, li
     rules = target.spec.rules if target.spec else {}
     names = [name for name, rule in rules.items() if rule is FACTOR]
     values = {n: [arguments.get(n, target.defaults.get(n)) for arguments in batch] for n in names}
-    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -> None:
     """Take the entries out of the lists of calls that a forward took out of its joined list."""
-    places = [i for i, entry in enumerate(before) if any(entry is kept for kept in after)]
+    places = [i for i, entry in enumerate(before) if any(entry is survivor for survivor in after)]
     for entries in lists:
         entries[:] = [entries[i] for i in places]
 

@@ -20,9 +20,9 @@ from carpool.engine.model.load import LoadedPipeline
 
 def fingerprint(loaded: LoadedPipeline) -> dict[str, Any]:
     """By component, and of the process as "numbers". JSON; short."""
-    found: dict[str, Any] = {name: _module(one) for name, one in sorted(loaded.modules.items())}
-    found["numbers"] = torch.get_float32_matmul_precision()
-    return found
+    identity: dict[str, Any] = {n: _module(module) for n, module in sorted(loaded.modules.items())}
+    identity["numbers"] = torch.get_float32_matmul_precision()
+    return identity
 
 
 def _module(module: nn.Module) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def _back_end(part: nn.Module) -> str | None:
     processor = vars(part).get("processor")
     if (share := getattr(processor, "share", None)) is not None:
         return f"sparse {share}"
-    chosen = getattr(processor, "_attention_backend", None)
+    backend = getattr(processor, "_attention_backend", None)
     config = getattr(part, "config", None)
     of_transformers = getattr(config, "_attn_implementation", None)
-    said = chosen or of_transformers
-    return None if said is None else str(getattr(said, "value", said))
+    label = backend or of_transformers
+    return None if label is None else str(getattr(label, "value", label))
 
 
 def _digest(module: nn.Module) -> str:
