@@ -99,8 +99,7 @@ def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
         if kind in options
     ]
     is_prompt = str in options and re.fullmatch(r"(negative_)?prompt(_\d)?", name) is not None
-    origins = [typing.get_origin(option) or option for option in options]
-    lists = [option for option, o in zip(options, origins, strict=True) if o in (list, tuple)]
+    lists = [o for o in options if (typing.get_origin(o) or o) in (list, tuple)]
     if any(typing.get_args(kind) in ((int,), (float,)) for kind in lists):
         kinds.append("numbers")
     if not kinds:
@@ -108,13 +107,10 @@ def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
     batches = ((int,), (float,), *([(str,)] if is_prompt else []))  # a text for each prompt
     if any(_is_plain_list(option) and typing.get_args(option) not in batches for option in lists):
         kinds.append("list")
-    if dict in origins:
+    if any((typing.get_origin(o) or o) is dict for o in options):
         kinds.append("dict")
     scalars = (str, bool, float, int, dict, *lists)
-    if any(
-        o not in scalars and option not in scalars
-        for o, option in zip(origins, options, strict=True)
-    ):
+    if any(o not in scalars and typing.get_origin(o) not in scalars for o in options):
         kinds.append("other")  # tensors, callables, ...
     return tuple(dict.fromkeys(kinds))
 
