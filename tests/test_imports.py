@@ -51,7 +51,7 @@ NOUNS = ROOMS[0] | ROOMS[1] | ROOMS[2]
 DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may import it
     "greenlet": ("carpool/engine/fiber.py",),
     "ray": ("carpool/fleet/ray.py",),
-    "torch": ("carpool/engine/", "carpool_lab/tune/", "carpool_lab/check/", "carpool_lab/plan/"),
+    "torch": ("carpool/engine/", "carpool_lab/check/", "carpool_lab/plan/"),
     "yaml": (
         "carpool/settings/peers/vllm_omni_deploy.py",
         "carpool/cli/config_file.py",
@@ -103,7 +103,6 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "matplotlib": (
         "carpool_lab/load/plot.py",
         "carpool_lab/simulate/plot.py",
-        "carpool_lab/tune/plot.py",
     ),
 }
 

@@ -18,13 +18,14 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
 from carpool.types import Phase, phase_of
 
-WIDEST: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
+MAX_ROWS: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
 ENCODE_FIXED = 0.5  # of an encoding's seconds do not grow with its rows
 
 
@@ -72,12 +73,12 @@ class Table:
         return {self.kind("denoise").name: self.sweep_s} if self.sweep_s else {}
 
     def costs(self) -> dict[CallKind, Curve]:
-        widest = WIDEST["encode"]
-        encoded_s = self.encode_s * (ENCODE_FIXED + (1 - ENCODE_FIXED) * widest)
+        max_rows = MAX_ROWS["encode"]
+        encoded_s = self.encode_s * (ENCODE_FIXED + (1 - ENCODE_FIXED) * max_rows)
         return {
-            self.kind("encode"): Curve({1: self.encode_s, widest: encoded_s}),
+            self.kind("encode"): Curve({1: self.encode_s, max_rows: encoded_s}),
             self.kind("denoise"): Curve(self.denoise_s),
-            self.kind("decode"): Curve({n: n * self.decode_s for n in (1, WIDEST["decode"])}),
+            self.kind("decode"): Curve({n: n * self.decode_s for n in (1, MAX_ROWS["decode"])}),
         }
 
 
@@ -179,12 +180,14 @@ def table(name: str) -> Table:
 
 def siblings(table: Table) -> list[Table]:
     """The table and those of the same model at other sizes, its own first."""
-    others = [
-        one
-        for one in TABLES.values()
-        if one.model == table.model and one.is_streamed == table.is_streamed and one != table
+    sizes = [
+        candidate
+        for candidate in TABLES.values()
+        if candidate.model == table.model
+        and candidate.is_streamed == table.is_streamed
+        and candidate != table
     ]
-    return [table, *others]
+    return [table, *sizes]
 
 
 def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
@@ -216,3 +219,39 @@ def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
         str(kind): Table(str(kind), steps, curve.measured, encode_s, decode_s)
         for kind, curve in denoisers.items()
     }
+
+
+def knee(seconds: Mapping[int, float], min_gain: float) -> int:
+    """The widest forward that pays. One that does not is passed over: a wider one still may.
+
+    Args:
+        seconds: of a forward, by rows; at least one.
+        min_gain: rows a second that a row more has to bring, in parts of those without it.
+    """
+    widths = sorted(seconds)
+    knee = widths[0]
+    for width in widths[1:]:
+        if width / seconds[width] * seconds[knee] / knee - 1 > min_gain * (width - knee):
+            knee = width
+    return knee
+
+
+def read_tables(data: Any) -> list[Table]:
+    """The tables in what `carpool check --json` or `carpool plan --json` wrote.
+
+    Raises:
+        InvalidValue: it is something else, or nothing could be measured.
+    """
+    try:
+        entries = [
+            Table(
+                **{**entry, "denoise_s": {int(n): float(s) for n, s in entry["denoise_s"].items()}}
+            )
+            for entry in data["tables"]
+        ]
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        message = f"is not what `carpool check --json` or `carpool plan --json` writes: {error!r}"
+        raise InvalidValue(message) from None
+    if not entries:
+        raise InvalidValue("has no table: not even one request could be run")
+    return entries

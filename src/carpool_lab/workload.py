@@ -168,12 +168,12 @@ def _entries(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file, counted from 1."""
     try:
         if text.lstrip().startswith("["):
-            found = jsonfile.loads(text)
+            entries = jsonfile.loads(text)
         else:
-            found = [jsonfile.loads(line) for line in text.splitlines() if line.strip()]
+            entries = [jsonfile.loads(line) for line in text.splitlines() if line.strip()]
     except ValueError as error:
         raise InvalidValue(f"neither JSON lines nor a JSON list: {error}") from None
-    for number, entry in enumerate(found, 1):
+    for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
             raise InvalidValue(f"entry {number}: must be a JSON object, not {repr(entry)[:40]}")
         steps = entry.get("num_inference_steps", 1)

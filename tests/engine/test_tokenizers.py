@@ -80,7 +80,7 @@ def test_a_request_that_is_cancelled_meanwhile_does_not_come_back(
 def test_a_tokenizer_that_fails_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = fresh("flux")
     with driving(pipe) as drive:
-        [_, (_, _, twin)] = drive.engine._installation._tokenizers._all
+        [_, (_, _, twin)] = drive.engine._installation._tokenizers._originals
         monkeypatch.setattr(type(twin), "__call__", refuse)
         long = drive.submit(LONG, **ARGUMENTS["flux"])
         drive.finish()

@@ -23,9 +23,9 @@ from carpool.schedule.views import CallKind
 from carpool_lab.check.command import check
 from carpool_lab.check.report import CheckReport
 from carpool_lab.check.requests import QUICK, CheckOptions, mixed
+from carpool_lab.check.results import ComponentTiming, TimingReport
 from carpool_lab.check.run import Method, PlainComparison, Proof, limit, prove
 from carpool_lab.check.watch import ObservedCalls, allocated, apart
-from carpool_lab.tune.results import ComponentResult, SizeResult, TuneReport
 from support.engine_driver import served
 from support.tiny import checkpoint
 
@@ -282,17 +282,16 @@ def report(
 ) -> CheckReport:
     """Of a model whose step of two rows pays, of four not."""
     kind = CallKind("unet.forward", 7)
-    step = ComponentResult(kind, "denoise", 2, 4.0, {2: 1.0, 4: 1.1, 8: 2.2}, {})
-    size = SizeResult((64, 64), 4, 1.0, (step,))
-    tuned = TuneReport("M", "cpu", "float32", {}, 50, 0.05, 3, (size,), Costs())
+    step = ComponentTiming(kind, "denoise", 2, 4.0, {2: 1.0, 4: 1.1, 8: 2.2}, {})
+    timing = TimingReport("M", "cpu", "float32", {}, 50, 0.05, 3, (64, 64), 4, (step,), Costs())
 
     def proof(difference: float, seconds: float) -> Proof:
-        seen = ObservedCalls("denoise", "UNet", widest=2, compared=1, difference=difference)
+        seen = ObservedCalls("denoise", "UNet", max_requests=2, compared=1, difference=difference)
         seen.seconds[4] = [9.0, seconds]
         return Proof(difference, (Method("unet.forward", seen, how, ""),), ())
 
     proofs = {"fast": proof(fast, 1.0), "exact": proof(exact, 1.5)}
-    return CheckReport(("one",), limit, proofs, PlainComparison(plain), tuned)
+    return CheckReport(("one",), limit, proofs, PlainComparison(plain), timing)
 
 
 @pytest.mark.parametrize(

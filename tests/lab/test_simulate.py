@@ -35,7 +35,7 @@ from carpool_lab.simulate.scenario import (
     play,
 )
 from carpool_lab.simulate.simulator import Worker
-from carpool_lab.tables import TABLES, WIDEST, Table, learned, siblings, table
+from carpool_lab.tables import MAX_ROWS, TABLES, Table, learned, siblings, table
 from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 
 SLOW = Table("slow", 4, {1: 1.0, 16: 16.0}, 0.5, 0.5)  # rows gain nothing
@@ -106,7 +106,7 @@ def test_everybody_ends_once_and_nobody_before_the_work_is_done(
 
 def test_the_batches_of_a_traced_worker_name_their_requests() -> None:
     model = Model([FREE])
-    worker = Worker(MODES["dynamic"](model.costs), model.costs, WIDEST, is_traced=True)
+    worker = Worker(MODES["dynamic"](model.costs), model.costs, MAX_ROWS, is_traced=True)
 
     result = simulate(model.requests(arrivals(0.0, 0.0), Labels()), [worker])
 

@@ -17,7 +17,7 @@ from carpool.schedule.policy import Policy
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Worker
-from carpool_lab.tables import WIDEST, Table
+from carpool_lab.tables import MAX_ROWS, Table
 from carpool_lab.workload import Arrival
 
 STEP_S = {1: 0.0055, 2: 0.0070, 3: 0.0088, 4: 0.0104, 5: 0.0120, 6: 0.0140, 8: 0.0170}
@@ -57,7 +57,7 @@ def bursts(
         for n in range(CLIENTS)
     ]
     machine = Varying(random.Random(seed))
-    worker = Worker(policy, model.costs, WIDEST, 0.0, machine, beliefs, is_traced=True)  # type: ignore[arg-type]
+    worker = Worker(policy, model.costs, MAX_ROWS, 0.0, machine, beliefs, is_traced=True)  # type: ignore[arg-type]
     done = simulate(model.requests(arrivals, Labels()), [worker])
     edges = pairwise(range(0, CLIENTS * BURSTS + 1, CLIENTS))
     return [

@@ -20,7 +20,7 @@ from carpool.schedule.views import Admission, CallKind, Choice, ParkedCall, Queu
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.scenario import Labels, Model
 from carpool_lab.simulate.simulator import Worker
-from carpool_lab.tables import WIDEST, Table
+from carpool_lab.tables import MAX_ROWS, Table
 from carpool_lab.workload import Arrival
 
 SMALL, LARGE = CallKind("denoise", 1), CallKind("denoise", 4)
@@ -291,7 +291,7 @@ ASKED = st.lists(
 def watch(model: Model, asked: Iterable[tuple[float, dict[str, object]]]) -> Watched:
     """Let requests come, each so many seconds after the one before."""
     policy = Watched(model.costs)
-    worker = Worker(policy, model.costs, WIDEST)
+    worker = Worker(policy, model.costs, MAX_ROWS)
     times_s = itertools.accumulate(gap_s for gap_s, _ in asked)
     arrivals = [Arrival(at_s, body) for at_s, (_, body) in zip(times_s, asked, strict=True)]
     simulate(model.requests(arrivals, Labels()), [worker])
@@ -435,7 +435,7 @@ def test_who_comes_after_one_ran_alone_for_long_is_encoded_and_found_to_share(bu
 def test_where_rows_are_free_a_newcomer_rides_after_two_denoising_forwards_of_its_size(
     asked: list[tuple[float, dict[str, object]]],
 ) -> None:
-    only = [(gap_s, {**body, "size": "512x512"}) for gap_s, body in asked[: WIDEST["denoise"]]]
+    only = [(gap_s, {**body, "size": "512x512"}) for gap_s, body in asked[: MAX_ROWS["denoise"]]]
 
     policy = watch(MODEL["free"], only)
 

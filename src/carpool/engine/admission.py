@@ -26,7 +26,7 @@ class AdmissionControl:
         self._overload = Overload(settings.max_wait, admits_late=settings.admit_late)
         self._max_queue, self._max_running = settings.max_queue, settings.max_running
         self._speed: Speed | None = None  # until predictions are proven
-        self._seen, self._waiting_s = 0, 0.0  # queued requests and their predicted work
+        self._seen_requests, self._waiting_s = 0, 0.0  # queued requests and their predicted work
         self._newest_s = 0.0  # work of the newest request: a guess for those not seen yet
         self._lefts_s: Sequence[float] = ()  # predicted work left of running requests
 
@@ -46,7 +46,7 @@ class AdmissionControl:
 
     def update(self, waiting: int, waiting_s: float, lefts_s: Sequence[float]) -> None:
         """How many are queued, their predicted work, and what running ones have left of theirs."""
-        self._seen, self._waiting_s, self._lefts_s = waiting, waiting_s, lefts_s
+        self._seen_requests, self._waiting_s, self._lefts_s = waiting, waiting_s, lefts_s
         if waiting or self._overload.stage:  # else it stays 0
             self._update_stage()
 
@@ -94,7 +94,7 @@ class AdmissionControl:
             return
         due_s = self._clock() + deadline_s - waited_s
         before = [state.parked for state in running]
-        ahead_s = sum(one.left_s for one in before if one and one.deadline_s <= due_s)
+        ahead_s = sum(entry.left_s for entry in before if entry and entry.deadline_s <= due_s)
         work_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slowdown
         self._overload.check_deadline(request.request_id, deadline_s, waited_s + work_s)
 
@@ -130,7 +130,7 @@ class AdmissionControl:
         places = self._max_running - running
         if self._speed is None:
             return [None] * len(queued)
-        works_s = [one.queued.left_s if one.queued else self._newest_s for one in queued]
+        works_s = [job.queued.left_s if job.queued else self._newest_s for job in queued]
         starts_s = self._speed.starts_s(list(self._lefts_s), places, works_s)
         return [start_s * self._predictor.slowdown for start_s in starts_s]
 
@@ -148,7 +148,7 @@ class AdmissionControl:
         """Predicted seconds until all that is queued now is done."""
         if self._speed is None:
             return 0.0
-        unseen = max(0, len(self._queue) - self._seen)
+        unseen = max(0, len(self._queue) - self._seen_requests)
         work_s = (self._waiting_s + unseen * self._newest_s) * self._predictor.slowdown
         return self._speed.wait_s(work_s)
 

@@ -135,8 +135,8 @@ class ConditioningCache:
             is_alone, copies = self._is_exact or len(running) == 1, dict[Hashable, Any]()
             if clearances == self._clearances:  # else memory is short: perhaps they ran in tiles
                 for key, place in places.items():
-                    kept = states[place], answers[key], is_alone
-                    copies[key] = self._stages.contain("cache", None, self._keep, *kept)
+                    entry = states[place], answers[key], is_alone
+                    copies[key] = self._stages.contain("cache", None, self._keep, *entry)
             waiting = [p for p in range(len(states)) if p not in places.values()]
             rest = [p for p in waiting if copies.get(keys[p]) is None]
             answers |= dict(zip(rest, run([states[p] for p in rest]) if rest else [], strict=True))
@@ -181,8 +181,8 @@ class ConditioningCache:
         self._bytes += entry.size - (before.size if before is not None else 0)
         self.has_news = True
         while self._bytes > self._limit:
-            _, oldest = self._entries.popitem(last=False)
-            self._bytes -= oldest.size
+            _, victim = self._entries.popitem(last=False)
+            self._bytes -= victim.size
 
     def clear(self) -> None:
         """Drop all answers: memory is short, or modules may have changed."""

@@ -29,7 +29,7 @@ MUST_BE_SAME = ("format", "model", "revision", "device", "threads", "dtype", "pr
 OTHER_VERSIONS = 0.3  # of torch, diffusers...: what a table is worth then
 HALF_LIFE_DAYS = 30.0
 UNKNOWN_AGE = 0.5
-LEAST = 0.2
+MIN_CONFIDENCE = 0.2
 _BEGIN = b'{\n "identity": '  # of every table that is written here
 
 
@@ -77,11 +77,11 @@ class StoredCosts:
 
     def _trust(self, identity: object, learned_unix_s: object) -> float:
         """How much a table is worth, in parts of a fresh one of the same versions."""
-        known = OTHER_VERSIONS if identity != self._identity else 1.0
+        confidence = OTHER_VERSIONS if identity != self._identity else 1.0
         if not isinstance(learned_unix_s, (int, float)) or not math.isfinite(learned_unix_s):
-            return known * UNKNOWN_AGE
+            return confidence * UNKNOWN_AGE
         days = max(0.0, self._wall_clock() - learned_unix_s) / 86400
-        return known * max(LEAST, float(0.5 ** (days / HALF_LIFE_DAYS)))
+        return confidence * max(MIN_CONFIDENCE, float(0.5 ** (days / HALF_LIFE_DAYS)))
 
     def keep(self) -> None:
         """Write the file, so that it is either the old one or the new one; never over another's."""

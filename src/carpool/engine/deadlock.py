@@ -10,7 +10,7 @@ thread of that code is at work.
 import threading
 from typing import Protocol
 
-from carpool.engine.thread_wait import OURS, ThreadWait
+from carpool.engine.thread_wait import THREAD_PREFIX, ThreadWait
 from carpool.types import Clock
 
 LOOK_S = 0.5  # between looks, which cost some 0.1 ms and only while the loop makes no progress
@@ -57,7 +57,7 @@ class DeadlockWatch:
         self._last: tuple[ThreadWait, float] | None = None  # the last look, and when
         self._since_s = 0.0  # when the thread began to wait where it does
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"{OURS}watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -69,21 +69,22 @@ def deliver(
 
     def convert_and_tell() -> None:
         fields: dict[str, Any] = {}
-        used: dict[str, Any] = {}
+        settings_used: dict[str, Any] = {}
         failure = error
         try:
             if failure is None:
                 stages.reach("convert", [state])
                 fields = finish(output, partial(device.to_host, mark=mark))
-                used = stages.contain("count", used, settings.of, request, fields)
-                used |= {} if text is None else {"revised_prompt": text}
+                settings_used = stages.contain("count", settings_used, settings.of, request, fields)
+                settings_used |= {} if text is None else {"revised_prompt": text}
         except BaseException as defect:
             failure = _conversion_failed(defect, device)
             timeline.fail(failure)
         step, steps, skipped = timeline.step, timeline.steps, timeline.skipped_steps
-        other_size = stages.contain("count", None, _other_size, request, used, state.warnings)
+        sizes = request, settings_used, state.warnings
+        other_size = stages.contain("count", None, _other_size, *sizes)
         warnings = (*state.warnings, *(other_size or ()))
-        outcome = Outcome(request, fields, failure, timings, warnings, skipped, used)
+        outcome = Outcome(request, fields, failure, timings, warnings, skipped, settings_used)
         stages.contain("tell", None, listener.done, outcome, states=[state])
         finished = Event("finished", request.request_id, now_s, step, steps, failure)
         stages.contain("tell", None, listener.event, finished, states=[state])
@@ -95,25 +96,25 @@ def deliver(
 
 
 def _other_size(
-    request: CheckedRequest, used: Mapping[str, Any], warnings: Sequence[str]
+    request: CheckedRequest, settings_used: Mapping[str, Any], warnings: Sequence[str]
 ) -> list[str]:
     """The warning for an output of another size than was asked for, unless there is one."""
     sides = [request.arguments.get(name) for name in ("width", "height")]
-    drawn = [used.get(name) for name in ("width", "height")]
-    if None in sides or None in drawn or sides == drawn:
+    output_sides = [settings_used.get(name) for name in ("width", "height")]
+    if None in sides or None in output_sides or sides == output_sides:
         return []
     is_pasted = request.arguments.get("padding_mask_crop") is not None  # into its picture
-    if is_pasted or any("size" in said or "width" in said for said in warnings):
+    if is_pasted or any("size" in warning or "width" in warning for warning in warnings):
         return []
-    return ["size {}x{} was drawn as {}x{}".format(*sides, *drawn)]
+    return ["size {}x{} was drawn as {}x{}".format(*sides, *output_sides)]
 
 
 def _conversion_failed(defect: BaseException, device: Device) -> CarpoolError:
     try:
         if isinstance(defect, Exception):
             device.check(defect)
-    except EngineLost as lost:
-        return WorkerLost(f"{lost}: the output is lost with it")
+    except EngineLost as error:
+        return WorkerLost(f"{error}: the output is lost with it")
     failure = PipelineFailed(f"the output cannot be converted: {named(defect)}")
     failure.__cause__ = defect
     return failure

@@ -166,7 +166,7 @@ class _Alone:
 
 def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -> None:
     """Take the entries out of the lists of calls that a forward took out of its joined list."""
-    places = [i for i, entry in enumerate(before) if any(entry is kept for kept in after)]
+    places = [i for i, entry in enumerate(before) if any(entry is survivor for survivor in after)]
     for entries in lists:
         entries[:] = [entries[i] for i in places]
 

@@ -98,11 +98,11 @@ class Interception:
         self.targets: list[Target] = []
         self._replaced: list[tuple[nn.Module, str, Any]] = []
         self._installed: list[tuple[Target, dict[str, Any], str, Callable[..., Any]]] = []
-        seen: set[int] = set()
+        visited: set[int] = set()
         for component, module in components.items():
-            if not isinstance(module, nn.Module) or id(module) in seen:
+            if not isinstance(module, nn.Module) or id(module) in visited:
                 continue
-            seen.add(id(module))
+            visited.add(id(module))
             for method in methods_of(module):
                 self.targets.append(_target(component, module, method))
 
@@ -308,12 +308,12 @@ def _parking_packed(token: Target, reader: TokenReader) -> Callable[..., Any]:
         if context is None or context.is_running or not context.is_generating(component):
             return original(*args, **kwargs)
         call = Call(token, args, kwargs)
-        own = reader.packable(call.arguments())
-        if own is None:
+        packed_kwargs = reader.packable(call.arguments())
+        if packed_kwargs is None:
             return _parked(Call(context.own(token), args, kwargs))
-        rows = "input_ids" if "input_ids" in own else "inputs_embeds"
-        answer = _parked(Call(context.own(packed[rows]), (), own))
-        answer.past_key_values = own["past_key_values"].cache
+        rows = "input_ids" if "input_ids" in packed_kwargs else "inputs_embeds"
+        answer = _parked(Call(context.own(packed[rows]), (), packed_kwargs))
+        answer.past_key_values = packed_kwargs["past_key_values"].cache
         return answer
 
     method.intercepted = original  # type: ignore[attr-defined]

@@ -215,8 +215,8 @@ class RequestContext:
                 original = modes.entered()(original)
             names = [f"autocast on {device} in {dtype}" for device, dtype in modes.autocast]
             names += ["inference mode"] * infers
-            own = replace(target, original=original, modes=", ".join(names))
-            self._in_other_modes[key] = own
+            selected = replace(target, original=original, modes=", ".join(names))
+            self._in_other_modes[key] = selected
         return self._in_other_modes[key]
 
     def _in_half(self, target: Target) -> Target:

@@ -57,5 +57,5 @@ def set_aside(path: Path, why: BaseException) -> None:
     except OSError as error:
         log.warning("%s cannot be read (%s), nor renamed: %s", path, named(why), named(error))
     else:
-        said = "%s cannot be read, and begins anew (it was renamed to %s): %s"
-        log.warning(said, path, place.name, named(why))
+        message = "%s cannot be read, and begins anew (it was renamed to %s): %s"
+        log.warning(message, path, place.name, named(why))

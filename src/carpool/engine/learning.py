@@ -137,6 +137,6 @@ class CostLearning:
     def statistics(self) -> list[dict[str, Any]]:
         """Seconds of forwards, by method."""
         return [
-            {"component": component, "histogram": statistics_of(one)}
-            for component, one in sorted(self._seconds.copy().items())
+            {"component": component, "histogram": statistics_of(statistics)}
+            for component, statistics in sorted(self._seconds.copy().items())
         ]

@@ -92,8 +92,8 @@ class EngineCore:
             loaded.group.attach(adapters)
         for problem in self.reload():
             log.warning("%s", problem)
-        kept = table.path.with_suffix(".fusing.json") if table else None
-        self.runner = ModelRunner(parts, self.scheduler, self._observers, around, kept)
+        proof_path = table.path.with_suffix(".fusing.json") if table else None
+        self.runner = ModelRunner(parts, self.scheduler, self._observers, around, proof_path)
         admission, describer = self.scheduler.admission, self.runner.describer
         self.running = RunningRequests(parts, describer, admission)
         self.running.rides.deadlock = deadlock
@@ -244,8 +244,8 @@ class EngineCore:
         Args:
             entered: called once modules and libraries are changed: others may go on then.
         """
-        seen = WatchedEngine(self._queue, self.running, self.heartbeat, self._answers, self._stand)
-        watch = DeadlockWatch(seen, time.monotonic)
+        parts = self._queue, self.running, self.heartbeat, self._answers, self._stand
+        watch = DeadlockWatch(WatchedEngine(*parts), time.monotonic)
         try:
             self.enter()
             entered()
@@ -267,13 +267,13 @@ class EngineCore:
 
     def _stand(self, place: str) -> None:
         """The engine's thread does not go on from a line. From the thread that watches it."""
-        lost: CarpoolError = Cancelled("the engine was closed")
+        reason: CarpoolError = Cancelled("the engine was closed")
         if self._queue.is_closed:
             log.error("the engine is closed, and its thread left behind at %s", place)
         else:
-            lost = self._deadlocked(place)
-            self._queue.close(lost)
-        self._answers.all(lost)
+            reason = self._deadlocked(place)
+            self._queue.close(reason)
+        self._answers.all(reason)
         self.is_stuck = True
         self.stages.contain("unwind", None, self._installation.remove)
         self._end.set()

@@ -172,11 +172,10 @@ class ModelRunner:
 
 def _record(states: Sequence[RequestState], began_s: float, spent_s: float, why: str) -> Forward:
     """The record of a forward of the calls that these requests are parked on."""
-    first = states[0]
-    target, parked, loras = first.call.target, first.parked, [state.call.lora for state in states]
+    target, parked = states[0].call.target, states[0].parked
     timelines, rows = [state.timeline for state in states], [state.rows for state in states]
-    adapters = len({name for lora in loras for name, _ in lora}) if any(loras) else 0
+    adapters = {name for state in states for name, _ in state.call.lora}
     return Forward(
         target.component, target.method, target.phase, tuple(timelines), tuple(rows), began_s,
-        spent_s, adapters, why, NO_KIND if parked is None else parked.kind,
+        spent_s, len(adapters), why, NO_KIND if parked is None else parked.kind,
     )  # fmt: skip

@@ -85,11 +85,7 @@ class Exact(TorchFunctionMode):
         self._layouts_name = f"_layouts_{id(self)}"  # the attribute for its calls' layouts
 
     def mark(self, value: Any, mark: int, parts: Sequence[Any] = ()) -> None:
-        """Mark a tensor, or each tensor in a list or dict.
-
-        Args:
-            parts: of each call, what it was joined of: those are laid out as the call has them.
-        """
+        """Mark a tensor, or each tensor in a list or dict; `parts` of calls were joined to it."""
         if isinstance(value, Tensor):
             if mark:
                 setattr(value, self._name, mark)

@@ -20,7 +20,7 @@ class Patches:
         """
         self._owner, self._replace = owner, dict(replace)
         self._plain: dict[str, Any] = {}
-        self._ours: dict[str, Any] = {}
+        self._replacements: dict[str, Any] = {}
         self._users = 0
 
     def add(self) -> None:
@@ -29,8 +29,8 @@ class Patches:
             if self._users == 1:
                 for name, replacement in self._replace.items():
                     self._plain[name] = vars(self._owner).get(name, _INHERITED)
-                    self._ours[name] = replacement(getattr(self._owner, name, None))
-                    setattr(self._owner, name, self._ours[name])
+                    self._replacements[name] = replacement(getattr(self._owner, name, None))
+                    setattr(self._owner, name, self._replacements[name])
 
     def drop(self) -> None:
         """Undo one `add`; the last one puts the plain values back.
@@ -42,11 +42,11 @@ class Patches:
             self._users -= 1
             if not self._users:
                 for name, value in self._plain.items():
-                    if vars(self._owner).get(name) is not self._ours[name]:
+                    if vars(self._owner).get(name) is not self._replacements[name]:
                         continue
                     if value is _INHERITED:
                         delattr(self._owner, name)
                     else:
                         setattr(self._owner, name, value)
                 self._plain.clear()
-                self._ours.clear()
+                self._replacements.clear()

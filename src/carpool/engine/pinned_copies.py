@@ -67,13 +67,13 @@ def _destination(
 ) -> tuple[torch.device | None, torch.dtype | None]:
     """The device and the number type that `Tensor.to` was asked for."""
     where, dtype = kwargs.get("device"), kwargs.get("dtype")
-    for one in (*args[:2], kwargs.get("other")):
-        if isinstance(one, Tensor):
-            return one.device, one.dtype
-        if isinstance(one, torch.dtype):
-            dtype = one
-        elif isinstance(one, (str, torch.device)) or type(one) is int:
-            where = one
+    for argument in (*args[:2], kwargs.get("other")):
+        if isinstance(argument, Tensor):
+            return argument.device, argument.dtype
+        if isinstance(argument, torch.dtype):
+            dtype = argument
+        elif isinstance(argument, (str, torch.device)) or type(argument) is int:
+            where = argument
     return None if where is None else torch.device(where), dtype
 
 
@@ -93,12 +93,12 @@ def _made_on_the_host(name: str) -> Callable[..., Any]:
 
 
 _PLAIN: dict[str, Any] = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
-_OURS = {name: _made_on_the_host(name) for name in _PLAIN}
+_ON_HOST = {name: _made_on_the_host(name) for name in _PLAIN}
 
 
 def watch() -> None:
     """Have tensors that are made from now on copied through pinned memory."""
-    for name, function in _OURS.items():
+    for name, function in _ON_HOST.items():
         setattr(torch, name, function)
 
 

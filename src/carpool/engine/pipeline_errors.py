@@ -61,13 +61,13 @@ def _mapped(error: BaseException, *, is_early: bool, doubtful: Sequence[str]) ->
     if isinstance(error, CarpoolError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
-        said = f"the pipeline's own code ran out of memory: {reason(error)}"
-        mapped: CarpoolError = OutOfMemory(said)
+        message = f"the pipeline's own code ran out of memory: {reason(error)}"
+        mapped: CarpoolError = OutOfMemory(message)
     elif is_early and isinstance(error, ValueError):
         mapped = InvalidValue(f"the pipeline refuses the request: {reason(error)}", param=param)
     elif is_early and doubtful and isinstance(error, _SLIPS):
-        seen = f"{', '.join(doubtful)}: {named(error)}"
-        mapped = InvalidValue(f"the pipeline cannot take {seen}", param=param)
+        problem = f"{', '.join(doubtful)}: {named(error)}"
+        mapped = InvalidValue(f"the pipeline cannot take {problem}", param=param)
     else:
         mapped = PipelineFailed(f"the pipeline failed: {named(error)}")
     mapped.__cause__ = error
@@ -84,9 +84,9 @@ def _clear_frames(error: BaseException) -> None:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those that it was raised from or beside."""
-    errors, seen = [error], set[int]()
+    errors, visited = [error], set[int]()
     while errors:
         cause = errors.pop()
-        seen.add(id(cause))
+        visited.add(id(cause))
         yield cause
-        errors += [e for e in (cause.__cause__, cause.__context__) if e and id(e) not in seen]
+        errors += [e for e in (cause.__cause__, cause.__context__) if e and id(e) not in visited]

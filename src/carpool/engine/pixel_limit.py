@@ -71,14 +71,14 @@ class PixelLimit:
             return area * self._scale_px**2
         if first.ndim != 3:
             return None
-        said = call.arguments()
-        height, width = said.get("height"), said.get("width")
+        arguments = call.arguments()
+        height, width = arguments.get("height"), arguments.get("width")
         if isinstance(height, int) and isinstance(width, int):
             return height * width * self._scale_px**2
-        if shapes := said.get("img_shapes"):  # [[(layers, rows, columns), ...], ...]
+        if shapes := arguments.get("img_shapes"):  # [[(layers, rows, columns), ...], ...]
             areas = [rows * columns for layers in shapes for _, rows, columns in _triples(layers)]
             return max(areas, default=0) * self._token_px
-        places = said.get("img_ids")
+        places = arguments.get("img_ids")
         if isinstance(places, Tensor):  # (..., positions, axes): of the picture, and of those read
             pixels = min(first.shape[1], places.shape[-2]) * self._token_px
             return pixels if pixels <= self._encoded_px else pixels - self._encoded_px
@@ -89,10 +89,10 @@ class PixelLimit:
             return
         names = [name for name in _SIZING if self._task.takes(name)]
         does = "reads a picture as" if method == "encode" else "draws"
-        seen = f"{self._task.pipeline} {does} {pixels} pixels for this request"
+        message = f"{self._task.pipeline} {does} {pixels} pixels for this request"
         rule = f"must be from 1 to {self._max_pixels}"
         hint = f"; {', '.join(names)} decide it" if names else ""
-        raise SizeRejected(f"{seen}: {rule}{hint}", param="size")
+        raise SizeRejected(f"{message}: {rule}{hint}", param="size")
 
 
 def _first(call: Call) -> Any:
@@ -123,8 +123,8 @@ def _triples(layers: Any) -> list[Any]:
 
 def _scale_of(pipe: Any) -> int:
     """Pixels along a side of one latent; 1 for a pipeline that draws pixels themselves."""
-    found = (getattr(pipe, name, None) for name in _SCALES)
-    return next((scale for scale in found if isinstance(scale, int) and scale > 0), 1)
+    scales = (getattr(pipe, name, None) for name in _SCALES)
+    return next((scale for scale in scales if isinstance(scale, int) and scale > 0), 1)
 
 
 def _ratio_of(module: nn.Module) -> int | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from carpool.engine.intercept import Call
 from carpool.engine.language.parts import WRITING
+from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.request import RequestState
 from carpool.request.card import Card
 from carpool.schedule.cost import Costs
@@ -43,12 +44,12 @@ class Predictor:
 
     def _kind(self, state: RequestState) -> CallKind:
         """The kind of forward, as to its costs, of the call that a request is parked on."""
-        known = self._kinds.get(state.key)
-        if known is None:
+        kind = self._kinds.get(state.key)
+        if kind is None:
             if len(self._kinds) >= MAX_KINDS:
                 self._kinds.clear()
-            known = self._kinds[state.key] = _kind(state.call, state.rows)
-        return known
+            kind = self._kinds[state.key] = _kind(state.call, state.rows)
+        return kind
 
     def parked_call(self, state: RequestState, max_rows: int) -> ParkedCall:
         """The call that a request is parked on, as a policy sees it."""
@@ -94,15 +95,15 @@ class Predictor:
 
     def step_costs(self, most_rows: int, most_running: int) -> dict[RequestSize, list[float]]:
         """Seconds of a denoising step by the requests that share it, at every size that has run."""
-        found: dict[RequestSize, list[float]] = {}
+        durations: dict[RequestSize, list[float]] = {}
         for size, (kind, rows) in list(self._step_calls.items())[-MAX_SIZES:]:
             curve = self._costs.curve(kind)
             if not curve.is_empty:
                 seconds = step_seconds(
                     self._costs, kind, rows, most_rows=most_rows, most_running=most_running
                 )
-                found[size] = [one * self._calls_a_step for one in seconds]
-        return found
+                durations[size] = [second * self._calls_a_step for second in seconds]
+        return durations
 
     @property
     def slowdown(self) -> float:
@@ -180,26 +181,20 @@ def _size(request: CheckedRequest) -> RequestSize:
 
 def _defaults(card: Card) -> dict[str, object]:
     """Values of the parameters that a request leaves out."""
-    own = {p.name: p.default for p in card.parameters if not p.required}
+    defaults = {p.name: p.default for p in card.parameters if not p.required}
     width, height = card.usual_size_px or (None, None)
-    return {**own, "width": width, "height": height, **card.defaults}
+    return {**defaults, "width": width, "height": height, **card.defaults}
 
 
 def _kind(call: Call, rows: int) -> CallKind:
     target, arguments = call.target, call.arguments()
-    tensors: list[Tensor] = []
-    for value in arguments.values():
-        several = value if isinstance(value, (list, tuple)) else [value]
-        tensors += [one for one in several if isinstance(one, Tensor)]
+    name = f"{target.component}.{target.method}"
     if target.method == "generate":
-        return _token_kind(f"{target.component}.{target.method}", arguments)
+        return _token_kind(name, arguments)
     leading = arguments.get(target.spec.rows) if target.spec else None
     shape = leading.shape[1:] if isinstance(leading, Tensor) else ()
-    return CallKind(
-        name=f"{target.component}.{target.method}",
-        size=sum(one.numel() for one in tensors) // rows,
-        detail="x".join(map(str, shape)),
-    )
+    size = sum(tensor.numel() for tensor in tensors_in(arguments))
+    return CallKind(name, size // rows, "x".join(map(str, shape)))
 
 
 def _token_kind(name: str, arguments: Mapping[str, Any]) -> CallKind:

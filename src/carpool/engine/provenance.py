@@ -20,7 +20,7 @@ MOST_BYTES = 4 * 2**20  # of a tensor that is remembered: its parts live as long
 
 Parts = tuple[int, tuple[Tensor, ...]]  # axis, and what was put together along it
 
-_made = WeakTensorKeyDictionary()
+_joined = WeakTensorKeyDictionary()
 _copied = WeakTensorKeyDictionary()
 
 
@@ -36,16 +36,16 @@ def note_copy(value: Tensor, source: Tensor) -> None:
 
 def source_of(value: Tensor) -> Tensor | None:
     """The source that a tensor was copied from; None: not known, or it has changed since."""
-    known = _copied.get(value)  # type: ignore[no-untyped-call]
-    return known[0] if known is not None and known[1] == value._version else None
+    entry = _copied.get(value)  # type: ignore[no-untyped-call]
+    return entry[0] if entry is not None and entry[1] == value._version else None
 
 
 def parts_of(value: Tensor) -> Parts | None:
     """The parts that a tensor was put together of; None: not known, or one has changed since."""
-    known = _made.get(value)  # type: ignore[no-untyped-call]
-    if known is None:
+    entry = _joined.get(value)  # type: ignore[no-untyped-call]
+    if entry is None:
         return None
-    axis, parts, versions = known
+    axis, parts, versions = entry
     return (axis, parts) if versions == _versions(value, parts) else None
 
 
@@ -62,8 +62,8 @@ def _cat(*args: Any, **kwargs: Any) -> Any:
         return result
     parts = tuple(args[0] if args else kwargs["tensors"])
     axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if isinstance(axis, int) and not any(one.is_inference() for one in (result, *parts)):
-        _made[result] = axis % result.ndim, parts, _versions(result, parts)
+    if isinstance(axis, int) and not any(tensor.is_inference() for tensor in (result, *parts)):
+        _joined[result] = axis % result.ndim, parts, _versions(result, parts)
     return result
 
 

@@ -30,7 +30,7 @@ class RequestQueue:
         self._host_results: list[tuple[RequestState, Any]] = []
         self._next_timeout_s = inf  # no timeout, of queued or running requests, is earlier
         self._completions = _CompletionRate()
-        self._lost: CarpoolError | None = None  # why no request will run any more
+        self._closing_error: CarpoolError | None = None  # why no request will run any more
         self.submitted = 0  # requests ever put into the queue
         self.is_closed = False
         self.version = 0  # every change of what is queued counts it up
@@ -65,8 +65,8 @@ class RequestQueue:
         """
         now_s = self._clock()
         with self._changed:
-            if self._lost is not None:
-                raise self._lost
+            if self._closing_error is not None:
+                raise self._closing_error
             if self.is_closed:
                 raise Draining("the engine is closing and takes no new requests")
             if len(self._waiting) >= self._max_waiting + free_places:
@@ -100,17 +100,17 @@ class RequestQueue:
     def take(self, numbers: Collection[int]) -> list[RequestState]:
         """Take requests out, in the order of the queue."""
         with self._changed:
-            taken = [state for state in self._waiting if state.number in numbers]
+            removed = [state for state in self._waiting if state.number in numbers]
             self._waiting = deque(s for s in self._waiting if s.number not in numbers)
             self.version += 1
-        return taken
+        return removed
 
     def take_all(self) -> list[RequestState]:
         """Take all requests out."""
         with self._changed:
-            taken, self._waiting = list(self._waiting), deque()
+            removed, self._waiting = list(self._waiting), deque()
             self.version += 1
-        return taken
+        return removed
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
         """Have a request ended, queued or running. Unknown ids do nothing."""
@@ -140,13 +140,13 @@ class RequestQueue:
         """Requests to be given up, as far as that costs no more than a step; leaves the others."""
         with self._changed:
             names, self._released = self._released, set()
-            waiting = [one for one in self._waiting if one.request_id in names]
-            self._waiting = deque(one for one in self._waiting if one.request_id not in names)
+            waiting = [state for state in self._waiting if state.request_id in names]
+            self._waiting = deque(state for state in self._waiting if state.request_id not in names)
             self.version += 1
         return waiting + [
-            one
-            for one in running
-            if one.request_id in names and one.journal is not None and one.journal.is_whole
+            state
+            for state in running
+            if state.request_id in names and state.journal is not None and state.journal.is_whole
         ]
 
     def take_ended(
@@ -156,7 +156,7 @@ class RequestQueue:
         now_s = self._clock()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, {}
-            ended, kept = [], []
+            ended, remaining = [], []
             waiting = set(self._waiting)
             for state in [*self._waiting, *running]:
                 error = cancelled.get(state.request_id)
@@ -164,12 +164,12 @@ class RequestQueue:
                     late = f"timeout_s={state.request.timeout_s} ran out after {state.step} steps"
                     error = DeadlineExceeded(late)
                 if error is None:
-                    kept.append(state)
+                    remaining.append(state)
                 else:
                     ended.append((state, error))
-            self._waiting = deque(state for state in kept if state in waiting)
+            self._waiting = deque(state for state in remaining if state in waiting)
             self.version += 1
-            self._next_timeout_s = min((state.timeout_at_s for state in kept), default=inf)
+            self._next_timeout_s = min((state.timeout_at_s for state in remaining), default=inf)
         return ended
 
     def put_host_result(self, state: RequestState, result: Any) -> None:
@@ -207,14 +207,14 @@ class RequestQueue:
                 None if left_s == inf else max(0.0, left_s),
             )
 
-    def close(self, lost: CarpoolError | None = None) -> None:
+    def close(self, error: CarpoolError | None = None) -> None:
         """Take no more requests.
 
         Args:
             lost: why; given to who brings some.
         """
         with self._changed:
-            self._lost = self._lost or lost
+            self._closing_error = self._closing_error or error
             self.is_closed = True
             self._changed.notify()
 

@@ -119,8 +119,8 @@ def _exchanged(generators: list[torch.Generator], states: _States | None) -> _St
     if is_usual and getattr(_thread, "put", None) != (bits, numbers):
         state = np.random.get_state(legacy=False)  # slow, and seldom
         gauss = state["gauss"] if state["has_gauss"] else None
-    own = tuple([generator.get_state() for generator in generators])
-    before = _States(own, bits, numbers, gauss, random.getstate())
+    bit_states = tuple([generator.get_state() for generator in generators])
+    before = _States(bit_states, bits, numbers, gauss, random.getstate())
     if states is None:
         return before
     for generator, own_state in zip(generators, states.torch, strict=True):

@@ -39,14 +39,14 @@ class RideChoice:
         self.deadlock = ""  # the line at which an engine like this one stood still
         self._changes = Counter[tuple[str, frozenset[str]]]()  # requests that changed, by form
         self._logged = set[str]()
-        self._shown: dict[str, list[str]] = {}  # why requests rode privately, by task
+        self._private_reasons: dict[str, list[str]] = {}  # why requests rode privately, by task
 
     def walk(self) -> None:
         """Walk the pipelines themselves, so that no request has to wait for that."""
         if self._mode == "auto":
             for task, pipe in self._loaded.originals.items():
                 if reasons := private_reasons(pipe):
-                    self._shown[task] = reasons
+                    self._private_reasons[task] = reasons
                 for reason in reasons:
                     self._log_once(f"requests run alone: {reason}")
 
@@ -57,24 +57,24 @@ class RideChoice:
             PipelineFailed: it cannot: other processes compute with this one.
         """
         if reasons := self._reasons(request):
-            self._shown[request.task] = reasons
+            self._private_reasons[request.task] = reasons
         return reasons
 
     @property
     def private_tasks(self) -> dict[str, str]:
         """Why requests ride privately, by task, in one sentence. From any thread."""
-        return {task: reasons[0] for task, reasons in self._shown.copy().items()}
+        return {task: reasons[0] for task, reasons in self._private_reasons.copy().items()}
 
     def statistics(self) -> dict[str, Any]:
         """The mode, and why requests rode privately, by task. From any thread."""
-        return {"mode": self._mode, "private": dict(self._shown)}
+        return {"mode": self._mode, "private": dict(self._private_reasons)}
 
     def warnings(self, reasons: list[str]) -> list[str]:
         """The warning for the client of a private ride; none where all are private."""
         if not reasons or self._mode == "private":
             return []
-        more = f"; further causes: {len(reasons) - 1}" if len(reasons) > 1 else ""
-        return [f"the request ran alone: {reasons[0]}{more}"]
+        suffix = f"; further causes: {len(reasons) - 1}" if len(reasons) > 1 else ""
+        return [f"the request ran alone: {reasons[0]}{suffix}"]
 
     def _reasons(self, request: CheckedRequest) -> list[str]:
         if self._mode == "private":
@@ -102,11 +102,11 @@ class RideChoice:
             PipelineFailed: it cannot ride privately: other processes compute with this one.
         """
         self._changes[_form(request)] += 1
-        first, *others = names
-        more = f" and {len(others)} more" if others else ""
-        reason = f"{self._name(request)} changed {first}{more}"
+        first, *rest = names
+        suffix = f" and {len(rest)} more" if rest else ""
+        reason = f"{self._name(request)} changed {first}{suffix}"
         self._refuse_in_group(reason)
-        self._shown[request.task] = [reason]
+        self._private_reasons[request.task] = [reason]
         self._log_once(f"{reason} while it ran: such requests run alone")
         return f"the request ran alone: {reason}"
 

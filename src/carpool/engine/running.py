@@ -111,8 +111,8 @@ class RunningRequests:
         """Whether a request may not start yet; one that failed among others waits for their end."""
         if self.private is not None or self._next not in (None, state):
             return True
-        others = [other.fiber for other in self.by_number.values() if other is not state]
-        return state is self._next and any(fiber and fiber.is_alive for fiber in others)
+        fibers = [entry.fiber for entry in self.by_number.values() if entry is not state]
+        return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
         """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
@@ -144,29 +144,29 @@ class RunningRequests:
         if is_private:
             self.private = state
         self.answers.begin(state, is_private=is_private)
-        own = self._loaded.originals[request.task]
-        mine = own if is_private else view(self._loaded, request.task)
-        state.context = context = self._context(state, mine)
+        original = self._loaded.originals[request.task]
+        pipe = original if is_private else view(self._loaded, request.task)
+        state.context = context = self._context(state, pipe)
         if request.scheduler is not None:  # not by its setter, which writes the configuration, too
-            vars(mine)["scheduler"] = exchanged(own.scheduler, request.scheduler)
+            vars(pipe)["scheduler"] = exchanged(original.scheduler, request.scheduler)
         hook, tell = self._previews.hook, partial(self._tell, state)
-        state.preview_hook = self._stages.contain("preview", None, hook, mine, request, tell)
-        if isinstance(mine, TextPipeline):
-            mine.on_text = partial(self._tell_text, state)
-        state.observe(mine, context, self._loaded.card)
+        state.preview_hook = self._stages.contain("preview", None, hook, pipe, request, tell)
+        if isinstance(pipe, TextPipeline):
+            pipe.on_text = partial(self._tell_text, state)
+        state.observe(pipe, context, self._loaded.card)
         state.warnings += self._adapters.warnings(request.lora)
-        told, language = partial(self._tell_prompt, state), self._loaded.language
-        body = partial(call, mine, request, self._loaded.card, told, language)
-        state.start(mine, context, body, now_s)
+        tell_prompt, language = partial(self._tell_prompt, state), self._loaded.language
+        body = partial(call, pipe, request, self._loaded.card, tell_prompt, language)
+        state.start(pipe, context, body, now_s)
         self._resume(state)
 
-    def _context(self, state: RequestState, mine: Any) -> RideContext:
+    def _context(self, state: RequestState, pipe: Any) -> RideContext:
         loaded, request = self._loaded, state.request
         if state is not self.private:
-            has_switches = runs_foreign_code(mine, request.arguments)
+            has_switches = runs_foreign_code(pipe, request.arguments)
             return self._isolation.context(request.seed, has_switches=has_switches)
         state.timeline.exclusive = sorted(loaded.modules)
-        return PrivateContext(mine, loaded.modules, request.seed, loaded.device.torch)
+        return PrivateContext(pipe, loaded.modules, request.seed, loaded.device.torch)
 
     def resume_held(self) -> bool:
         """Start and resume what waited for the end of a private ride. Returns whether any did."""
@@ -221,24 +221,24 @@ class RunningRequests:
         self._heartbeat.beat()
         if isinstance(answer, Failure):
             failed_forward = answer.error if state.is_parked else None
-            came: FiberState = state.resume(error=answer.error)
+            outcome: FiberState = state.resume(error=answer.error)
         else:
-            came = state.resume(answer)
+            outcome = state.resume(answer)
         now_s = self._clock()
         self.fiber_s += now_s - began_s
         self.longest_s = max(self.longest_s, now_s - began_s)
         context = state.context
         changed = list(context.changes.names) if isinstance(context, RequestContext) else []
-        if changed and isinstance(came, Call | HostCall):
+        if changed and isinstance(outcome, Call | HostCall):
             note = partial(self.rides.changed, state.request, changed)
             self._do("start", self._go_private, state, note, now_s)
             return None
-        if isinstance(came, Call):
-            return self._park(state, came, now_s)
-        if isinstance(came, HostCall):
-            run = self._off_loop.wait if came.waits else self._off_loop.host
-            run(partial(run_on_host, came, partial(self._queue.put_host_result, state)))
-        elif isinstance(came, Returned):
+        if isinstance(outcome, Call):
+            return self._park(state, outcome, now_s)
+        if isinstance(outcome, HostCall):
+            run = self._off_loop.wait if outcome.waits else self._off_loop.host
+            run(partial(run_on_host, outcome, partial(self._queue.put_host_result, state)))
+        elif isinstance(outcome, Returned):
             if state.timeline.reached(state.steps):
                 self._tell_step(state, now_s)
             if state.has_failed:
@@ -246,18 +246,18 @@ class RunningRequests:
             if (effects := state.effects) is not None:
                 warn, about = effects.warn, (state.view, state.warnings, state.request_id)
                 self._stages.contain("effects", None, warn, *about)
-            self._end(state, came.value, None)
+            self._end(state, outcome.value, None)
         else:
-            assert isinstance(came, Raised)
+            assert isinstance(outcome, Raised)
             is_due = self._second_runs.is_due
-            if self._loaded.group is None and is_due(state, came.error, failed_forward):
+            if self._loaded.group is None and is_due(state, outcome.error, failed_forward):
                 state.has_failed = True
-                note = partial(self.rides.failed, state.request, came.error)
+                note = partial(self.rides.failed, state.request, outcome.error)
                 self._do("start", self._go_private, state, note, now_s)
                 return None
-            raised = state, came.error, failed_forward, self._loaded.card.defaults
+            raised = state, outcome.error, failed_forward, self._loaded.card.defaults
             error = self._stages.contain("count", None, error_of, *raised)
-            self._fail(state, came.error, error)
+            self._fail(state, outcome.error, error)
         return None
 
     def _park(self, state: RequestState, parked: Call, now_s: float) -> Any | None:
@@ -268,11 +268,11 @@ class RunningRequests:
             return Failure(error)
         self._calls += 1
         contain, describer, request = self._stages.contain, self._describer, state.request
-        phase, known, effects = parked.target.phase, state.descriptions, state.effects
+        phase, descriptions, effects = parked.target.phase, state.descriptions, state.effects
         if phase == "denoise" and effects is not None and not effects.has_begun:
             contain("effects", None, effects.denoises, state.view, parked)
         described = contain(
-            "describe", None, describer.describe, parked, request, known, states=[state]
+            "describe", None, describer.describe, parked, request, descriptions, states=[state]
         )
         parked, key, rows = described or describer.alone(parked, request)
         steps_done = contain("steps", state.timeline.step, state.steps_done, phase, states=[state])

@@ -134,15 +134,15 @@ class Scheduler:
             contain("parked", None, view, state, states=[state]) or _unpredicted(state)
             for state in states
         ]
-        chosen: list[tuple[Choice, list[RequestState]]] = []
-        chosen = contain("choose", chosen, self._choices, parked, states, states=states)
-        if parked and not chosen:  # the call that waits longest, alone
+        chosen_calls: list[tuple[Choice, list[RequestState]]] = []
+        chosen_calls = contain("choose", chosen_calls, self._choices, parked, states, states=states)
+        if parked and not chosen_calls:  # the call that waits longest, alone
             choice = Choice((min(parked, key=attrgetter("order")),), "failed")
-            chosen = [(choice, _selected(choice, states))]
-        contain("count", None, self._count, chosen, parked)
-        if chosen:
-            self.kind = chosen[0][0].calls[0].kind
-        return [selected for _, selected in chosen]
+            chosen_calls = [(choice, _selected(choice, states))]
+        contain("count", None, self._count, chosen_calls, parked)
+        if chosen_calls:
+            self.kind = chosen_calls[0][0].calls[0].kind
+        return [selected for _, selected in chosen_calls]
 
     def _choices(
         self, parked: Sequence[ParkedCall], states: Sequence[RequestState]
@@ -157,8 +157,8 @@ class Scheduler:
             choices = [self._policy.choose(parked, work_ahead_s, self._clock())]
         if len(states) == 1:
             return [(choice, list(states)) for choice in choices if choice.calls]
-        chosen = [(choice, _selected(choice, states)) for choice in choices]
-        return [(choice, selected) for choice, selected in chosen if selected]
+        selections = [(choice, _selected(choice, states)) for choice in choices]
+        return [(choice, selected) for choice, selected in selections if selected]
 
     def _choose_sweep(
         self,
@@ -187,11 +187,11 @@ class Scheduler:
             self.learning.sweep(calls, self._sweep_s)
         return choices
 
-    def _count(self, chosen: Sequence[tuple[Choice, object]], parked: Sequence[ParkedCall]) -> None:
+    def _count(self, pairs: Sequence[tuple[Choice, object]], parked: Sequence[ParkedCall]) -> None:
         """Note what is left of all requests, and why forwards are not wider."""
         lefts_s = [call.left_s for call in parked]
         self.admission.update(len(self._waiting), self._waiting_s, lefts_s)
-        for choice, _ in chosen:
+        for choice, _ in pairs:
             why = self.width_reasons[len(choice.calls)] = width_reason(choice, parked)
             self._width_reasons[choice.calls[0].kind.name, why] += 1
 

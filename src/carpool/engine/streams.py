@@ -15,11 +15,11 @@ def why_no_events(device: torch.device) -> str:
     if device.type == "cpu":
         return "it is a CPU"
     try:
-        began, ended = (torch.Event(device, enable_timing=True) for _ in range(2))
-        began.record()
+        start, ended = (torch.Event(device, enable_timing=True) for _ in range(2))
+        start.record()
         ended.record()
         ended.synchronize()
-        began.elapsed_time(ended)
+        start.elapsed_time(ended)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError) as error:
         return str(error) or type(error).__name__
     return ""

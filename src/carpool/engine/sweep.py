@@ -163,8 +163,8 @@ class Sweeps:
         if together:
             first = selections[next(iter(together))][0].call
             look = self._looking(first) if len(together) == 1 else None
-            found = self.run(list(together.values()), look.look if look else _nothing)
-            answers |= zip(together, found, strict=True)
+            results = self.run(list(together.values()), look.look if look else _nothing)
+            answers |= zip(together, results, strict=True)
             if look is not None:
                 self._note(first, look)
         return [answer for number in range(len(selections)) for answer in answers[number]]
@@ -209,12 +209,12 @@ class Sweeps:
 
         def go_on(number: int) -> None:
             fiber, self._running = fibers[number], contexts[number]
-            came = fiber.resume(None) if fiber.is_alive else fiber.start()
+            outcome = fiber.resume(None) if fiber.is_alive else fiber.start()
             self._running = None
-            if isinstance(came, (BlockGroup, _Last)):
-                stands[number] = came
+            if isinstance(outcome, (BlockGroup, _Last)):
+                stands[number] = outcome
             else:
-                ended[number] = came
+                ended[number] = outcome
 
         try:
             for number in range(len(fibers)):
@@ -228,22 +228,22 @@ class Sweeps:
                 fiber.close()
         answers = []
         for number in range(len(fibers)):
-            one = ended[number]
-            if isinstance(one, Raised):
-                raise one.error
-            answers.append(one.value)
+            outcome = ended[number]
+            if isinstance(outcome, Raised):
+                raise outcome.error
+            answers.append(outcome.value)
         return answers
 
     def _next(self, stands: dict[int, BlockGroup | _Last], go_on: Callable[[int], None]) -> None:
         """Take the forwards that are furthest behind one block further."""
-        groups = [one for one in stands.values() if isinstance(one, BlockGroup)]
+        groups = [outcome for outcome in stands.values() if isinstance(outcome, BlockGroup)]
         if not groups:
             number = next(iter(stands))
             del stands[number]
             go_on(number)
             return
-        group = min(groups, key=lambda one: one.place)
-        here = [number for number, one in stands.items() if one is group]
+        group = min(groups, key=lambda candidate: candidate.place)
+        here = [number for number, outcome in stands.items() if outcome is group]
         for number in here:
             del stands[number]
         self._streamer.require(group)
@@ -299,8 +299,8 @@ class _ForwardState:
 
 def _kind(call: Call) -> Hashable:
     """Calls that take the same way through their module, as far as one can tell."""
-    given = frozenset(name for name, value in call.arguments().items() if value is not None)
-    return id(call.target.module), call.target.method, given, bool(call.lora)
+    present = frozenset(name for name, value in call.arguments().items() if value is not None)
+    return id(call.target.module), call.target.method, present, bool(call.lora)
 
 
 def _free_last(free: Callable[[], None]) -> None:

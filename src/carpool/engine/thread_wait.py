@@ -17,7 +17,7 @@ from types import FrameType
 
 from carpool.engine.reach.names import SHIPPED
 
-OURS = "carpool-"  # the names of Carpool's own threads begin so
+THREAD_PREFIX = "carpool-"  # the names of Carpool's own threads begin so
 _LOCKING = {
     *("concurrent.futures._base", "concurrent.futures.thread", "multiprocessing.synchronize"),
     *("queue", "threading"),
@@ -60,7 +60,7 @@ def wait_of(thread: int) -> ThreadWait | None:
     return ThreadWait(frame, frame.f_lasti, _is_locking(stack), _cpu_s(thread))
 
 
-def are_at_work(others: Collection[int]) -> bool:
+def are_at_work(idents: Collection[int]) -> bool:
     """Whether a thread of the process, beside ours and others, does something but wait.
 
     Args:
@@ -68,7 +68,7 @@ def are_at_work(others: Collection[int]) -> bool:
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, name in names.items():
-        if ident is None or ident in others or name.startswith(OURS):
+        if ident is None or ident in idents or name.startswith(THREAD_PREFIX):
             continue
         if (stack := _stack(ident)) and not _is_locking(stack):
             return True
@@ -110,9 +110,9 @@ def _enters_lock(frame: FrameType) -> bool:
         return False
     start = call.lineno, call.col_offset
     loaded = [
-        one for one in before
-        if one.opname.startswith("LOAD_") and one.positions is not None
-        and (one.positions.lineno, one.positions.col_offset) == start
+        instruction for instruction in before
+        if instruction.opname.startswith("LOAD_") and instruction.positions is not None
+        and (instruction.positions.lineno, instruction.positions.col_offset) == start
     ]  # fmt: skip
     return bool(loaded) and str(loaded[-1].argval).rpartition(".")[2] in _CALLS
 

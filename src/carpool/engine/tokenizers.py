@@ -45,25 +45,25 @@ class Tokenizers:
     """The tokenizers of one pipeline."""
 
     def __init__(self, components: Mapping[str, Any]) -> None:
-        found = {id(one): one for one in _tokenizers_in(components.values())}
-        self._all = [(one, type(one), copy.deepcopy(one)) for one in found.values()]
+        tokenizers = {id(tokenizer): tokenizer for tokenizer in _tokenizers_in(components.values())}
+        self._originals = [(t, type(t), copy.deepcopy(t)) for t in tokenizers.values()]
 
     def install(self) -> None:
-        for tokenizer, cls, twin in self._all:
+        for tokenizer, cls, twin in self._originals:
             tokenizer.__class__ = _parking(cls, twin)
 
     def remove(self) -> None:
         """Leave every tokenizer as `install` found it. Harmless when not installed."""
-        for tokenizer, cls, _ in self._all:
+        for tokenizer, cls, _ in self._originals:
             tokenizer.__class__ = cls
 
 
 def _tokenizers_in(components: Iterable[Any]) -> Iterable[PreTrainedTokenizerBase]:
     for component in components:
         inner = getattr(component, "tokenizer", None)  # of a processor
-        for one in (component, inner):
-            if isinstance(one, PreTrainedTokenizerBase):
-                yield one
+        for tokenizer in (component, inner):
+            if isinstance(tokenizer, PreTrainedTokenizerBase):
+                yield tokenizer
 
 
 def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:

@@ -74,7 +74,7 @@ class WatchedEngine:
         self._queue, self._running, self._heartbeat = queue, running, heartbeat
         self._answers, self._at_end = answers, at_end
         self._thread = threading.get_ident()
-        self._others = set(sys._current_frames())  # threads that no request can have started
+        self._initial_threads = set(sys._current_frames())  # not started by a request
 
     @property
     def still_s(self) -> float:
@@ -93,7 +93,7 @@ class WatchedEngine:
         return wait_of(self._thread)
 
     def are_others_at_work(self) -> bool:
-        return are_at_work(self._others)
+        return are_at_work(self._initial_threads)
 
     def stands(self) -> None:
         self._answers.due()

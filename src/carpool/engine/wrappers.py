@@ -32,7 +32,7 @@ def wrappers(
     parts: EngineParts,
     probation: Probation,
     fused: Fused,
-    own: Wrapper,
+    inner: Wrapper,
     observe: Wrapper,
     free: Callable[[], None],
 ) -> list[Wrapper]:
@@ -48,7 +48,7 @@ def wrappers(
         parts.conditioning.around,
         Tiles(free).around,
         lambda run: probation.around(run, fused),
-        own,
+        inner,
         Draws(parts.loaded.device.torch, is_group=parts.loaded.group is not None).around,
         observe,
         parts.adapters.around,

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,11 @@ _SETTINGS = (
 @click.option("--size", help="WIDTHxHEIGHT in pixels  [default: the model's]")
 @click.option("--frames", type=click.IntRange(1), help="of a video  [default: the model's]")
 @click.option("--steps", type=click.IntRange(1), help="denoising steps of the longest request")
-@click.option("--max-rows", type=click.IntRange(1), help="widest forward that is timed")
+@click.option(
+    "--max-rows",
+    type=click.IntRange(1),
+    help="widest forward that is timed, however long it takes  [default: 8, as time permits]",
+)
 @click.option(
     "--image",
     type=click.Path(path_type=Path),
@@ -42,7 +47,10 @@ _SETTINGS = (
 )
 @parameter_option
 @click.option(
-    "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="write everything here"
+    "--json",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="write everything here, for `carpool simulate --table`, too",
 )
 @settings_options(EngineSettings, only=_SETTINGS)
 @measures_one_process
@@ -73,8 +81,10 @@ def check(
         from carpool.media import read_picture
 
         parameters["image"] = read_picture(image)
-    wanted = replace(QUICK if quick else CheckOptions(), parameters=parameters)
-    wanted = replace(wanted, steps=steps or wanted.steps, max_rows=max_rows or wanted.max_rows)
+    options = replace(QUICK if quick else CheckOptions(), parameters=parameters)
+    options = replace(options, steps=steps or options.steps)
+    if max_rows is not None:
+        options = replace(options, max_rows=max_rows, budget_s=inf)
     settings = settings_from(flags).engine()
     from carpool import preflight  # not for `--help`
 
@@ -82,7 +92,7 @@ def check(
     from tqdm import tqdm
 
     with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:
-        report = checked(model, settings, wanted, bar)
+        report = checked(model, settings, options, bar)
     if file is not None:
         text = json.dumps(report.as_json(), indent=1, allow_nan=False)
         file.write_text(text + "\n", encoding="utf-8")
@@ -91,7 +101,7 @@ def check(
         sys.exit(1)
 
 
-def checked(model: str, settings: EngineSettings, wanted: CheckOptions, bar: Any) -> "CheckReport":
+def checked(model: str, settings: EngineSettings, options: CheckOptions, bar: Any) -> "CheckReport":
     """Load a model and check it.
 
     Args:
@@ -109,18 +119,18 @@ def checked(model: str, settings: EngineSettings, wanted: CheckOptions, bar: Any
     log_as_others(bars=False)
     loaded = load(model, settings)
     try:
-        requests = mixed(loaded.card, wanted)
+        requests = mixed(loaded.card, options)
         tick: Callable[[], object] = bar.update
         table = StoredCosts(loaded, settings)
         bar.total = _runs(len(requests))
         proofs = prove(loaded, settings, requests, table=table, tick=tick)
-        tuned, notes = timed(loaded, settings, requests[0], wanted, proofs["fast"], table, tick)
+        timing, notes = timed(loaded, settings, requests[0], options, proofs["fast"], table, tick)
         alone = plain(loaded, requests, proofs["fast"].alone, tick)
         allowed = limit(loaded.card, loaded, requests)
     finally:
         loaded.undo()
-    told = tuple(map(described, requests))
-    return CheckReport(told, allowed, proofs, alone, tuned, tuple(notes))
+    words = tuple(map(described, requests))
+    return CheckReport(words, allowed, proofs, alone, timing, tuple(notes))
 
 
 def _runs(requests: int) -> int:

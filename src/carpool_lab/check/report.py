@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from carpool_lab.check.results import ComponentTiming, TimingReport
 from carpool_lab.check.run import Method, PlainComparison, Proof
-from carpool_lab.tune.results import ComponentResult, TuneReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,47 +16,37 @@ class CheckReport:
     limit: float | None  # that docs/numerics.md sets for `fast`; None: it sets none
     proofs: Mapping[str, Proof]  # by numerics mode
     plain: PlainComparison
-    tuned: TuneReport
+    timing: TimingReport
     notes: tuple[str, ...] = ()
 
     @property
     def problems(self) -> list[str]:
         """Differences that are larger than `docs/numerics.md` allows."""
-        found = []
+        problems = []
         fast, exact = self.proofs["fast"].difference, self.proofs["exact"].difference
         if self.limit is not None and not fast <= self.limit:
-            found.append(f"fast: {show(fast)} together against alone; allowed is {self.limit:g}")
+            problems.append(f"fast: {show(fast)} together against alone; allowed is {self.limit:g}")
         if exact:
-            found.append(f"exact: {show(exact)} together against alone; allowed is 0")
+            problems.append(f"exact: {show(exact)} together against alone; allowed is 0")
         plain = self.plain.difference
         if self.limit is not None and plain is not None and not plain <= self.limit:
-            found.append(
+            problems.append(
                 f"alone: {show(plain)} against plain diffusers; allowed is {self.limit:g}: "
                 "please report it"
             )
-        return found
+        return problems
 
     @property
     def max_batch_size(self) -> int:
-        """Rows of the widest step that pays at every size."""
-        rows = [
-            size.most(self.tuned.min_gain) * one.rows
-            for size in self.tuned.sizes
-            for one in size.components
-            if one.phase == "denoise"
-        ]
+        """Rows of the widest step that pays."""
+        rows = [self.timing.knee * part.rows for part in self.timing.denoisers]
         return max(rows, default=1)
 
     @property
     def is_widest_timed(self) -> bool:
         """Return whether a step wider than all that were timed might pay, too."""
-        widest = (
-            max(one.seconds)
-            for size in self.tuned.sizes
-            for one in size.components
-            if one.phase == "denoise" and not one.too_wide
-        )
-        return self.max_batch_size >= max(widest, default=0) > 1
+        rows = (max(part.seconds) for part in self.timing.denoisers if not part.too_wide)
+        return self.max_batch_size >= max(rows, default=0) > 1
 
     @property
     def advice(self) -> str:
@@ -71,27 +61,27 @@ class CheckReport:
                 f"Set `--max-batch-size {rows} --numerics exact`: in fast numerics answers differ "
                 f"by {show(fast)}, which is more than {self.limit:g}."
             )
-        if not any(one.fuses for one in self.proofs["fast"].methods if _is_step(one)):
+        if not any(method.fuses for method in self.proofs["fast"].methods if _is_step(method)):
             return (
                 "Keep the defaults (`--numerics fast`): steps of this model run request by "
                 "request here, for the reason above, so that wider forwards are of little use."
             )
         price = f" and take {cost:.2g} times as long a step" if cost and cost > 1.05 else ""
-        same = f"with `--numerics exact` they have the same bits{price}"
+        exact_words = f"with `--numerics exact` they have the same bits{price}"
         if exact:
-            same = "`--numerics exact` does not hold here"
+            exact_words = "`--numerics exact` does not hold here"
         return (
             f"Set `--max-batch-size {rows} --numerics fast`: answers of requests together differ "
-            f"by {show(fast)} from those alone; {same}."
+            f"by {show(fast)} from those alone; {exact_words}."
         )
 
     def _exact_cost(self) -> float | None:
         """Seconds of the widest step in exact numerics, in parts of those in fast ones."""
         fast, exact = (
             {
-                one.name: one.seen.usual_s()
-                for one in self.proofs[mode].methods
-                if _is_step(one) and one.seen.widest > 1
+                method.name: method.calls.usual_s()
+                for method in self.proofs[mode].methods
+                if _is_step(method) and method.calls.max_requests > 1
             }
             for mode in ("fast", "exact")
         )
@@ -108,16 +98,14 @@ class CheckReport:
 
     def as_json(self) -> dict[str, Any]:
         """The whole report. Seconds, bytes; differences are of any value of an answer."""
-        timed = self.tuned.as_json()
-        keep = ("model", "device", "dtype", "versions", "min_gain", "repeats")
         return {
-            **{name: timed[name] for name in keep},
+            **self.timing.as_json(),
             "requests": list(self.requests),
             "limit": self.limit,
             "numerics": {
                 mode: {
                     "largest_difference": _finite(proof.difference),
-                    "components": [_component(one) for one in proof.methods],
+                    "components": [_component(method) for method in proof.methods],
                 }
                 for mode, proof in self.proofs.items()
             },
@@ -125,7 +113,6 @@ class CheckReport:
                 "largest_difference": _finite(self.plain.difference),
                 "why_not": self.plain.why or None,
             },
-            "sizes": timed["sizes"],
             "notes": list(self.notes),
             "problems": self.problems,
             "set": {
@@ -140,8 +127,8 @@ class CheckReport:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"{self.tuned.model} on {self.tuned.device}, {self.tuned.dtype}; requests:"
-        yield from (f"  {one}" for one in self.requests)
+        yield f"{self.timing.model} on {self.timing.device}, {self.timing.dtype}; requests:"
+        yield from (f"  {request}" for request in self.requests)
         for mode, proof in self.proofs.items():
             yield ""
             allowed = show(self.limit) if self.limit is not None else "not limited here"
@@ -152,42 +139,43 @@ class CheckReport:
             )
             yield "| component | fuses | together | largest difference | why |"
             yield "|---" * 5 + "|"
-            for one in proof.methods:
-                gap = show(one.seen.difference) if one.seen.compared else "-"
-                how = one.how if one.fuses else f"no: {one.how}"
-                yield f"| {one.name} | {how} | {one.seen.widest} | {gap} | {one.why} |"
+            for method in proof.methods:
+                observed = method.calls
+                gap = show(observed.difference) if observed.compared else "-"
+                how = method.how if method.fuses else f"no: {method.how}"
+                yield f"| {method.name} | {how} | {observed.max_requests} | {gap} | {method.why} |"
         against = self.plain.difference
-        told = show(against) if against is not None else f"not compared: {self.plain.why}"
+        difference = show(against) if against is not None else f"not compared: {self.plain.why}"
         yield ""
-        yield f"alone against plain diffusers: {told}"
-        seen = {one.name: one.seen for one in self.proofs["fast"].methods}
-        for size in self.tuned.sizes:
-            yield ""
-            yield f"{size.name}{': ' * bool(size.problem)}{size.problem}"
-            yield "| component | rows | ms | rows/s | peak MiB | |"
-            yield "|---" * 6 + "|"
-            for part in size.components:
-                peaks = part.peak_bytes or getattr(seen.get(part.kind.name), "bytes", {})
-                yield from _timed(part, peaks, self.tuned.min_gain)
+        yield f"alone against plain diffusers: {difference}"
+        calls = {method.name: method.calls for method in self.proofs["fast"].methods}
+        timing = self.timing
         yield ""
-        for name, its in seen.items():
-            if (more := its.row_bytes) is not None:
-                yield f"{name}: {more / 2**20:.3g} MiB a row"
+        yield f"{timing.size_name}{': ' * bool(timing.problem)}{timing.problem}"
+        yield "| component | rows | ms | rows/s | peak MiB | |"
+        yield "|---" * 6 + "|"
+        for part in timing.components:
+            peaks = part.peak_bytes or getattr(calls.get(part.kind.name), "bytes", {})
+            yield from _timed(part, peaks, timing.min_gain)
+        yield ""
+        for name, its in calls.items():
+            if (row_bytes := its.row_bytes) is not None:
+                yield f"{name}: {row_bytes / 2**20:.3g} MiB a row"
             if its.too_wide:
                 yield f"{name}: {its.too_wide} rows did not fit the memory"
         yield from self.notes
         if self.is_widest_timed:
             yield "The widest step that was timed pays: wider ones may, too (--max-rows)."
-        yield from (f"LARGER THAN ALLOWED: {one}" for one in self.problems)
+        yield from (f"LARGER THAN ALLOWED: {problem}" for problem in self.problems)
         yield ""
         yield self.advice
 
 
 def _is_step(method: Method) -> bool:
-    return method.seen.phase == "denoise"
+    return method.calls.phase == "denoise"
 
 
-def _timed(part: ComponentResult, peaks: Mapping[int, int], min_gain: float) -> Iterator[str]:
+def _timed(part: ComponentTiming, peaks: Mapping[int, int], min_gain: float) -> Iterator[str]:
     bend = part.knee(min_gain)
     for rows, seconds in part.seconds.items():
         peak = f"{peaks[rows] / 2**20:.3g}" if rows in peaks else "-"
@@ -201,19 +189,19 @@ def _timed(part: ComponentResult, peaks: Mapping[int, int], min_gain: float) -> 
 
 
 def _component(method: Method) -> dict[str, Any]:
-    seen = method.seen
+    calls = method.calls
     return {
         "name": method.name,
-        "phase": seen.phase,
+        "phase": calls.phase,
         "fuses": method.fuses,
         "how": method.how,
         "why": method.why or None,
-        "widest_requests": seen.widest,
-        "largest_difference": _finite(seen.difference) if seen.compared else None,
-        "seconds": seen.usual_s(),
-        "peak_bytes": dict(sorted(seen.bytes.items())),
-        "row_bytes": seen.row_bytes,
-        "did_not_fit_rows": seen.too_wide,
+        "widest_requests": calls.max_requests,
+        "largest_difference": _finite(calls.difference) if calls.compared else None,
+        "seconds": calls.usual_s(),
+        "peak_bytes": dict(sorted(calls.bytes.items())),
+        "row_bytes": calls.row_bytes,
+        "did_not_fit_rows": calls.too_wide,
     }
 
 

@@ -25,7 +25,7 @@ PROMPTS = (  # short: some models read few words, and say so where there are mor
 FEWER_STEPS = (0, 0, 1, 1, 0, 1)
 GUIDANCE = (1.0, 1.0, 0.75, 1.0, None, 0.75)  # parts of the model's own; None: without
 FIRST_ARRIVALS = 3  # so many arrive at once, the others a step later
-DISTILLED_STEPS = 4  # a model that takes no more steps is distilled, and may take no fewer
+DISTILLED_STEPS = 4  # a model that takes no more steps is distilled, and may take no saved_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +43,46 @@ class CheckOptions:
 QUICK = CheckOptions(requests=4, steps=3, max_rows=4, budget_s=10.0)
 
 
-def mixed(card: Card, wanted: CheckOptions) -> list[CheckedRequest]:
+def mixed(card: Card, options: CheckOptions) -> list[CheckedRequest]:
     """The requests, in the order of their arrival.
 
     Raises:
         Rejected: the model does not take them as they are.
     """
-    task = card.task_for(wanted.parameters)
-    own = {one.name: one.default for one in task.parameters} | card.defaults
-    guidance, usual = own.get("guidance_scale"), card.steps(card.defaults)
-    found = []
-    for i in range(wanted.requests):
-        fewer = FEWER_STEPS[i] if usual > DISTILLED_STEPS or not usual else 0
+    task = card.task_for(options.parameters)
+    defaults = {p.name: p.default for p in task.parameters} | card.defaults
+    guidance, usual = defaults.get("guidance_scale"), card.steps(card.defaults)
+    requests = []
+    for i in range(options.requests):
+        saved_steps = FEWER_STEPS[i] if usual > DISTILLED_STEPS or not usual else 0
         part = GUIDANCE[i]
         offered: dict[str, Any] = {
             "prompt": PROMPTS[i],
             "output_type": "pt" if "pt" in task.output_types else "np",
-            "num_inference_steps": max(1, min(wanted.steps, usual or wanted.steps) - fewer),
+            "num_inference_steps": max(1, min(options.steps, usual or options.steps) - saved_steps),
         }
         if isinstance(guidance, (int, float)) and guidance > 1 and part != 1:
             offered["guidance_scale"] = 1.0 if part is None else 1 + (guidance - 1) * part
-        taken = {name: value for name, value in offered.items() if task.takes(name)}
+        arguments = {name: value for name, value in offered.items() if task.takes(name)}
         request = Request(
-            **{"prompt": None, "seed": i, "request_id": f"check-{i}", **taken, **wanted.parameters}
+            **{
+                "prompt": None,
+                "seed": i,
+                "request_id": f"check-{i}",
+                **arguments,
+                **options.parameters,
+            }
         )
         try:
-            found.append(check(card, request))
+            requests.append(check(card, request))
         except MissingParameter as error:
             give = "--image FILE" if "image" in str(error.param) else f"-p {error.param}=VALUE"
             raise MissingParameter(f"{error.message} ({give})", param=error.param) from None
-    return found
+    return requests
 
 
 def described(request: CheckedRequest) -> str:
     """A request in a few words, for messages."""
     names = ("num_inference_steps", "guidance_scale")
-    said = [f"{name}={request.arguments[name]}" for name in names if name in request.arguments]
-    return ", ".join([f"seed={request.seed}", *said])
+    values = [f"{name}={request.arguments[name]}" for name in names if name in request.arguments]
+    return ", ".join([f"seed={request.seed}", *values])

@@ -21,11 +21,11 @@ from carpool.request.card import Card
 from carpool.schedule.cost import Costs
 from carpool.settings.engine import Numerics
 from carpool.types import CheckedRequest
+from carpool_lab.check.lockstep import Lockstep, OutcomeListener
 from carpool_lab.check.requests import FIRST_ARRIVALS, described
 from carpool_lab.check.watch import ForwardChecker, ObservedCalls, apart
-from carpool_lab.tune.lockstep import Lockstep, OutcomeListener
 
-MOST_ROUNDS = 6  # of all requests together, until nothing is on probation, and once more
+MAX_ROUNDS = 6  # of all requests together, until nothing is on probation, and once more
 
 OnForward = Callable[[], object]
 OutputFields = Mapping[str, Any]  # the fields of a pipeline's output
@@ -36,7 +36,7 @@ class Method:
     """How calls of one method of a component fused: a row of the report."""
 
     name: str  # "transformer.forward"
-    seen: ObservedCalls
+    calls: ObservedCalls
     how: str  # table, proven, probation, alone, exclusive
     why: str
 
@@ -96,45 +96,47 @@ def _prove(
     report = engine.runner.probation.report
     try:
         alone = [_run(engine, [request], "alone", tick)[0] for request in requests]
-        most, is_settled = 0.0, False
-        for _ in range(MOST_ROUNDS):
+        difference, is_settled = 0.0, False
+        for _ in range(MAX_ROUNDS):
             together = _run(engine, requests, "together", tick)
-            most = max(most, *(apart_of(a, b) for a, b in zip(together, alone, strict=True)))
+            difference = max(
+                difference, *(apart_of(a, b) for a, b in zip(together, alone, strict=True))
+            )
             if is_settled:
                 break
             is_settled = all(line["fuses"] != "probation" for line in report())
         timelines = [engine.timeline(request.request_id) or {} for request in requests]
-        exclusive = {name for one in timelines for name in one.get("exclusive", ())}
+        exclusive = {name for entry in timelines for name in entry.get("exclusive", ())}
         lines = report()
     finally:
         table.costs = before
         engine.leave()
-    methods = [_method(name, seen, lines, exclusive) for name, seen in watch.methods.items()]
-    return Proof(most, tuple(methods), tuple(alone))
+    methods = [_method(name, calls, lines, exclusive) for name, calls in watch.methods.items()]
+    return Proof(difference, tuple(methods), tuple(alone))
 
 
 def _method(
-    name: str, seen: ObservedCalls, lines: Sequence[Mapping[str, Any]], exclusive: set[str]
+    name: str, calls: ObservedCalls, lines: Sequence[Mapping[str, Any]], exclusive: set[str]
 ) -> Method:
     """Join what was observed with what the engine knows: by component, or by class."""
     component, _, method = name.rpartition(".")
-    if component.partition(".")[0] in exclusive and seen.widest == 1:
-        return Method(name, seen, "exclusive", "requests change it while they run")
+    if component.partition(".")[0] in exclusive and calls.max_requests == 1:
+        return Method(name, calls, "exclusive", "requests change it while they run")
     if method == "generate":
-        fuses = "table" if seen.widest > 1 else "alone"
-        return Method(name, seen, fuses, "writes text: prompts are read alone, tokens together")
-    kinds = [one for one in lines if one["call"] == f"{seen.class_name}.{method}"]
-    tables = [one for one in lines if one["call"] == name and one["fuses"] == "table"]
+        fuses = "table" if calls.max_requests > 1 else "alone"
+        return Method(name, calls, fuses, "writes text: prompts are read alone, tokens together")
+    kinds = [line for line in lines if line["call"] == f"{calls.class_name}.{method}"]
+    tables = [line for line in lines if line["call"] == name and line["fuses"] == "table"]
     if not tables and not kinds:
-        return Method(name, seen, "alone", "has no table, and none could be inferred")
-    whys = [f"{one['fuses']}: {one['why']}" for one in kinds if one["fuses"] != "proven"]
+        return Method(name, calls, "alone", "has no table, and none could be inferred")
+    whys = [f"{line['fuses']}: {line['why']}" for line in kinds if line["fuses"] != "proven"]
     why = "; ".join(dict.fromkeys(whys))
-    if seen.widest > 1 or len(whys) < len(kinds):
-        return Method(name, seen, "table" if tables else "proven", why)
+    if calls.max_requests > 1 or len(whys) < len(kinds):
+        return Method(name, calls, "table" if tables else "proven", why)
     if whys:
-        how = "alone" if any(one["fuses"] == "alone" for one in kinds) else "probation"
-        return Method(name, seen, how, why)
-    return Method(name, seen, "alone", "no two of these requests had calls that may share one")
+        how = "alone" if any(line["fuses"] == "alone" for line in kinds) else "probation"
+        return Method(name, calls, how, why)
+    return Method(name, calls, "alone", "no two of these requests had calls that may share one")
 
 
 def _run(
@@ -165,16 +167,16 @@ def _run(
     return answers
 
 
-def apart_of(ours: OutputFields, theirs: OutputFields) -> float:
+def apart_of(first: OutputFields, second: OutputFields) -> float:
     """The largest difference of any value of two answers."""
-    return apart(*([_as_tensor(one[name]) for name in sorted(one)] for one in (ours, theirs)))
+    return apart(*([_as_tensor(fields[k]) for k in sorted(fields)] for fields in (first, second)))
 
 
 def _as_tensor(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
     if isinstance(value, (list, tuple)):
-        return [_as_tensor(one) for one in value]
+        return [_as_tensor(entry) for entry in value]
     if hasattr(value, "getpixel"):  # a PIL image
         return torch.from_numpy(np.array(value)) / 255
     return value
@@ -199,25 +201,25 @@ def plain(
     A pipeline that draws numbers beside its generator cannot be compared: the engine gives each
     request numbers of its own there. Two runs of different global numbers tell.
     """
-    most = 0.0
+    difference = 0.0
     with torch.no_grad():
         for request, expected in zip(requests, alone, strict=True):
             try:
                 answer = _plain(loaded, request, seed=request.seed)
-                if found := apart_of(answer, expected):
-                    other = _plain(loaded, request, seed=request.seed + 1)
-                    if apart_of(answer, other):
+                if gap := apart_of(answer, expected):
+                    second = _plain(loaded, request, seed=request.seed + 1)
+                    if apart_of(answer, second):
                         return PlainComparison(None, "it draws random numbers beside its generator")
             except CarpoolError:
                 raise
             except Exception as error:
-                what = f"{type(error).__name__}: {str(error)[:200]}"
+                message = f"{type(error).__name__}: {str(error)[:200]}"
                 raise PipelineFailed(
-                    f"a request ({described(request)}) fails with plain diffusers only: {what}"
+                    f"a request ({described(request)}) fails with plain diffusers only: {message}"
                 ) from error
-            most = max(most, found)
+            difference = max(difference, gap)
             tick()
-    return PlainComparison(most)
+    return PlainComparison(difference)
 
 
 def _plain(loaded: LoadedPipeline, request: CheckedRequest, *, seed: int) -> OutputFields:

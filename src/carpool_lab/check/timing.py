@@ -1,16 +1,30 @@
-"""Time forwards by their rows, within a budget."""
+"""Measure the duration of forwards by their number of rows, with the engine that serves.
 
+For each width, that many equal requests run in lockstep on a real engine, so that forwards and
+timing are those of production; the results go into the same cost table. The first forward of each
+width is ignored, because it allocates memory and chooses kernels.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+import carpool
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
-from carpool.engine.model.load import LoadedPipeline
-from carpool.types import CheckedRequest
+from carpool.engine.loop import EngineCore
+from carpool.engine.model.load import LoadedPipeline, versions
+from carpool.errors import OutOfMemory
+from carpool.schedule.cost import Costs
+from carpool.schedule.peers.compatibility import resolution
+from carpool.schedule.views import CallKind
+from carpool.types import CheckedRequest, Clock
+from carpool_lab.check.lockstep import CallStats, Lockstep, OutcomeListener, WarmCosts
 from carpool_lab.check.requests import CheckOptions
+from carpool_lab.check.results import ComponentTiming, TimingReport
 from carpool_lab.check.run import OnForward, Proof
-from carpool_lab.tune.measure import STEPS, TuneSettings, tune
-from carpool_lab.tune.results import TuneReport
 
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # requests in a forward
 FEW_STEPS = 2  # of each request: enough for medians, as each width runs several times
 
 
@@ -18,46 +32,181 @@ def timed(
     loaded: LoadedPipeline,
     settings: EngineSettings,
     request: CheckedRequest,
-    wanted: CheckOptions,
+    options: CheckOptions,
     proof: Proof,
     table: StoredCosts,
     tick: OnForward,
-) -> tuple[TuneReport, list[str]]:
+) -> tuple[TimingReport, list[str]]:
     """Measure seconds of forwards by rows; returns them with notes on widths that were left out.
 
     Args:
         request: one of those that were run.
         proof: of fast numerics, whose seconds tell how many widths the budget allows.
     """
-    widest = wanted.max_rows
-    while widest > 1 and _predicted_s(proof, wanted, widest) > wanted.budget_s:
-        widest -= 1
+    max_rows = options.max_rows
+    while max_rows > 1 and _predicted_s(proof, options, max_rows) > options.budget_s:
+        max_rows -= 1
     notes = []
-    if widest < wanted.max_rows:
+    if max_rows < options.max_rows:
         notes.append(
-            f"forwards of more than {widest} rows were not timed, which takes minutes: use "
-            "`carpool tune`"
+            f"forwards of more than {max_rows} rows were not timed, which takes minutes: say "
+            f"`--max-rows {options.max_rows}`"
         )
-    settings = replace(settings, numerics="fast")
-    most = TuneSettings(
-        max_rows=widest,
-        repeats=wanted.repeats,
-        steps=min(FEW_STEPS, wanted.steps) if _may_choose(request) else None,
-        parameters=wanted.parameters,
+    arguments = dict(request.arguments)
+    if "num_inference_steps" in arguments:
+        arguments["num_inference_steps"] = min(FEW_STEPS, arguments["num_inference_steps"])
+    report = measure(
+        replace(loaded, undo=lambda: None),  # more follows
+        replace(settings, numerics="fast"),
+        replace(request, arguments=arguments),
+        max_rows=max_rows,
+        repeats=options.repeats,
+        table=table,
+        tick=tick,
     )
-    unchanged = replace(loaded, undo=lambda: None)
-    return tune(unchanged, settings, most, table=table, tick=tick), notes
+    return report, notes
 
 
-def _may_choose(request: CheckedRequest) -> bool:
-    return "num_inference_steps" in request.arguments
-
-
-def _predicted_s(proof: Proof, wanted: CheckOptions, widest: int) -> float:
+def _predicted_s(proof: Proof, options: CheckOptions, max_rows: int) -> float:
     """Seconds at worst: rows gain nothing, and all of a request's calls are repeated."""
-    row_s = 0.0
+    request_s = 0.0
     for method in proof.methods:
-        usual = method.seen.usual_s()
-        one = min((s / rows for rows, s in usual.items()), default=0.0)
-        row_s += one * (FEW_STEPS if method.seen.phase == "denoise" else 1)
-    return row_s * sum(n for n in STEPS if n <= widest) * (wanted.repeats + 1)
+        row_s = min((s / rows for rows, s in method.calls.usual_s().items()), default=0.0)
+        request_s += row_s * (FEW_STEPS if method.calls.phase == "denoise" else 1)
+    return request_s * sum(n for n in WIDTHS if n <= max_rows) * (options.repeats + 1)
+
+
+def measure(
+    loaded: LoadedPipeline,
+    settings: EngineSettings,
+    request: CheckedRequest,
+    *,
+    max_rows: int,
+    repeats: int,
+    table: StoredCosts,
+    clock: Clock = time.monotonic,
+    tick: Callable[[], object] = lambda: None,
+) -> TimingReport:
+    """Measure a model, and keep what was learned in its table.
+
+    The calling thread becomes the engine's. Curves of other sizes in the table stay.
+
+    Args:
+        request: run many times, with other seeds.
+        max_rows: of the widest forward.
+        repeats: runs of each width.
+        table: of this model and these settings.
+        clock: of forwards on a CPU.
+        tick: called after each run.
+
+    Raises:
+        CarpoolError: a request failed, and not for want of memory.
+    """
+    device, notes, before = loaded.device, WarmCosts(), table.costs
+    table.costs = notes
+    lockstep = Lockstep(device)
+    engine = EngineCore(
+        loaded,
+        replace(
+            settings,
+            max_batch_size=max_rows,
+            max_decode_size=max_rows,
+            conditioning_cache=0.0,  # every forward is to run
+        ),
+        clock=clock,
+        off_loop=lambda work: work(),
+        observers=[lockstep.ran],
+        table=table,
+        policy=lockstep,
+    )
+    engine.enter()
+    try:
+        count, problem = _run_widths(engine, lockstep, request, max_rows, repeats, tick)
+        stats, lockstep.stats = lockstep.stats, {}
+        if device.runs_ahead and not problem:  # the last events are read when others follow
+            _run(engine, request, 1)
+    finally:
+        table.costs = Costs({**dict(before), **{k: c for k, c in notes if c.measured}})
+        engine.leave()
+    return TimingReport(
+        model=loaded.source,
+        device=device.name,
+        dtype=str(device.dtype).removeprefix("torch."),
+        versions={"carpool": carpool.__version__, **versions()},
+        usual_steps=max(1, loaded.card.steps(loaded.card.defaults)),
+        min_gain=settings.min_gain,
+        repeats=repeats,
+        size=resolution(request.arguments, loaded.card.default_size_px),
+        steps=max(1, loaded.card.steps(request.arguments)),
+        components=tuple(_components(stats, count, notes)),
+        costs=notes,
+        problem=problem,
+    )
+
+
+def _run_widths(
+    engine: EngineCore,
+    lockstep: Lockstep,
+    request: CheckedRequest,
+    max_rows: int,
+    repeats: int,
+    tick: Callable[[], object],
+) -> tuple[int, str]:
+    """Run every width that fits; returns the number of requests run, and a problem.
+
+    Widths take turns, so that a machine that is slow for a while is slow for all of them.
+    """
+    fitting: list[int] = []
+    count, problem = 0, ""
+    for width in _widths(lockstep.stats, max_rows):
+        count += width
+        try:
+            _run(engine, request, width)
+        except OutOfMemory as error:
+            problem = f"{width} at once: {error.message}"
+            break
+        tick()
+        if any(stats.too_wide for stats in _denoisers(lockstep.stats)):
+            break
+        fitting.append(width)
+    for width in fitting * repeats:
+        count += width
+        _run(engine, request, width)
+        tick()
+    return count, problem
+
+
+def _widths(stats: Mapping[CallKind, CallStats], max_rows: int) -> Iterator[int]:
+    """One request, and then as many as are worth a try; `stats` has the first one by then."""
+    yield 1
+    count = max_rows // max((entry.rows for entry in _denoisers(stats)), default=1)
+    yield from (n for n in WIDTHS if 1 < n < count)
+    if count > 1:
+        yield count
+
+
+def _denoisers(stats: Mapping[CallKind, CallStats]) -> list[CallStats]:
+    return [entry for entry in stats.values() if entry.phase == "denoise"]
+
+
+def _run(engine: EngineCore, request: CheckedRequest, width: int) -> None:
+    """Run `width` equal requests in lockstep, each with its own seed."""
+    listeners = [OutcomeListener() for _ in range(width)]
+    for seed, listener in enumerate(listeners):
+        engine.submit(replace(request, seed=seed, request_id=f"timing-{seed}"), listener)
+    while engine.step():
+        pass
+    for listener in listeners:
+        if listener.error is not None:
+            raise listener.error
+
+
+def _components(
+    stats: Mapping[CallKind, CallStats], requests: int, costs: WarmCosts
+) -> Iterator[ComponentTiming]:
+    for kind, entry in stats.items():
+        measured = costs.curves[kind].measured if kind in costs.curves else {}
+        if seconds := {rows: s for rows, s in measured.items() if rows in entry.finished}:
+            calls = entry.calls / requests
+            peaks, too_wide = entry.peak_bytes, entry.too_wide
+            yield ComponentTiming(kind, entry.phase, entry.rows, calls, seconds, peaks, too_wide)

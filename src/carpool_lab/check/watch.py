@@ -26,7 +26,7 @@ class ObservedCalls:
 
     phase: Phase
     class_name: str
-    widest: int = 1  # requests in a forward
+    max_requests: int = 1  # in a forward
     compared: int = 0  # forwards of several requests
     difference: float = 0.0  # the largest, of any number in an answer, against the call alone
     seconds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # by rows
@@ -36,10 +36,10 @@ class ObservedCalls:
     @property
     def row_bytes(self) -> int | None:
         """Bytes of memory for one more row; None if only one width was measured."""
-        least, most = min(self.bytes, default=0), max(self.bytes, default=0)
-        if least == most:
+        low, high = min(self.bytes, default=0), max(self.bytes, default=0)
+        if low == high:
             return None
-        return round((self.bytes[most] - self.bytes[least]) / (most - least))
+        return round((self.bytes[high] - self.bytes[low]) / (high - low))
 
     def usual_s(self) -> dict[int, float]:
         """Median seconds by rows, without the first, which allocates memory."""
@@ -62,37 +62,37 @@ class ForwardChecker:
 
         def watched(states: Sequence[RequestState]) -> list[Any]:
             target = states[0].call.target
-            seen = self.methods.setdefault(
+            calls = self.methods.setdefault(
                 f"{target.component}.{target.method}",
                 ObservedCalls(target.phase, type(target.module).__name__),
             )
             rows = sum(state.rows for state in states)
             try:
-                if self._measures and rows not in seen.bytes:
+                if self._measures and rows not in calls.bytes:
                     with allocated(self._device) as peak:
                         run(states)
-                    seen.bytes[rows] = peak[0]
+                    calls.bytes[rows] = peak[0]
                 began_s = time.perf_counter()
                 answers = run(states)
                 wait(self._device)
             except torch.OutOfMemoryError:
-                seen.too_wide = min(rows, seen.too_wide or rows)
+                calls.too_wide = min(rows, calls.too_wide or rows)
                 raise
-            seen.seconds[rows].append(time.perf_counter() - began_s)
+            calls.seconds[rows].append(time.perf_counter() - began_s)
             if len(states) > 1:
-                seen.widest = max(seen.widest, len(states))
-                seen.compared += 1
+                calls.max_requests = max(calls.max_requests, len(states))
+                calls.compared += 1
                 for state, together in zip(states, answers, strict=True):
-                    seen.difference = max(seen.difference, apart(together, run([state])[0]))
+                    calls.difference = max(calls.difference, apart(together, run([state])[0]))
             return answers
 
         return watched
 
 
-def apart(ours: Any, theirs: Any) -> float:
+def apart(first: Any, second: Any) -> float:
     """The largest difference of any two numbers in two answers; infinite where shapes differ."""
-    pairs = list(tensors_in(ours)), list(tensors_in(theirs))
-    if [one.shape for one in pairs[0]] != [one.shape for one in pairs[1]]:
+    pairs = list(tensors_in(first)), list(tensors_in(second))
+    if [a.shape for a in pairs[0]] != [b.shape for b in pairs[1]]:
         return float("inf")
     return max((_gap(a, b) for a, b in zip(*pairs, strict=True)), default=0.0)
 
@@ -101,8 +101,8 @@ def _gap(a: Tensor, b: Tensor) -> float:
     if not a.numel():
         return 0.0
     a, b = a.double(), b.to(a.device).double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    return float((a - b).abs().masked_fill(same, 0).nan_to_num(nan=torch.inf).max())
+    is_equal = (a == b) | (a.isnan() & b.isnan())
+    return float((a - b).abs().masked_fill(is_equal, 0).nan_to_num(nan=torch.inf).max())
 
 
 def wait(device: Device) -> None:
@@ -135,17 +135,17 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._counted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = {one.untyped_storage().data_ptr() for one in tensors_in([args, kwargs])}
+        inputs = {x.untyped_storage().data_ptr() for x in tensors_in([args, kwargs])}
         answer = func(*args, **(kwargs or {}))
-        for one in tensors_in(answer):
-            storage = one.untyped_storage()
-            if storage.data_ptr() not in given and storage not in self._known:
-                self._known.add(storage)
+        for tensor in tensors_in(answer):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in inputs and storage not in self._counted:
+                self._counted.add(storage)
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self._free, storage.nbytes())
         self.peak = max(self.peak, self.now)

@@ -86,17 +86,19 @@ class LoadClient:
         try:
             async with asyncio.timeout(10):
                 answer = await self._http.get("/stats")
-            found = answer.json() if answer.is_success else {}
+            data = answer.json() if answer.is_success else {}
         except (httpx2.RequestError, TimeoutError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return data if isinstance(data, dict) else {}
 
     async def _picture(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        found = _json_of(await self._http.post("/v1/images/generations", json=body))
-        pictures = found.get("data")
-        if not pictures or not all(one.get("b64_json") or one.get("url") for one in pictures):
+        data = _json_of(await self._http.post("/v1/images/generations", json=body))
+        pictures = data.get("data")
+        if not pictures or not all(
+            picture.get("b64_json") or picture.get("url") for picture in pictures
+        ):
             raise RequestError("no picture", "the answer holds no picture")
-        return found
+        return data
 
     async def _video(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create a job, poll until it is done, fetch its file; as OpenAI's client, in a form.
@@ -128,12 +130,12 @@ class LoadClient:
 def _json_of(answer: httpx2.Response) -> dict[str, Any]:
     """The JSON object of an answer."""
     try:
-        found = answer.json()
+        body = answer.json()
     except ValueError:
-        found = None
-    if answer.is_success and isinstance(found, dict):
-        return found
-    error = found.get("error") if isinstance(found, dict) else None
+        body = None
+    if answer.is_success and isinstance(body, dict):
+        return body
+    error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):  # not OpenAI's format
         error = {"code": answer.reason_phrase, "message": answer.text[:200]}
     code = error.get("code") or error.get("type") or answer.reason_phrase

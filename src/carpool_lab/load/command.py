@@ -117,137 +117,137 @@ def bench(**flags: Any) -> None:
     Requests are sent when they are due, whether or not earlier ones were answered, and their
     latency counts from then. Failures count against the server and are listed by reason.
     """
-    said = Flags(**flags)
-    if said.sweep:
+    options = Flags(**flags)
+    if options.sweep:
         refuse(flags, _NOT_IN_SWEEP, "does not go with --sweep")
     else:
         refuse(flags, _SWEEP_ONLY, "needs --sweep")
-    if not said.warmup and (said.sweep or said.slo_scale):
+    if not options.warmup and (options.sweep or options.slo_scale):
         raise click.UsageError("--warmup 0: latency targets come from warmup requests")
-    check_folders(said.output, said.save_result)
+    check_folders(options.output, options.save_result)
     try:
-        result, text = _sweep(said) if said.sweep else _once(said)
+        result, text = _sweep(options) if options.sweep else _once(options)
     except InvalidValue as error:
         raise click.UsageError(str(error)) from None
-    written = json.dumps(result, indent=1, allow_nan=False)
-    if said.save_result is not None:
-        said.save_result.write_text(written + "\n", encoding="utf-8")
-    click.echo(written if said.as_json else text)
-    if not said.sweep and not result["completed_requests"]:
+    text_written = json.dumps(result, indent=1, allow_nan=False)
+    if options.save_result is not None:
+        options.save_result.write_text(text_written + "\n", encoding="utf-8")
+    click.echo(text_written if options.as_json else text)
+    if not options.sweep and not result["completed_requests"]:
         raise CarpoolError("no request succeeded")
 
 
-def _once(said: Flags) -> tuple[dict[str, Any], str]:
+def _once(options: Flags) -> tuple[dict[str, Any], str]:
     """One run against a server that is there already; its JSON and its block of text."""
     from carpool_lab.load.client import LoadClient
     from carpool_lab.load.generator import RequestResult, run, samples, warm_up, with_slo
     from carpool_lab.load.report import as_json, block, summarise
 
-    url = said.url or "http://127.0.0.1:8000"
-    rate = inf if said.request_rate is None else said.request_rate
-    arrivals = _arrivals(said, rate)
+    url = options.url or "http://127.0.0.1:8000"
+    rate = inf if options.request_rate is None else options.request_rate
+    arrivals = _arrivals(options, rate)
 
     async def measure(stage: _Bars) -> tuple[list[RequestResult], dict[str, Any]]:
         async with LoadClient(
-            url, said.task, api_key=said.api_key, timeout_s=said.timeout
+            url, options.task, api_key=options.api_key, timeout_s=options.timeout
         ) as client:
             bodies = samples(arrivals)
-            tick = stage("warmup", said.warmup * len(bodies))
-            solo = await warm_up(bodies, client.ask, rounds=said.warmup, tick=tick)
+            tick = stage("warmup", options.warmup * len(bodies))
+            solo = await warm_up(bodies, client.ask, rounds=options.warmup, tick=tick)
             outcomes = await run(
                 arrivals,
                 client.ask,
-                max_concurrency=said.max_concurrency,
-                is_closed=said.max_concurrency is not None and not said.trace and isinf(rate),
+                max_concurrency=options.max_concurrency,
+                is_closed=options.max_concurrency is not None and not options.trace and isinf(rate),
                 tick=stage("requests", len(arrivals)),
             )
-            if said.slo_scale is not None:
-                outcomes = with_slo(outcomes, solo, said.slo_scale)
+            if options.slo_scale is not None:
+                outcomes = with_slo(outcomes, solo, options.slo_scale)
             return outcomes, await client.statistics()
 
     with closing(_Bars()) as bars:
         outcomes, statistics = asyncio.run(measure(bars))
     summary = summarise(outcomes, statistics)
-    traffic = f"trace {said.trace}" if said.trace else f"{rate:g}"
-    shown: dict[str, Any] = {
-        "Task": said.task,
-        "Model": said.model or "the server's own",
+    traffic = f"trace {options.trace}" if options.trace else f"{rate:g}"
+    rows: dict[str, Any] = {
+        "Task": options.task,
+        "Model": options.model or "the server's own",
         "Request rate (req/s)": traffic,
-        "Max request concurrency": said.max_concurrency,
+        "Max request concurrency": options.max_concurrency,
     }
-    if said.slo_scale is not None:
-        shown["SLO Scale"] = said.slo_scale
+    if options.slo_scale is not None:
+        rows["SLO Scale"] = options.slo_scale
     settings = {
         "url": url,
-        "task": said.task,
-        "model": said.model,
+        "task": options.task,
+        "model": options.model,
         "request_rate": traffic,
-        "burst": said.burst,
-        "max_concurrency": said.max_concurrency,
+        "burst": options.burst,
+        "max_concurrency": options.max_concurrency,
         "num_prompts": len(arrivals),
-        "seed": said.seed,
-        "slo_scale": said.slo_scale,
+        "seed": options.seed,
+        "slo_scale": options.slo_scale,
     }
-    return as_json(summary, settings, outcomes), block(summary, shown)
+    return as_json(summary, settings, outcomes), block(summary, rows)
 
 
-def _sweep(said: Flags) -> tuple[dict[str, Any], str]:
+def _sweep(options: Flags) -> tuple[dict[str, Any], str]:
     """Run all modes under all loads and write the picture; returns their JSON and table."""
     from carpool_lab.load.plot import draw
     from carpool_lab.load.sweep import SweepSettings, sweep
 
-    known = get_args(BatchingMode)
-    modes = said.modes.split(",") if said.modes else known
+    all_modes = get_args(BatchingMode)
+    modes = options.modes.split(",") if options.modes else all_modes
     for mode in modes:
-        if mode not in known:
-            raise click.UsageError(f"--modes {mode}: must be of {', '.join(known)}")
-    loads = parse_loads(said.loads or "0.3,0.6,0.9,1.2")
-    output = said.output or Path("bench.png")
+        if mode not in all_modes:
+            raise click.UsageError(f"--modes {mode}: must be of {', '.join(all_modes)}")
+    loads = parse_loads(options.loads or "0.3,0.6,0.9,1.2")
+    output = options.output or Path("bench.png")
     if output.suffix not in (".png", ".svg", ".pdf"):
         raise click.UsageError(f"--output {output}: must end in .png, .svg or .pdf")
-    wanted = SweepSettings(
-        model=said.model or "shapes",
+    sweep_settings = SweepSettings(
+        model=options.model or "shapes",
         modes=modes,
         loads=loads,
-        mix=_mix(said),
-        task=said.task,
-        count=said.num_prompts or 100,
-        burst=said.burst,
-        clients=said.max_concurrency or 16,
-        warmup=said.warmup,
-        slo_scale=said.slo_scale or 5.0,
-        seed=said.seed,
-        api_key=said.api_key,
-        timeout_s=said.timeout,
+        mix=_mix(options),
+        task=options.task,
+        count=options.num_prompts or 100,
+        burst=options.burst,
+        clients=options.max_concurrency or 16,
+        warmup=options.warmup,
+        slo_scale=options.slo_scale or 5.0,
+        seed=options.seed,
+        api_key=options.api_key,
+        timeout_s=options.timeout,
     )
     with closing(_Bars()) as bars:
-        swept = asyncio.run(sweep(wanted, bars))
+        swept = asyncio.run(sweep(sweep_settings, bars))
     draw(swept, output)
     return swept.as_json(), swept.table()
 
 
-def _mix(said: Flags) -> Mix:
+def _mix(options: Flags) -> Mix:
     body = {
-        "model": None if said.sweep else said.model,
-        "size": said.size,
-        "num_inference_steps": said.steps,
+        "model": None if options.sweep else options.model,
+        "size": options.size,
+        "num_inference_steps": options.steps,
     }
     body = {name: value for name, value in body.items() if value is not None}
-    if said.mix is None:
+    if options.mix is None:
         return Mix([Setting(body)])
-    with of_file(said.mix):
-        return read_mix(text_of(said.mix), body)
+    with of_file(options.mix):
+        return read_mix(text_of(options.mix), body)
 
 
-def _arrivals(said: Flags, rate: float) -> list[Arrival]:
-    when, what = generators(said.seed)
-    mix = _mix(said)
-    if said.trace is None:
-        times = bursts(rate, when, size=said.burst)
-        return plan(times, mix, what, count=said.num_prompts or 100)
-    if said.request_rate is not None:
+def _arrivals(options: Flags, rate: float) -> list[Arrival]:
+    when, rng = generators(options.seed)
+    mix = _mix(options)
+    if options.trace is None:
+        times = bursts(rate, when, size=options.burst)
+        return plan(times, mix, rng, count=options.num_prompts or 100)
+    if options.request_rate is not None:
         raise click.UsageError("--trace says when requests arrive: leave out --request-rate")
-    return traced(said.trace, mix, what, said.num_prompts)
+    return traced(options.trace, mix, rng, options.num_prompts)
 
 
 class _Bars:
@@ -259,9 +259,9 @@ class _Bars:
         self._new = tqdm
         self._bar: tqdm[Any] | None = None
 
-    def __call__(self, what: str, count: int) -> "Tick":
+    def __call__(self, label: str, count: int) -> "Tick":
         self.close()
-        self._bar = self._new(total=count, desc=what, disable=not sys.stderr.isatty())
+        self._bar = self._new(total=count, desc=label, disable=not sys.stderr.isatty())
         return self._bar.update
 
     def close(self) -> None:

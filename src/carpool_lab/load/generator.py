@@ -63,9 +63,9 @@ async def run(
         await asyncio.sleep(began_s + arrival.at_s - clock())
         async with gate:
             sent_s = clock() - began_s
-            failure, message, told = None, "", {}
+            failure, message, reply = None, "", {}
             try:
-                told = dict(await ask(arrival.body))
+                reply = dict(await ask(arrival.body))
             except RequestError as failed:
                 failure, message = failed.reason, failed.message
             done_s = clock() - began_s
@@ -78,7 +78,7 @@ async def run(
             latency_s=done_s - (sent_s if is_closed else arrival.at_s),
             failure=failure,
             message=message,
-            peak_memory_mb=told.get("peak_memory_mb"),
+            peak_memory_mb=reply.get("peak_memory_mb"),
         )
 
     async with asyncio.TaskGroup() as group:
@@ -101,10 +101,10 @@ class SoloLatencies:
         kind, steps = _key(body)
         if (kind, steps) in self.seconds:
             return self.seconds[kind, steps]
-        known = sorted((n, s) for (k, n), s in self.seconds.items() if k == kind and n is not None)
+        points = sorted((n, s) for (k, n), s in self.seconds.items() if k == kind and n is not None)
         assert steps is not None, "`samples` names those that leave the steps to the model"
-        (few, few_s), (many, many_s) = known
-        return few_s + (many_s - few_s) * (steps - few) / (many - few)
+        (few, few_s), (steps_high, many_s) = points
+        return few_s + (many_s - few_s) * (steps - few) / (steps_high - few)
 
 
 def samples(arrivals: Iterable[Arrival]) -> list[Mapping[str, Any]]:
@@ -112,13 +112,13 @@ def samples(arrivals: Iterable[Arrival]) -> list[Mapping[str, Any]]:
 
     Those that leave the steps to the model are of a kind of their own.
     """
-    found: dict[Key, Mapping[str, Any]] = {}
+    by_key: dict[Key, Mapping[str, Any]] = {}
     for arrival in arrivals:
-        found.setdefault(_key(arrival.body), arrival.body)
+        by_key.setdefault(_key(arrival.body), arrival.body)
     ends: dict[tuple[str, bool], list[Mapping[str, Any]]] = {}
-    for (kind, steps), body in sorted(found.items(), key=lambda item: item[0][1] or 0):
+    for (kind, steps), body in sorted(by_key.items(), key=lambda item: item[0][1] or 0):
         ends.setdefault((kind, steps is None), []).append(body)
-    return [body for one in ends.values() for body in (one[:1] + one[1:][-1:])]
+    return [body for bodies in ends.values() for body in (bodies[:1] + bodies[1:][-1:])]
 
 
 async def warm_up(
@@ -148,7 +148,7 @@ def with_slo(
     outcomes: Iterable[RequestResult], solo: SoloLatencies, scale: float
 ) -> list[RequestResult]:
     """Outcomes with their latency target: `scale` times what they would take alone."""
-    return [replace(one, slo_s=scale * solo.of(one.body)) for one in outcomes]
+    return [replace(outcome, slo_s=scale * solo.of(outcome.body)) for outcome in outcomes]
 
 
 def _key(body: Mapping[str, Any]) -> Key:

@@ -54,11 +54,11 @@ def summarise(outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]) 
         statistics: what the server told at `/stats` afterwards; memory is read from it where the
             answers did not tell.
     """
-    completed = [one for one in outcomes if one.failure is None]
-    good = sum(one.is_good for one in outcomes)
-    has_slo = any(isfinite(one.slo_s) for one in outcomes)
-    duration_s = max(max(one.done_s for one in outcomes), 1e-9)
-    latencies = [one.latency_s for one in completed]
+    completed = [outcome for outcome in outcomes if outcome.failure is None]
+    good = sum(outcome.is_good for outcome in outcomes)
+    has_slo = any(isfinite(outcome.slo_s) for outcome in outcomes)
+    duration_s = max(max(outcome.done_s for outcome in outcomes), 1e-9)
+    latencies = [outcome.latency_s for outcome in completed]
 
     def percentile(share: float) -> float | None:
         return float(np.percentile(latencies, share)) if latencies else None
@@ -74,7 +74,7 @@ def summarise(outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]) 
         latency_p95=percentile(95),
         latency_p99=percentile(99),
         latency_max=percentile(100),
-        send_delay_max=max(one.sent_s - one.at_s for one in outcomes),
+        send_delay_max=max(outcome.sent_s - outcome.at_s for outcome in outcomes),
         slo_attainment_rate=good / len(outcomes) if has_slo else None,
         goodput_qps=good / duration_s if has_slo else None,
         peak_memory_mb_max=_peak_memory_mb(outcomes, statistics),
@@ -95,7 +95,7 @@ def as_json(
     summary: Summary, settings: Mapping[str, Any], outcomes: Sequence[RequestResult]
 ) -> dict[str, Any]:
     """The summary as JSON, with every single request."""
-    requests = [asdict(one) for one in outcomes]
+    requests = [asdict(outcome) for outcome in outcomes]
     for request in requests:
         if request["slo_s"] == inf:  # JSON has no word for it
             request["slo_s"] = None
@@ -141,16 +141,16 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 def _failures(outcomes: Sequence[RequestResult]) -> tuple[FailureCount, ...]:
     """Failures by reason, the most frequent first."""
-    counted = Counter(one.failure for one in outcomes if one.failure is not None)
-    first = {one.failure: one.message for one in reversed(outcomes)}
+    counted = Counter(outcome.failure for outcome in outcomes if outcome.failure is not None)
+    first = {outcome.failure: outcome.message for outcome in reversed(outcomes)}
     return tuple(FailureCount(reason, n, first[reason]) for reason, n in counted.most_common())
 
 
 def _peak_memory_mb(
     outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]
 ) -> float | None:
-    told = [one.peak_memory_mb for one in outcomes if one.peak_memory_mb is not None]
-    if told:
-        return max(told)
+    peaks = [outcome.peak_memory_mb for outcome in outcomes if outcome.peak_memory_mb is not None]
+    if peaks:
+        return max(peaks)
     peak_bytes = (statistics.get("memory") or {}).get("peak_bytes")
     return None if peak_bytes is None else peak_bytes / 2**20

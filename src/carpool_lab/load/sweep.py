@@ -63,9 +63,9 @@ class SweepSettings:
 
     def arrivals(self, rate_per_s: float) -> list[Arrival]:
         """The arrivals of a run: always the same requests; at an infinite rate all at once."""
-        when, what = generators(self.seed)
+        when, rng = generators(self.seed)
         times = bursts(rate_per_s, when, size=self.burst)
-        return plan(times, self.mix, what, count=self.count)
+        return plan(times, self.mix, rng, count=self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,62 +138,68 @@ async def serving(model: str, mode: str) -> AsyncIterator[str]:
 
 
 async def sweep(
-    wanted: SweepSettings, stage: SweepStage, *, start: StartServer = serving
+    settings: SweepSettings, stage: SweepStage, *, start: StartServer = serving
 ) -> SweepReport:
     """Measure every mode under every load.
 
     Raises:
         CarpoolError: a server does not start, or refuses even one request at a time.
     """
-    everything = wanted.arrivals(inf)
-    async with _warm(wanted, "continuous", start, stage) as (client, solo):
-        tick = stage("capacity", wanted.count)
+    plan_of_arrivals = settings.arrivals(inf)
+    async with _warm(settings, "continuous", start, stage) as (client, solo):
+        tick = stage("capacity", settings.count)
         outcomes = await run(
-            everything, client.ask, max_concurrency=wanted.clients, is_closed=True, tick=tick
+            plan_of_arrivals,
+            client.ask,
+            max_concurrency=settings.clients,
+            is_closed=True,
+            tick=tick,
         )
     capacity_qps = summarise(outcomes, {}).throughput_qps
     if not capacity_qps:
         raise CarpoolError(f"no request succeeded; the first failed with {outcomes[0].message}")
     points = []
-    for mode in wanted.modes:
-        async with _warm(wanted, mode, start, stage) as (client, _):
-            for load in wanted.loads:
-                arrivals = wanted.arrivals(load * capacity_qps)
-                tick = stage(f"{mode} at {load:g}", wanted.count)
+    for mode in settings.modes:
+        async with _warm(settings, mode, start, stage) as (client, _):
+            for load in settings.loads:
+                arrivals = settings.arrivals(load * capacity_qps)
+                tick = stage(f"{mode} at {load:g}", settings.count)
                 outcomes = await run(arrivals, client.ask, tick=tick)
-                outcomes = with_slo(outcomes, solo, wanted.slo_scale)
+                outcomes = with_slo(outcomes, solo, settings.slo_scale)
                 summary = summarise(outcomes, await client.statistics())
                 points.append(SweepPoint(mode, load, load * capacity_qps, summary))
-    return SweepReport(wanted.model, capacity_qps, wanted.slo_scale, points)
+    return SweepReport(settings.model, capacity_qps, settings.slo_scale, points)
 
 
 @contextlib.asynccontextmanager
 async def _warm(
-    wanted: SweepSettings, mode: str, start: StartServer, stage: SweepStage
+    settings: SweepSettings, mode: str, start: StartServer, stage: SweepStage
 ) -> AsyncIterator[tuple[LoadClient, SoloLatencies]]:
     """A warmed-up server in this mode, and its solo latencies."""
-    bodies = samples(wanted.arrivals(inf))
+    bodies = samples(settings.arrivals(inf))
     async with (
-        start(wanted.model, mode) as url,
-        LoadClient(url, wanted.task, api_key=wanted.api_key, timeout_s=wanted.timeout_s) as client,
+        start(settings.model, mode) as url,
+        LoadClient(
+            url, settings.task, api_key=settings.api_key, timeout_s=settings.timeout_s
+        ) as client,
     ):
-        tick = stage(f"{mode}, warmup", wanted.warmup * len(bodies))
-        yield client, await warm_up(bodies, client.ask, rounds=wanted.warmup, tick=tick)
+        tick = stage(f"{mode}, warmup", settings.warmup * len(bodies))
+        yield client, await warm_up(bodies, client.ask, rounds=settings.warmup, tick=tick)
 
 
 def _row(point: SweepPoint) -> str:
-    one = point.summary
+    summary = point.summary
     cells = [
         point.mode,
         f"{point.load:g}",
         f"{point.rate_qps:.3f}",
-        f"{one.throughput_qps:.3f}",
+        f"{summary.throughput_qps:.3f}",
         *(
             "n/a" if seconds is None else f"{seconds:.3f}"
-            for seconds in (one.latency_mean, one.latency_median, one.latency_p99)
+            for seconds in (summary.latency_mean, summary.latency_median, summary.latency_p99)
         ),
-        f"{one.slo_attainment_rate or 0:.0%}",
-        f"{one.goodput_qps or 0:.3f}",
-        str(one.failed_requests),
+        f"{summary.slo_attainment_rate or 0:.0%}",
+        f"{summary.goodput_qps or 0:.3f}",
+        str(summary.failed_requests),
     ]
     return f"| {' | '.join(cells)} |"

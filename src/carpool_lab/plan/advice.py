@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from carpool_lab.plan.shapes import ModelShapes
 
 ALL_FITS = "  # all of it fits"
-LESS = ("fp8", "int8", "int4", "quanto-int4")  # proposed where weights do not fit, in this order
+SMALLER_KINDS = (
+    "fp8",
+    "int8",
+    "int4",
+    "quanto-int4",
+)  # proposed where weights do not fit, in this order
 
 
 def kinds_in(quantize: str | None, model: "ModelShapes") -> dict[str, Quantization]:
@@ -67,25 +72,25 @@ def commands(
     model: "ModelShapes", plan: Plan, quantize: str | None, is_compiled: bool
 ) -> Iterator[str]:
     """The command lines to use, those of the plan's own figures first."""
-    said = f"carpool serve {quote(model.model_id)} --max-batch-size {plan.knee}"
+    command = f"carpool serve {quote(model.model_id)} --max-batch-size {plan.knee}"
     compiled = " --compile" if is_compiled else ""
     if plan.fits:
-        yield said + compiled + (f" --quantize {quantize}" if quantize else "")
+        yield command + compiled + (f" --quantize {quantize}" if quantize else "")
         return
-    yield from _streamed(model, plan, said, quantize, is_compiled)
+    yield from _streamed(model, plan, command, quantize, is_compiled)
     room = _room(plan)
-    for kind in LESS:
+    for kind in SMALLER_KINDS:
         names = [name for name in model.modules if is_denoiser(name)]
         if kind != "fp8":  # which is for denoisers only
             names += [name for name in model.modules if "encoder" in name and name not in names]
-        less = ",".join(f"{name}={kind}" for name in names)
-        bits = dict.fromkeys(model.modules, 8.0 * VALUE_BYTES) | bits_of(less, model)
+        flags = ",".join(f"{name}={kind}" for name in names)
+        bits = dict.fromkeys(model.modules, 8.0 * VALUE_BYTES) | bits_of(flags, model)
         if sum(n * bits[name] / 8 for name, n in model.parameters().items()) <= room:
-            yield f"{said}{compiled} --quantize {less}{ALL_FITS}"
+            yield f"{command}{compiled} --quantize {flags}{ALL_FITS}"
             return
 
 
-def answer(plan: Plan, found: list[str], quantize: str | None) -> str:
+def answer(plan: Plan, lines: list[str], quantize: str | None) -> str:
     """Whether a model fits, in a word or two.
 
     Args:
@@ -93,9 +98,9 @@ def answer(plan: Plan, found: list[str], quantize: str | None) -> str:
     """
     if plan.fits:
         return "fits quantized" if quantize else "fits"
-    if found[-1].endswith(ALL_FITS):
+    if lines[-1].endswith(ALL_FITS):
         return "fits quantized"
-    return "streams" if found[0].startswith("carpool") else "does not fit"
+    return "streams" if lines[0].startswith("carpool") else "does not fit"
 
 
 def _room(plan: Plan) -> float:
@@ -110,7 +115,7 @@ def _below(n_bytes: float) -> str:
 
 
 def _streamed(
-    model: "ModelShapes", plan: Plan, said: str, quantize: str | None, is_compiled: bool
+    model: "ModelShapes", plan: Plan, command: str, quantize: str | None, is_compiled: bool
 ) -> Iterator[str]:
     for component, kind in kinds_in(quantize, model).items():
         if kind.backend not in STREAMED:
@@ -120,22 +125,26 @@ def _streamed(
     memory = _below(_room(plan))
     try:
         budget = parse_bytes("memory", memory)
-        found = residency(_scaled(model, bits_of(quantize, model)), "auto", budget)
+        placement = residency(_scaled(model, bits_of(quantize, model)), "auto", budget)
     except SettingRejected as error:
         yield f"weights do not fit, not even streamed ({error})"
         return
     quantized = f" --quantize {quantize}" if quantize else ""
-    compiled = " --compile" if is_compiled and not any(map(is_denoiser, found.streamed)) else ""
-    what = f"streams {gib(found.streamed_bytes)}: {', '.join(found.streamed)}"
-    yield f"{said}{compiled} --memory {memory}{quantized}  # {what}"
+    compiled = " --compile" if is_compiled and not any(map(is_denoiser, placement.streamed)) else ""
+    note = f"streams {gib(placement.streamed_bytes)}: {', '.join(placement.streamed)}"
+    yield f"{command}{compiled} --memory {memory}{quantized}  # {note}"
 
 
 def _scaled(model: "ModelShapes", bits: dict[str, float]) -> list[Component]:
     """The modules' weights as they are on the device: 16 bits each, or as they are quantized."""
-    parameters, found = model.parameters(), []
-    for one in components_of(model.modules):
-        wanted = parameters[one.name] * bits.get(one.name, 8 * VALUE_BYTES) / 8
-        scale = wanted / one.n_bytes if one.n_bytes else 1.0
-        blocks = tuple(round(n * scale) for n in one.blocks_bytes)
-        found.append(replace(one, fixed_bytes=round(one.fixed_bytes * scale), blocks_bytes=blocks))
-    return found
+    parameters, scaled = model.parameters(), []
+    for component in components_of(model.modules):
+        target_bytes = parameters[component.name] * bits.get(component.name, 8 * VALUE_BYTES) / 8
+        scale = target_bytes / component.n_bytes if component.n_bytes else 1.0
+        blocks = tuple(round(n * scale) for n in component.blocks_bytes)
+        scaled.append(
+            replace(
+                component, fixed_bytes=round(component.fixed_bytes * scale), blocks_bytes=blocks
+            )
+        )
+    return scaled

@@ -48,7 +48,7 @@ def plan(
     predictions were from what was measured; sparse attention is counted in its plain torch form.
     """
     keys = devices.split(",") if devices else list(json.loads(predict.DEVICES.read_text()))
-    found = [predict.device(key.strip()) for key in keys]
+    specs = [predict.device(key.strip()) for key in keys]
     check(model, sizes.split(",") if sizes else [], quantize)
     import diffusers  # after the checks: it takes seconds
 
@@ -56,27 +56,29 @@ def plan(
     from carpool_lab.plan.shapes import build, stages, usual_steps
 
     diffusers.utils.logging.set_verbosity_error()  # of types that are kept where weights are read
-    built = build(model)
-    bits = bits_of(quantize, built)
-    wanted = {size: stages(built, size) for size in (sizes.split(",") if sizes else built.sizes)}
-    count = steps or usual_steps(built)
+    shapes = build(model)
+    bits = bits_of(quantize, shapes)
+    work_by_size = {
+        size: stages(shapes, size) for size in (sizes.split(",") if sizes else shapes.sizes)
+    }
+    count = steps or usual_steps(shapes)
     plans = {
         (on.key, size): predict.plan(
             size,
             count,
-            built.parameters(),
-            scaled(work, count, usual_steps(built)),
+            shapes.parameters(),
+            scaled(work, count, usual_steps(shapes)),
             on,
             bits=bits,
             is_compiled=is_compiled,
         )
-        for on in found
-        for size, work in wanted.items()
+        for on in specs
+        for size, work in work_by_size.items()
     }
     if as_json:
-        click.echo(json.dumps(as_data(built, plans), indent=1))
+        click.echo(json.dumps(as_data(shapes, plans), indent=1))
         return
-    for line in lines(built, wanted, plans, quantize, is_compiled):
+    for line in lines(shapes, work_by_size, plans, quantize, is_compiled):
         click.echo(line)
 
 
@@ -85,8 +87,10 @@ def scaled(work: "list[CallGroup]", steps: int, counted: int) -> "list[CallGroup
     from dataclasses import replace
 
     return [
-        replace(one, calls=round(one.calls * steps / counted)) if one.phase == "denoise" else one
-        for one in work
+        replace(stage, calls=round(stage.calls * steps / counted))
+        if stage.phase == "denoise"
+        else stage
+        for stage in work
     ]
 
 
@@ -98,18 +102,18 @@ def as_data(model: "ModelShapes", plans: Mapping[tuple[str, str], predict.Plan])
         "source": model.source,
         "parameters": model.parameters(),
         "plans": [
-            {"device": key, **asdict(one), "knee": one.knee, "fits": one.fits}
-            for (key, _), one in plans.items()
+            {"device": key, **asdict(plan), "knee": plan.knee, "fits": plan.fits}
+            for (key, _), plan in plans.items()
         ],
-        "tables": [to_builtins(table(model.name, one)) for one in plans.values()],
+        "tables": [to_builtins(table(model.name, plan)) for plan in plans.values()],
     }
 
 
 def table(name: str, plan: predict.Plan) -> Table:
     """A cost table of the simulator."""
-    side, _, other = plan.size.partition("x")
+    side, _, height = plan.size.partition("x")
     return Table(
-        name=f"{name.replace('-', '_')}-{side if side == other else plan.size}",
+        name=f"{name.replace('-', '_')}-{side if side == height else plan.size}",
         steps=plan.steps,
         denoise_s={n: s / plan.steps for n, s in plan.seconds["denoise"].items()},
         encode_s=plan.seconds.get("encode", {}).get(1, 0.0),
@@ -128,14 +132,14 @@ def lines(
     """The plan as lines of text."""
     from carpool_lab.plan.advice import answer, commands
 
-    some = next(iter(plans.values()))
+    first = next(iter(plans.values()))
     yield f"{model.name} ({model.source})"
     yield ""
     for (key, size), planned in plans.items():
-        found = list(commands(model, planned, quantize, is_compiled))
-        word = answer(planned, found, quantize)
+        lines = list(commands(model, planned, quantize, is_compiled))
+        word = answer(planned, lines, quantize)
         yield f"{key}, {size}: {word}"
-        for number, line in enumerate(reversed(found) if word == "fits quantized" else found):
+        for number, line in enumerate(reversed(lines) if word == "fits quantized" else lines):
             yield f"  {'or: ' * bool(number)}{line}"
     yield ""
     yield "Predicted from data sheets and configs, not measured:"
@@ -151,7 +155,7 @@ def lines(
     yield ""
     yield "Weights, and the calls of one request:"
     for name, count in model.parameters().items():
-        yield f"  {name:<24} {count / 1e9:7.2f} billion weights  {some.weights[name] / GB:6.1f} GB"
+        yield f"  {name:<24} {count / 1e9:7.2f} billion weights  {first.weights[name] / GB:6.1f} GB"
     for size, groups in stages.items():
         for group in groups:
             work = group.work

@@ -16,9 +16,9 @@ def known() -> dict[str, Any]:
     """The real-size models that come with the planner, by name."""
     models: dict[str, Any] = json.loads(MODELS.read_text())
     for name, data in models.items():
-        if (other := models.get(data.get("like"))) is not None:  # but for these entries
-            components = {**other["components"], **data["components"]}
-            models[name] = {**other, **data, "components": components}
+        if (parent := models.get(data.get("like"))) is not None:  # but for these entries
+            components = {**parent["components"], **data["components"]}
+            models[name] = {**parent, **data, "components": components}
     return models
 
 
@@ -28,7 +28,7 @@ def named(model: str) -> str:
     return str(ids.get(model, model))
 
 
-def check(model: str, wanted: list[str], quantize: str | None) -> None:
+def check(model: str, sizes: list[str], quantize: str | None) -> None:
     """Check what a plan is asked for, but what only the model's configs tell.
 
     Args:
@@ -37,7 +37,7 @@ def check(model: str, wanted: list[str], quantize: str | None) -> None:
     Raises:
         CarpoolError: the model, a size or a kind of quantized weights is none.
     """
-    for size in wanted:
+    for size in sizes:
         check_size(size)
     quantizations(quantize)
     if named(model) in known() or is_single_file(model):
@@ -66,8 +66,8 @@ def check_size(size: str) -> tuple[int, int]:
 def no_configs(model: str, error: Exception) -> LoadFailed:
     """The error for a model whose configs are not here."""
     models = known()
-    others = f"{nearest(model, models)}: there are {', '.join(models)}"
-    return LoadFailed(f"no configs of {model!r} here ({error}){others}")
+    alternatives = f"{nearest(model, models)}: there are {', '.join(models)}"
+    return LoadFailed(f"no configs of {model!r} here ({error}){alternatives}")
 
 
 def _is_cached(source: str) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from carpool.errors import InvalidValue, nearest
 from carpool.types import Phase
-from carpool_lab.tune.results import knee
+from carpool_lab.tables import knee
 
 if TYPE_CHECKING:
     from carpool_lab.plan.shapes import CallGroup, Work
@@ -56,19 +56,21 @@ def device(key: str) -> DeviceSpec:
     Raises:
         InvalidValue: there is none.
     """
-    known = json.loads(DEVICES.read_text())
-    if key not in known:
-        raise InvalidValue(f"device {key!r}{nearest(key, known)}: must be of {', '.join(known)}")
-    one = known[key]
+    devices = json.loads(DEVICES.read_text())
+    if key not in devices:
+        raise InvalidValue(
+            f"device {key!r}{nearest(key, devices)}: must be of {', '.join(devices)}"
+        )
+    entry = devices[key]
     return DeviceSpec(
         key,
-        one["name"],
-        one["memory_gb"] * 1e9,
-        one["tflops"] * 1e12,
-        one["bandwidth_gbs"] * 1e9,
-        one["units"],
-        one["link_gbs"] * 1e9,
-        one["source"],
+        entry["name"],
+        entry["memory_gb"] * 1e9,
+        entry["tflops"] * 1e12,
+        entry["bandwidth_gbs"] * 1e9,
+        entry["units"],
+        entry["link_gbs"] * 1e9,
+        entry["source"],
     )
 
 
@@ -148,15 +150,15 @@ def plan(
         stages: of one request.
         bits: of a weight by component, in the mean, where it is not 16.
     """
-    each = {name: (bits or {}).get(name, 8 * VALUE_BYTES) / 8 for name in parameters}
-    weights = {name: count * each[name] for name, count in parameters.items()}
+    value_bytes = {name: (bits or {}).get(name, 8 * VALUE_BYTES) / 8 for name in parameters}
+    weights = {name: count * value_bytes[name] for name, count in parameters.items()}
     peak = max(stage.work.peak_bytes for stage in stages)
-    row = max((one.work.peak_bytes for one in stages if one.phase == "denoise"), default=0)
+    row = max((stage.work.peak_bytes for stage in stages if stage.phase == "denoise"), default=0)
     calls = {name: sum(s.calls for s in stages if s.component == name) for name in parameters}
 
-    def at(widest: int) -> Plan:
+    def at(max_requests: int) -> Plan:
         """The plan with room for so many requests, whose memory weights cannot use."""
-        free = on.memory_bytes - RESERVED_BYTES - max(peak, widest * row)
+        free = on.memory_bytes - RESERVED_BYTES - max(peak, max_requests * row)
         streamed = {}
         for name in sorted(weights, key=lambda name: -calls[name] / max(1.0, weights[name])):
             streamed[name] = max(0.0, weights[name] - max(0.0, free))
@@ -169,14 +171,14 @@ def plan(
                     stage.work,
                     width,
                     on,
-                    weight_bytes=each[stage.component],
+                    weight_bytes=value_bytes[stage.component],
                     streamed_bytes=streamed[stage.component],
                     is_compiled=is_compiled,
                 )
-        return Plan(size, steps, weights, streamed, peak, seconds, widest)
+        return Plan(size, steps, weights, streamed, peak, seconds, max_requests)
 
     plans = [at(width) for width in WIDTHS]
-    fitting = [one for one in plans if one.fits]
+    fitting = [plan for plan in plans if plan.fits]
     if fitting:
         return fitting[-1]
-    return max(plans, key=lambda one: one.requests_per_s(one.knee))
+    return max(plans, key=lambda plan: plan.requests_per_s(plan.knee))

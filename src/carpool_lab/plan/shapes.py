@@ -131,13 +131,13 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
         return _from_folder(name, dtype)
     data = models[name]
     parts: dict[str, Any] = {}
-    for component, (library, *what) in data["components"].items():
+    for component, (library, *config) in data["components"].items():
         if library == "tokenizer":
-            parts[component] = Tokenizer(what[0])
+            parts[component] = Tokenizer(config[0])
         elif library == "value":
-            parts[component] = what[0]
+            parts[component] = config[0]
         else:
-            parts[component] = part(what, dtype)
+            parts[component] = part(config, dtype)
     return _model(
         name,
         getattr(diffusers, data["pipeline"])(**parts),
@@ -145,17 +145,17 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
     )
 
 
-def part(what: list[Any], dtype: torch.dtype) -> Any:
+def part(config: list[Any], dtype: torch.dtype) -> Any:
     """A part of a pipeline from the name of its class and its configuration, without weights."""
-    cls = getattr(diffusers, what[0], None) or getattr(sparse_wan, what[0], None)
+    cls = getattr(diffusers, config[0], None) or getattr(sparse_wan, config[0], None)
     if cls is None:
-        cls = getattr(transformers, what[0])
+        cls = getattr(transformers, config[0])
         with META:
-            return cls(cls.config_class(**what[1])).to(dtype)
+            return cls(cls.config_class(**config[1])).to(dtype)
     if not issubclass(cls, nn.Module):
-        return cls(**what[1])
+        return cls(**config[1])
     with META:
-        return cls(**what[1]).to(dtype)
+        return cls(**config[1]).to(dtype)
 
 
 def _from_folder(name: str, dtype: torch.dtype) -> ModelShapes:
@@ -234,7 +234,7 @@ def _module(cls: Any, source: str, folder: str | None, dtype: torch.dtype) -> nn
 def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> ModelShapes:
     if not is_of_blocks(pipe):
         pipe.set_progress_bar_config(disable=True)
-    modules = {n: one for n, one in pipe.components.items() if isinstance(one, nn.Module)}
+    modules = {n: module for n, module in pipe.components.items() if isinstance(module, nn.Module)}
     for module in modules.values():
         module.eval().requires_grad_(False)
     sizes = tuple(data["sizes"])
@@ -254,12 +254,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "_local_scalar_dense" and args[0].dtype == torch.bool:
             return True  # "is nothing masked?": nothing is
         out = func(*args, **(kwargs or {}))
-        tensors = [one for one in tree_leaves(out) if isinstance(one, Tensor)]
-        for one in tensors:
-            self._hold(one)
+        tensors = [tensor for tensor in tree_leaves(out) if isinstance(tensor, Tensor)]
+        for tensor in tensors:
+            self._hold(tensor)
         if name in ("mm", "addmm"):
-            left, right = args[-2], args[-1]
-            work.products[left.shape[0], right.shape[1], left.shape[1]] += 1
+            lhs, right = args[-2], args[-1]
+            work.products[lhs.shape[0], right.shape[1], lhs.shape[1]] += 1
         elif name == "bmm":
             b, m, k = args[0].shape
             work.products[b * m, args[1].shape[2], k] += 1
@@ -267,8 +267,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weight = args[1]
             work.products[out.numel() // out.shape[1], weight.shape[0], prod(weight.shape[1:])] += 1
         elif name not in _VIEWS:
-            given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-            work.element_bytes += sum(one.numel() * one.element_size() for one in given + tensors)
+            inputs = [
+                tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)
+            ]
+            work.element_bytes += sum(
+                tensor.numel() * tensor.element_size() for tensor in inputs + tensors
+            )
         work.operations += name not in _VIEWS
         return out
 
@@ -298,7 +302,7 @@ class _Attention(TorchFunctionMode):
         if func is not nn.functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         named = [(kwargs or {}).get(name) for name in ("query", "key", "value")]
-        query, key, value = [one for one in (*args, *named) if isinstance(one, Tensor)][:3]
+        query, key, value = [tensor for tensor in (*args, *named) if isinstance(tensor, Tensor)][:3]
         *batch, length, width = query.shape
         flops = 2 * prod(batch) * length * key.shape[-2] * (width + value.shape[-1])
         self._work.attention_flops += flops
@@ -312,10 +316,10 @@ class _OnHost(TorchFunctionMode):
     is_off = False  # while a module runs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = args, kwargs or {}
+        arguments = args, kwargs or {}
         if not self.is_off:
-            given = _zeros(given)
-        return func(*given[0], **given[1])
+            arguments = _zeros(arguments)
+        return func(*arguments[0], **arguments[1])
 
 
 @contextmanager
@@ -332,10 +336,12 @@ def _no_autocast() -> Iterator[None]:
 def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Work]:
     """Run a method on `meta`; returns its answer and its `Work`."""
     work = Work()
-    given = tree_map(lambda one: one.to(META) if isinstance(one, Tensor) else one, (args, kwargs))
+    arguments = tree_map(
+        lambda value: value.to(META) if isinstance(value, Tensor) else value, (args, kwargs)
+    )
     flops = FlopCounterMode(display=False)
     with torch.no_grad(), _no_autocast(), flops, _Attention(work), _Counter(work):
-        answer = original(*given[0], **given[1])
+        answer = original(*arguments[0], **arguments[1])
     work.flops = flops.get_total_flops() + work.attention_flops
     return answer, work
 
@@ -351,29 +357,31 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
         InvalidValue: the size is none.
         LoadFailed: the pipeline cannot be run on shapes alone.
     """
-    found: dict[Any, tuple[CallGroup, Any]] = {}
+    groups: dict[Any, tuple[CallGroup, Any]] = {}
     host = _OnHost()
 
     def stub(component: str, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)  # pipelines and libraries read its signature
         def call(*args: Any, **kwargs: Any) -> Any:
-            tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-            key = component, method, tuple(tuple(one.shape) for one in tensors)
-            if key not in found:
+            tensors = [
+                tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)
+            ]
+            key = component, method, tuple(tuple(tensor.shape) for tensor in tensors)
+            if key not in groups:
                 host.is_off = True
                 answer, work = work_of(original, args, kwargs)
                 host.is_off = False
                 rows = tensors[0].shape[0] if tensors else 1
-                found[key] = CallGroup(component, method, rows, work), answer
-            stage, answer = found[key]
+                groups[key] = CallGroup(component, method, rows, work), answer
+            stage, answer = groups[key]
             stage.calls += 1
             return _zeros(answer)
 
         return call
 
-    pipe, own = model.pipe, type(model.pipe)
-    given = {"prompt": "a plan", "output_type": "pt", **model.call, **_sized(pipe, size)}
-    pins = {"_execution_device": torch.device("cpu"), "__module__": own.__module__}
+    pipe, cls = model.pipe, type(model.pipe)
+    arguments = {"prompt": "a plan", "output_type": "pt", **model.call, **_sized(pipe, size)}
+    pins = {"_execution_device": torch.device("cpu"), "__module__": cls.__module__}
     replaced: list[tuple[nn.Module, str]] = []
     try:
         for component, module in model.modules.items():
@@ -381,30 +389,30 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
                 if method != "generate":
                     vars(module)[method] = stub(component, method, getattr(module, method))
                     replaced.append((module, method))
-        vars(sys.modules[own.__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
-        pipe.__class__ = type(own.__name__, (own,), pins)
+        vars(sys.modules[cls.__module__]).setdefault("ftfy", SimpleNamespace(fix_text=str))
+        pipe.__class__ = type(cls.__name__, (cls,), pins)
         with host:
-            call_plainly(pipe, given) if is_of_blocks(pipe) else pipe(**given)
+            call_plainly(pipe, arguments) if is_of_blocks(pipe) else pipe(**arguments)
     except Exception as error:  # whatever a pipeline raises of zeros, or of what it lacks
-        told = f"{type(error).__name__}: {error}"
-        raise LoadFailed(f"{model.name} cannot be run on shapes alone: {told}") from error
+        message = f"{type(error).__name__}: {error}"
+        raise LoadFailed(f"{model.name} cannot be run on shapes alone: {message}") from error
     finally:
-        pipe.__class__ = own
+        pipe.__class__ = cls
         for module, method in replaced:
             del vars(module)[method]
-    return [stage for stage, _ in found.values()]
+    return [stage for stage, _ in groups.values()]
 
 
 def _sized(pipe: Any, size: str) -> dict[str, Any]:
     """Arguments of a pipeline for a size, with a picture where it needs one."""
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if size != "default":
         width, height = check_size(size)
-        given = {"width": width, "height": height}
+        arguments = {"width": width, "height": height}
     if needs_picture(pipe):
-        shape = 1, given.get("height", 512), given.get("width", 512), 3
-        given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
-    return given
+        shape = 1, arguments.get("height", 512), arguments.get("width", 512), 3
+        arguments["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
+    return arguments
 
 
 def is_of_blocks(pipe: Any) -> bool:
@@ -423,7 +431,7 @@ def usual_steps(model: ModelShapes) -> int:
     if "num_inference_steps" in model.call:
         return int(model.call["num_inference_steps"])
     if is_of_blocks(model.pipe):
-        inputs = {one.name: one.default for one in model.pipe.blocks.inputs}
+        inputs = {parameter.name: parameter.default for parameter in model.pipe.blocks.inputs}
         return int(inputs.get("num_inference_steps") or 1)
     return int(signature(model.pipe.__call__).parameters["num_inference_steps"].default)
 
@@ -431,9 +439,9 @@ def usual_steps(model: ModelShapes) -> int:
 def _zeros(answer: Any) -> Any:
     """An answer on `meta` as zeros on the host, which take next to no memory."""
 
-    def zero(one: Any) -> Any:
-        if not isinstance(one, Tensor) or not one.is_meta:
-            return one
-        return torch.zeros((), dtype=one.dtype).expand(one.shape)
+    def zero(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_meta:
+            return value
+        return torch.zeros((), dtype=value.dtype).expand(value.shape)
 
     return tree_map(zero, answer)

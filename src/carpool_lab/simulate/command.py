@@ -29,8 +29,7 @@ from carpool_lab.options import (
 from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
-from carpool_lab.tables import TABLES, Table, learned, siblings, table
-from carpool_lab.tune.results import tables as tuned_tables
+from carpool_lab.tables import TABLES, Table, learned, read_tables, siblings, table
 from carpool_lab.workload import Arrival, Mix, bursts, generators, of_file, plan, read_mix
 
 _ONE_ONLY = ("load", "request_rate", "clients", "trace", "mode")
@@ -48,8 +47,8 @@ class SimulateHelp(GroupedHelp):
 @click.command(cls=SimulateHelp)
 @click.option(
     "--table",
-    help=f"seconds of a forward by rows: {', '.join(TABLES)}, or a file of `carpool tune`; with "
-    "--costs a kind of the file  [default: flux-512; with --costs the first]",
+    help=f"seconds of a forward by rows: {', '.join(TABLES)}, or a file of `carpool check --json`; "
+    "with --costs a kind of the file  [default: flux-512; with --costs the first]",
 )
 @click.option(
     "--costs",
@@ -155,71 +154,71 @@ def simulate(**flags: Any) -> None:
     The modes are the very functions of the server; a forward takes what the cost table says, and
     everything around it nothing. With --learned forwards vary, and costs are learned from them.
     """
-    said = Flags(**flags)
-    if said.compare:
+    options = Flags(**flags)
+    if options.compare:
         refuse(flags, _ONE_ONLY, "does not go with --compare")
     else:
         refuse(flags, _COMPARE_ONLY, "needs --compare")
     sources = [n for n in ("load", "request_rate", "clients", "trace") if flags[n] is not None]
     if len(sources) > 1:
-        both = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
-        raise click.UsageError(f"{both}: only one can say when requests arrive")
-    if said.compare and "," in said.router:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
+        raise click.UsageError(f"{names}: only one can say when requests arrive")
+    if options.compare and "," in options.router:
         raise click.UsageError("--compare is of modes: name one --router")
-    check_folders(said.output, said.save_result)
+    check_folders(options.output, options.save_result)
     try:
-        model = Model(_tables(said))
-        mix = _mix(said, model)
-        result, text = (_compare if said.compare else _once)(said, model, mix)
+        model = Model(_tables(options))
+        mix = _mix(options, model)
+        result, text = (_compare if options.compare else _once)(options, model, mix)
     except InvalidValue as error:
         raise click.UsageError(str(error)) from None
-    written = json.dumps(result, indent=1)
-    if said.save_result is not None:
-        said.save_result.write_text(written + "\n", encoding="utf-8")
-    click.echo(written if said.is_json else text)
+    text_written = json.dumps(result, indent=1)
+    if options.save_result is not None:
+        options.save_result.write_text(text_written + "\n", encoding="utf-8")
+    click.echo(text_written if options.is_json else text)
 
 
-def _once(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
+def _once(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
     """One run for each router; their JSON and their blocks of text."""
-    runs = {router: _run(said, model, mix, router) for router in _routers(said.router)}
+    runs = {router: _run(options, model, mix, router) for router in _routers(options.router)}
     if len(runs) == 1:
         return next(iter(runs.values()))
-    result = {router: found for router, (found, _) in runs.items()}
+    result = {router: result for router, (result, _) in runs.items()}
     return result, "\n\n".join(f"{router}\n{text}" for router, (_, text) in runs.items())
 
 
-def _run(said: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, Any], str]:
+def _run(options: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, Any], str]:
     """One run; its JSON and its block of text."""
-    arrivals, traffic = _arrivals(said, model, mix)
-    mode: BatchingMode = said.mode or "continuous"
+    arrivals, traffic = _arrivals(options, model, mix)
+    mode: BatchingMode = options.mode or "continuous"
     began_s = time.process_time()
     result = play(
         model,
         arrivals,
         mode,
-        workers=said.workers,
+        workers=options.workers,
         router=router,
-        clients=said.clients,
-        slow=said.slow_workers,
-        lifetime_s=said.worker_lifetime,
-        moves=said.moves,
-        learned=said.seed if said.learned else None,
+        clients=options.clients,
+        slow=options.slow_workers,
+        lifetime_s=options.worker_lifetime,
+        moves=options.moves,
+        learned=options.seed if options.learned else None,
     )
     took_s = time.process_time() - began_s
-    found = numbers(result, said.slo_scale)
+    run_numbers = numbers(result, options.slo_scale)
     settings = {
         "table": model.tables[0].name,
-        "mix": said.mix,
+        "mix": options.mix,
         "mode": mode,
         "arrivals": traffic,
-        "workers": said.workers if said.workers == 1 else f"{said.workers}, {router}",
+        "workers": options.workers if options.workers == 1 else f"{options.workers}, {router}",
         "requests": len(arrivals),
-        "slo scale": said.slo_scale,
-        "costs": "learned" if said.learned else "known",
+        "slo scale": options.slo_scale,
+        "costs": "learned" if options.learned else "known",
         "simulated (s)": f"{result.ended_s:.1f}",
     }
-    text = block(found, settings) + f"\n\nThe simulation took {took_s:.1f} s of one core."
-    [point] = as_json([Point(model.tables[0].name, said.mix, 0.0, mode, found)])
+    text = block(run_numbers, settings) + f"\n\nThe simulation took {took_s:.1f} s of one core."
+    [point] = as_json([Point(model.tables[0].name, options.mix, 0.0, mode, run_numbers)])
     requests = [
         {
             "class": simulated.label,
@@ -232,94 +231,96 @@ def _run(said: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, An
     return {"settings": settings, **point["numbers"], "requests": requests}, text
 
 
-def _compare(said: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
+def _compare(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
     """Simulate all modes at all loads and write the picture; returns their JSON and table."""
-    wanted = Comparison(
-        mix_name=said.mix,
+    comparison_settings = Comparison(
+        mix_name=options.mix,
         mix=mix,
-        modes=_modes(said.compare),
-        loads=parse_loads(said.loads or "0.1,0.3,0.6,0.9,1.2,2,3"),
-        seeds=range(said.seed, said.seed + (said.seeds or 2)),
-        count=said.num_prompts or 1000,
-        burst=said.burst,
-        slo_scale=said.slo_scale,
-        workers=said.workers,
-        router=_routers(said.router)[0],
-        is_learned=said.learned,
+        modes=_modes(options.compare),
+        loads=parse_loads(options.loads or "0.1,0.3,0.6,0.9,1.2,2,3"),
+        seeds=range(options.seed, options.seed + (options.seeds or 2)),
+        count=options.num_prompts or 1000,
+        burst=options.burst,
+        slo_scale=options.slo_scale,
+        workers=options.workers,
+        router=_routers(options.router)[0],
+        is_learned=options.learned,
     )
-    capacity_qps = model.capacity_qps(mix) * said.workers
-    title = f"{model.tables[0].name}, {said.mix}: load 1 is {capacity_qps:.3g} req/s"
-    points: list[Point] = list(compare(model, wanted))
-    if said.output is not None:
+    capacity_qps = model.capacity_qps(mix) * options.workers
+    title = f"{model.tables[0].name}, {options.mix}: load 1 is {capacity_qps:.3g} req/s"
+    points: list[Point] = list(compare(model, comparison_settings))
+    if options.output is not None:
         from carpool_lab.simulate.plot import draw_points
 
-        draw_points([(title, points)], said.output)
+        draw_points([(title, points)], options.output)
     return {"title": title, "points": as_json(points)}, f"{title}\n\n{comparison(points)}"
 
 
-def _tables(said: Flags) -> Sequence[Table]:
-    if said.costs is None:
-        if said.table not in TABLES and Path(said.table or "").is_file():
-            return _tuned(Path(said.table))
-        return siblings(table(said.table or "flux-512"))
+def _tables(options: Flags) -> Sequence[Table]:
+    if options.costs is None:
+        if options.table not in TABLES and Path(options.table or "").is_file():
+            return _tables_of(Path(options.table))
+        return siblings(table(options.table or "flux-512"))
     try:
-        data = jsonfile.loads(text_of(said.costs))
+        data = jsonfile.loads(text_of(options.costs))
         entries = data["costs"] if isinstance(data, dict) else data  # of `GET /stats`, of a table
-        found = learned(Costs.from_json(entries), steps=said.steps)
+        tables = learned(Costs.from_json(entries), steps=options.steps)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidValue(f"{said.costs}: is not what a server writes: {error!r}") from None
-    name = said.table or next(iter(found))
-    if name not in found:
-        raise InvalidValue(f"table {name!r}: {said.costs} has {', '.join(found)}")
-    return [found[name]]
+        raise InvalidValue(f"{options.costs}: is not what a server writes: {error!r}") from None
+    name = options.table or next(iter(tables))
+    if name not in tables:
+        raise InvalidValue(f"table {name!r}: {options.costs} has {', '.join(tables)}")
+    return [tables[name]]
 
 
-def _tuned(path: Path) -> Sequence[Table]:
+def _tables_of(path: Path) -> Sequence[Table]:
     try:
-        return tuned_tables(jsonfile.loads(text_of(path)))
+        return read_tables(jsonfile.loads(text_of(path)))
     except ValueError as error:
         raise InvalidValue(f"--table {path}: cannot be read: {error}") from None
     except InvalidValue as error:
         raise InvalidValue(f"--table {path}: {error}") from None
 
 
-def _mix(said: Flags, model: Model) -> Mix:
-    if said.mix in MIXES or not Path(said.mix).is_file():
-        return mix(said.mix, model.tables)
-    with of_file(Path(said.mix)):
-        found = read_mix(text_of(Path(said.mix)), {})
-    for setting in found.settings:
+def _mix(options: Flags, model: Model) -> Mix:
+    if options.mix in MIXES or not Path(options.mix).is_file():
+        return mix(options.mix, model.tables)
+    with of_file(Path(options.mix)):
+        mix_read = read_mix(text_of(Path(options.mix)), {})
+    for setting in mix_read.settings:
         model.stages(setting.body)  # says now which size has no table
-    return found
+    return mix_read
 
 
-def _arrivals(said: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], str]:
+def _arrivals(options: Flags, model: Model, mix: Mix) -> tuple[list[Arrival], str]:
     """The arrivals of a run, and their description."""
-    when, what = generators(said.seed)
-    if said.trace is not None:
-        return traced(said.trace, mix, what, said.num_prompts), f"trace {said.trace}"
-    count = said.num_prompts or 1000
-    if said.clients is not None:
-        return plan(bursts(inf, when, size=1), mix, what, count=count), f"{said.clients} clients"
-    load = said.load or 0.9
-    rate = said.request_rate or load * model.capacity_qps(mix) * said.workers
-    shown = f"{rate:.4g} req/s" + (f" in bursts of {said.burst}" if said.burst > 1 else "")
-    if not said.request_rate:
-        shown += f", {load:g} of capacity"
-    return plan(bursts(rate, when, size=said.burst), mix, what, count=count), shown
+    when, rng = generators(options.seed)
+    if options.trace is not None:
+        return traced(options.trace, mix, rng, options.num_prompts), f"trace {options.trace}"
+    count = options.num_prompts or 1000
+    if options.clients is not None:
+        return plan(bursts(inf, when, size=1), mix, rng, count=count), f"{options.clients} clients"
+    load = options.load or 0.9
+    rate = options.request_rate or load * model.capacity_qps(mix) * options.workers
+    description = f"{rate:.4g} req/s" + (
+        f" in bursts of {options.burst}" if options.burst > 1 else ""
+    )
+    if not options.request_rate:
+        description += f", {load:g} of capacity"
+    return plan(bursts(rate, when, size=options.burst), mix, rng, count=count), description
 
 
 def _routers(text: str) -> list[str]:
-    found = ["round-robin" if name == "in-turn" else name for name in text.split(",")]
-    for name in found:
+    names = ["round-robin" if name == "in-turn" else name for name in text.split(",")]
+    for name in names:
         if name not in ROUTERS:
             raise InvalidValue(f"--router {name}: must be of {', '.join(ROUTERS)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names))
 
 
 def _modes(text: str) -> list[BatchingMode]:
-    known = get_args(BatchingMode)
+    modes = get_args(BatchingMode)
     for mode in text.split(","):
-        if mode not in known:
-            raise InvalidValue(f"--compare {mode}: must be of {', '.join(known)}")
-    return [mode for mode in known if mode in text.split(",")]
+        if mode not in modes:
+            raise InvalidValue(f"--compare {mode}: must be of {', '.join(modes)}")
+    return [mode for mode in modes if mode in text.split(",")]

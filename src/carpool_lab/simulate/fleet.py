@@ -128,19 +128,19 @@ class _Fleet:
                     self._report(number, now_s)
             if self._coming:
                 due |= self._arrive(now_s)
-            for one in self._router.assign(now_s):
-                device = self._devices[one.worker]
-                device.requests[one.request] = self._requests[one.request - 1]
-                device.worker.put(device.requests[one.request])
+            for assignment in self._router.assign(now_s):
+                device = self._devices[assignment.worker]
+                device.requests[assignment.request] = self._requests[assignment.request - 1]
+                device.worker.put(device.requests[assignment.request])
                 if not device.is_running:
-                    due.add(one.worker)
+                    due.add(assignment.worker)
             held_s = self._router.held_s / len(self._devices)
             for number in sorted(due):
                 self._turn(number, now_s, held_s, has_clients=clients is not None)
         results = [device.worker.result for device in self._devices]
         return Result(
             self._requests,
-            max((one.ended_s for one in self._requests), default=0.0),
+            max((request.ended_s for request in self._requests), default=0.0),
             self._forwards + sum(result.forwards for result in results),
             self._rows + sum(result.rows for result in results),
             [batch for result in results for batch in result.batches],
@@ -155,8 +155,8 @@ class _Fleet:
         if device.next_s < inf:
             heapq.heappush(self._turns, (device.next_s, number))
         if has_clients:
-            for one in worker.result.requests[before:]:
-                heapq.heappush(self._asking, one.ended_s)
+            for request in worker.result.requests[before:]:
+                heapq.heappush(self._asking, request.ended_s)
 
     def _report(self, number: int, now_s: float) -> None:
         """Tell the router of requests that have ended, and now and then of the steps left."""
@@ -169,7 +169,7 @@ class _Fleet:
             self._leaving.pop(simulated.number, None)
         device.ended = len(ended)
         if self._leaving:
-            for request in [one for one in self._leaving if one in device.requests]:
+            for request in [request for request in self._leaving if request in device.requests]:
                 self._give_up(request, device, now_s)
         if isinstance(self._router, SingleWorkerRouter):
             return
@@ -241,7 +241,7 @@ class _Fleet:
         for work in self._router.remove_worker(change.worker):
             self._leaving.pop(work.request, None)
             simulated = self._requests[work.request - 1]
-            simulated.at = simulated.done = 0
+            simulated.at = simulated.calls_done = 0
             simulated.ended_s = inf
             self._router.hold(work)
         device.next_s, device.requests = inf, {}
@@ -268,17 +268,17 @@ def _left(simulated: SimulatedRequest) -> float:
     """The denoising steps that a request has left."""
     return float(
         sum(
-            stage.count - (simulated.done if place == simulated.at else 0)
+            stage.count - (simulated.calls_done if place == simulated.at else 0)
             for place, stage in enumerate(simulated.stages)
             if place >= simulated.at and stage.phase == "denoise"
         )
     )
 
 
-def _tables(costs: Costs, widest: int) -> dict[Hashable, StepTable]:
-    most = WorkerLoad(0).max_requests
+def _tables(costs: Costs, max_rows: int) -> dict[Hashable, StepTable]:
+    max_requests = WorkerLoad(0).max_requests
     return {
-        kind: tuple(step_seconds(costs, kind, 1, most_rows=widest, most_running=most))
+        kind: tuple(step_seconds(costs, kind, 1, most_rows=max_rows, most_running=max_requests))
         for kind, curve in costs
         if kind.name == "denoise" and not curve.is_empty
     }

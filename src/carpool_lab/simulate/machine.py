@@ -47,7 +47,7 @@ class Machine:
     _forwards: random.Random = field(init=False)
     _phases: random.Random = field(init=False)
     _phase_s: float = 0.0  # when the phase begins that is not over yet
-    _left: list[int] = field(default_factory=list)  # of the hundred factors of shared forwards
+    _unused: list[int] = field(default_factory=list)  # of the hundred factors of shared forwards
     _due_s: float = 0.0  # seconds of forwards that are to be outliers
     _strikes: float = 0.0  # of a mean forward's seconds: so much due makes the next one
     _mean_s: float = 0.0  # of shared forwards
@@ -73,9 +73,9 @@ class Machine:
             varies, strikes = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8))
             factor, is_outlier = FACTORS[varies % HUNDRED], strikes % HUNDRED == 0
         else:
-            if not self._left:
-                self._left = self._forwards.sample(range(HUNDRED), HUNDRED)
-            factor, is_outlier = FACTORS[self._left.pop()], self._is_struck(seconds)
+            if not self._unused:
+                self._unused = self._forwards.sample(range(HUNDRED), HUNDRED)
+            factor, is_outlier = FACTORS[self._unused.pop()], self._is_struck(seconds)
         factor *= OUTLIER if is_outlier else 1.0
         factor *= BUSY if now_s >= self._phase_s else 1.0
         return factor * (WORN if now_s >= WORN_AFTER_S else 1.0)

@@ -80,31 +80,31 @@ def _latency(requests: Sequence[SimulatedRequest]) -> Latency:
     return Latency(len(seconds), statistics.fmean(seconds), cuts[49], cuts[94], cuts[98])
 
 
-def mean(several: Sequence[Numbers]) -> Numbers:
+def mean(runs: Sequence[Numbers]) -> Numbers:
     """The means over seeds; counts are sums. A class that a seed did not draw is left out of it."""
-    labels = {label: None for one in several for label in one.by_class}
+    labels = {label: None for run in runs for label in run.by_class}
     return Numbers(
-        statistics.fmean(one.throughput_qps for one in several),
-        statistics.fmean(one.goodput_qps for one in several),
-        statistics.fmean(one.slo_attainment for one in several),
-        statistics.fmean(one.rows_per_forward for one in several),
-        sum(one.deadlines for one in several),
-        sum(one.deadline_misses for one in several),
-        _mean([one.latency for one in several]),
+        statistics.fmean(run.throughput_qps for run in runs),
+        statistics.fmean(run.goodput_qps for run in runs),
+        statistics.fmean(run.slo_attainment for run in runs),
+        statistics.fmean(run.rows_per_forward for run in runs),
+        sum(run.deadlines for run in runs),
+        sum(run.deadline_misses for run in runs),
+        _mean([run.latency for run in runs]),
         {
-            label: _mean([one.by_class[label] for one in several if label in one.by_class])
+            label: _mean([run.by_class[label] for run in runs if label in run.by_class])
             for label in labels
         },
     )
 
 
-def _mean(several: Sequence[Latency]) -> Latency:
+def _mean(latencies: Sequence[Latency]) -> Latency:
     return Latency(
-        sum(one.count for one in several),
-        statistics.fmean(one.mean_s for one in several),
-        statistics.fmean(one.p50_s for one in several),
-        statistics.fmean(one.p95_s for one in several),
-        statistics.fmean(one.p99_s for one in several),
+        sum(latency.count for latency in latencies),
+        statistics.fmean(latency.mean_s for latency in latencies),
+        statistics.fmean(latency.p50_s for latency in latencies),
+        statistics.fmean(latency.p95_s for latency in latencies),
+        statistics.fmean(latency.p99_s for latency in latencies),
     )
 
 
@@ -123,39 +123,40 @@ _RULE = "| --- " + "| ---: " * 10 + "|"
 
 
 def _row(point: Point) -> str:
-    one, latency = point.numbers, point.numbers.latency
-    misses = f"{one.deadline_misses}/{one.deadlines}" if one.deadlines else "-"
+    numbers, latency = point.numbers, point.numbers.latency
+    misses = f"{numbers.deadline_misses}/{numbers.deadlines}" if numbers.deadlines else "-"
     seconds = (latency.mean_s, latency.p50_s, latency.p95_s, latency.p99_s)
     cells = [
         point.mode,
         f"{point.load:g}",
-        f"{one.throughput_qps:.3g}",
-        f"{one.goodput_qps:.3g}",
-        f"{one.slo_attainment:.0%}",
+        f"{numbers.throughput_qps:.3g}",
+        f"{numbers.goodput_qps:.3g}",
+        f"{numbers.slo_attainment:.0%}",
         *(f"{number:.3g}" for number in seconds),
-        f"{one.rows_per_forward:.1f}",
+        f"{numbers.rows_per_forward:.1f}",
         misses,
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def block(one: Numbers, settings: Mapping[str, Any]) -> str:
+def block(numbers: Numbers, settings: Mapping[str, Any]) -> str:
     """One simulation as a block of text."""
-    return "\n".join(_lines(one, settings))
+    return "\n".join(_lines(numbers, settings))
 
 
-def _lines(one: Numbers, settings: Mapping[str, Any]) -> Iterator[str]:
+def _lines(numbers: Numbers, settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
         yield f"{name + ':':<28} {value}"
-    yield f"{'throughput (req/s):':<28} {one.throughput_qps:.4g}"
-    yield f"{'goodput (req/s):':<28} {one.goodput_qps:.4g}, {one.slo_attainment:.1%} in time"
-    yield f"{'rows a denoising forward:':<28} {one.rows_per_forward:.2f}"
-    if one.deadlines:
-        yield f"{'deadlines missed:':<28} {one.deadline_misses} of {one.deadlines}"
+    yield f"{'throughput (req/s):':<28} {numbers.throughput_qps:.4g}"
+    in_time = f"{numbers.slo_attainment:.1%} in time"
+    yield f"{'goodput (req/s):':<28} {numbers.goodput_qps:.4g}, {in_time}"
+    yield f"{'rows a denoising forward:':<28} {numbers.rows_per_forward:.2f}"
+    if numbers.deadlines:
+        yield f"{'deadlines missed:':<28} {numbers.deadline_misses} of {numbers.deadlines}"
     yield ""
     yield "| class | requests | mean s | p50 s | p95 s | p99 s |"
     yield "| --- " + "| ---: " * 5 + "|"
-    classes = {"all": one.latency} | dict(one.by_class)
+    classes = {"all": numbers.latency} | dict(numbers.by_class)
     for label, latency in classes.items():
         seconds = (latency.mean_s, latency.p50_s, latency.p95_s, latency.p99_s)
         cells = " | ".join(f"{number:.4g}" for number in seconds)

@@ -38,7 +38,7 @@ class SingleWorkerRouter(Router):
     def __init__(self) -> None:
         super().__init__()
         self._coming: list[RoutedRequest] = []
-        self._given: dict[int, RoutedRequest] = {}
+        self._assigned: dict[int, RoutedRequest] = {}
 
     @property
     def waiting(self) -> list[RoutedRequest]:
@@ -48,17 +48,17 @@ class SingleWorkerRouter(Router):
         self._coming.append(work)
 
     def drop(self, request: int) -> bool:
-        return self._given.pop(request, None) is not None
+        return self._assigned.pop(request, None) is not None
 
     def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
         del self.workers[worker_id]
-        given, self._given = list(self._given.values()), {}
-        return given
+        assigned, self._assigned = list(self._assigned.values()), {}
+        return assigned
 
     def assign(self, now_s: float) -> list[Binding]:
         if not self._coming or not self.workers:
             return []
-        self._given |= {work.request: work for work in self._coming}
+        self._assigned |= {work.request: work for work in self._coming}
         [worker_id] = self.workers
         bindings = [Binding(work.request, worker_id) for work in self._coming]
         self._coming = []

@@ -26,7 +26,7 @@ from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
 from carpool_lab.simulate.report import Numbers, Point, mean, numbers
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Stage, Worker
-from carpool_lab.tables import WIDEST, Table
+from carpool_lab.tables import MAX_ROWS, Table
 from carpool_lab.workload import WORDS, Arrival, Mix, Setting, bursts, generators, plan
 
 MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {
@@ -61,7 +61,7 @@ def mix(name: str, tables: Sequence[Table]) -> Mix:
                 for steps, guidance in product((8, 20, 50), (3.0, 4.0, 5.0))
             ]
         case "sizes" if len(tables) > 1:
-            bodies = [{"size": one.size} for one in tables]
+            bodies = [{"size": table.size} for table in tables]
         case "tenants":
             return Mix([Setting({"priority": 5}, weight=1), Setting({"priority": 0}, weight=9)])
         case "sizes":
@@ -128,7 +128,7 @@ class Model:
             weight += setting.weight
             encode, denoise, decode = self.stages(setting.body)
             curve = self.costs.curve(denoise.kind)
-            step_s = min(curve.seconds(n) / n for n in range(1, WIDEST["denoise"] + 1))
+            step_s = min(curve.seconds(n) / n for n in range(1, MAX_ROWS["denoise"] + 1))
             work_s += setting.weight * (encode.call_s + denoise.count * step_s + decode.call_s)
         return weight / work_s
 
@@ -138,7 +138,7 @@ class Model:
             body = arrival.body
             stages = self.stages(body)
             solo_s = sum(stage.call_s * stage.count for stage in stages)
-            said = {name: value for name, value in body.items() if name not in WORDS}
+            settings = {name: value for name, value in body.items() if name not in WORDS}
             waiting = QueuedRequest(
                 request=number,
                 arrived_s=arrival.at_s,
@@ -147,8 +147,8 @@ class Model:
                 deadline_s=arrival.at_s + body.get("deadline_s", inf),
                 priority=body.get("priority", 0),
                 tenant=body.get("user", ""),
-                signature=said,
-                wave=tuple(sorted(said.items())),
+                signature=settings,
+                wave=tuple(sorted(settings.items())),
             )
             yield SimulatedRequest(waiting, stages, labels.of(body))
 
@@ -196,24 +196,24 @@ def play(
     if slow:
         every = round(1 / slow)
         costs = [slower(model.costs) if n % every == 0 else model.costs for n in range(workers)]
-    devices = [_worker(model, one, mode, learned) for one in costs]
+    devices = [_worker(model, device_costs, mode, learned) for device_costs in costs]
     changes: list[Change] = []
     if lifetime_s < inf:
         rng = random.Random(workers)
-        for number, one in enumerate(costs):
+        for number, device_costs in enumerate(costs):
             at_s, last_s = rng.expovariate(1 / lifetime_s), arrivals[-1].at_s
             while at_s < last_s:
                 changes.append(Change(at_s, number))
                 at_s += AWAY_S
-                make = partial(_worker, model, one, mode, learned)
+                make = partial(_worker, model, device_costs, mode, learned)
                 changes.append(Change(at_s, number, make))
                 at_s += rng.expovariate(1 / lifetime_s)
         changes.sort(key=lambda change: (change.at_s, change.worker))
     requests = model.requests(arrivals, Labels.among(arrivals))
-    chosen = ROUTERS[router]() if workers > 1 else None
+    router_of_run = ROUTERS[router]() if workers > 1 else None
     for device in devices:
         device.is_whole = mode != "continuous" and workers == 1 and not (changes or moves)
-    return simulate(requests, devices, chosen, clients=clients, changes=changes, moves=moves)
+    return simulate(requests, devices, router_of_run, clients=clients, changes=changes, moves=moves)
 
 
 def slower(costs: Costs) -> Costs:
@@ -228,12 +228,12 @@ def slower(costs: Costs) -> Costs:
 
 def _worker(model: Model, costs: Costs, mode: BatchingMode, learned: int | None) -> Worker:
     if learned is None:
-        return Worker(MODES[mode](costs), costs, WIDEST, model.own_s)
+        return Worker(MODES[mode](costs), costs, MAX_ROWS, model.own_s)
     beliefs = wrong(costs, learned) if learned % 2 else Costs()
     beliefs.streams = costs.streams  # what copies take is measured by itself
     policy, machine = MODES[mode](beliefs), Machine(learned)
     is_learning = mode == "continuous"
-    return Worker(policy, costs, WIDEST, model.own_s, machine, beliefs if is_learning else None)
+    return Worker(policy, costs, MAX_ROWS, model.own_s, machine, beliefs if is_learning else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,28 +253,33 @@ class Comparison:
     is_learned: bool = False  # costs are learned; see `play`
 
 
-def compare(model: Model, wanted: Comparison) -> Iterator[Point]:
+def compare(model: Model, comparison: Comparison) -> Iterator[Point]:
     """Play every mode at every load, with the same requests; the numbers are means over seeds."""
-    capacity_qps = wanted.workers * model.capacity_qps(wanted.mix)
-    for load in wanted.loads:
+    capacity_qps = comparison.workers * model.capacity_qps(comparison.mix)
+    for load in comparison.loads:
         of_seeds: list[dict[BatchingMode, Numbers]] = []
-        for seed in wanted.seeds:
-            when, what = generators(seed)
-            times = bursts(load * capacity_qps, when, size=wanted.burst)
-            arrivals = plan(times, wanted.mix, what, count=wanted.count)
+        for seed in comparison.seeds:
+            when, rng = generators(seed)
+            times = bursts(load * capacity_qps, when, size=comparison.burst)
+            arrivals = plan(times, comparison.mix, rng, count=comparison.count)
             of_seeds.append(
-                {mode: _numbers(model, wanted, arrivals, mode, seed) for mode in wanted.modes}
+                {
+                    mode: _numbers(model, comparison, arrivals, mode, seed)
+                    for mode in comparison.modes
+                }
             )
-        for mode in wanted.modes:
-            several = mean([of_seed[mode] for of_seed in of_seeds])
-            yield Point(model.tables[0].name, wanted.mix_name, load, mode, several, len(of_seeds))
+        for mode in comparison.modes:
+            result = mean([of_seed[mode] for of_seed in of_seeds])
+            yield Point(
+                model.tables[0].name, comparison.mix_name, load, mode, result, len(of_seeds)
+            )
 
 
 def _numbers(
-    model: Model, wanted: Comparison, arrivals: Sequence[Arrival], mode: BatchingMode, seed: int
+    model: Model, comparison: Comparison, arrivals: Sequence[Arrival], mode: BatchingMode, seed: int
 ) -> Numbers:
-    learned = seed if wanted.is_learned else None
+    learned = seed if comparison.is_learned else None
     result = play(
-        model, arrivals, mode, workers=wanted.workers, router=wanted.router, learned=learned
+        model, arrivals, mode, workers=comparison.workers, router=comparison.router, learned=learned
     )
-    return numbers(result, wanted.slo_scale)
+    return numbers(result, comparison.slo_scale)

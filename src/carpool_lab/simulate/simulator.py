@@ -42,7 +42,7 @@ class SimulatedRequest:
     number: int = 0  # in the fleet, from 1
     ended_s: float = inf
     at: int = 0  # stage
-    done: int = 0  # calls of the stage
+    calls_done: int = 0  # calls of the stage
     left_s: float = 0.0
     forwards: int = field(init=False)  # of denoising, all of them
 
@@ -56,10 +56,10 @@ class SimulatedRequest:
     @property
     def made_s(self) -> float:
         """Seconds of its finished calls, alone on the device; 0 before its first start."""
-        if not (self.at or self.done):
+        if not (self.at or self.calls_done):
             return 0.0
         made_s = sum(stage.call_s * stage.count for stage in self.stages[: self.at])
-        return made_s + self.done * self.stages[self.at].call_s
+        return made_s + self.calls_done * self.stages[self.at].call_s
 
     @property
     def solo_s(self) -> float:
@@ -149,9 +149,9 @@ class Worker:
         wake_s = admission.wake_s
         for request in sorted(admission.requests):
             self._board(request)
-        known = self.costs if self.beliefs is None else self.beliefs
+        costs = self.costs if self.beliefs is None else self.beliefs
         parked = list(self.parked.values())
-        choices = choose_sweep(self.policy, parked, self.waiting_s + self.held_s, now_s, known)
+        choices = choose_sweep(self.policy, parked, self.waiting_s + self.held_s, now_s, costs)
         if not choices:
             return False, wake_s
         compute_s = sum([self._run(choice, now_s) for choice in choices])
@@ -170,7 +170,7 @@ class Worker:
         seconds = self.costs.compute_s(leader.kind, rows)
         if self.machine is not None:
             simulated = self.running[leader.request]
-            step = leader.request, simulated.at, simulated.done
+            step = leader.request, simulated.at, simulated.calls_done
             seconds *= self.machine.factor(now_s, len(choice.calls), step, seconds)
         if self.beliefs is not None:
             self.beliefs.learn(leader.kind, rows, seconds)
@@ -195,25 +195,29 @@ class Worker:
         """
         calls, leader = choice.calls, choice.calls[0]
         requests = [self.running[call.request] for call in calls]
-        more = (
-            min(simulated.stages[simulated.at].count - simulated.done for simulated in requests) - 1
+        calls_gained = (
+            min(
+                simulated.stages[simulated.at].count - simulated.calls_done
+                for simulated in requests
+            )
+            - 1
         )
         rows = sum(call.rows for call in calls)
         compute_s = self.costs.compute_s(leader.kind, rows)
         stream_s, own_s = self.costs.stream_s(leader.kind), self.own_s * len(calls)
         first = min(calls, key=lambda call: call.request)  # leads as soon as all were parked again
         simulated, step_s = self.running[first.request], compute_s
-        for done in range(simulated.done + 1, simulated.done + 1 + more):
+        for number in range(simulated.calls_done + 1, simulated.calls_done + 1 + calls_gained):
             if self.machine is not None:
-                step = first.request, simulated.at, done
+                step = first.request, simulated.at, number
                 step_s = compute_s * self.machine.factor(now_s, len(calls), step, compute_s)
             now_s = now_s + max(step_s, stream_s) + own_s
         for simulated in requests:
-            simulated.done += more
-            simulated.left_s -= more * simulated.stages[simulated.at].call_s
+            simulated.calls_done += calls_gained
+            simulated.left_s -= calls_gained * simulated.stages[simulated.at].call_s
         if leader.phase == "denoise":
-            self.result.forwards += more
-            self.result.rows += more * rows
+            self.result.forwards += calls_gained
+            self.result.rows += calls_gained * rows
         return now_s
 
     def _board(self, request: int) -> None:
@@ -229,9 +233,9 @@ class Worker:
     def _advance(self, simulated: SimulatedRequest, now_s: float) -> None:
         stage = simulated.stages[simulated.at]
         simulated.left_s -= stage.call_s
-        simulated.done += 1
-        if simulated.done == stage.count:
-            simulated.at, simulated.done = simulated.at + 1, 0
+        simulated.calls_done += 1
+        if simulated.calls_done == stage.count:
+            simulated.at, simulated.calls_done = simulated.at + 1, 0
         if simulated.at < len(simulated.stages):
             self._park(simulated)
         else:
@@ -266,11 +270,11 @@ class Worker:
 
     def _believed_s(self, simulated: SimulatedRequest) -> float:
         """Seconds of work that a request has left, by learned costs."""
-        known = self._believed.get(id(simulated.stages))
-        if known is None:
+        learned = self._believed.get(id(simulated.stages))
+        if learned is None:
             assert self.beliefs is not None
-            known = self._believed[id(simulated.stages)] = LearnedStages(
+            learned = self._believed[id(simulated.stages)] = LearnedStages(
                 simulated.stages, self.beliefs
             )
-        left = simulated.stages[simulated.at].count - simulated.done
-        return left * known.call_s[simulated.at] + known.after_s[simulated.at]
+        remaining = simulated.stages[simulated.at].count - simulated.calls_done
+        return remaining * learned.call_s[simulated.at] + learned.after_s[simulated.at]

@@ -49,9 +49,9 @@ class OwnCache:
         """Another one in the same state, for a forward whose answer is thrown away."""
         cache = copy.copy(self.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
-        own = copy.copy(self)
-        own.cache = cache
-        return own
+        copied = copy.copy(self)
+        copied.cache = cache
+        return copied
 
     def __repr__(self) -> str:
         return f"<cache of {len(self._before)} layers>"

@@ -32,7 +32,7 @@ SPECS = {
             rows: STACK,
             "position_ids": STACK,
             "past_key_values": State(
-                state_key=lambda own: own.form, joined=list, copied=OwnCache.copied
+                state_key=lambda cache: cache.form, joined=list, copied=OwnCache.copied
             ),
         },
         unread=("past_key_values",),
@@ -58,14 +58,14 @@ class Decoder:
         self._configs = list(configs.values())
 
     def __call__(self, *, past_key_values: Any, **arguments: Any) -> Any:
-        own = past_key_values if isinstance(past_key_values, list) else [past_key_values]
-        if own[0].positions is not None:
-            arguments["position_ids"] = torch.cat([one.positions for one in own], dim=1)
-        caches = [one.rewound() for one in own]
-        if len(own) == 1:
+        parts = past_key_values if isinstance(past_key_values, list) else [past_key_values]
+        if parts[0].positions is not None:
+            arguments["position_ids"] = torch.cat([part.positions for part in parts], dim=1)
+        caches = [part.rewound() for part in parts]
+        if len(parts) == 1:
             return self._original(past_key_values=caches[0], **arguments)
         packed = PackedCache(caches, self._config._attn_implementation)
-        with self._packing(packed, has_axes=own[0].positions is not None):
+        with self._packing(packed, has_axes=parts[0].positions is not None):
             answer = self._original(past_key_values=packed, **arguments)
         answer.past_key_values = None  # each text has its own
         return answer
@@ -127,13 +127,13 @@ def _mask(**kwargs: Any) -> Any:
     masks = []
     for cache in packed.caches:
         length, offset = cache.get_mask_sizes(kwargs["q_length"], packed.layer)
-        own = {
+        single = {
             "batch_size": 1,
             "kv_length": length,
             "kv_offset": offset,
             "q_offset": cache.get_query_offset(packed.layer),
         }
-        masks.append(alone(**{**kwargs, **own}))
+        masks.append(alone(**{**kwargs, **single}))
     return None if all(mask is None for mask in masks) else masks
 
 

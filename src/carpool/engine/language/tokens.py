@@ -42,21 +42,21 @@ class PackedTokens:
 
     def packable(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a decoder's call as `SPECS` has them; None if it runs alone."""
-        own = {name: value for name, value in arguments.items() if value is not None}
-        cache, mask = own.pop("past_key_values", None), own.pop("attention_mask", None)
-        positions = own.get("position_ids")
-        leads = [own[name] for name in ("input_ids", "inputs_embeds") if name in own]
+        present = {name: value for name, value in arguments.items() if value is not None}
+        cache, mask = present.pop("past_key_values", None), present.pop("attention_mask", None)
+        positions = present.get("position_ids")
+        leads = [present[name] for name in ("input_ids", "inputs_embeds") if name in present]
         if len(leads) != 1 or leads[0].shape[:2] != (1, 1) or not can_pack(cache):
             return None
         if not isinstance(positions, Tensor) or positions.shape[-2:] != (1, 1):
             return None
         if positions.ndim == 3:
-            del own["position_ids"]
-        tensors = sum(isinstance(value, Tensor) for value in own.values())
+            del present["position_ids"]
+        tensors = sum(isinstance(value, Tensor) for value in present.values())
         if tensors != 1 + (positions.ndim == 2) or not self._sees_all(cache, mask):
             return None
-        own["past_key_values"] = OwnCache(cache, positions if positions.ndim == 3 else None)
-        return own
+        present["past_key_values"] = OwnCache(cache, positions if positions.ndim == 3 else None)
+        return present
 
     def _sees_all(self, cache: Cache, mask: Any) -> bool:
         """Whether a text's token sees all before it; `generate` hides none later."""

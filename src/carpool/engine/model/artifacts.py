@@ -50,7 +50,7 @@ def mesh_of(fields: Mapping[str, Any]) -> Mesh | None:
     Raises:
         ValueError: it has faces of other vertices than its own, or numbers that are not finite.
     """
-    whole = next((one for name in _MESHES for one in _leaves(fields.get(name))), None)
+    whole = next((mesh for name in _MESHES for mesh in _leaves(fields.get(name))), None)
     if whole is None:
         return None
     vertices = _array(_part(whole, "vertices", "verts"), np.float32)
@@ -64,13 +64,13 @@ def mesh_of(fields: Mapping[str, Any]) -> Mesh | None:
         raise ValueError(f"a mesh with faces of other than its {len(vertices)} vertices")
     visual = _part(whole, "visual") or whole
     places = _part(visual, "uv")
-    own = places is not None and len(places) == len(vertices)
+    has_colours = places is not None and len(places) == len(vertices)
     return Mesh(
         np.ascontiguousarray(vertices),
         np.ascontiguousarray(faces.astype(np.uint32)),
         _colours(whole, visual, len(vertices)),
-        np.ascontiguousarray(_array(places, np.float32)) if own else None,
-        _texture(visual) if own else b"",
+        np.ascontiguousarray(_array(places, np.float32)) if has_colours else None,
+        _texture(visual) if has_colours else b"",
     )
 
 

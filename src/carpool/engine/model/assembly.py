@@ -79,20 +79,20 @@ def read(
     left_out = {name for name in modules if only is not None and name not in only}
     if origin.whole is not None:
         left_out |= classes.keys() & {LEFT_OUT}
-    wanted = {name: cls for name, cls in classes.items() if name not in left_out}
-    quantized = _quantized(settings, modules, wanted, device)
-    while_read = {name: one.config for name, one in quantized.items() if one.is_read}
-    parts, marks = _from_elsewhere(origin, classes, wanted, device, while_read)
-    given: dict[str, Any] = dict.fromkeys(left_out) | parts
-    own = {name: config for name, config in while_read.items() if name not in parts}
+    part_classes = {name: cls for name, cls in classes.items() if name not in left_out}
+    quantized = _quantized(settings, modules, part_classes, device)
+    while_read = {name: kind.config for name, kind in quantized.items() if kind.is_read}
+    parts, marks = _from_elsewhere(origin, classes, part_classes, device, while_read)
+    supplied: dict[str, Any] = dict.fromkeys(left_out) | parts
+    overrides = {name: config for name, config in while_read.items() if name not in parts}
     if is_modular(origin.index):
-        pipe = read_modular(origin.source, settings, device, classes, given, own)
+        pipe = read_modular(origin.source, settings, device, classes, supplied, overrides)
     else:
-        pipe = _pipeline(origin, classes, given, settings, device, own)
-    for name, module in given.items():
+        pipe = _pipeline(origin, classes, supplied, settings, device, overrides)
+    for name, module in supplied.items():
         refuse_another(pipe, name, module)
     apply_marks(pipe, marks)
-    for name in quantized.keys() - own.keys():
+    for name in quantized.keys() - overrides.keys():
         is_from_file = name not in origin.replaced or is_weights(origin.replaced[name])
         if name not in while_read or (is_from_file and modules[name][0] != "transformers"):
             quantize_read(getattr(pipe, name), quantized[name].kind, device.dtype_of(name))
@@ -132,13 +132,13 @@ class _Quantized:
 def _quantized(
     settings: EngineSettings,
     modules: Mapping[str, tuple[str, str]],
-    wanted: Collection[str],
+    names: Collection[str],
     device: Device,
 ) -> dict[str, _Quantized]:
     """The quantization of each component that has one."""
     quantized = {}
     for name, kind in kinds_of(settings, modules).items():
-        if name not in wanted:
+        if name not in names:
             continue
         config = quantization_of(kind, modules[name][0], device.dtype_of(name), device.torch)
         if config is not None:
@@ -150,7 +150,7 @@ def _quantized(
 def _from_elsewhere(
     origin: _Origin,
     classes: Mapping[str, Any],
-    wanted: Collection[str],
+    component_names: Collection[str],
     device: Device,
     quantized: Mapping[str, Any],
 ) -> tuple[dict[str, nn.Module], dict[str, Any]]:
@@ -166,11 +166,11 @@ def _from_elsewhere(
     parts: dict[str, nn.Module] = {}
     marks: dict[str, Any] = {}
     if origin.whole is not None:
-        names = set(wanted) - origin.replaced.keys()
+        names = set(component_names) - origin.replaced.keys()
         parts, marks = read_whole(
             origin.whole, classes, names, origin.base, device.dtype_of, quantized
         )
-    for name in origin.replaced.keys() & set(wanted):
+    for name in origin.replaced.keys() & set(component_names):
         parts[name], of_file = read_component(
             name,
             origin.replaced[name],
@@ -186,7 +186,7 @@ def _from_elsewhere(
 def _pipeline(
     origin: _Origin,
     classes: Mapping[str, Any],
-    given: Mapping[str, Any],
+    supplied: Mapping[str, Any],
     settings: EngineSettings,
     device: Device,
     quantized: Mapping[str, Any],
@@ -202,22 +202,22 @@ def _pipeline(
     if settings.variant is not None:
         options["variant"] = settings.variant
     cls = pipeline_class(origin.index) or DiffusionPipeline
-    parts = dict(given)
+    parts = dict(supplied)
     if origin.index.get("_class_name") == "WanDMDPipeline":  # FastWan: not in diffusers
         parts["scheduler"] = DMDScheduler()
     folder = origin.source
     if not Path(folder).is_dir():
         folder = str(cls.download(folder, **options, **parts))
-    for name in classes.keys() - given.keys():
+    for name in classes.keys() - supplied.keys():
         dtype, config = device.dtype_of(name), quantized.get(name)
-        own = read_own(name, classes[name], folder, settings.variant, dtype, config)
-        if own is not None:
-            parts[name] = own
-    more = {"dtype": _dtypes(device)}
+        module = read_own(name, classes[name], folder, settings.variant, dtype, config)
+        if module is not None:
+            parts[name] = module
+    extra = {"dtype": _dtypes(device)}
     if rest := {name: config for name, config in quantized.items() if name not in parts}:
-        more["quantization_config"] = PipelineQuantizationConfig(quant_mapping=rest)
+        extra["quantization_config"] = PipelineQuantizationConfig(quant_mapping=rest)
     cls, parts = with_sampler(cls, parts)
-    pipe: DiffusionPipeline = cls.from_pretrained(origin.source, **options, **more, **parts)
+    pipe: DiffusionPipeline = cls.from_pretrained(origin.source, **options, **extra, **parts)
     return pipe
 
 
@@ -242,12 +242,12 @@ def refuse_another(pipe: Pipeline, name: str, module: nn.Module | None) -> None:
     Raises:
         LoadFailed: names the component.
     """
-    held = getattr(pipe, name, None)
-    if held is module:
+    current = getattr(pipe, name, None)
+    if current is module:
         return
-    if isinstance(held, nn.Module) and module is not None:
-        own, wanted = held.state_dict(), module.state_dict()
-        if all(key in own and torch.equal(own[key], one) for key, one in wanted.items()):
+    if isinstance(current, nn.Module) and module is not None:
+        state, expected = current.state_dict(), module.state_dict()
+        if all(key in state and torch.equal(state[key], value) for key, value in expected.items()):
             return
     raise LoadFailed(
         f"{type(pipe).__name__} does not take {name} from elsewhere: leave it out of component"

@@ -24,11 +24,11 @@ def set_attention(
 
     diffusers keeps the last choice as the default of the whole process, too: that is put back.
     """
-    known = [one.value for one in AttentionBackendName]
-    if backend not in known:
+    backends = [name.value for name in AttentionBackendName]
+    if backend not in backends:
         raise SettingRejected(
-            f"attention_backend={backend!r}: diffusers knows no such{nearest(backend, known)}: it "
-            f"has {', '.join(known)}"
+            f"attention_backend={backend!r}: diffusers knows no such{nearest(backend, backends)}: "
+            f"it has {', '.join(backends)}"
         )
     able = {n: m for n, m in modules.items() if hasattr(m, "set_attention_backend")}
     denoisers = {name: module for name, module in able.items() if is_denoiser(name)}
@@ -38,7 +38,7 @@ def set_attention(
             "PyTorch's own: leave it out"
         )
     for module in denoisers.values():
-        before = [(one, one._attention_backend) for one in _processors(module)]
+        before = [(processor, processor._attention_backend) for processor in _processors(module)]
         undo.callback(_set_processors, before)
         try:
             with attention_backend(AttentionBackendName.NATIVE):  # restores the default at its end

@@ -32,9 +32,9 @@ def at_border(
     @wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         names = dict(zip(positional, args, strict=False))
-        given = [_enter(name, value, device, dtype) for name, value in names.items()]
+        converted = [_enter(name, value, device, dtype) for name, value in names.items()]
         rest = {name: _enter(name, value, device, dtype) for name, value in kwargs.items()}
-        answer = original(*given, *args[len(given) :], **rest)
+        answer = original(*converted, *args[len(converted) :], **rest)
         return answer if home is None else moved(answer, home)
 
     return method

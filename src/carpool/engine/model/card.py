@@ -37,10 +37,10 @@ def describe(
         steps = len(pipe.scheduler.config.levels)
         defaults = {"num_inference_steps": steps, "guidance_scale": 1.0, **defaults}
     takes = {parameter.name: parameter for task in tasks for parameter in task.parameters}
-    asked, lines = split(sampling_defaults(settings.default_sampling_params), takes)
+    requested, lines = split(sampling_defaults(settings.default_sampling_params), takes)
     for line in lines:
         log.warning("%s", line)
-    defaults = {**defaults, **asked}
+    defaults = {**defaults, **requested}
     is_elsewhere = settings.language_url is not None and not hasattr(pipe, PLANS)
     card = Card(
         id=name,
@@ -66,18 +66,18 @@ def describe(
             "--language-url",
             param="enhance_prompt",
         )
-    _check_defaults(card, asked)
+    _check_defaults(card, requested)
     return card
 
 
-def _check_defaults(card: Card, asked: Mapping[str, Any]) -> None:
+def _check_defaults(card: Card, requested: Mapping[str, Any]) -> None:
     """Refuse defaults that a request may not say.
 
     Raises:
         SettingRejected: names the parameter and its rule.
     """
     bare = replace(card, defaults={})
-    for name, value in asked.items():
+    for name, value in requested.items():
         try:
             check(bare, Request("a", **{name: value}), from_json=True)
         except Rejected as error:
@@ -125,8 +125,8 @@ def _patch_px(pipe: Pipeline) -> int:
 def _frame_step(pipe: Pipeline) -> int:
     """Frames of a video that one latent stands for."""
     names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
-    found = (getattr(pipe, name, None) for name in names)
-    return int(next((factor for factor in found if factor), 1))
+    factors = (getattr(pipe, name, None) for name in names)
+    return int(next((factor for factor in factors if factor), 1))
 
 
 def _default_size(pipe: Pipeline, defaults: Mapping[str, Any]) -> tuple[int, int] | None:

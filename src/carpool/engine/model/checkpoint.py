@@ -90,8 +90,8 @@ def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
     marks = {mark: weights.pop(name) for name, mark in marks_in(weights).items()}
     if not weights:
         raise ValueError("it holds no weights")
-    said = {HEADER: metadata[HEADER]} if HEADER in metadata else {}
-    return Checkpoint(files[0], _unscaled(weights, metadata, dtype), {**marks, **said})
+    header = {HEADER: metadata[HEADER]} if HEADER in metadata else {}
+    return Checkpoint(files[0], _unscaled(weights, metadata, dtype), {**marks, **header})
 
 
 def is_pth(name: str) -> bool:
@@ -220,9 +220,9 @@ def _check_formats(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     formats |= {match[1]: match[2] for name in weights if (match := _OF_LIBRARIES.match(name))}
     for layer, entry in formats.items():
         kind: Any = entry.get("format") if isinstance(entry, dict) else entry
-        more = [n for n in entry if n not in _FORMAT_ENTRIES and entry[n]] if kind != entry else []
-        if more or not _FLOAT8.fullmatch(str(kind)):
-            raise ValueError(_UNREAD.format(layer, " with ".join(map(str, (kind, *more)))))
+        extra = [n for n in entry if n not in _FORMAT_ENTRIES and entry[n]] if kind != entry else []
+        if extra or not _FLOAT8.fullmatch(str(kind)):
+            raise ValueError(_UNREAD.format(layer, " with ".join(map(str, (kind, *extra)))))
 
 
 def _json(name: str, data: bytes) -> dict[str, Any]:

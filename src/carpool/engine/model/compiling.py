@@ -94,8 +94,8 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
     Raises:
         LoadFailed: a run failed.
     """
-    wanted = sizes(settings.warmup) or ([DEFAULT_SIZE] if settings.compile else [])
-    if not wanted:
+    image_sizes = sizes(settings.warmup) or ([DEFAULT_SIZE] if settings.compile else [])
+    if not image_sizes:
         return
     failed: list[BaseException] = []
     parameters = sum(
@@ -112,7 +112,7 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
         torch.set_grad_enabled(False)
         try:
             pipe.set_progress_bar_config(disable=True)
-            for call in tqdm(list(_calls(pipe, wanted)), desc="Warming up", unit="run"):
+            for call in tqdm(list(_calls(pipe, image_sizes)), desc="Warming up", unit="run"):
                 call()
         except Exception as error:  # whatever a pipeline raises
             failed.append(error)
@@ -127,15 +127,15 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
         raise LoadFailed(f"the warm-up failed: {type(error).__name__}: {error}") from error
 
 
-def _calls(pipe: Pipeline, wanted: list[tuple[int, int]]) -> Iterator[partial[Any]]:
+def _calls(pipe: Pipeline, image_sizes: list[tuple[int, int]]) -> Iterator[partial[Any]]:
     takes = _inputs(pipe)
     needs_picture = takes.get("image", False)
-    for width_px, height_px in wanted:
+    for width_px, height_px in image_sizes:
         size = {"width": width_px, "height": height_px} if width_px else {}
         for prompts in PROMPTS:
             if needs_picture and len(prompts) > 1:
                 continue  # not every such pipeline takes several
-            given = {
+            arguments = {
                 "prompt": list(prompts),
                 "num_inference_steps": STEPS,
                 "output_type": "pt",
@@ -144,13 +144,14 @@ def _calls(pipe: Pipeline, wanted: list[tuple[int, int]]) -> Iterator[partial[An
             }
             if needs_picture:
                 shape = 1, height_px or PICTURE_PX, width_px or PICTURE_PX, 3
-                given["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
-            yield partial(pipe, **{name: one for name, one in given.items() if name in takes})
+                arguments["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]
+            yield partial(pipe, **{name: arguments[name] for name in arguments if name in takes})
 
 
 def _inputs(pipe: Pipeline) -> dict[str, bool]:
     """The parameters of a call, by name: whether each is required."""
     if isinstance(pipe, ModularPipeline):
-        return {one.name: one.required for one in next(iter(workflows(pipe).values()))}
+        inputs = next(iter(workflows(pipe).values()))
+        return {parameter.name: parameter.required for parameter in inputs}
     takes = signature(pipe.__call__).parameters
-    return {name: one.default is Parameter.empty for name, one in takes.items()}
+    return {name: parameter.default is Parameter.empty for name, parameter in takes.items()}

@@ -126,16 +126,16 @@ def fit(weights: Mapping[str, Tensor], cls: Any, config: Mapping[str, Any]) -> F
         for view in views
         if len(expected.keys() & view.keys()) * 2 > len(expected)
     ]
-    if convert is not None and not any(own.is_exact for own, _ in fits):
+    if convert is not None and not any(conversion.is_exact for conversion, _ in fits):
         fits += [trial for view in views for trial in _trials(view, convert, config, expected)]
     if not fits:
         raise ValueError(f"its weights are not those of a {cls.__name__}: it has {some(weights)}")
-    best, source = min(fits, key=lambda trial: trial[0].distance)
-    best = replace(best, left_over=left_over_of(best.left_over, model))
+    match, source = min(fits, key=lambda trial: trial[0].distance)
+    match = replace(match, left_over=left_over_of(match.left_over, model))
     if convert is None or source is None:
-        return best
+        return match
     converted = convert(config=dict(config), checkpoint=dict(source))
-    return replace(best, weights=_usable(converted, expected))
+    return replace(match, weights=_usable(converted, expected))
 
 
 def views_of(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -153,8 +153,8 @@ def part_of(name: str) -> str:
         return "connectors."
     for prefix in PARTS:
         if name.startswith(prefix):
-            more = {"conditioner.embedders.": 1, "text_encoders.": 1}.get(prefix, 0)
-            depth = prefix.count(".") + more
+            extra_depth = {"conditioner.embedders.": 1, "text_encoders.": 1}.get(prefix, 0)
+            depth = prefix.count(".") + extra_depth
             return ".".join(name.split(".")[:depth]) + "."
     return ""
 
@@ -173,8 +173,8 @@ def unwrapped(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 def converter_of(cls: Any) -> Callable[..., Mapping[str, Tensor]] | None:
     """A converter of the names of original code; None where there is none for a class."""
     entries = SINGLE_FILE_LOADABLE_CLASSES.items()
-    own = (entry for name, entry in entries if issubclass(cls, getattr(diffusers, name)))
-    return next((entry["checkpoint_mapping_fn"] for entry in own), renaming_of(cls))
+    matches = (entry for name, entry in entries if issubclass(cls, getattr(diffusers, name)))
+    return next((entry["checkpoint_mapping_fn"] for entry in matches), renaming_of(cls))
 
 
 def _trials(
@@ -187,13 +187,13 @@ def _trials(
     for prefix in PREFIXES:
         traced = {f"{prefix}{name}": _trace(name, weight) for name, weight in weights.items()}
         try:
-            made = convert(config=dict(config), checkpoint=traced)
+            outputs = convert(config=dict(config), checkpoint=traced)
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError):
             continue  # the names are not those that it knows
-        origins = {name: one.names for name, one in made.items() if isinstance(one, _Traced)}
+        origins = {name: part.names for name, part in outputs.items() if isinstance(part, _Traced)}
         if origins.keys() & expected.keys():
             real = {f"{prefix}{name}": weight for name, weight in weights.items()}
-            yield _checked(weights, made, origins, expected), real
+            yield _checked(weights, outputs, origins, expected), real
 
 
 def _checked(
@@ -204,23 +204,23 @@ def _checked(
 ) -> Fit:
     """Compare converted weights with those that a model has."""
     usable = _usable(converted, expected)
-    used = frozenset[str]().union(*(origins.get(name, ()) for name in usable))
-    has_blocks = any(hasattr(one, "quant_type") for one in weights.values())
+    inputs = frozenset[str]().union(*(origins.get(name, ()) for name in usable))
+    has_blocks = any(hasattr(weight, "quant_type") for weight in weights.values())
     return Fit(
         usable,
         sorted(expected.keys() - usable.keys()),
-        [name for name in weights if name not in used and not is_harmless(name)],
+        [name for name in weights if name not in inputs and not is_harmless(name)],
         [
-            f"{name} is {tuple(usable[name].shape)} and must be {tuple(one.shape)}"
-            for name, one in expected.items()
-            if name in usable and usable[name].shape != one.shape and not has_blocks
+            f"{name} is {tuple(usable[name].shape)} and must be {tuple(weight.shape)}"
+            for name, weight in expected.items()
+            if name in usable and usable[name].shape != weight.shape and not has_blocks
         ],  # of GGUF's blocks diffusers checks the shapes
     )
 
 
 def _usable(converted: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights that a model takes; counters of training are made where a file lacks them."""
-    usable = {name: one for name in expected if (one := converted.get(name)) is not None}
+    usable = {name: tensor for name in expected if (tensor := converted.get(name)) is not None}
     counters = [name for name in expected if name.endswith("num_batches_tracked")]
     return {name: torch.zeros((), dtype=torch.int64) for name in counters} | usable
 
@@ -242,9 +242,9 @@ def left_over_of(names: Iterable[str], model: nn.Module) -> list[str]:
     )
     if not isinstance(model, PreTrainedModel):
         return left_over
-    own = {match[2] for name in model.state_dict() for match in OTHER_HALVES.finditer(name)}
+    expected = {match[2] for name in model.state_dict() for match in OTHER_HALVES.finditer(name)}
     halves = {name: OTHER_HALVES.search(name) for name in left_over}
-    return [name for name, match in halves.items() if match is None or match[2] in own]
+    return [name for name, match in halves.items() if match is None or match[2] in expected]
 
 
 def _is_shared(model: nn.Module) -> bool:
@@ -275,5 +275,5 @@ def refuse_misfit(
 
 def some(names: Iterable[str]) -> str:
     """One of several names, and how many others there are."""
-    first, *others = names
-    return f"{first} and {len(others)} more" if others else str(first)
+    first, *rest = names
+    return f"{first} and {len(rest)} more" if rest else str(first)

@@ -144,8 +144,8 @@ class Device:
             try:
                 self.synchronize()
                 return
-            except RuntimeError as lost:
-                log.critical("%s has failed, and this process with it: %s", self.torch, lost)
+            except RuntimeError as failure:
+                log.critical("%s has failed, and this process with it: %s", self.torch, failure)
             self.is_lost = True
             self.at_loss()
         raise DeviceLost(f"{self.torch} has failed: {error}")
@@ -195,8 +195,8 @@ class Device:
     def free_bytes(self) -> int | None:
         """Memory that is free now: of the device, or of the machine; None where it is not known."""
         if self.is_accelerator:
-            found = self._memory("get_memory_info")
-            return None if found is None else int(found[0])
+            memory = self._memory("get_memory_info")
+            return None if memory is None else int(memory[0])
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (ValueError, OSError):  # macOS does not say
@@ -210,22 +210,22 @@ class Device:
     @property
     def allocated_bytes(self) -> int | None:
         """Memory that tensors take; None on a CPU and where the device does not tell."""
-        taken: int | None = self._memory("memory_allocated")
-        return taken
+        allocated: int | None = self._memory("memory_allocated")
+        return allocated
 
     @property
     def reserved_bytes(self) -> int | None:
         """Memory that torch holds, in use or not; None where the device does not tell."""
-        held: int | None = self._memory("memory_reserved")
-        return held
+        reserved: int | None = self._memory("memory_reserved")
+        return reserved
 
     @property
     def memory_gib(self) -> float | None:
         """All of the device's memory; None on a CPU, whose memory is everybody's."""
         if self.type == "mps":
             return torch.mps.recommended_max_memory() / 2**30
-        found = self._memory("get_memory_info")
-        return None if found is None else found[1] / 2**30
+        memory = self._memory("get_memory_info")
+        return None if memory is None else memory[1] / 2**30
 
     @property
     def all_bytes(self) -> float:
@@ -252,22 +252,23 @@ class Device:
 def _find(name: str, at: torch.device | None) -> torch.device:
     """The device of a setting."""
     if at is not None and name != "auto":
-        said = _find(name, None)
-        if (said.type, said.index or 0) != (at.type, at.index or 0):
+        place = _find(name, None)
+        if (place.type, place.index or 0) != (at.type, at.index or 0):
             raise SettingRejected(
                 f"device={name!r}: the pipeline given is on {at}; move it there first, with its "
                 "to(), or leave the setting out"
             )
         return at
-    known = torch.accelerator.current_accelerator()  # that this torch was built for
-    here = known if known is not None and torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator()  # that this torch was built for
+    here = accelerator if accelerator is not None and torch.accelerator.is_available() else None
     if name == "auto":
         return at or here or torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in (*DEVICES, *([known.type] if known else [])):
+    names = (*DEVICES, accelerator.type) if accelerator else DEVICES
+    if device is None or device.type not in names:
         raise SettingRejected(f"device={name!r}: must be auto, {', '.join(DEVICES)}, or cuda:N")
     if device.type == "cpu":
         return device

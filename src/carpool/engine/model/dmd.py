@@ -100,10 +100,10 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
             timestep: not read; steps follow each other.
             sample: (rows, C, F, h, w), noisy.
         """
-        done = self._step_index or 0
-        clean = sample.float() - self.sigmas[done] * model_output.float()
-        self._step_index = done + 1
-        if sigma := float(self.sigmas[done + 1]):
+        step = self._step_index or 0
+        clean = sample.float() - self.sigmas[step] * model_output.float()
+        self._step_index = step + 1
+        if sigma := float(self.sigmas[step + 1]):
             noise = torch.randn(clean.shape, generator=self.generator).to(clean.device)
             clean = (1 - sigma) * clean + sigma * noise
         after = clean.to(sample.dtype)

@@ -24,10 +24,10 @@ def build(factory: str) -> Pipeline:
     """
     place, _, name = factory.rpartition(":")
     try:
-        found: Any = _module(place)
+        target: Any = _module(place)
         for part in name.split("."):
-            found = getattr(found, part)
-        pipe = found()
+            target = getattr(target, part)
+        pipe = target()
     except Exception as error:  # whatever the user's code raises
         raise LoadFailed(f"--pipeline {factory}: {type(error).__name__}: {error}") from error
     if not isinstance(pipe, Pipeline):

@@ -136,7 +136,7 @@ def read_own(
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(subject: str) -> Iterator[None]:
     """Say in one line what cannot be read, and why.
 
     Raises:
@@ -146,7 +146,7 @@ def reading(what: str) -> Iterator[None]:
         yield
     except LIBRARIES_RAISE as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise LoadFailed(f"{what} cannot be read: {lines[0]}") from error
+        raise LoadFailed(f"{subject} cannot be read: {lines[0]}") from error
 
 
 def local_file(where: str) -> Path:
@@ -205,14 +205,14 @@ def _class_in_folder(
     own_name = cls.load_config(place, **inner).get("_class_name")
     if own_name in (None, cls.__name__):  # which may be a part of one pipeline only
         return cls
-    own = class_of("diffusers", str(own_name))
-    if own is None:
+    actual = class_of("diffusers", str(own_name))
+    if actual is None:
         raise ValueError(f"diffusers has no class {own_name!r}")
     allowed = (cls, *_annotated(base.pipeline, name))
-    is_twin = {own.__name__, cls.__name__} <= set(AUTOENCODERS)
-    if not is_twin and not any(issubclass(own, one) or issubclass(one, own) for one in allowed):
-        raise ValueError(f"it is a {own.__name__}, and {name} of this model is a {cls.__name__}")
-    return own
+    is_twin = {actual.__name__, cls.__name__} <= set(AUTOENCODERS)
+    if not is_twin and not any(issubclass(actual, c) or issubclass(c, actual) for c in allowed):
+        raise ValueError(f"it is a {actual.__name__}, and {name} of this model is a {cls.__name__}")
+    return actual
 
 
 def _annotated(pipeline: Any, name: str) -> list[type]:
@@ -226,7 +226,7 @@ def _annotated(pipeline: Any, name: str) -> list[type]:
     options = get_args(hint) or (hint,)
     bases = (nn.Module, diffusers.ModelMixin)
     return [
-        one
-        for one in options
-        if isinstance(one, type) and issubclass(one, nn.Module) and one not in bases
+        option
+        for option in options
+        if isinstance(option, type) and issubclass(option, nn.Module) and option not in bases
     ]

@@ -121,9 +121,9 @@ def _assembled(
 ) -> nn.Module:
     """A model of a class that diffusers does not read from a single file."""
     module = empty_model(cls, config)
-    kept = getattr(cls, "_keep_in_fp32_modules", None) or ()
+    float32_parts = getattr(cls, "_keep_in_fp32_modules", None) or ()
     cast = {
-        name: weight.to(torch.float32 if set(kept) & set(name.split(".")) else dtype)
+        name: weight.to(torch.float32 if set(float32_parts) & set(name.split(".")) else dtype)
         if weight.is_floating_point()
         else weight
         for name, weight in weights.items()
@@ -166,7 +166,7 @@ def _encoder(
     if part not in views:
         raise ValueError(f"it holds no {cls.__name__} of this model's size")
     weights = unwrapped(
-        {key: one for key, one in views[part].items() if not key.endswith("logit_scale")},
+        {key: weight for key, weight in views[part].items() if not key.endswith("logit_scale")},
         empty.state_dict(),
     )
     if any("resblocks." in key for key in weights):
@@ -209,7 +209,7 @@ def is_place_of(part: str, name: str) -> bool:
 
 
 def _embeds(view: Mapping[str, Tensor], size: torch.Size) -> bool:
-    return any(key.endswith(EMBEDDINGS) and one.shape == size for key, one in view.items())
+    return any(key.endswith(EMBEDDINGS) and weight.shape == size for key, weight in view.items())
 
 
 def _from_open_clip(weights: Mapping[str, Tensor], part: str, config: Any) -> dict[str, Tensor]:
@@ -239,7 +239,7 @@ def gguf_encoder(
     return result
 
 
-def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *more: str) -> None:
+def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *extra_entries: str) -> None:
     """Refuse a component with a configuration of its own that a pipeline cannot use.
 
     Args:
@@ -254,10 +254,10 @@ def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *more: str
         config = cls.config_class.from_pretrained(base.source, subfolder=name)
     else:
         config = SimpleNamespace(**cls.load_config(base.source, subfolder=name))
-    for entry in (*WIDTHS, *more):
-        own, rule = getattr(module.config, entry, None), getattr(config, entry, None)
-        if own != rule and None not in (own, rule):
-            raise ValueError(f"its {entry} is {own}, and {rule} in this model's {name}")
+    for entry in (*WIDTHS, *extra_entries):
+        actual, rule = getattr(module.config, entry, None), getattr(config, entry, None)
+        if actual != rule and None not in (actual, rule):
+            raise ValueError(f"its {entry} is {actual}, and {rule} in this model's {name}")
 
 
 def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
@@ -274,11 +274,11 @@ def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
     options |= {"use_safetensors": True, "output_loading_info": True}
     cls = class_with(cls, _names_in(Path(place, options.get("subfolder", ""))))
     module, report = cls.from_pretrained(place, **options)
-    if (other := class_with(cls, report["unexpected_keys"])) is not cls:  # of the hub
-        module, report = other.from_pretrained(place, **options)
+    if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # of the hub
+        module, report = sibling.from_pretrained(place, **options)
     refuse_report(report, module)
-    own: nn.Module = module
-    return own
+    module_read: nn.Module = module
+    return module_read
 
 
 def _names_in(folder: Path) -> Iterator[str]:

@@ -112,12 +112,12 @@ class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
         from hy3dgen.shapegen import Hunyuan3DDiTFlowMatchingPipeline
 
         cls = Hunyuan3DDiTFlowMatchingPipeline
-        own = cls.__new__(cls)  # its constructor would move the modules
-        vars(own).update({name: getattr(self, name) for name in PARTS})
-        vars(own).update(device=self._execution_device, dtype=self.dtype, kwargs={})
+        pipe = cls.__new__(cls)  # its constructor would move the modules
+        vars(pipe).update({name: getattr(self, name) for name in PARTS})
+        vars(pipe).update(device=self._execution_device, dtype=self.dtype, kwargs={})
         call = cls.__call__.__wrapped__  # without inference mode: modules are shared
         latents = call(
-            own, image, num_inference_steps, guidance_scale=guidance_scale, generator=generator,
+            pipe, image, num_inference_steps, guidance_scale=guidance_scale, generator=generator,
             output_type="latent", enable_pbar=False,
         )  # fmt: skip
         latents = self.vae(1 / self.vae.scale_factor * latents)
@@ -142,8 +142,8 @@ def read_shapes(folder: Path, dtype: torch.dtype) -> Hunyuan3DPipeline:
     config = yaml.safe_load((folder / "config.yaml").read_text())
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for name, weight in load_file(_weights(folder)).items():
-        part, _, own = name.partition(".")
-        weights.setdefault(part, {})[own] = weight
+        part, _, key = name.partition(".")
+        weights.setdefault(part, {})[key] = weight
     parts = {name: _instance(folder, name, config.get(name)) for name in PARTS}
     for name in MODULES:
         report = parts[name].load_state_dict(weights.get(name, {}), strict=False)

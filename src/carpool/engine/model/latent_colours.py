@@ -29,10 +29,10 @@ def colours(vae: Any) -> tuple[Tensor, int]:
     scale = probe_px // _encoded(vae, torch.zeros(1, 3, probe_px, probe_px).to(weight)).shape[-1]
     pictures = _patterns(CELLS * scale)
     latents = _encoded(vae, pictures.to(weight)).float().cpu()
-    known = latents.movedim(1, -1).flatten(0, 2)
-    known = torch.cat([known, torch.ones(len(known), 1)], dim=1)
-    wanted = (avg_pool2d(pictures, scale) + 1) / 2
-    answer = torch.linalg.lstsq(known, wanted.movedim(1, -1).flatten(0, 2), driver="gelsd")
+    samples = latents.movedim(1, -1).flatten(0, 2)
+    samples = torch.cat([samples, torch.ones(len(samples), 1)], dim=1)
+    colours = (avg_pool2d(pictures, scale) + 1) / 2
+    answer = torch.linalg.lstsq(samples, colours.movedim(1, -1).flatten(0, 2), driver="gelsd")
     factors: Tensor = answer.solution
     return factors, scale
 
@@ -42,8 +42,8 @@ def _encoded(vae: Any, pictures: Tensor) -> Tensor:
     is_of_videos = any(weight.ndim == 5 for weight in vae.parameters())
     answer = vae.encode(pictures.unsqueeze(2) if is_of_videos else pictures)
     latents = answer.latent_dist.mode() if hasattr(answer, "latent_dist") else answer.latent
-    found: Tensor = latents[:, :, 0] if is_of_videos else latents
-    return found
+    images: Tensor = latents[:, :, 0] if is_of_videos else latents
+    return images
 
 
 def _patterns(side_px: int) -> Tensor:

@@ -87,8 +87,8 @@ class LoadedPipeline:
     def vae_scale_px(self) -> int:
         """Pixels along a side that one latent place stands for."""
         names = ("vae_scale_factor_spatial", "vae_scale_factor")
-        found = (getattr(self.pipe, name, None) for name in names)
-        return int(next((factor for factor in found if factor), 8))
+        factors = (getattr(self.pipe, name, None) for name in names)
+        return int(next((factor for factor in factors if factor), 8))
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -111,13 +111,13 @@ class LoadedPipeline:
 
 
 def _modules(pipe: Pipeline) -> Iterator[tuple[str, nn.Module]]:
-    seen: set[int] = set()
-    inner = {name: one for name, one in vars(pipe).items() if isinstance(one, Pipeline)}
-    own = {**pipe.components, **vars(pipe)}
-    deeper = ((f"{name}.{n}", m) for name, one in inner.items() for n, m in _modules(one))
-    for name, module in (*own.items(), *deeper):
-        if isinstance(module, nn.Module) and id(module) not in seen:
-            seen.add(id(module))
+    visited: set[int] = set()
+    inner = {name: part for name, part in vars(pipe).items() if isinstance(part, Pipeline)}
+    attributes = {**pipe.components, **vars(pipe)}
+    deeper = ((f"{name}.{n}", m) for name, part in inner.items() for n, m in _modules(part))
+    for name, module in (*attributes.items(), *deeper):
+        if isinstance(module, nn.Module) and id(module) not in visited:
+            visited.add(id(module))
             yield name, module
 
 
@@ -250,9 +250,9 @@ def load(
                 writers=tuple(task for task, _ in writers.values()),
             ),
             device,
-            {name: one for name, (_, one) in (tasks | writers).items()},
+            {name: view_of for name, (_, view_of) in (tasks | writers).items()},
             undo.pop_all().close,
-            {id(part): part for _, one in _modules(pipe) for part in one.modules()},
+            {id(part): part for _, module in _modules(pipe) for part in module.modules()},
             {**extra.get("lora", {}), **parse_lora(settings.lora)},
             source=name if isinstance(model, Pipeline) else str(model),
             is_spread=settings.place is not None,

@@ -42,7 +42,7 @@ def read_modular(
     settings: EngineSettings,
     device: Device,
     modules: Collection[str],
-    given: Mapping[str, nn.Module | None],
+    supplied: Mapping[str, nn.Module | None],
     quantized: Mapping[str, Any],
 ) -> ModularPipeline:
     """Read a modular pipeline from its files: each component from where its index says.
@@ -66,11 +66,11 @@ def read_modular(
             f"{source}: its blocks are code of the repository, which is not run: load it in a "
             "function of your own that returns the pipeline, and serve that with --pipeline"
         ) from error
-    parts = {name: module for name, module in given.items() if module is not None}
+    parts = {name: module for name, module in supplied.items() if module is not None}
     pipe.update_components(**parts)
     for name in pipe.pretrained_component_names:
         spec = pipe.get_component_spec(name)
-        if name in given or spec.pretrained_model_name_or_path is None:
+        if name in supplied or spec.pretrained_model_name_or_path is None:
             continue
         how: dict[str, Any] = {}
         if spec.pretrained_model_name_or_path == source:
@@ -92,7 +92,7 @@ def _loaded(spec: ComponentSpec, how: Mapping[str, Any], *, is_module: bool) -> 
     place = spec.pretrained_model_name_or_path
     if not is_module or spec.type_hint is None or place is None or is_weights(place):
         return spec.load(**how, **({"use_safetensors": True} if is_module else {}))
-    where = {name: one for name in spec.loading_fields() if (one := getattr(spec, name, None))}
+    where = {name: value for name in spec.loading_fields() if (value := getattr(spec, name, None))}
     del where["pretrained_model_name_or_path"]
     try:
         module: Any = from_folder(spec.type_hint, place, **{**where, **how})
@@ -111,25 +111,25 @@ def workflows(pipe: ModularPipeline) -> dict[str, list[Any]]:
     blocks = pipe.blocks
     try:
         parts = [blocks.get_workflow(name) for name in blocks.available_workflows]
-        named = [{one.name: one for one in part.inputs if one.name} for part in parts]
+        named = [{entry.name: entry for entry in part.inputs if entry.name} for part in parts]
     except NotImplementedError:  # whether one block gives what another requires is not known
-        own = [one for one in blocks.inputs if one.name]
-        named = [{i.name: replace(i, required=i.required and i.name == "prompt") for i in own}]
+        fields = [parameter for parameter in blocks.inputs if parameter.name]
+        named = [{i.name: replace(i, required=i.required and i.name == "prompt") for i in fields}]
     by_task: dict[str, list[dict[str, Any]]] = {}
     for inputs in named:
         by_task.setdefault(_task(inputs, set(blocks.output_names)), []).append(inputs)
-    everything = {one.name: one for one in blocks.inputs if one.name}
+    all_inputs = {parameter.name: parameter for parameter in blocks.inputs if parameter.name}
     return {
-        task: _merged(everything, several)
-        for task, several in sorted(by_task.items(), key=lambda item: _pictures(item[1]))
+        task: _merged(all_inputs, workflows)
+        for task, workflows in sorted(by_task.items(), key=lambda item: _pictures(item[1]))
     }
 
 
-def _task(inputs: Collection[str], made: set[str]) -> str:
+def _task(inputs: Collection[str], products: set[str]) -> str:
     has_picture = "image" in inputs
-    if made & {"videos", "video", "frames"}:
+    if products & {"videos", "video", "frames"}:
         return "image-to-video" if has_picture else "text-to-video"
-    if not made & {"images", "image"} and made & {"audio", "audios", "sound"}:
+    if not products & {"images", "image"} and products & {"audio", "audios", "sound"}:
         return "text-to-audio"
     if "mask_image" in inputs:
         return "inpaint"
@@ -138,32 +138,32 @@ def _task(inputs: Collection[str], made: set[str]) -> str:
     return "text-to-image"
 
 
-def _pictures(several: list[dict[str, Any]]) -> int:
-    return max(sum(name in inputs for name in PICTURE_NAMES) for inputs in several)
+def _pictures(workflows: list[dict[str, Any]]) -> int:
+    return max(sum(name in inputs for name in PICTURE_NAMES) for inputs in workflows)
 
 
-def _merged(everything: Mapping[str, Any], several: list[dict[str, Any]]) -> list[Any]:
-    own = {name: one for inputs in reversed(several) for name, one in inputs.items()}
+def _merged(all_inputs: Mapping[str, Any], workflows: list[dict[str, Any]]) -> list[Any]:
+    task_inputs = {name: entry for inputs in reversed(workflows) for name, entry in inputs.items()}
     return [
-        replace(one, required=all(name in i and i[name].required for i in several))
-        for name, one in {**everything, **own}.items()
-        if name in own or name not in PICTURE_NAMES
+        replace(parameter, required=all(name in i and i[name].required for i in workflows))
+        for name, parameter in {**all_inputs, **task_inputs}.items()
+        if name in task_inputs or name not in PICTURE_NAMES
     ]
 
 
 def guidance(pipe: ModularPipeline) -> dict[str, float]:
     """Guidance that a request may say though no block takes it: the pipeline's guiders have it."""
-    taken = pipe.blocks.input_names
+    input_names = pipe.blocks.input_names
     guiders = {name: getattr(pipe, part, None) for name, part in _GUIDERS.items()}
-    own = {name: getattr(guider, "guidance_scale", None) for name, guider in guiders.items()}
+    scales = {name: getattr(guider, "guidance_scale", None) for name, guider in guiders.items()}
     return {
         name: float(scale)
-        for name, scale in own.items()
-        if name not in taken and isinstance(scale, (int, float))
+        for name, scale in scales.items()
+        if name not in input_names and isinstance(scale, (int, float))
     }
 
 
-def run(mine: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def run(pipe: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Call a request's own copy of a pipeline.
 
     Args:
@@ -173,15 +173,15 @@ def run(mine: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
         What its blocks put out, or those that `output` names, under the names that other pipelines
         give them.
     """
-    given = dict(arguments)
-    asked = given.pop("output", None) or outputs(mine)
-    if any(name in given for name in _GUIDERS):
-        for name in guidance(mine).keys() & given.keys():
-            if (scale := given.pop(name)) is not None:
-                getattr(mine, _GUIDERS[name]).guidance_scale = scale
-    names = [asked] if isinstance(asked, str) else list(asked)
-    found = mine(output=names, **given)
-    return {OUTPUTS.get(name, name): found[name] for name in names}
+    remaining = dict(arguments)
+    output = remaining.pop("output", None) or outputs(pipe)
+    if any(name in remaining for name in _GUIDERS):
+        for name in guidance(pipe).keys() & remaining.keys():
+            if (scale := remaining.pop(name)) is not None:
+                getattr(pipe, _GUIDERS[name]).guidance_scale = scale
+    names = [output] if isinstance(output, str) else list(output)
+    results = pipe(output=names, **remaining)
+    return {OUTPUTS.get(name, name): results[name] for name in names}
 
 
 def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,11 +189,11 @@ def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]
     if not isinstance(pipe, ModularPipeline):
         pipe.set_progress_bar_config(disable=True)
         return dict(pipe(**arguments))
-    mine = copy.copy(pipe)
+    pipe_copy = copy.copy(pipe)
     for name in ("_blocks", *_GUIDERS.values()):
-        vars(mine)[name] = copy.deepcopy(getattr(pipe, name, None))
-    silence(mine._blocks)
-    return run(mine, arguments)
+        vars(pipe_copy)[name] = copy.deepcopy(getattr(pipe, name, None))
+    silence(pipe_copy._blocks)
+    return run(pipe_copy, arguments)
 
 
 def outputs(pipe: ModularPipeline) -> list[str]:

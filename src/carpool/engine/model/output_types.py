@@ -17,26 +17,27 @@ from diffusers.video_processor import VideoProcessor
 
 USUAL = ("pil", "np", "pt", "latent")
 # To read the sources of three classes takes 0.1 s: answers are kept.
-_KNOWN: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
+_BY_CLASS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 _CONVERTERS = {"postprocess": VaeImageProcessor, "postprocess_video": VideoProcessor}
 
 
 def output_types(cls: type) -> tuple[str, ...]:
     """The values of `output_type` that a pipeline class compares it with, and the usual ones."""
-    if cls not in _KNOWN:
-        _KNOWN[cls] = _output_types(cls)
-    return _KNOWN[cls]
+    if cls not in _BY_CLASS:
+        _BY_CLASS[cls] = _output_types(cls)
+    return _BY_CLASS[cls]
 
 
 def _output_types(cls: type) -> tuple[str, ...]:
-    found = dict.fromkeys(USUAL)
+    types = dict.fromkeys(USUAL)
     for function in _functions(cls):
         for node in ast.walk(function):
             if isinstance(node, ast.Compare) and _is_name(node.left):
-                for other in node.comparators:
-                    texts = [one.value for one in ast.walk(other) if isinstance(one, ast.Constant)]
-                    found.update(dict.fromkeys(text for text in texts if isinstance(text, str)))
-    return tuple(found)
+                for comparator in node.comparators:
+                    leaves = ast.walk(comparator)
+                    texts = [leaf.value for leaf in leaves if isinstance(leaf, ast.Constant)]
+                    types.update(dict.fromkeys(text for text in texts if isinstance(text, str)))
+    return tuple(types)
 
 
 def only_converts(pipe: Any) -> bool:
@@ -45,8 +46,8 @@ def only_converts(pipe: Any) -> bool:
     True where `__call__` does no more with `output_type` than to ask whether it is "latent", to
     have it checked, and to hand it to diffusers' own image or video processor.
     """
-    found = {name: type(one) for name, one in vars(pipe).items()}
-    processors = {n: cls for n, cls in found.items() if issubclass(cls, VaeImageProcessor)}
+    classes = {name: type(value) for name, value in vars(pipe).items()}
+    processors = {n: cls for n, cls in classes.items() if issubclass(cls, VaeImageProcessor)}
     return _only_converts(type(pipe).__call__, tuple(processors.items()))
 
 
@@ -59,12 +60,12 @@ def _only_converts(call: Any, processors: tuple[tuple[str, type], ...]) -> bool:
     plain: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and _is_name(node.left):
-            other = node.comparators[0]
-            if isinstance(other, ast.Constant) and other.value == "latent":
+            comparator = node.comparators[0]
+            if isinstance(comparator, ast.Constant) and comparator.value == "latent":
                 plain.add(id(node.left))
         elif isinstance(node, ast.Call) and _is_converter(dict(processors), node.func):
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            plain.update(id(one) for one in given if _is_name(one))
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            plain.update(id(argument) for argument in arguments if _is_name(argument))
     uses = [node for node in ast.walk(tree) if _is_name(node)]
     return bool(uses) and all(id(node) in plain for node in uses)
 
@@ -80,9 +81,9 @@ def _is_converter(processors: Mapping[str, type], function: ast.expr) -> bool:
         return False
     if (processor := processors.get(holder.attr)) is None:
         return False
-    mine = (getattr(processor, name, None) for name in _CONVERTERS)
-    own = (getattr(VideoProcessor, name) for name in _CONVERTERS)
-    return all(one in (None, plain) for one, plain in zip(mine, own, strict=True))
+    converters = (getattr(processor, name, None) for name in _CONVERTERS)
+    defaults = (getattr(VideoProcessor, name) for name in _CONVERTERS)
+    return all(method in (None, plain) for method, plain in zip(converters, defaults, strict=True))
 
 
 def _is_name(node: ast.AST) -> bool:
@@ -96,14 +97,14 @@ def _has_name(function: Any) -> bool:
 
 
 def _functions(cls: type) -> list[ast.Module]:
-    found = []
+    sources = []
     for function in vars(cls).values():
         if inspect.isfunction(function) and _has_name(inspect.unwrap(function)):
             try:
-                found.append(_parsed(function))
+                sources.append(_parsed(function))
             except (OSError, TypeError, SyntaxError):
                 continue
-    return found
+    return sources
 
 
 def _parsed(function: Any) -> ast.Module:

@@ -50,7 +50,7 @@ class Pins:
             self._installed.pop().drop()
         self._answers.clear()
 
-    def answer(self, module: nn.Module, what: str, ask: Callable[[Any], Any], context: Any) -> Any:
+    def answer(self, module: nn.Module, name: str, ask: Callable[[Any], Any], context: Any) -> Any:
         """The pinned answer, for a fiber.
 
         Args:
@@ -59,28 +59,28 @@ class Pins:
         """
         if id(module) not in self._components or context.changes.are_possible:
             return ask(module)
-        known = id(module), what
-        if known not in self._answers:
-            self._answers[known] = ask(module)
-        return self._answers[known]
+        key = id(module), name
+        if key not in self._answers:
+            self._answers[key] = ask(module)
+        return self._answers[key]
 
 
-def _pinned(what: str, ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _pinned(question: str, ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def answer(module: Any) -> Any:
         context = current_context()
         if context is None or context.pins is None:
             return ask(module)
-        return context.pins.answer(module, what, ask, context)
+        return context.pins.answer(module, question, ask, context)
 
     return answer
 
 
-def _property(what: str) -> Callable[[Any], Any]:
-    return lambda plain: property(_pinned(what, plain.fget), doc=plain.__doc__)
+def _property(question: str) -> Callable[[Any], Any]:
+    return lambda plain: property(_pinned(question, plain.fget), doc=plain.__doc__)
 
 
 def _owner(cls: type, name: str) -> type:
-    return next(one for one in cls.__mro__ if name in vars(one))
+    return next(base for base in cls.__mro__ if name in vars(base))
 
 
 _properties = [
@@ -109,6 +109,6 @@ def _signatures(components: Iterable[nn.Module]) -> list[Patches]:
             function: Any = type(getattr(part, "processor", None)).__call__
             if isinstance(function, types.FunctionType):
                 signature = inspect.signature(function)
-                pin = {"__signature__": lambda _, own=signature: own}
+                pin = {"__signature__": lambda _, value=signature: value}
                 _signed.setdefault(function, Patches(function, pin))
     return list(_signed.values())

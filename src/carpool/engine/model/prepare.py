@@ -88,13 +88,13 @@ def _restore(module: nn.Module, attribute: str, before: Any) -> None:
         vars(module)[attribute] = before
 
 
-def _device(name: str, said: str) -> torch.device:
+def _device(name: str, text: str) -> torch.device:
     try:
-        device = torch.device(said)
+        device = torch.device(text)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         lines = str(error).splitlines()
-        raise SettingRejected(f"place={name}={said}: no such device here ({lines[0]})") from error
+        raise SettingRejected(f"place={name}={text}: no such device here ({lines[0]})") from error
     return device
 
 

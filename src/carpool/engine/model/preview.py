@@ -47,10 +47,10 @@ class SchedulerHook:
     """
 
     def __init__(
-        self, wanted: int, show: Callable[[DenoisedEstimate], None], stages: Stages
+        self, count: int, show: Callable[[DenoisedEstimate], None], stages: Stages
     ) -> None:
-        self._wanted, self._show, self._stages = wanted, show, stages
-        self._done = 0
+        self._count, self._show, self._stages = count, show, stages
+        self._step = 0
         self._layout: Any = None
 
     def install(self, scheduler: Any) -> None:
@@ -79,18 +79,18 @@ class SchedulerHook:
             self._layout = shapes if ids is None else ids
 
     def _stepped(self, scheduler: Any, plain: Any, args: Any, kwargs: Any, result: Any) -> None:
-        self._done += 1
+        self._step += 1
         begin = getattr(scheduler, "begin_index", None) or 0
         steps = len(scheduler.timesteps)
-        if self._done in moments(self._wanted, steps - begin):
-            given = inspect.signature(plain).bind(scheduler, *args, **kwargs).arguments
-            clean = _clean(scheduler, given["model_output"], given["sample"], result)
-            self._show(DenoisedEstimate(clean, self._layout, begin + self._done, steps))
+        if self._step in moments(self._count, steps - begin):
+            bound = inspect.signature(plain).bind(scheduler, *args, **kwargs).arguments
+            clean = _clean(scheduler, bound["model_output"], bound["sample"], result)
+            self._show(DenoisedEstimate(clean, self._layout, begin + self._step, steps))
 
 
-def moments(wanted: int, steps: int) -> set[int]:
+def moments(count: int, steps: int) -> set[int]:
     """After which steps to take estimates: evenly spaced, and never after the last."""
-    return {round(i * steps / (wanted + 1)) for i in range(1, wanted + 1)} - {0, steps}
+    return {round(i * steps / (count + 1)) for i in range(1, count + 1)} - {0, steps}
 
 
 def _clean(scheduler: Any, answer: Tensor, sample: Tensor, result: Any) -> Tensor:
@@ -99,15 +99,15 @@ def _clean(scheduler: Any, answer: Tensor, sample: Tensor, result: Any) -> Tenso
         estimate: Tensor = sample - scheduler.sigmas[scheduler.step_index - 1] * answer
         return estimate  # the answer is noise - x0
     if isinstance(result, tuple):
-        before, *given = result
+        before, *estimates = result
     else:
         before = result.prev_sample
-        given = [getattr(result, "pred_original_sample", None)]
+        estimates = [getattr(result, "pred_original_sample", None)]
     config = scheduler.config
-    kept = [one for one in getattr(scheduler, "model_outputs", ()) if one is not None]
-    if kept and ("++" in config.get("algorithm_type", "") or config.get("predict_x0")):
-        given = kept[-1:]  # multistep solvers keep their estimates
-    clean: Tensor = before if not given or given[0] is None else given[0]
+    outputs = [output for output in getattr(scheduler, "model_outputs", ()) if output is not None]
+    if outputs and ("++" in config.get("algorithm_type", "") or config.get("predict_x0")):
+        estimates = outputs[-1:]  # multistep solvers keep their estimates
+    clean: Tensor = before if not estimates or estimates[0] is None else estimates[0]
     return clean
 
 
@@ -176,8 +176,8 @@ class PreviewDecoder:
         mean, std = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
         factor = float(getattr(config, "scaling_factor", None) or 1.0)
         if mean is not None and std is not None:
-            own = torch.tensor(std) / (factor if self._has_factor else 1.0)
-            return _affine(maps, own, torch.tensor(mean))
+            deviation = torch.tensor(std) / (factor if self._has_factor else 1.0)
+            return _affine(maps, deviation, torch.tensor(mean))
         return maps / factor + float(getattr(config, "shift_factor", None) or 0.0)
 
 
@@ -197,7 +197,7 @@ def _maps(latents: Tensor, layout: Any, to_host: Callable[[Tensor], Tensor]) -> 
         return None
     if isinstance(layout, Tensor):
         ids = to_host(layout).reshape(-1, layout.shape[-1])[: latents.shape[1], 1:3]
-        height, width = (int(most) + 1 for most in ids.amax(dim=0))
+        height, width = (int(maximum) + 1 for maximum in ids.amax(dim=0))
     else:
         _, height, width = layout[0][0]
     if height * width != latents.shape[1]:
@@ -248,7 +248,7 @@ class PreviewSender:
             draw = self._previews.picture
             picture = self._stages.contain("preview", None, draw, estimate, to_host)
             if picture is not None:
-                done, steps = estimate.step, estimate.steps
-                send(Event("preview", request_id, now_s, done, steps, picture=picture))
+                step, steps = estimate.step, estimate.steps
+                send(Event("preview", request_id, now_s, step, steps, picture=picture))
 
         self._off_loop(draw_and_send)

@@ -27,23 +27,23 @@ def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Qu
     Raises:
         SettingRejected: a component cannot be quantized like this.
     """
-    said = quantizations(settings.quantize)
-    if DEFAULT in said:
-        kind = said.pop(DEFAULT)
+    schemes = quantizations(settings.quantize)
+    if DEFAULT in schemes:
+        kind = schemes.pop(DEFAULT)
         denoisers = [name for name in modules if is_denoiser(name)]
         if not denoisers:
             raise SettingRejected(
                 f"quantize={settings.quantize!r}: the model has no transformer or UNet: name a "
                 f"component, of {', '.join(sorted(modules))}"
             )
-        said = {**dict.fromkeys(denoisers, kind), **said}
-    for component, kind in said.items():
+        schemes = {**dict.fromkeys(denoisers, kind), **schemes}
+    for component, kind in schemes.items():
         if kind.backend == "layerwise" and not is_denoiser(component):
             raise SettingRejected(
                 f"quantize={settings.quantize!r}: only denoisers can store weights as float8 by "
                 f"layers, and {component} is none: take {component}=int8 or {component}=quanto-fp8"
             )
-    return said
+    return schemes
 
 
 def quantization_of(
@@ -63,11 +63,11 @@ def quantization_of(
     if kind.backend == "layerwise":
         return None
     module = transformers if library == "transformers" else diffusers
-    known: Mapping[str, Any] = module.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING
-    if kind.backend not in known:
+    configs_by_backend: Mapping[str, Any] = module.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+    if kind.backend not in configs_by_backend:
         raise SettingRejected(
             f"quantize: {library} has no quant_backend {kind.backend!r}"
-            f"{nearest(kind.backend, known)}: it has {', '.join(known)}"
+            f"{nearest(kind.backend, configs_by_backend)}: it has {', '.join(configs_by_backend)}"
         )
     options = dict(kind.options)
     if kind.backend == "torchao":
@@ -77,7 +77,7 @@ def quantization_of(
     elif kind.backend == "bitsandbytes_4bit":
         options.setdefault("bnb_4bit_compute_dtype", dtype)
     try:
-        return known[kind.backend](**options)
+        return configs_by_backend[kind.backend](**options)
     except (TypeError, ValueError, ImportError, RuntimeError) as error:
         raise SettingRejected(f"quantize: {kind.backend}: {error}") from error
 
@@ -86,17 +86,18 @@ def _torchao(options: dict[str, Any]) -> dict[str, Any]:
     """Options of torchao with its own objects in the place of their names."""
     import torchao.quantization as ao  # takes seconds
 
-    name, given = str(options.pop("quant_type", "")), dict(options.pop("quant_kwargs", {}))
+    name = str(options.pop("quant_type", ""))
+    quantizer_options = dict(options.pop("quant_kwargs", {}))
     if not name.endswith("Config") or not hasattr(ao, name):
-        configs = [known for known in dir(ao) if known.endswith("Config")]
+        configs = [config_name for config_name in dir(ao) if config_name.endswith("Config")]
         raise SettingRejected(
             f"quantize: torchao has no quant_type {name!r}{nearest(name, configs)}: it has "
             f"{', '.join(configs)}"
         )
-    if isinstance(granularity := given.get("granularity"), str):
-        given["granularity"] = getattr(ao, granularity)()
+    if isinstance(granularity := quantizer_options.get("granularity"), str):
+        quantizer_options["granularity"] = getattr(ao, granularity)()
     try:
-        return {"quant_type": getattr(ao, name)(**given), **options}
+        return {"quant_type": getattr(ao, name)(**quantizer_options), **options}
     except (TypeError, ValueError, AssertionError) as error:
         raise SettingRejected(f"quantize: torchao's {name}: {error}") from error
 
@@ -118,14 +119,14 @@ def quantize_read(module: nn.Module, kind: Quantization, dtype: torch.dtype) -> 
         SettingRejected: its back end only quantizes while it reads a folder.
     """
     options = dict(kind.options)
-    kept = (options.pop("modules_to_not_convert", None) or options.get("llm_int8_skip_modules"),
+    skipped = (options.pop("modules_to_not_convert", None) or options.get("llm_int8_skip_modules"),
             getattr(module, "_keep_in_fp32_modules", None))  # fmt: skip
-    layers = _linear_layers(module, [name for names in kept for name in names or ()])
+    layers = _linear_layers(module, [name for names in skipped for name in names or ()])
     if kind.backend == "torchao":
         from torchao.quantization import quantize_
 
-        wanted = _torchao(options)["quant_type"]
-        quantize_(module, wanted, filter_fn=lambda _, path: path in layers)
+        quant_type = _torchao(options)["quant_type"]
+        quantize_(module, quant_type, filter_fn=lambda _, path: path in layers)
     elif kind.backend == "quanto":
         from optimum import quanto
 
@@ -135,24 +136,24 @@ def quantize_read(module: nn.Module, kind: Quantization, dtype: torch.dtype) -> 
         for path in layers:
             module.set_submodule(path, _bitsandbytes(module.get_submodule(path), options, dtype))
     else:
-        able = [name for name, one in KINDS.items() if one.backend != kind.backend]
+        able = [name for name, entry in KINDS.items() if entry.backend != kind.backend]
         raise SettingRejected(
             f"quantize: {kind.backend} does not quantize what is read from a single file: take one "
             f"of {', '.join(able)}, or a folder"
         )
 
 
-def _linear_layers(module: nn.Module, kept: Collection[str]) -> list[str]:
+def _linear_layers(module: nn.Module, skipped: Collection[str]) -> list[str]:
     """Paths of linear layers, but for those that bear one of these names, or lie below one."""
 
     def is_kept(path: str) -> bool:
-        return any(f".{name}." in f".{path}." for name in kept)
+        return any(f".{name}." in f".{path}." for name in skipped)
 
     return [
         path
-        for path, one in module.named_modules()
-        if isinstance(one, nn.Linear)
-        and not isinstance(one, NonDynamicallyQuantizableLinear)
+        for path, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+        and not isinstance(part, NonDynamicallyQuantizableLinear)
         and not is_kept(path)
     ]
 
@@ -165,18 +166,19 @@ def _bitsandbytes(layer: nn.Module, options: Mapping[str, Any], dtype: torch.dty
     shape = layer.in_features, layer.out_features, layer.bias is not None
     if options.get("load_in_8bit"):
         threshold = options.get("llm_int8_threshold", 6.0)
-        made = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=threshold)
+        layer_quantized = bnb.nn.Linear8bitLt(*shape, has_fp16_weights=False, threshold=threshold)
     else:
-        made = bnb.nn.Linear4bit(
+        layer_quantized = bnb.nn.Linear4bit(
             *shape,
             compute_dtype=options.get("bnb_4bit_compute_dtype", dtype),
             compress_statistics=options.get("bnb_4bit_use_double_quant", False),
             quant_type=options.get("bnb_4bit_quant_type", "fp4"),
         )
         if layer.in_features % BLOCK_IN or layer.out_features % BLOCK_OUT:
-            made.support_avx512bf16_for_cpu = False  # the others are computed another way there
-    made.load_state_dict(layer.state_dict())
-    quantized: nn.Module = made.to(layer.weight.device).requires_grad_(False)
+            # The others are computed another way there.
+            layer_quantized.support_avx512bf16_for_cpu = False
+    layer_quantized.load_state_dict(layer.state_dict())
+    quantized: nn.Module = layer_quantized.to(layer.weight.device).requires_grad_(False)
     return quantized.train(layer.training)
 
 

@@ -55,11 +55,11 @@ def attach(
         raise LoadFailed(f"rewriter {model!r}: {rule} ({reason:.300})") from error
     if tokenizer.chat_template is None:
         raise LoadFailed(f"rewriter {model!r} has no chat template: take an instructed model")
-    own = vars(pipe)
-    own[REWRITER] = network.to(device).eval().requires_grad_(False)
-    own[TOKENIZER] = tokenizer
+    attributes = vars(pipe)
+    attributes[REWRITER] = network.to(device).eval().requires_grad_(False)
+    attributes[TOKENIZER] = tokenizer
     for name in (REWRITER, TOKENIZER):
-        undo.callback(own.pop, name, None)
+        undo.callback(attributes.pop, name, None)
 
 
 class TellPrompt(Protocol):
@@ -123,8 +123,9 @@ def noting(pipe: Any, note: Callable[[str], object], tell: TellPrompt) -> Iterat
     Args:
         tell: called while such a method lets one of the pipeline's models write.
     """
-    own, names = vars(pipe), [name for name in METHODS if callable(getattr(pipe, name, None))]
-    saved = {name: own[name] for name in names if name in own}
+    attributes = vars(pipe)
+    names = [name for name in METHODS if callable(getattr(pipe, name, None))]
+    saved = {name: attributes[name] for name in names if name in attributes}
 
     def watch(module: nn.Module, options: Mapping[str, Any]) -> Mapping[str, Any]:
         parts = pipe.components
@@ -134,13 +135,13 @@ def noting(pipe: Any, note: Callable[[str], object], tell: TellPrompt) -> Iterat
         return options if tokenizer is None else watched(tokenizer, tell, options)
 
     for name in names:
-        own[name] = partial(_noted, getattr(pipe, name), note, watch)
+        attributes[name] = partial(_noted, getattr(pipe, name), note, watch)
     try:
         yield
     finally:
         for name in names:
-            del own[name]
-        own.update(saved)
+            del attributes[name]
+        attributes.update(saved)
 
 
 def _noted(

@@ -13,19 +13,19 @@ from diffusers.utils import is_scipy_available
 from carpool.errors import InvalidValue
 from carpool.request.samplers import SAMPLERS, SIGMAS, NamedSampler
 
-_KEPT = ("use_flow_sigmas", "rescale_betas_zero_snr")
+_MUST_SUPPORT = ("use_flow_sigmas", "rescale_betas_zero_snr")
 """Entries of a configuration that say how a model was trained: a class without them does not do."""
 
 
 def offered(pipe: Any) -> tuple[str, ...]:
     """The names of the samplers that a pipeline's own scheduler may be exchanged for."""
-    own = vars(pipe).get("scheduler")
-    if not isinstance(own, SchedulerMixin):
+    scheduler = vars(pipe).get("scheduler")
+    if not isinstance(scheduler, SchedulerMixin):
         return ()
-    return tuple(name for name in SAMPLERS if _class_for(own, name) is not None)
+    return tuple(name for name in SAMPLERS if _class_for(scheduler, name) is not None)
 
 
-def exchanged(own: Any, name: str) -> Any:
+def exchanged(scheduler: Any, name: str) -> Any:
     """A new scheduler; as `CLASS.from_config(pipe.scheduler.config, **options)` of diffusers.
 
     Args:
@@ -35,36 +35,37 @@ def exchanged(own: Any, name: str) -> Any:
     Raises:
         InvalidValue: the model's own is not compatible with it.
     """
-    return copy.deepcopy(_made(own, name))
+    return copy.deepcopy(_made(scheduler, name))
 
 
 @lru_cache(32)  # some compute a thousand timesteps when they are made
-def _made(own: Any, name: str) -> Any:
-    cls = _class_for(own, name)
+def _made(scheduler: Any, name: str) -> Any:
+    cls = _class_for(scheduler, name)
     if cls is None:
-        rule = f"{type(own).__name__} is not compatible with it"
+        rule = f"{type(scheduler).__name__} is not compatible with it"
         raise InvalidValue(f"scheduler={name!r}: {rule}", param="scheduler")
     takes = _parameters(cls)
-    config = {key: value for key, value in own.config.items() if key in takes or key[0] == "_"}
+    entries = scheduler.config.items()
+    config = {key: value for key, value in entries if key in takes or key[0] == "_"}
     return cls.from_config(config, **_options(SAMPLERS[name], takes))
 
 
-def _class_for(own: Any, name: str) -> Any:
+def _class_for(scheduler: Any, name: str) -> Any:
     """The class of a sampler that takes a model's configuration and the sampler's options."""
     sampler = SAMPLERS[name]
     if "use_beta_sigmas" in sampler.required and not is_scipy_available():
         return None
     classes = [getattr(diffusers, cls, None) for cls in sampler.classes]
-    fitting = (cls for cls in classes if cls is not None and _fits(own, cls))
+    fitting = (cls for cls in classes if cls is not None and _fits(scheduler, cls))
     return next((cls for cls in fitting if sampler.required <= _parameters(cls).keys()), None)
 
 
-def _fits(own: Any, cls: Any) -> bool:
+def _fits(scheduler: Any, cls: Any) -> bool:
     """Whether a class takes a configuration, and solves what the model was trained for."""
     is_missing = hasattr(cls, "_backends")  # what diffusers has where a library is not installed
-    if is_missing or not (cls is type(own) or cls in own.compatibles):
+    if is_missing or not (cls is type(scheduler) or cls in scheduler.compatibles):
         return False
-    return all(name in _parameters(cls) for name in _KEPT if own.config.get(name))
+    return all(name in _parameters(cls) for name in _MUST_SUPPORT if scheduler.config.get(name))
 
 
 @cache

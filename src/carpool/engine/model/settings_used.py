@@ -40,20 +40,20 @@ class SettingsUsed:
         task = self._card.task(request.task)
         arguments = request.arguments
         plain = {name: value for name, value in arguments.items() if is_json(value)}
-        used = _defaults(task, arguments) | plain
-        used = {name: value for name, value in used.items() if name not in _UNSAID}
+        settings = _defaults(task, arguments) | plain
+        settings = {name: value for name, value in settings.items() if name not in _UNSAID}
         for name in ("sigmas", "timesteps"):  # one entry a step
             if isinstance(entries := plain.get(name), (list, tuple)):
-                used["num_inference_steps"] = len(entries)
+                settings["num_inference_steps"] = len(entries)
         if request.arguments.get("output_type", request.output_type) != "latent":
             is_pasted = plain.get("padding_mask_crop") is not None  # into a picture of another size
-            used |= {n: v for n, v in _size(fields).items() if not (is_pasted and n in plain)}
+            settings |= {n: v for n, v in _size(fields).items() if not (is_pasted and n in plain)}
         if request.lora:
-            used["lora"] = [{"id": name, "scale": scale} for name, scale in request.lora]
+            settings["lora"] = [{"id": name, "scale": scale} for name, scale in request.lora]
         threshold = self._step_cache if request.step_cache is None else request.step_cache
-        used |= {"step_cache": threshold} if threshold else {}
-        used |= {"enhance_prompt": True} if request.enhance_prompt else {}
-        return used | self._sampler(request.scheduler)
+        settings |= {"step_cache": threshold} if threshold else {}
+        settings |= {"enhance_prompt": True} if request.enhance_prompt else {}
+        return settings | self._sampler(request.scheduler)
 
     def _sampler(self, name: str | None) -> dict[str, Any]:
         if name is None:
@@ -65,10 +65,10 @@ class SettingsUsed:
 
 def _defaults(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The pipeline's own values of what a request leaves out."""
-    own = {one.name: one.default for one in task.parameters if one.default not in (None, "")}
+    defaults = {p.name: p.default for p in task.parameters if p.default not in (None, "")}
     if not any(name in arguments for name in PICTURES):
-        own.pop("strength", None)  # it says how much of a picture is drawn anew
-    return own
+        defaults.pop("strength", None)  # it says how much of a picture is drawn anew
+    return defaults
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, int]:
@@ -104,9 +104,9 @@ def _changed(scheduler: Any) -> dict[str, Any] | None:
     config = getattr(scheduler, "config", None)
     if not isinstance(config, Mapping):
         return None
-    own = inspect.signature(type(scheduler).__init__).parameters
+    takes = inspect.signature(type(scheduler).__init__).parameters
     return {
         name: value
         for name, value in config.items()
-        if name in own and value is not None and is_json(value) and value != own[name].default
+        if name in takes and value is not None and is_json(value) and value != takes[name].default
     }

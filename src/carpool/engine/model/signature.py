@@ -37,10 +37,10 @@ def _read(parameter: inspect.Parameter, call: Any) -> Parameter:
     return _parameter(parameter.name, annotation, default, is_required)
 
 
-def parameter_of(given: Any) -> Parameter:
+def parameter_of(declared: Any) -> Parameter:
     """Read one of a modular pipeline's inputs: diffusers' `InputParam`."""
-    said = _evaluated(given.type_hint, {})
-    return _parameter(given.name, said, given.default, given.required)
+    hint = _evaluated(declared.type_hint, {})
+    return _parameter(declared.name, hint, declared.default, declared.required)
 
 
 def _parameter(name: str, annotation: Any, default: Any, required: bool) -> Parameter:
@@ -54,7 +54,7 @@ def _parameter(name: str, annotation: Any, default: Any, required: bool) -> Para
     else:
         kinds = ("other", "int", "float", "list", "dict")
     if name in PICTURE_NAMES:  # a path is no picture: the pipeline would read the server's files
-        kinds = tuple(dict.fromkeys([*(one for one in kinds if one != "str"), "other"]))
+        kinds = tuple(dict.fromkeys([*(kind for kind in kinds if kind != "str"), "other"]))
     is_none = default is None and not required
     is_tuple = _takes_tuples(annotation, default)
     return Parameter(name, kinds[0], required, plain, kinds[1:], is_none, is_tuple)
@@ -64,7 +64,7 @@ def _takes_tuples(annotation: Any, default: Any) -> bool:
     """Whether a parameter takes a tuple, and no list."""
     if annotation is None:
         return isinstance(default, tuple)
-    kinds = {typing.get_origin(one) or one for one in _options(annotation)}
+    kinds = {typing.get_origin(option) or option for option in _options(annotation)}
     return tuple in kinds and list not in kinds
 
 
@@ -75,44 +75,44 @@ def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
     """
     if annotation is inspect.Parameter.empty:
         return None
-    said = types.SimpleNamespace(__annotations__={"it": annotation})
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
-        return typing.get_type_hints(said, names)["it"]
+        return typing.get_type_hints(holder, names)["it"]
     except Exception:
         return None if isinstance(annotation, str) else annotation
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
     """The types of a union; of a `Literal`, those of its values: the pipeline checks which."""
-    origin, given = typing.get_origin(annotation), typing.get_args(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return tuple([option for one in given for option in _options(one)])
-    return tuple(map(type, given)) if origin is typing.Literal else (annotation,)
+        return tuple([option for argument in arguments for option in _options(argument)])
+    return tuple(map(type, arguments)) if origin is typing.Literal else (annotation,)
 
 
 def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
     """The kinds of value that a parameter takes, the one that describes it best first."""
-    options = [one for one in _options(annotation) if one is not types.NoneType]
-    found: list[ParameterKind] = [
+    options = [option for option in _options(annotation) if option is not types.NoneType]
+    kinds: list[ParameterKind] = [
         typing.cast("ParameterKind", kind.__name__)
         for kind in (str, bool, float, int)
         if kind in options
     ]
     is_prompt = str in options and re.fullmatch(r"(negative_)?prompt(_\d)?", name) is not None
-    lists = [one for one in options if (typing.get_origin(one) or one) in (list, tuple)]
-    if any(typing.get_args(one) in ((int,), (float,)) for one in lists):
-        found.append("numbers")
-    if not found:
-        found.append("other")
+    lists = [o for o in options if (typing.get_origin(o) or o) in (list, tuple)]
+    if any(typing.get_args(kind) in ((int,), (float,)) for kind in lists):
+        kinds.append("numbers")
+    if not kinds:
+        kinds.append("other")
     batches = ((int,), (float,), *([(str,)] if is_prompt else []))  # a text for each prompt
-    if any(_is_plain_list(one) and typing.get_args(one) not in batches for one in lists):
-        found.append("list")
-    if any((typing.get_origin(one) or one) is dict for one in options):
-        found.append("dict")
-    known = (str, bool, float, int, dict, *lists)
-    if any((typing.get_origin(one) or one) not in known and one not in known for one in options):
-        found.append("other")  # tensors, callables, ...
-    return tuple(dict.fromkeys(found))
+    if any(_is_plain_list(option) and typing.get_args(option) not in batches for option in lists):
+        kinds.append("list")
+    if any((typing.get_origin(o) or o) is dict for o in options):
+        kinds.append("dict")
+    scalars = (str, bool, float, int, dict, *lists)
+    if any(o not in scalars and typing.get_origin(o) not in scalars for o in options):
+        kinds.append("other")  # tensors, callables, ...
+    return tuple(dict.fromkeys(kinds))
 
 
 def _is_plain_list(option: Any) -> bool:
@@ -120,5 +120,5 @@ def _is_plain_list(option: Any) -> bool:
     if option in (str, bool, float, int, types.NoneType, ..., list, tuple):
         return True
     if typing.get_origin(option) in (list, tuple, typing.Union, types.UnionType):
-        return all(_is_plain_list(one) for one in typing.get_args(option))
+        return all(_is_plain_list(argument) for argument in typing.get_args(option))
     return False

@@ -61,7 +61,7 @@ def single_file(
     """
     names = weights_of(file)
     config = config or _folder_of(Path(file))
-    told = (
+    context = (
         ""
         if config
         else f"the configuration of {file} was inferred; --model-config gives another: "
@@ -72,19 +72,19 @@ def single_file(
             check_hub(source, revision)
         index = dict(DiffusionPipeline.load_config(source))
     except (LoadFailed, OSError, ValueError) as error:
-        raise LoadFailed(f"{told}{error}") from error
+        raise LoadFailed(f"{context}{error}") from error
     if {part_of(name) for name in names if not is_harmless(name)} - {"model.diffusion_model.", ""}:
         return source, index, None
     denoisers = [name for name, entry in index.items() if is_denoiser(name) and _is_there(entry)]
     if not denoisers:
         raise LoadFailed(f"{source} has neither a transformer nor a UNet for {file}")
-    chosen = min(denoisers, key=lambda name: name not in ("transformer", "unet"))
+    part = min(denoisers, key=lambda name: name not in ("transformer", "unet"))
     if "transformer_2" in denoisers:
-        chosen = "transformer_2" if expert_of(Path(file).stem) == 1 else "transformer"
-        other = {"transformer": "transformer_2", "transformer_2": "transformer"}[chosen]
+        part = "transformer_2" if expert_of(Path(file).stem) == 1 else "transformer"
+        sibling = {"transformer": "transformer_2", "transformer_2": "transformer"}[part]
         logger.warning("%s is taken as %s; %s is that of %s: --component %s=FILE gives another",
-                       file, chosen, other, source, other)  # fmt: skip
-    return source, index, chosen
+                       file, part, sibling, source, sibling)  # fmt: skip
+    return source, index, part
 
 
 def _is_there(entry: Any) -> bool:
@@ -145,9 +145,9 @@ def _shapes(file: str) -> dict[str, Any]:
     if is_gguf(file):
         from gguf import GGUFReader
 
-        return {one.name: one.shape.tolist()[::-1] for one in GGUFReader(file).tensors}
+        return {tensor.name: tensor.shape.tolist()[::-1] for tensor in GGUFReader(file).tensors}
     if is_pth(file):
-        return {name: one.shape for name, one in read_pth(Path(file), "meta").items()}
+        return {name: tensor.shape for name, tensor in read_pth(Path(file), "meta").items()}
     with safe_open(file, framework="pt") as opened:
         return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
 
@@ -155,7 +155,7 @@ def _shapes(file: str) -> dict[str, Any]:
 def read_whole(
     file: str,
     classes: Mapping[str, Any],
-    chosen: Collection[str],
+    names: Collection[str],
     base: BasePipeline,
     dtype_of: Callable[[str], torch.dtype],
     quantized: Mapping[str, Any],
@@ -180,14 +180,14 @@ def read_whole(
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
         checkpoint = read_checkpoint(files, dtype)
         for name, weights in components_in(checkpoint, classes, base).items():
-            if name in chosen:
+            if name in names:
                 part = Checkpoint(checkpoint.file, weights, checkpoint.marks)
                 modules[name] = component_of(
                     part, name, classes[name], base, dtype_of(name), quantized.get(name)
                 )
-    others = ", ".join(name for name in chosen if name not in modules)
-    if others:
-        logger.info("%s has no %s: taken from %s", file, others, base.source)
+    missing = ", ".join(name for name in names if name not in modules)
+    if missing:
+        logger.info("%s has no %s: taken from %s", file, missing, base.source)
     return modules, checkpoint.marks
 
 
@@ -206,9 +206,9 @@ def components_in(
     bare = ("",) if any(not is_harmless(name) for name in by_part.get("", ())) else ()
     prefixes = {**_OF_PARTS, **dict.fromkeys(denoisers, ("model.diffusion_model.", *bare))}
     parts = {
-        name: next(part for part in own if part in by_part)
-        for name, own in prefixes.items()
-        if name in classes and by_part.keys() & set(own)
+        name: next(part for part in parts if part in by_part)
+        for name, parts in prefixes.items()
+        if name in classes and by_part.keys() & set(parts)
     }
     able = [
         (name, part)

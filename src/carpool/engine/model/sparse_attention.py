@@ -73,9 +73,9 @@ def video_sparse_attention(
     means = [(x.float().sum(dim=3) / cubes.sizes[:, None]).to(x.dtype) for x in (query, key, value)]
     scores = means[0] @ means[1].transpose(-1, -2) / query.shape[-1] ** 0.5
     coarse = scores.softmax(dim=-1) @ means[2]
-    chosen = scores.topk(kept_cubes(share, len(cubes.sizes)), dim=-1).indices
+    places = scores.topk(kept_cubes(share, len(cubes.sizes)), dim=-1).indices
     is_token = torch.arange(CUBE_TOKENS, device=query.device) < cubes.sizes[:, None]
-    fine = block_sparse_attention(query, key, value, chosen, is_token)
+    fine = block_sparse_attention(query, key, value, places, is_token)
     answer: Tensor = (coarse[:, :, :, None] * gate + fine).flatten(2, 3)
     return answer[:, :, cubes.places].transpose(1, 2)
 
@@ -102,13 +102,13 @@ def sparse_linear_attention(
     centred = _in_blocks(key - key.mean(dim=2, keepdim=True), KEY_BLOCK)
     scores = _means(_in_blocks(query, QUERY_BLOCK), tokens) @ _means(centred, tokens).mT
     blocks = scores.shape[-1]
-    chosen = scores.topk(max(1, min(int(share * blocks), blocks)), dim=-1).indices
+    places_of_tokens = scores.topk(max(1, min(int(share * blocks), blocks)), dim=-1).indices
     places = torch.arange(blocks * KEY_BLOCK, device=query.device)
     sparse = block_sparse_attention(
         _in_blocks(query, QUERY_BLOCK),
         _in_blocks(key, KEY_BLOCK),
         _in_blocks(value, KEY_BLOCK),
-        chosen,
+        places_of_tokens,
         (places < tokens).reshape(blocks, KEY_BLOCK),
     )
     return (sparse.flatten(2, 3)[:, :, :tokens] + linear).transpose(1, 2)
@@ -133,7 +133,7 @@ def _means(blocks: Tensor, tokens: int) -> Tensor:
 
 
 def block_sparse_attention(
-    query: Tensor, key: Tensor, value: Tensor, chosen: Tensor, is_token: Tensor
+    query: Tensor, key: Tensor, value: Tensor, places: Tensor, is_token: Tensor
 ) -> Tensor:
     """Let each block of queries attend to its chosen blocks of keys.
 
@@ -143,19 +143,19 @@ def block_sparse_attention(
         chosen: (rows, heads, blocks, kept), numbers of blocks of keys.
         is_token: (key blocks, key block); false for zeros that fill a block.
     """
-    rows, heads, blocks, kept = chosen.shape
-    taken_bytes = 2 * heads * kept * key.shape[3] * key.shape[4] * key.element_size()
+    rows, heads, blocks, count = places.shape
+    taken_bytes = 2 * heads * count * key.shape[3] * key.shape[4] * key.element_size()
     step = max(1, GATHER_BYTES // taken_bytes)
     row = torch.arange(rows, device=key.device)[:, None, None, None]
     head = torch.arange(heads, device=key.device)[:, None, None]
     parts = []
     for first in range(0, blocks, step):
-        some = chosen[:, :, first : first + step]
+        places_of_chunk = places[:, :, first : first + step]
         answer = F.scaled_dot_product_attention(
             query[:, :, first : first + step].flatten(1, 2),
-            key[row, head, some].flatten(3, 4).flatten(1, 2),
-            value[row, head, some].flatten(3, 4).flatten(1, 2),
-            attn_mask=is_token[some].flatten(3, 4).flatten(1, 2)[:, :, None],
+            key[row, head, places_of_chunk].flatten(3, 4).flatten(1, 2),
+            value[row, head, places_of_chunk].flatten(3, 4).flatten(1, 2),
+            attn_mask=is_token[places_of_chunk].flatten(3, 4).flatten(1, 2)[:, :, None],
         )
         parts.append(torch.unflatten(answer, 1, (heads, -1)))
     return torch.cat(parts, dim=2)

@@ -121,9 +121,9 @@ class VideoSparseAttnProcessor(SparseAttnProcessor):
         query, key, value, gate = (
             in_cubes(x, cubes.order).flatten(2, 3).contiguous() for x in (query, key, value, gate)
         )
-        sizes, kept = cubes.sizes.int(), kept_cubes(self.share, len(cubes.sizes))
+        sizes, count = cubes.sizes.int(), kept_cubes(self.share, len(cubes.sizes))
         answer: Tensor = kernel(
-            query, key, value, sizes, sizes, kept, block_size=CUBE, compress_attn_weight=gate
+            query, key, value, sizes, sizes, count, block_size=CUBE, compress_attn_weight=gate
         )
         return answer[:, :, cubes.places].transpose(1, 2)
 
@@ -231,7 +231,7 @@ def set_share(modules: Mapping[str, nn.Module], share: float, undo: ExitStack) -
     """
     parts = (part for module in modules.values() for part in module.modules())
     processors = [getattr(part, "processor", None) for part in parts]
-    sparse = [one for one in processors if isinstance(one, SparseAttnProcessor)]
+    sparse = [processor for processor in processors if isinstance(processor, SparseAttnProcessor)]
     if not sparse:
         raise SettingRejected(
             f"sparse_attention={share}: the denoisers of this model attend to all tokens: leave it "

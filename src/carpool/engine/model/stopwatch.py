@@ -32,9 +32,9 @@ class Stopwatch:
             what goes on with the present one.
         """
         before, self._laps = self._laps, laps
-        for one in (before, laps):
-            if one is not None:
-                one.append(self._now())
+        for watch in (before, laps):
+            if watch is not None:
+                watch.append(self._now())
         return before
 
     def stop(self, note: Any) -> None:

@@ -38,7 +38,7 @@ SISTERS = {
     "WanPipeline": ("WanImageToVideoPipeline",),  # where one model does both, as TI2V 5B
 }
 # Reference images of a request, where a pipeline takes more than one; from the models' own pages.
-MANY = {
+MAX_IMAGES = {
     "Flux2Pipeline": 10,
     "Flux2KleinPipeline": 4,
     "Flux2KleinKVPipeline": 4,
@@ -52,21 +52,21 @@ def tasks_of(pipe: Pipeline) -> dict[str, tuple[Task, Pipeline]]:
     """The pipeline's own task first, then those of its sisters, by name."""
     if isinstance(pipe, ModularPipeline):
         return {task.name: (task, pipe) for task in _workflows(pipe)}
-    found: dict[str, tuple[Task, Pipeline]] = {}
+    tasks: dict[str, tuple[Task, Pipeline]] = {}
     configs = {
         name: module._internal_dict
         for name, module in pipe.components.items()
         if isinstance(module, nn.Module) and hasattr(module, "_internal_dict")
     }
     try:
-        for one in (pipe, *_sisters(_with_own_helpers(pipe))):
-            task = _task(one)
-            found.setdefault(task.name, (task, one))
+        for sister in (pipe, *_sisters(_with_own_helpers(pipe))):
+            task = _task(sister)
+            tasks.setdefault(task.name, (task, sister))
     finally:
         for name, config in configs.items():  # some constructors write deprecations into them
             if pipe.components[name]._internal_dict is not config:
                 pipe.components[name]._internal_dict = config
-    return found
+    return tasks
 
 
 def _with_own_helpers(pipe: Pipeline) -> Pipeline:
@@ -91,17 +91,17 @@ def _sisters(pipe: Pipeline) -> Iterator[Pipeline]:
         yield sister
     if name == "WanPipeline" and not pipe.config.get("expand_timesteps"):
         return
-    for other in SISTERS.get(name, ()):
-        yield getattr(diffusers, other)(**_fitting(getattr(diffusers, other), pipe))
+    for sister_name in SISTERS.get(name, ()):
+        yield getattr(diffusers, sister_name)(**_fitting(getattr(diffusers, sister_name), pipe))
 
 
 def linked_pipelines(name: str) -> list[str]:
     """The classes that change and fill pictures with the modules of a pipeline class."""
-    found = re.fullmatch(r"(\w+?)(Img2Img|Inpaint|Inpainting)?(Combined)?Pipeline", name)
-    if not found or found[1] + (found[3] or "") not in LINKED:
+    match = re.fullmatch(r"(\w+?)(Img2Img|Inpaint|Inpainting)?(Combined)?Pipeline", name)
+    if not match or match[1] + (match[3] or "") not in LINKED:
         return []
-    others = (f"{found[1]}{does}{found[3] or ''}Pipeline" for does in _DOES if does != found[2])
-    return [other for other in others if other in _exported()]
+    sisters = (f"{match[1]}{does}{match[3] or ''}Pipeline" for does in _DOES if does != match[2])
+    return [sister for sister in sisters if sister in _exported()]
 
 
 @cache
@@ -125,10 +125,10 @@ def _task(pipe: Pipeline) -> Task:
     parameters, name = parameters_of(pipe), cls.__name__
     controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
     return Task(
-        name=getattr(cls, "task", "") or _name(cls, {one.name for one in parameters}),
+        name=getattr(cls, "task", "") or _name(cls, {parameter.name for parameter in parameters}),
         pipeline=name,
         parameters=parameters,
-        max_images=max(MANY.get(name, 1), len(getattr(controls, "nets", ()))),
+        max_images=max(MAX_IMAGES.get(name, 1), len(getattr(controls, "nets", ()))),
         image_mode=getattr(cls, "image_mode", "RGBA" if "Layered" in name else "RGB"),
         strength_rounds=_strength_rounds(pipe),
         output_types=output_types(cls),
@@ -139,14 +139,14 @@ def _task(pipe: Pipeline) -> Task:
 
 def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
     name = type(pipe).__name__
-    ours = [Parameter("output", "other")]  # of Python: JSON has no tensors
-    ours += [Parameter(one, "float", default=own) for one, own in guidance(pipe).items()]
+    extra = [Parameter("output", "other")]  # of Python: JSON has no tensors
+    extra += [Parameter(name, "float", default=scale) for name, scale in guidance(pipe).items()]
     for task, inputs in workflows(pipe).items():
         yield Task(
             name=task,
             pipeline=name,
-            parameters=(*map(parameter_of, inputs), *ours),
-            max_images=MANY["Flux2Pipeline"] if task == "edit" else 1,  # its blocks count them
+            parameters=(*map(parameter_of, inputs), *extra),
+            max_images=MAX_IMAGES["Flux2Pipeline"] if task == "edit" else 1,  # blocks count them
             image_mode="RGBA" if "Layered" in name else "RGB",
             needs_prompt=False,  # but where a block requires it
         )
@@ -172,20 +172,20 @@ def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:
         return None
     try:
         scheduler.set_timesteps(10)
-        mine = types.SimpleNamespace(timesteps=scheduler.timesteps, order=scheduler.order)
+        stub = types.SimpleNamespace(timesteps=scheduler.timesteps, order=scheduler.order)
     except (ValueError, TypeError, AttributeError):  # it wants the picture's size, has no order
-        mine = types.SimpleNamespace(timesteps=range(10), order=1)
-    given = {"num_inference_steps": 10, "timesteps": mine.timesteps, "device": None}
+        stub = types.SimpleNamespace(timesteps=range(10), order=1)
+    arguments = {"num_inference_steps": 10, "timesteps": stub.timesteps, "device": None}
     names = inspect.signature(choose).parameters
-    given = {name: value for name, value in given.items() if name in names}
+    arguments = {name: value for name, value in arguments.items() if name in names}
     try:
-        none, half = (
-            choose(types.SimpleNamespace(scheduler=mine), **given, strength=strength)[0]
+        empty, half = (
+            choose(types.SimpleNamespace(scheduler=stub), **arguments, strength=strength)[0]
             for strength in (0.0, 0.05)
         )
     except (TypeError, AttributeError):
         return None  # it counts in some other way
-    if len(none):
+    if len(empty):
         return None
     return "up" if len(half) else "down"
 

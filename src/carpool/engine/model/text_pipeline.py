@@ -156,7 +156,7 @@ class WrittenText(StoppingCriteria):  # type: ignore[misc]
         self._tokenizer, self._stops, self._limit, self._tell = tokenizer, stops, limit, tell
         self.ids: list[int] = []
         self.has_stopped = False
-        self._text, self._told = "", 0  # characters
+        self._text, self._sent_chars = "", 0  # characters
         self._prefix = self._read = 0  # tokens: before the last that were read, and all of these
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
@@ -199,9 +199,9 @@ class WrittenText(StoppingCriteria):  # type: ignore[misc]
         return max((len(part) for part in parts if self._text.endswith(part)), default=0)
 
     def _tell_until(self, place: int) -> None:
-        if place > self._told:
-            self._tell(self._text[self._told : place], len(self.ids), self._limit)
-            self._told = place
+        if place > self._sent_chars:
+            self._tell(self._text[self._sent_chars : place], len(self.ids), self._limit)
+            self._sent_chars = place
 
 
 def _sampling(

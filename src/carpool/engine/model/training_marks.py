@@ -32,8 +32,8 @@ def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
         LoadFailed: names a mark that cannot be honoured.
     """
     changes: dict[str, Any] = {}
-    if (said := PREDICTIONS.get(str(marks.get(HEADER)))) is not None:
-        changes["prediction_type"] = said
+    if (prediction := PREDICTIONS.get(str(marks.get(HEADER)))) is not None:
+        changes["prediction_type"] = prediction
     if "v_pred" in marks:
         changes["prediction_type"] = "v_prediction"
     if "ztsnr" in marks:  # with any other spacing the first step is not the last of training
@@ -55,8 +55,8 @@ def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
     if not changes.keys() <= config.keys():  # PNDM, say, whose noise cannot end at zero signal
         cls = DDIMScheduler
     pipe.register_modules(scheduler=cls.from_config(config, **changes))
-    told = ", ".join(f"{name}={value}" for name, value in changes.items())
-    logger.info("%s by the marks of the file: %s", cls.__name__, told)
+    summary = ", ".join(f"{name}={value}" for name, value in changes.items())
+    logger.info("%s by the marks of the file: %s", cls.__name__, summary)
 
 
 def _check_edm(pipe: Any, marks: Mapping[str, Tensor]) -> None:
@@ -66,18 +66,18 @@ def _check_edm(pipe: Any, marks: Mapping[str, Tensor]) -> None:
         LoadFailed: names the mark.
     """
     scheduler, vae = pipe.scheduler.config if marks else {}, getattr(pipe, "vae", None)
-    own = {
+    buffers = {
         "edm_mean": getattr(getattr(vae, "config", None), "latents_mean", None),
         "edm_std": getattr(getattr(vae, "config", None), "latents_std", None),
         "edm_vpred.sigma_max": scheduler.get("sigma_max"),
         "edm_vpred.sigma_min": scheduler.get("sigma_min"),
     }
-    for name in own.keys() & marks.keys():
-        wanted = marks[name].float().flatten()
-        number = own[name]
+    for name in buffers.keys() & marks.keys():
+        marked = marks[name].float().flatten()
+        number = buffers[name]
         values = torch.tensor([] if number is None else number).float().flatten()
-        if wanted.shape != values.shape or not torch.allclose(values, wanted, rtol=1e-2):
+        if marked.shape != values.shape or not torch.allclose(values, marked, rtol=1e-2):
             raise LoadFailed(
-                f"the file has the mark {name}={[round(x, 4) for x in wanted.tolist()]}, and the "
+                f"the file has the mark {name}={[round(x, 4) for x in marked.tolist()]}, and the "
                 f"configuration has {number}: give --model-config of a pipeline for this model"
             )

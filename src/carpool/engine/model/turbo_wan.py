@@ -65,7 +65,7 @@ def base_of(weights: Mapping[str, Tensor]) -> str | None:
     """
     if not any(".proj_l." in name for name in weights):
         return None
-    shapes = (one.shape for name, one in weights.items() if name.endswith("patch_embedding.weight"))
+    shapes = (weights[name].shape for name in weights if name.endswith("patch_embedding.weight"))
     return BASES.get(next(((shape[0], shape[1]) for shape in shapes), (0, 0)))
 
 

@@ -24,7 +24,7 @@ _TYPES = (torch.float16, torch.float32)
 class _Held:
     """What a VAE that is held has before its own class."""
 
-    said: WeakKeyDictionary[Any, torch.dtype]  # by the context of a request
+    dtypes: WeakKeyDictionary[Any, torch.dtype]  # by the context of a request
     plain: type[nn.Module]
 
     @property
@@ -32,7 +32,7 @@ class _Held:
         context = _context()
         if context is None:
             return cast("torch.dtype", super().dtype)  # type: ignore[misc]
-        return self.said.get(context, torch.float16)
+        return self.dtypes.get(context, torch.float16)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         context = _context()
@@ -43,7 +43,7 @@ class _Held:
             return plain_to(*args, **kwargs)
         if context is None or dtype not in _TYPES:
             return plain_to(*args, **kwargs)
-        self.said[context] = dtype
+        self.dtypes[context] = dtype
         return self if device is None else plain_to(device)
 
     def half(self) -> Any:
@@ -71,26 +71,26 @@ def hold(pipe: Any, undo: ExitStack) -> None:
     vae.to(torch.float32)
     names = ("__module__", "__qualname__", "__doc__")
     named = {name: getattr(plain, name) for name in names}
-    own = {**named, "said": WeakKeyDictionary(), "plain": plain}
-    vae.__class__ = type(plain.__name__, (_Held, plain), own)
+    namespace = {**named, "dtypes": WeakKeyDictionary(), "plain": plain}
+    vae.__class__ = type(plain.__name__, (_Held, plain), namespace)
 
 
 def is_in_half(module: nn.Module, context: Any) -> bool:
     """Whether a request has a VAE that is held in float16 at the moment."""
-    return isinstance(module, _Held) and module.said.get(context) != torch.float32
+    return isinstance(module, _Held) and module.dtypes.get(context) != torch.float32
 
 
 @contextmanager
 def in_half(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Give the VAEs that are held the type that they were loaded in."""
-    held = [one for one in modules if isinstance(one, _Held)]
-    for one in held:
-        one.plain.to(cast("nn.Module", one), torch.float16)
+    autoencoders = [module for module in modules if isinstance(module, _Held)]
+    for module in autoencoders:
+        module.plain.to(cast("nn.Module", module), torch.float16)
     try:
         yield
     finally:
-        for one in held:
-            one.plain.to(cast("nn.Module", one), torch.float32)
+        for module in autoencoders:
+            module.plain.to(cast("nn.Module", module), torch.float32)
 
 
 def _flips(pipe: Any) -> bool:
@@ -99,8 +99,8 @@ def _flips(pipe: Any) -> bool:
         sources = [
             inspect.getsource(sys.modules[cls.__module__])
             for cls in type(pipe).__mro__
-            if "DiffusionPipeline" in {one.__name__ for one in cls.__mro__}
+            if "DiffusionPipeline" in {base.__name__ for base in cls.__mro__}
         ]
     except (OSError, TypeError, KeyError):
         return True
-    return not sources or any("force_upcast" in one for one in sources)
+    return not sources or any("force_upcast" in source for source in sources)

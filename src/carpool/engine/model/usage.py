@@ -30,9 +30,9 @@ class Meter:
         text = prompt if isinstance(prompt, str) and self._here is not None else ""
         if len(text) > LONG_TEXT:
             return self._thread.submit(lambda: (self._count_there(text), self._patches(request)))
-        done: Future[tuple[int, int]] = Future()
-        done.set_result((len(self._here(text).input_ids) if text else 0, self._patches(request)))
-        return done
+        counts: Future[tuple[int, int]] = Future()
+        counts.set_result((len(self._here(text).input_ids) if text else 0, self._patches(request)))
+        return counts
 
     def _count(self, text: str) -> int:
         return len(self._there(text).input_ids)

@@ -69,20 +69,21 @@ def _copied(
         classes[id(pipe)] = _pinned(pipe, device)
     if isinstance(pipe, ModularPipeline):
         memo[id(pipe._components_manager)] = None  # it has components of others, too
-    mine: Any = copy.copy(pipe)
-    memo[id(pipe)] = mine
-    own = vars(mine)
+    view: Any = copy.copy(pipe)
+    memo[id(pipe)] = view
+    attributes = vars(view)
     for name, value in vars(pipe).items():
         if not isinstance(value, _IMMUTABLE):
-            own[name] = _own(value, memo, classes, device)
-    mine.__class__ = classes[id(pipe)]
+            attributes[name] = _own(value, memo, classes, device)
+    view.__class__ = classes[id(pipe)]
     # at its end a call resets hooks of modules that others are still using
-    mine.maybe_free_model_hooks = _nothing
+    view.maybe_free_model_hooks = _nothing
     if isinstance(pipe, ModularPipeline):
-        silence(mine._blocks)
+        silence(view._blocks)
     else:
-        own["_progress_bar_config"] = {**getattr(pipe, "_progress_bar_config", {}), "disable": True}
-    return mine
+        config = getattr(pipe, "_progress_bar_config", {})
+        attributes["_progress_bar_config"] = {**config, "disable": True}
+    return view
 
 
 def _own(
@@ -107,12 +108,12 @@ def _own(
 
 def _reader(value: Any, memo: dict[int, Any]) -> Any:
     if id(value) not in memo:
-        mine = memo[id(value)] = copy.copy(value)
+        reader = memo[id(value)] = copy.copy(value)
         for name, entry in vars(value).items():
             if isinstance(entry, _READERS):
-                vars(mine)[name] = _reader(entry, memo)
+                vars(reader)[name] = _reader(entry, memo)
             elif type(entry) in (dict, list, set):
-                vars(mine)[name] = entry.copy()
+                vars(reader)[name] = entry.copy()
     return memo[id(value)]
 
 
@@ -142,7 +143,7 @@ class PipelineOutput:
 
 
 def call(
-    mine: Any,
+    pipe: Any,
     request: CheckedRequest,
     card: Card,
     tell: TellPrompt,
@@ -164,45 +165,45 @@ def call(
         texts.append(text)
         tell(text, is_whole=True)
 
-    plans = nullcontext() if language is None else language.planning(mine, request.seed)
+    plans = nullcontext() if language is None else language.planning(pipe, request.seed)
     if request.enhance_prompt:
         prompt = arguments["prompt"]
         if language is not None and language.writes_prompts:
             arguments["prompt"] = language.rewrite(prompt, tell)
         else:
-            arguments["prompt"] = rewrite(mine, prompt, tell)
+            arguments["prompt"] = rewrite(pipe, prompt, tell)
         note(arguments["prompt"])
-    with noting(mine, note, tell), plans:
-        output = _called(mine, request, card.task(request.task), arguments)
+    with noting(pipe, note, tell), plans:
+        output = _called(pipe, request, card.task(request.task), arguments)
     return replace(output, revised_prompt=texts[-1]) if texts else output
 
 
 def _called(
-    mine: Any, request: CheckedRequest, task: Task, arguments: dict[str, Any]
+    pipe: Any, request: CheckedRequest, task: Task, arguments: dict[str, Any]
 ) -> PipelineOutput:
-    if (device := mine._execution_device).type != "cpu":
+    if (device := pipe._execution_device).type != "cpu":
         arguments = {name: _placed(value, device) for name, value in arguments.items()}
     if task.takes("generator"):
         arguments["generator"] = torch.Generator().manual_seed(request.seed)
-        if isinstance(getattr(mine, "scheduler", None), DMDScheduler):
-            mine.scheduler.generator = arguments["generator"]
+        if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
+            pipe.scheduler.generator = arguments["generator"]
     if request.output_type is not None and task.takes("output_type"):
         arguments.setdefault("output_type", request.output_type)
     for parameter in task.parameters:  # JSON has lists only
         if parameter.is_tuple and isinstance(value := arguments.get(parameter.name), list):
             arguments[parameter.name] = tuple(value)
-    own = {parameter.name: parameter.default for parameter in task.parameters}
-    kind = arguments.get("output_type", own.get("output_type"))
-    if isinstance(mine, ModularPipeline):
-        return PipelineOutput(run(mine, arguments), None, rate_of(mine))
-    choose = getattr(mine, "get_timesteps", None)
+    defaults = {parameter.name: parameter.default for parameter in task.parameters}
+    kind = arguments.get("output_type", defaults.get("output_type"))
+    if isinstance(pipe, ModularPipeline):
+        return PipelineOutput(run(pipe, arguments), None, rate_of(pipe))
+    choose = getattr(pipe, "get_timesteps", None)
     if choose is not None and task.takes("strength") and arguments.get("denoising_start") is None:
-        mine.get_timesteps = partial(_some, choose)
+        pipe.get_timesteps = partial(_some, choose)
     is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
     if task.only_converts and kind in ("pil", "np") and not is_pasted:
         arguments["output_type"] = "pt"
-        return PipelineOutput(mine(**arguments), str(kind), rate_of(mine))
-    return PipelineOutput(mine(**arguments), None, rate_of(mine))
+        return PipelineOutput(pipe(**arguments), str(kind), rate_of(pipe))
+    return PipelineOutput(pipe(**arguments), None, rate_of(pipe))
 
 
 def _some(choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -211,14 +212,14 @@ def _some(choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Raises:
         InvalidValue: there are none, of which schedulers fail in their own words.
     """
-    chosen = choose(*args, **kwargs)
-    steps = chosen[0] if isinstance(chosen, tuple) else None
+    answer = choose(*args, **kwargs)
+    steps = answer[0] if isinstance(answer, tuple) else None
     if isinstance(steps, torch.Tensor) and steps.numel() == 0:
         raise InvalidValue(
             "strength leaves none of the steps: must be higher, or num_inference_steps must be",
             param="strength",
         )
-    return chosen
+    return answer
 
 
 def _placed(value: Any, device: torch.device) -> Any:

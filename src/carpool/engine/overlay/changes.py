@@ -27,7 +27,7 @@ class OwnEntry:
 
     container: dict[Any, Any]
     name: Any
-    own: Any
+    private: Any
     shared: Any
 
     def show(self, value: Any) -> None:
@@ -48,7 +48,7 @@ class Changes:
         self._generating: dict[int, list[dict[str, Any]]] = {}  # configs, by component
         self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # with what they held
         self._parts: set[int] = set()  # ids of all modules of components that have generated
-        self._own: dict[tuple[int, Any], OwnEntry] = {}  # by the id of the dictionary, and name
+        self._private: dict[tuple[int, Any], OwnEntry] = {}  # by the id of the dictionary, and name
         self._changed: set[int] = set()  # ids of the parts with such entries
 
     @contextmanager
@@ -77,9 +77,9 @@ class Changes:
 
     def enter(self) -> None:
         """Show the request its own state."""
-        for entry in self._own.values():
+        for entry in self._private.values():
             entry.shared = entry.container.get(entry.name, ABSENT)
-            entry.show(entry.own)
+            entry.show(entry.private)
         if self._generating:
             self._watch()
 
@@ -121,8 +121,8 @@ class Changes:
 
     def take_back(self) -> None:
         """Restore all modules; the changed ones are in `names` from now on, or put back later."""
-        for entry in self._own.values():
-            entry.own = entry.container.get(entry.name, ABSENT)
+        for entry in self._private.values():
+            entry.private = entry.container.get(entry.name, ABSENT)
         for module_id, (_, state) in self.before.items():
             if state.is_now():
                 continue
@@ -136,7 +136,7 @@ class Changes:
         for config, before in self._configs:
             if len(config) != len(before) or not all(map(is_, config.values(), before.values())):
                 self._keep(config, before)
-        for entry in self._own.values():
+        for entry in self._private.values():
             entry.show(entry.shared)
         self.before.clear()
         self._configs.clear()
@@ -148,7 +148,7 @@ class Changes:
             place = id(container), name
             if now is then:
                 continue
-            if place in self._own:
-                self._own[place].own = now
+            if place in self._private:
+                self._private[place].private = now
             else:
-                self._own[place] = OwnEntry(container, name, now, then)
+                self._private[place] = OwnEntry(container, name, now, then)

@@ -22,8 +22,8 @@ Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
 
 def equal_guesses(spec: Spec, names: Collection[str]) -> list[list[str]]:
     """Stacked arguments, equal in all calls, that may be shared: each by itself, then all."""
-    same = sorted(name for name in names if _may_be_shared(name, spec, is_equal=True))
-    return [*([name] for name in same), same][:MAX_GUESSES] if same else []
+    shareable = sorted(name for name in names if _may_be_shared(name, spec, is_equal=True))
+    return [*([name] for name in shareable), shareable][:MAX_GUESSES] if shareable else []
 
 
 def differing_guess(spec: Spec, names: Collection[str]) -> list[str]:

@@ -353,10 +353,10 @@ class Probation:
     ) -> bool:
         """Whether calls fuse with some of their arguments shared."""
         guessed = [self._guessed(call, shared) for call in calls]
-        made = [with_own_lists(call) for call in guessed if call is not None]
-        if len({self._fuser.describe(call)[0] for call in made}) > 1:
+        copies = [with_own_lists(call) for call in guessed if call is not None]
+        if len({self._fuser.describe(call)[0] for call in copies}) > 1:
             return False
-        return deviation(made) is None
+        return deviation(copies) is None
 
     def _give_up(self, kind: Kind, evidence: Evidence, why: str) -> None:
         """Such calls always run alone from now on."""

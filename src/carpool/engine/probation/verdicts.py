@@ -27,12 +27,8 @@ class Verdicts:
     """
 
     def __init__(self, path: Path | None, versions: Mapping[str, str] | None = None) -> None:
-        self.path, self._identities = path, ModuleIdentities(versions)
+        self.path, self.identity = path, ModuleIdentities(versions).of
         self._stored = self._read()
-
-    def identity(self, module: nn.Module) -> str:
-        """All that evidence about a module's calls depends on."""
-        return self._identities.of(module)
 
     def read(self, identity: str, kind: str) -> Mapping[str, Any] | None:
         """The stored evidence of a kind of call."""

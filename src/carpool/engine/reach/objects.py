@@ -135,8 +135,8 @@ def entries(container: Any, key: Any = ABSENT) -> Iterable[Any]:
     if type(container) is dict and isinstance(key, (str, int)):
         return [container[key]] if key in container else []
     values = dict.values(container) if isinstance(container, dict) else container
-    many = list(islice(values, _MAX_ENTRIES + 1))
-    return many if len(many) <= _MAX_ENTRIES else [UNKNOWN]
+    entries = list(islice(values, _MAX_ENTRIES + 1))
+    return entries if len(entries) <= _MAX_ENTRIES else [UNKNOWN]
 
 
 def cause(obj: Any, pipe: Any, *, is_own: bool) -> str:

@@ -82,8 +82,8 @@ def _of_argument(pipe: Any, parts: Any, name: str, value: Any) -> list[str]:
     equality: Any = type(owner).__eq__
     is_key = equality is object.__eq__  # a tensor is compared by its entries
     with suppress(TypeError):
-        known = _callbacks.get(owner) if is_key else None
-        same_parts, same_function, names, reasons = known or (None, None, [], [])
+        entry = _callbacks.get(owner) if is_key else None
+        same_parts, same_function, names, reasons = entry or (None, None, [], [])
         if same_parts is parts and same_function is function and all(map(_is_same, names)):
             return list(reasons)
     walk = Walk(pipe, is_brought=True)

@@ -152,12 +152,12 @@ class Walk:
         return EMPTY.union(*[self._attribute(ref, name, text) for ref in value])
 
     def _attribute(self, ref: Ref, name: str, text: str) -> Value:
-        obj, own, member = ref.obj, own_dict(ref.obj), of_class(ref.cls, name)
+        obj, attributes, member = ref.obj, own_dict(ref.obj), of_class(ref.cls, name)
         function = function_of(member)
         is_code = isinstance(function, FunctionType) and is_foreign(function)
         if ref.kind == "shared" and not is_code and not isinstance(obj, CODE):
             is_of_module = isinstance(obj, nn.Module) and name.startswith(names.OF_MODULES)
-            if names.WRITERS.match(name) or (is_of_module and name not in own):
+            if names.WRITERS.match(name) or (is_of_module and name not in attributes):
                 self.write(frozenset({ref}), text)
         if obj is UNKNOWN:
             return UNSEEN if name in ("weight", "bias") else frozenset({ref})
@@ -166,9 +166,9 @@ class Walk:
         if name == "__dict__" or (name in names.VIEWS and isinstance(obj, DATA)):
             return frozenset({ref})
         if ref.kind == "shared" and not isinstance(obj, nn.Module):
-            self.names.append((partial(own.get, name, ABSENT), own.get(name, ABSENT)))
-        if name in own:
-            return self.refer(own[name], ref.kind, text)
+            self.names.append((partial(attributes.get, name, ABSENT), attributes.get(name, ABSENT)))
+        if name in attributes:
+            return self.refer(attributes[name], ref.kind, text)
         if is_code:
             self.run(function, _first(ref, member), text=text)
             return UNSEEN if function is not member and ref.kind == "shared" else EMPTY

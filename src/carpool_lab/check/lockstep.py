@@ -1,11 +1,7 @@
-"""The policy of `carpool tune`: equal requests run in lockstep, every forward of all of them.
-
-The width of a forward is the number of equal requests that `measure` submits.
-"""
+"""A policy that measures: equal requests run in lockstep, every forward of all of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 from statistics import median
 
 from carpool.engine.model.device import Device
@@ -25,12 +21,12 @@ class CallStats:
     rows: int
     calls: int = 0
     tried: set[int] = field(default_factory=set)  # rows of forwards that were started
-    done: set[int] = field(default_factory=set)  # rows of forwards that succeeded
+    finished: set[int] = field(default_factory=set)  # rows of forwards that succeeded
     peak_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
     def too_wide(self) -> int | None:
-        return min(self.tried - self.done, default=None)
+        return min(self.tried - self.finished, default=None)
 
 
 class OutcomeListener:
@@ -64,10 +60,10 @@ class Lockstep:
 
     def __init__(self, device: Device) -> None:
         self._device, self._kind = device, NO_KIND
-        self.seen: dict[CallKind, CallStats] = {}
+        self.stats: dict[CallKind, CallStats] = {}
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
-        return Admission(tuple(one.request for one in waiting))
+        return Admission(tuple(entry.request for entry in waiting))
 
     def choose(
         self,
@@ -80,19 +76,19 @@ class Lockstep:
         if choice.calls:
             first = choice.calls[0]
             self._kind = first.kind
-            seen = self.seen.setdefault(first.kind, CallStats(first.phase, first.rows))
-            seen.calls += len(choice.calls)
-            seen.tried.add(sum(call.rows for call in choice.calls))
+            stats = self.stats.setdefault(first.kind, CallStats(first.phase, first.rows))
+            stats.calls += len(choice.calls)
+            stats.tried.add(sum(call.rows for call in choice.calls))
             self._device.reset_peak()
         return choice
 
     def ran(self, forward: Forward) -> None:
         """Record a forward; the engine's `on_forward`."""
-        seen = self.seen[self._kind]
-        seen.done.add(forward.rows)
+        stats = self.stats[self._kind]
+        stats.finished.add(forward.rows)
         if self._device.is_accelerator:
-            peak = max(seen.peak_bytes.get(forward.rows, 0), self._device.peak_bytes())
-            seen.peak_bytes[forward.rows] = peak
+            peak = max(stats.peak_bytes.get(forward.rows, 0), self._device.peak_bytes())
+            stats.peak_bytes[forward.rows] = peak
 
 
 class MedianCurve(Curve):
@@ -109,13 +105,6 @@ class MedianCurve(Curve):
     @property
     def measured(self) -> dict[int, float]:
         return {rows: median(seconds) for rows, seconds in sorted(self.samples.items())}
-
-    def sd(self, rows: int) -> float:
-        """Of the median, from how far the runs lie apart, for normal errors: 1.4826 times their
-        median deviation is that of a run, and 1.2533 over the root of their number its part."""
-        seconds = self.samples[rows]
-        deviation = median(abs(sample - median(seconds)) for sample in seconds)
-        return 1.4826 * deviation * 1.2533 / sqrt(len(seconds))
 
 
 class WarmCosts(Costs):

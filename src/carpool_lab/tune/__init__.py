@@ -1,1 +1,0 @@
-"""`carpool tune`: measures the duration of forwards by their number of rows."""
