@@ -7,7 +7,6 @@ first run; what only saves time. No source is needed for the output: a request g
 that fails.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -21,7 +20,6 @@ from carpool.engine.request import RequestState
 from carpool.engine.step_cache import StepCache
 from carpool.types import Phase
 
-MAX_REPLAYS = 64  # kept until the next report
 _FAILED = object()
 
 
@@ -52,35 +50,17 @@ class StartOver:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class JournalReplay:
-    """A request was brought to where it was by its journal."""
-
-    request_id: str
-    steps: int  # that were not made again
-    took_s: float  # from its start
-    ended_s: float  # engine clock
-
-
 class AnswerList:
     """Makes the sources of all requests, and asks them. For the engine's thread."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._identity = Identity(parts.loaded, parts.adapters.identity)
         self._threshold = parts.settings.step_cache  # default of requests; None or 0: no cache
-        self._stages, self._stats, self._clock = parts.stages, parts.stats, parts.clock
+        self._stages, self._stats = parts.stages, parts.stats
         self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (
             self._step_cache, self._journal, parts.conditioning.source,
         )  # fmt: skip
         self.shared = parts.conditioning  # outlives requests
-        self._replays: deque[JournalReplay] = deque(maxlen=MAX_REPLAYS)
-
-    def take_replays(self) -> list[tuple[JournalReplay, float]]:
-        """Requests that were replayed from journals since the last time, and how long ago. From
-        any thread."""
-        now_s = self._clock()
-        replays = [self._replays.popleft() for _ in range(len(self._replays))]
-        return [(replay, now_s - replay.ended_s) for replay in replays]
 
     def begin(self, state: RequestState, *, is_private: bool) -> None:
         """Make the sources of a request that starts, or starts again."""
@@ -102,10 +82,6 @@ class AnswerList:
                 if not isinstance(answer, StartOver):
                     self.ran(state, call, answer, source)
                 return answer
-        if (journal := state.journal) is not None and journal.has_caught_up():
-            now_s = self._clock()
-            took_s = now_s - state.timeline.started_s
-            self._replays.append(JournalReplay(state.request_id, state.step, took_s, now_s))
         return None
 
     def ran(

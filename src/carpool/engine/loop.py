@@ -28,7 +28,7 @@ from carpool.engine.journal import Journal
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.forward import ForwardObserver
-from carpool.engine.observe.load_report import LoadReport, SeenReplay
+from carpool.engine.observe.load_report import LoadReport
 from carpool.engine.parts import EngineParts
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
@@ -236,10 +236,6 @@ class EngineCore:
                 if state.steps
             },
             self.loaded.streamer is not None,
-            [
-                SeenReplay(replay.request_id, replay.steps, replay.took_s, ago_s)
-                for replay, ago_s in self.running.answers.take_replays()
-            ],
             self.scheduler.admission.place_s,
             self.running.rides.private_tasks,
         )

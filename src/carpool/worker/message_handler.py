@@ -181,10 +181,6 @@ class MessageHandler:
             [protocol.StepCost(*size, seconds) for size, seconds in load.step_costs.items()],
             dict(load.steps_left),
             load.shares_sweeps,
-            [
-                protocol.Replayed(replay.request_id, replay.steps, replay.took_s, replay.ago_s)
-                for replay in load.replays
-            ],
             load.place_s,
             dict(load.private),
         )
