@@ -74,8 +74,8 @@ class Moves:
             if len(peers) == len(receivers)
             else min(peers, key=lambda worker: len(worker.bound)).id
         )
-        names = [name for name in workers[worker_id].bound if self._can_move(name)]
-        return [Move(name, worker_id, to, "drain") for name in names]
+        requests = [number for number in workers[worker_id].bound if self._can_move(number)]
+        return [Move(number, worker_id, to, "drain") for number in requests]
 
     def pause(self, now_s: float) -> Move | None:
         """The request that makes room for one of higher priority, if any does.
