@@ -6,14 +6,9 @@ slow worker. A request is bound where the ends of all requests move least in sum
 done. Where a full worker is the best place, as the others are slow, it waits for that. The order is
 that of `waiting_requests.py`.
 
-*Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
-requests, and half of what it runs at a time more than that mean, gets no more.
-
 A choice looks at the workers with the least to do, and at those with the least to do that run the
 same kind: `LOOKED_AT` of each. Of equals, the worker wins that got its last request first, as its
 requests are nearer to their end than was reported; then ids decide. No clock: callers say the time.
-
-Source: guard against imbalance as in sgl-router.
 """
 
 from bisect import bisect_left, insort
@@ -32,11 +27,10 @@ from carpool.fleet.worker_load import (
     extra_s,
     paying_width,
 )
-from carpool.schedule.arrivals import MAX_LOAD
+from carpool.schedule.arrivals import MAX_GROWTH
 from carpool.schedule.continuous import INTERRUPT_RATIO
 from carpool.schedule.fair_shares import FairShares
 
-IMBALANCE = 1.5  # times the mean number of requests of a worker
 LOOKED_AT = 8  # workers, and as many that run the same kind
 AHEAD_SHARE = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
 
@@ -232,19 +226,16 @@ class Router:
 
     def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
         """The worker that gets a request now; None where it is to wait."""
-        bound, workers = len(self._owners), len(self._open)
-        backlog = (bound + len(self.queue)) // workers
+        workers = len(self._open)
+        backlog = (len(self._owners) + len(self.queue)) // workers
         behind = len(self.queue) - 1
         target, best_key, is_free = None, (inf, inf, 0, 0), False
         for worker in self._look(work.kind):
             table = self.table(worker, work.kind)
             seconds = extra_s(work, worker, table, self._now_s)
             has_room = self._has_room(work, worker, table, backlog)
-            crowded = bound / workers + worker.max_requests / 2
             if not has_room:  # it would wait there, and those behind it would wait for it
                 seconds += behind * work.steps * table[0] / workers
-            elif len(worker.bound) > max(crowded, IMBALANCE * bound / workers):
-                continue
             key = seconds, worker.load_s, worker.bound_at, worker.id
             if key < best_key:
                 target, best_key, is_free = worker, key, has_room
@@ -277,8 +268,7 @@ class Router:
             backlog: requests there are for each worker.
             waiting: of them, those that are held.
         """
-        expected = round(min(backlog, 1024) / (1 - MAX_LOAD))  # as a busy engine does
-        width = paying_width(table, expected, self._min_gain)
+        width = paying_width(table, MAX_GROWTH * min(backlog, 1024), self._min_gain)
         return width + max(1, min(width, int(AHEAD_SHARE * max(width, waiting))))
 
     # Bookkeeping

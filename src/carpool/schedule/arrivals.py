@@ -14,8 +14,8 @@ from math import inf
 from carpool.schedule.cost import LOAD_MEMORY, Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
-ARRIVALS = 400  # arrivals that the load is estimated from
-MAX_LOAD = 0.95  # part of the device's time: with more the backlog would have no end
+MAX_GROWTH = 20  # times the present requests: as many are expected before the engine is empty
+MAX_LOAD = 1 - 1 / MAX_GROWTH  # part of the device's time: with all of it there is no end
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class LoadEstimate:
     """Arrivals and denoising forwards, remembered for a while."""
 
     # of each: seconds that other requests had run by then, and `_arrived_work_s`
-    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ARRIVALS))
+    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LOAD_MEMORY))
     _arrived_work_s: float = 0.0  # alone on the device
     _busy_s: float = 0.0  # that other requests ran, up to `_forward_s`
     _forward_s: float | None = None  # when the last forward began; None: only one burst so far
@@ -46,7 +46,7 @@ class LoadEstimate:
         if waiting and waiting[-1].request > self._last_request:
             if self._forward_s is not None:
                 busy_s = self._busy_by(now_s)
-                for request in waiting[-ARRIVALS:]:
+                for request in waiting[-LOAD_MEMORY:]:
                     if request.request > self._last_request:
                         self._arrived_work_s += request.whole_s
                         self._arrivals.append((busy_s, self._arrived_work_s))
