@@ -75,7 +75,8 @@ def constants() -> Iterator[Constant]:
                 value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
             except ValueError:
                 continue
-            if not isinstance(value, int | float | tuple):
+            numbers = value if isinstance(value, tuple) else (value,)
+            if not all(isinstance(number, int | float) for number in numbers):
                 continue
             meaning = lines[node.lineno - 1].partition("  # ")[2]
             if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):

@@ -320,6 +320,16 @@ def test_a_choice_looks_at_few_workers_however_many_there_are(
         assert len(asked) <= 2 * 2 * LOOKED_AT * (1 + len(held))  # two kinds may wait
 
 
+def test_of_requests_that_come_to_an_idle_fleet_the_longest_go_to_different_workers() -> None:
+    tables = {"a": SLOW}
+    works = [RoutedRequest(n, "a", steps) for n, steps in enumerate((10, 10, 40, 40), 1)]
+
+    taken = bound(router_of(tables, tables), *works)
+
+    assert taken[3] != taken[4]
+    assert taken[1] != taken[2]
+
+
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=8), st.integers(0, 1000))
 def test_the_paying_width_is_one_that_the_table_has(seconds: list[float], backlog: int) -> None:
     table = tuple(itertools.accumulate(seconds))

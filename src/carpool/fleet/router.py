@@ -4,11 +4,15 @@ Requests are bound late: to a worker that would serve them at once, so that none
 slow worker. A request is bound where the ends of all requests move least in sum
 (`worker_load.extra_s`): together with its kind where fusing pays, else where the least is to be
 done. Where a full worker is the best place, as the others are slow, it waits for that. The order is
-that of `waiting_requests.py`.
+that of `waiting_requests.py`; of requests that come together to an idle fleet the longest go
+first, so that the last of them ends early.
 
 A choice looks at the workers with the least to do, and at those with the least to do that run the
 same kind: `LOOKED_AT` of each. Of equals, the worker wins that got its last request first, as its
 requests are nearer to their end than was reported; then ids decide. No clock: callers say the time.
+
+Source: longest first: Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied
+Mathematics 17(2), 1969.
 """
 
 from bisect import bisect_left, insort
@@ -186,7 +190,12 @@ class Router:
         self.queue.count_shares(
             bound.work for worker in self.workers.values() for bound in worker.bound.values()
         )
-        bindings = []
+        bindings: list[Binding] = []
+        places = sum(self.workers[number].max_requests for _, number in self._open)
+        if not self._owners and 1 < len(self.queue) <= places:
+            longest = sorted(self.queue, key=self._longest, reverse=True)
+            choices = ((work, self._choose(work)) for work in longest)
+            bindings += [self.bind(work, worker) for work, worker in choices if worker]
         while (binding := self._next(now_s)) is not None:
             bindings.append(self.bind(*binding))
         return bindings
@@ -285,6 +294,9 @@ class Router:
         self._weigh(worker)
         self.queue.charge(work)
         return Binding(work.request, worker.id)
+
+    def _longest(self, work: RoutedRequest) -> tuple[int, float]:
+        return work.priority, self._work_s(work)
 
     def _work_s(self, work: RoutedRequest) -> float:
         return work.steps * self._tables.get(work.kind, UNKNOWN)[0]

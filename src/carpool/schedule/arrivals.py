@@ -15,7 +15,6 @@ from carpool.schedule.cost import LOAD_MEMORY, Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
 MAX_GROWTH = 20  # times the present requests: as many are expected before the engine is empty
-MAX_LOAD = 1 - 1 / MAX_GROWTH  # part of the device's time: with all of it there is no end
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class LoadEstimate:
     def share(self, now_s: float, load_ratio: float = 1.0) -> float:
         """The part of its time that the device needs for later requests, at the best width.
 
-        Estimated from what it remembers; at most `MAX_LOAD`.
+        Estimated from what it remembers; at most that at which `MAX_GROWTH` times as many come.
 
         Args:
             load_ratio: mean seconds of forwards, as a multiple of what was predicted of them.
@@ -76,7 +75,8 @@ class LoadEstimate:
         began_s, before_s = self._arrivals[0]
         work_s, busy_s = self._arrived_work_s - before_s, self._busy_by(now_s) - began_s
         speedup = self._alone_s / self._best_s if self._best_s else 1.0
-        return min(MAX_LOAD, load_ratio * work_s / busy_s / speedup) if busy_s > 0 else MAX_LOAD
+        limit = 1 - 1 / MAX_GROWTH
+        return min(limit, load_ratio * work_s / busy_s / speedup) if busy_s > 0 else limit
 
     def backlog(self, present: float, now_s: float, load_ratio: float = 1.0) -> float:
         """Requests that are in the engine or are likely to come before it is empty."""
