@@ -40,7 +40,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_475),
     "lab": (4_200, 5_460),
     "benchmarks, proof": (7_000, 9_520),
-    "tests": (50_000, 80_150),
+    "tests": (50_000, 80_250),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 28), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
