@@ -168,6 +168,9 @@ bench-step-cache: .venv/ready  ## steps skipped, pictures right, requests done: 
 simulate: .venv/ready  ## every mode on every cost table; writes docs/scheduling.md and .csv
 	$(ONE_THREAD) $(BIN)/python docs/make_scheduling.py
 
+constants: .venv/ready  ## the scheduler with each constant halved and doubled; writes docs/scheduling-constants.csv
+	$(ONE_THREAD) $(BIN)/python docs/make_constants.py
+
 plans: .venv/ready  ## what the planner's models need and give on five devices; writes docs/plans.md
 	$(ONE_THREAD) $(BIN)/python docs/make_plans.py
 

@@ -5,6 +5,7 @@ ceiling that is far above what is there fails, too.
 """
 
 import ast
+import csv
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -28,10 +29,10 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 24_870),
+    "engine": (13_800, 24_840),
     "schedule": (2_200, 2_400),
-    "fleet": (3_200, 4_700),
-    "worker": (2_500, 3_340),
+    "fleet": (3_200, 4_285),
+    "worker": (2_500, 3_320),
     "server": (5_000, 7_120),
     "compat": (1_300, 2_400),
     "jobs, media": (3_000, 3_840),
@@ -39,9 +40,9 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_475),
     "lab": (4_200, 5_460),
     "benchmarks, proof": (7_000, 9_520),
-    "tests": (50_000, 80_200),
+    "tests": (50_000, 80_250),
 }
-CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 33), "fleet": (15, 44)}  # numbers
+CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 28), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
     "engine": (0.5, 0.5),
     "schedule": (0.5, 0.5),
@@ -155,6 +156,13 @@ def test_a_room_has_no_more_lines_than_its_budget(room: str) -> None:
 @pytest.mark.parametrize("room", CONSTANTS)
 def test_a_room_has_no_more_constants_than_its_budget(room: str) -> None:
     assert held(len(constants_of(room)), CONSTANTS[room]) is None
+
+
+def test_each_constant_of_the_scheduler_has_been_played_at_half_and_at_twice_its_value() -> None:
+    with (ROOT / "docs/scheduling-constants.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["constant"] for row in rows] == constants_of("schedule"), "run `make constants`"
+    assert all(row["meaning"] for row in rows)
 
 
 @pytest.mark.parametrize("room", NAMES)

@@ -136,7 +136,7 @@ def test_workers_of_an_earlier_front_are_taken_first_and_then_new_ones_made() ->
 def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_connector, "AGAIN_S", 0.0)
+    monkeypatch.setattr(ray_connector, "BEAT_S", 0.0)
 
     async def story() -> None:
         cluster = FakeCluster("away")
@@ -186,9 +186,8 @@ async def lost_worker(cluster: Suspecting) -> RayConnector:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_connector, "AGAIN_S", 0.0)
-    monkeypatch.setattr(ray_connector, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(ray_connector, "FIRST_S", 0.0)
+    monkeypatch.setattr(ray_connector, "BEAT_S", 0.0)
+    monkeypatch.setattr(ray_connector, "CONNECT_S", 0.0)
 
 
 def test_in_the_place_of_a_lost_worker_one_comes_on_another_node(at_once: None) -> None:
@@ -224,7 +223,7 @@ def test_a_worker_that_found_no_place_is_asked_for_anew_on_any_node(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then Ray itself knows which nodes are gone."""
-    monkeypatch.setattr(ray_connector, "SPARE_S", 0.0)
+    monkeypatch.setattr(ray_connector, "NOTICED_S", 0.0)
     monkeypatch.setattr(ray, "NOTICED_S", 0.0)
 
     async def story() -> None:
@@ -295,7 +294,7 @@ def test_a_worker_that_is_asked_for_as_its_front_ends_is_not_left_behind(
 def test_a_worker_that_ray_does_not_place_is_worth_a_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray_connector, "SLOW_S", 0.01)
+    monkeypatch.setattr(ray_connector, "NOTICED_S", 0.01)
 
     async def story() -> None:
         cluster = FakeCluster()

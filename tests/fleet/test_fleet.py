@@ -177,7 +177,7 @@ def test_where_loading_fails_an_idle_model_is_unloaded_and_it_is_tried_again() -
 def test_a_model_goes_when_it_was_not_used_for_its_keep_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carpool.fleet.loader.LOOK_S", 0.0)
+    monkeypatch.setattr("carpool.fleet.loader.INTERVAL_S", 0.0)
 
     async def story() -> None:
         models = Models(one=True)
@@ -496,7 +496,7 @@ def test_whoever_asks_leaves_or_fails_to_load_everybody_else_is_served(
     """All that can happen to models on demand, at random moments."""
     rng = random.Random(seed)
     monkeypatch.setattr("carpool.fleet.loader.PATIENCE_S", rng.choice((0.0, 10.0)))
-    monkeypatch.setattr("carpool.fleet.loader.LOOK_S", 0.0)
+    monkeypatch.setattr("carpool.fleet.loader.INTERVAL_S", 0.0)
 
     async def story() -> None:
         models = Models(one=True, two=True, three=True)

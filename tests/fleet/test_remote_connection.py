@@ -16,7 +16,6 @@ from carpool.fleet import handshake, host, packets
 from carpool.fleet.host import WorkerHost
 from carpool.fleet.packets import HEADER, PACKET_BYTES, Malformed, PacketStream
 from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
-from carpool.fleet.unproven import LIMIT
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from support.app import CARD
@@ -195,10 +194,10 @@ def test_garbage_is_refused_after_sixty_four_bytes(said: bytes) -> None:
 def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(host.handshake, "CONNECT_S", 0.2)
 
     async def story(stage: Stage) -> None:
-        silent = [await stage.raw() for _ in range(LIMIT + 4)]
+        silent = [await stage.raw() for _ in range(4 * host.PER_ADDRESS + 4)]
         for reader, writer in silent:
             await ended(reader)
             writer.close()
@@ -328,7 +327,7 @@ def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(packets, "LOOK_S", 0.0)
+    monkeypatch.setattr(packets, "BEAT_S", 0.0)
     monkeypatch.setattr(PacketStream, "_now_s", staticmethod(lambda: now_s[0]))
 
     async def story(stage: Stage) -> None:
@@ -366,10 +365,9 @@ def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours
 
 
 def test_a_silent_worker_is_acted_on_within_three_seconds_by_the_constants() -> None:
-    from carpool.fleet.remote_connection import SILENT_S
 
-    assert SILENT_S + 2 * packets.LOOK_S < 3.0
-    assert SILENT_S > 3 * packets.BEAT_S  # two lost signs of life are no death
+    assert packets.SILENT_S + packets.BEAT_S < 3.0
+    assert packets.SILENT_S > 3 * packets.BEAT_S  # two lost signs of life are no death
 
 
 def test_a_front_that_comes_again_takes_over_what_is_loaded_once_old_requests_have_ended() -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from carpool.schedule.arrivals import MAX_LOAD, LoadEstimate
+from carpool.schedule.arrivals import MAX_GROWTH, LoadEstimate
 from carpool.schedule.cost import Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
@@ -97,8 +97,8 @@ def test_an_engine_that_is_never_empty_is_taken_for_as_busy_as_may_be() -> None:
         load.arrived([queued(n, 2.0)], n, n + 0.5)
         load.ran([CALL], CURVE, float(n) + 0.5)
 
-    assert load.share(100.0) == MAX_LOAD
-    assert load.backlog(10.0, 100.0) == pytest.approx(10.0 / (1 - MAX_LOAD))
+    assert load.share(100.0) == 1 - 1 / MAX_GROWTH
+    assert load.backlog(10.0, 100.0) == pytest.approx(10.0 * MAX_GROWTH)
 
 
 def test_whoever_came_is_counted_once_however_often_the_line_is_seen() -> None:

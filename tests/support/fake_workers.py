@@ -82,9 +82,6 @@ class FakeWorker:
         cost = protocol.StepCost(None, None, None, list(seconds))
         self.listener.reported(protocol.Report([cost], steps_left))
 
-    def report_replay(self, replay: protocol.Replayed) -> None:
-        self.listener.reported(protocol.Report([], {}, replays=[replay]))
-
     # What a pool asks of it
 
     @property

@@ -2,9 +2,8 @@
 
 import asyncio
 
-from carpool.errors import WorkerLost
 from carpool.worker import protocol
-from carpool.worker.queries import Queries
+from carpool.worker.queries import LateAdapters
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
@@ -13,15 +12,15 @@ def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
 
 async def _drops() -> None:
     sent = list[protocol.ToWorker]()
-    queries = Queries(sent.append)
-    first, second = (queries.add_lora(name, f"/{name}") for name in ("one", "two"))
+    adapters = LateAdapters(sent.append)
+    first, second = (adapters.add(name, f"/{name}", is_ready=True) for name in ("one", "two"))
     first.cancel()
 
-    queries.added([])
-    queries.added(["no such file"])
+    adapters.added([])
+    adapters.added(["no such file"])
 
     assert await second == ["no such file"]
-    third = queries.add_lora("three", "/three")
+    third = adapters.add("three", "/three", is_ready=True)
     third.cancel()
-    queries.worker_died(WorkerLost("gone"))
+    adapters.worker_died()
     assert len(sent) == 3

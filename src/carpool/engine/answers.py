@@ -7,7 +7,6 @@ first run; what only saves time. No source is needed for the output: a request g
 that fails.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,10 @@ from typing import Any
 from carpool.engine.conditioning_cache import source_of
 from carpool.engine.intercept import Call
 from carpool.engine.journal import Identity, Journal, Mismatch
-from carpool.engine.observe.load_report import SeenReplay
 from carpool.engine.parts import EngineParts
 from carpool.engine.request import AnswerSource, RequestState
 from carpool.engine.step_cache import StepCache
 
-MAX_REPLAYS = 64  # kept until the next report
 _FAILED = object()
 
 
@@ -37,18 +34,11 @@ class AnswerList:
     def __init__(self, parts: EngineParts) -> None:
         self._identity = Identity(parts.loaded, parts.adapters.identity)
         self._threshold = parts.settings.step_cache  # default of requests; None or 0: no cache
-        self._stages, self._stats, self._clock = parts.stages, parts.stats, parts.clock
+        self._stages, self._stats = parts.stages, parts.stats
         self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (
             self._step_cache, self._journal, parts.conditioning.source,
         )  # fmt: skip
         self.shared = parts.conditioning  # outlives requests
-        self._replays: deque[tuple[str, int, float, float]] = deque(maxlen=MAX_REPLAYS)
-
-    def take_replays(self) -> list[SeenReplay]:
-        """Requests that were replayed from journals since the last time. From any thread."""
-        now_s = self._clock()
-        replays = [self._replays.popleft() for _ in range(len(self._replays))]
-        return [SeenReplay(*seen[:3], now_s - seen[3]) for seen in replays]
 
     def begin(self, state: RequestState, *, is_private: bool) -> None:
         """Make the sources of a request that starts, or starts again."""
@@ -70,10 +60,6 @@ class AnswerList:
                 if not isinstance(answer, StartOver):
                     self.ran(state, call, answer, source)
                 return answer
-        if (journal := state.journal) is not None and journal.has_caught_up():
-            now_s = self._clock()
-            took_s = now_s - state.timeline.started_s
-            self._replays.append((state.request_id, state.step, took_s, now_s))
         return None
 
     def ran(

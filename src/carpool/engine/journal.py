@@ -104,14 +104,13 @@ class Journal:
         self._identity, self._request_id = b"", ""
         self._device: Device
         self._timeline: Timeline
-        self._is_behind = False  # a call of the past was answered, and no later one asked for
         self._missing_answers = 0  # calls that ran, and will have to run again
 
     def begin(self, model: "Identity", request: CheckedRequest, timeline: Timeline) -> None:
         """The request starts, or starts again."""
         self._request_id, self._device, self._timeline = request.request_id, model.device, timeline
         self._calls = self._next = self._missing_answers = 0
-        self._asked_arguments, self._is_behind = None, False
+        self._asked_arguments = None
         try:
             self._identity = model.of(request)
         except Exception:  # an unknown kind of model is served without a journal
@@ -131,13 +130,6 @@ class Journal:
     def is_replaying(self) -> bool:
         """Whether an answer of the past is still to come."""
         return self._next < len(self._past)
-
-    def has_caught_up(self) -> bool:
-        """Whether the past is over, for the first time that this is asked after its answers."""
-        if not self._is_behind or self.is_replaying:
-            return False
-        self._is_behind = False
-        return True
 
     def answer(self, call: Call) -> Any | None:
         """The recorded answer of a call; None if it has to run. Ask once for each call.
@@ -166,7 +158,7 @@ class Journal:
             answer = serialization.unpack(entry.answer, self._device.torch)
         except ValueError as error:
             raise Mismatch(str(error)) from error
-        self._next, self._is_behind = self._next + 1, True
+        self._next += 1
         self._timeline.replayed_calls += 1
         self._mark = self._asked_arguments = None
         if self._next == len(self._past) and self._on_replayed is not None:

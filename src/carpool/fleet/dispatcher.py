@@ -1,20 +1,31 @@
-"""Runs the requests of a pool: admits each, binds it to a worker, and to another if that dies."""
+"""Runs the requests of a pool: admits each, binds it to a worker, and to another if that dies.
+
+Running requests move between workers as `moves.py` chooses. A worker that is asked gives the
+request up at its next step, or not at all: where its journal lacks more than that.
+"""
 
 import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
 from carpool.config import EngineSettings
 from carpool.errors import Starting, WorkerLost
 from carpool.fleet.members import Member, Members
-from carpool.fleet.mover import Mover
-from carpool.fleet.pool_queue import PoolQueue
+from carpool.fleet.moves import Move, Moves, left
+from carpool.fleet.pool_queue import PoolQueue, PoolRequest
+from carpool.telemetry.activity import SeenMove
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
 from carpool.worker.requests import Moved, OnPreview
+from carpool.worker.watchdog import INTERVAL_S
 
-ASKED_AGAIN_S = 1.0  # to give up what a worker that is to end has
+log = logging.getLogger("carpool")
+
+KEPT_MOVES = 1000  # requests whose moves are known, and moves until the next report
 
 
 class Dispatcher:
@@ -22,6 +33,7 @@ class Dispatcher:
 
     Args:
         settings: of each worker; what may wait and run counts for all of them together.
+        journals: of the requests; None: none can move.
         is_draining: whether requests that their workers lose fail.
         is_choice: as of `Router`.
     """
@@ -41,7 +53,10 @@ class Dispatcher:
             lambda: members.ready.card if members.ready else None,
             is_choice=is_choice,
         )
-        self.mover = Mover(self.queue, journals, members.release, members.model_of)
+        self.moves = Moves(self.queue.router, self._can_move, members.model_of)
+        self._moved: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by request id
+        self._news: deque[SeenMove] = deque(maxlen=KEPT_MOVES)
+        self._counts = Counter[str]()  # requests given up, by reason
 
     async def submit(
         self,
@@ -57,19 +72,18 @@ class Dispatcher:
         try:
             while True:
                 member = self._members[await self.queue.bound(entry, to)]
-                now_s = asyncio.get_running_loop().time()
-                self.mover.bound(entry, member.number, now_s)
+                self._bound(entry, member.number)
                 try:
                     return await member.handle.submit(
                         entry.request,
                         on_progress,
                         on_preview,
-                        waited_s=now_s - entry.work.arrived_s,
+                        waited_s=asyncio.get_running_loop().time() - entry.work.arrived_s,
                         evidence=entry.evidence,
                         is_admitted=entry.is_admitted,
                     )
                 except Moved as moved:
-                    to = self.mover.released(entry) if moved.was_released else None
+                    to = self._released(entry) if moved.was_released else None
                 except (Starting, WorkerLost):  # it died as the request was on its way
                     if self._is_draining():
                         raise
@@ -78,7 +92,7 @@ class Dispatcher:
         finally:
             if self._journals is not None:
                 self._journals.close(entry.request_id)
-            self.mover.ended(entry)
+            self.moves.ended(entry.number)
             self.queue.end(entry)
 
     def changed(self, member: Member, *, is_open: bool) -> None:
@@ -93,23 +107,77 @@ class Dispatcher:
             member.told_s = share_s
             member.handle.hold(share_s)
         self.queue.assign_soon()
-        now_s = asyncio.get_running_loop().time()
-        self.mover.replayed(member.number, report.replays, now_s)
-        if len(self._members) > 1:  # a single one may have a thousand requests to compare
-            self.mover.look(now_s)
+        if not self.queue.router.queue or self._journals is None:
+            return
+        if (move := self.moves.pause(asyncio.get_running_loop().time())) is not None:
+            self._ask(move)
 
     async def empty(self, member: Member) -> None:
         """Wait until a worker has no requests; those that can go on elsewhere move."""
         idle = asyncio.create_task(self.queue.wait_idle(member.number))
         try:
             while not idle.done():
-                self.mover.drain(member.number)
-                await asyncio.wait([idle], timeout=ASKED_AGAIN_S)
+                for move in self.moves.drain(member.number) if self._journals is not None else ():
+                    self._ask(move)
+                await asyncio.wait([idle], timeout=INTERVAL_S)
         finally:
             idle.cancel()
 
     def statistics(self) -> dict[str, Any]:
-        """The held requests, and the moves."""
+        """The held requests, and the moves by reason."""
         queue = self.queue
         line = {"requests": queue.held, "work_s": queue.router.held_s, "stage": queue.stage}
-        return {**self.mover.statistics(), "held": line}
+        return {"moves": dict(self._counts), "held": line}
+
+    # Moves
+
+    def news(self) -> list[SeenMove]:
+        """The moves since the last time."""
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def moves_of(self, request_id: str) -> list[dict[str, Any]]:
+        """When a request moved, from where to where, and why."""
+        return list(self._moved.get(request_id, ()))
+
+    def _can_move(self, number: int) -> bool:
+        entry, journals = self.queue.requests.get(number), self._journals
+        return entry is not None and journals is not None and journals.is_whole(entry.request_id)
+
+    def _ask(self, move: Move) -> None:
+        entry = self.queue.requests[move.request]
+        entry.move = move
+        self._members.release(move.worker, entry.request_id)
+
+    def _released(self, entry: PoolRequest) -> int | None:
+        """A worker has given a request up: only what is left of it counts from now on.
+
+        Returns:
+            The worker that is to have it; None: whichever.
+        """
+        move, entry.move = entry.move, None
+        owner = self.queue.router.owner(entry.number)
+        if owner is not None:
+            entry.work = left(owner.bound[entry.number])
+        if move is None:
+            return None
+        self._counts[move.why] += 1
+        record = {"at": time.time(), "from": move.worker, "to": None, "why": move.why}
+        self._moved.setdefault(entry.request_id, []).append(record)
+        self._moved.move_to_end(entry.request_id)
+        while len(self._moved) > KEPT_MOVES:
+            self._moved.popitem(last=False)
+        return move.to
+
+    def _bound(self, entry: PoolRequest, worker: int) -> None:
+        """A request was bound to a worker."""
+        moves = self._moved.get(entry.request_id)
+        if not moves or moves[-1]["to"] is not None:
+            return
+        last = moves[-1]
+        last["to"] = worker
+        move = SeenMove(entry.request_id, last["at"], last["from"], worker, last["why"])
+        self._news.append(move)
+        log.info(
+            "request %s moves from worker %d to %d (%s)",
+            move.request_id, move.from_worker + 1, worker + 1, move.why,
+        )  # fmt: skip

@@ -15,7 +15,7 @@ import secrets
 
 MAGIC = b"carpool-worker-1"  # another number: another protocol
 NONCE_BYTES, PROOF_BYTES = 32, 32
-SECRET_BYTES = 32
+CONNECT_S = 5.0  # limit for a connection to be there and proven
 
 
 class Refused(Exception):
@@ -23,7 +23,7 @@ class Refused(Exception):
 
 
 def new_secret() -> bytes:
-    return secrets.token_bytes(SECRET_BYTES)
+    return secrets.token_bytes(PROOF_BYTES)
 
 
 def proof(secret: bytes, role: bytes, of_worker: bytes, of_front: bytes) -> bytes:

@@ -12,21 +12,53 @@ import os
 import shutil
 import ssl
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 from carpool.fleet import handshake
-from carpool.fleet.packets import Malformed, PacketStream
-from carpool.fleet.unproven import UnprovenConnections
+from carpool.fleet.packets import SILENT_S, Malformed, PacketStream
 from carpool.worker import protocol
 from carpool.worker.connection import Connection, WorkerConnection
 
 log = logging.getLogger("carpool")
 
-HANDSHAKE_S = 5.0
-FRONT_SILENT_S = 3.0
+PER_ADDRESS = 8  # unproven connections; four times as many in all
 RESET_S = 60.0  # limit for ending the requests of a lost front; then a kill
+
+
+class UnprovenConnections:
+    """Connections that have not proven yet that they know the fleet's secret: few, the newest.
+
+    A front proves it in milliseconds. A peer that proves nothing keeps its place until newer ones
+    need it, so silent peers keep no front out, whatever address it has: the address with the most
+    of them loses its oldest.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: dict[asyncio.StreamWriter, str] = {}  # oldest first
+
+    @contextlib.contextmanager
+    def hold(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """Count a connection for the block; another one may have it closed meanwhile."""
+        peer = writer.get_extra_info("peername")  # None where it has gone already
+        address = str(peer[0]) if peer else ""
+        counts = Counter(self._addresses.values())
+        if counts[address] >= PER_ADDRESS:
+            self._close_oldest(address)
+        elif len(self._addresses) >= 4 * PER_ADDRESS:
+            self._close_oldest(max(counts, key=lambda address: counts[address]))
+        self._addresses[writer] = address
+        try:
+            yield
+        finally:
+            self._addresses.pop(writer, None)
+
+    def _close_oldest(self, address: str) -> None:
+        first = next(writer for writer, of in self._addresses.items() if of == address)
+        del self._addresses[first]
+        first.transport.abort()
 
 
 class WorkerHost:
@@ -64,7 +96,7 @@ class WorkerHost:
 
     async def listen(self, host: str) -> int:
         """Begin to listen; returns the port."""
-        limit_s = HANDSHAKE_S if self._tls else None
+        limit_s = handshake.CONNECT_S if self._tls else None
         self._server = await asyncio.start_server(
             self._accept, host, 0, ssl=self._tls, ssl_handshake_timeout=limit_s
         )
@@ -90,14 +122,14 @@ class WorkerHost:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
+            async with asyncio.timeout(handshake.CONNECT_S):
                 with self._unproven.hold(writer):
                     await handshake.welcome(reader, writer, self._secret)
         except (handshake.Refused, asyncio.IncompleteReadError, OSError) as error:  # or in no time
             log.warning("a connection was refused: %s", error or "it proved nothing in time")
             writer.close()
             return
-        stream = PacketStream(reader, writer, silent_s=FRONT_SILENT_S)
+        stream = PacketStream(reader, writer, silent_s=2 * SILENT_S)
         if self._stream is not None:
             why = "it serves another front of the same fleet name, which is alive"
             await stream.say_farewell(why, refused=True)

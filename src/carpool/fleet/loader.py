@@ -15,10 +15,10 @@ from carpool.errors import DeadlineExceeded, Draining, LoadFailed, TooLate
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest
+from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
-LOOK_S = 0.5  # between looks for models that were not used for long
 PATIENCE_S = 10.0  # wait for another model's place before that gets no more requests
 
 
@@ -193,7 +193,7 @@ class Loader:
     async def tidy(self) -> None:
         """Background loop: unload idle models."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(INTERVAL_S)
             for model in self._models:
                 if _is_idle(model) and _now_s() - model.used_s >= model.keep_alive_s:
                     await _unload(model)

@@ -18,8 +18,8 @@ HEADER = struct.Struct(">BI")  # kind, bytes that follow
 PACKET_BYTES = 64 << 10
 MOST_MESSAGE_BYTES = 1 << 30
 MOST_FILE_BYTES = 64 << 30
-BEAT_S = 0.5  # between signs of life
-LOOK_S = 0.25  # between looks at the other end's
+BEAT_S = 0.5  # between signs of life; twice as often those of the other end are looked for
+SILENT_S = 1.75  # of a worker that is lost; with two looks, what it had moves after 2.25 s
 
 ALIVE, PART, END, FILE, KILL, ENDED, REFUSED = range(7)
 """Kinds of packets: a sign of life; part of a message; its last part; part of a file; the worker's
@@ -73,7 +73,7 @@ class PacketStream:
             if (now_s := self._now_s()) >= beat_s:
                 self._packet(ALIVE, b"")
                 beat_s = now_s + BEAT_S
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(BEAT_S / 2)
             is_silent = self._now_s() - self._heard_s > self._silent_s
             if is_silent and self._was_silent:
                 break

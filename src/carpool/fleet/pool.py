@@ -65,7 +65,7 @@ class Pool:
             lambda: self._is_draining,
             is_choice=self.has_several,
         )
-        self._queue, self._mover = self._dispatcher.queue, self._dispatcher.mover
+        self._queue = self._dispatcher.queue
         self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
         self._resizer = Resizer(self, scale)
         self._is_open = asyncio.Event()
@@ -287,15 +287,15 @@ class Pool:
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Send the engines' activity and moves to a listener; None: to no listener."""
-        self._mover.news()  # what was before is not told
+        self._dispatcher.news()  # what was before is not told
         self._members.watch_activity(listener and partial(self._with_moves, listener))
 
     def _with_moves(self, listener: OnActivity, activity: protocol.Activity) -> None:
-        activity.moves = self._mover.news()
+        activity.moves = self._dispatcher.news()
         listener(activity)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, of the worker that had each last."""
         self.check_open()
         timelines = await self._members.timelines(request_ids)
-        return [line | {"moves": self._mover.moves_of(line["id"])} for line in timelines]
+        return [line | {"moves": self._dispatcher.moves_of(line["id"])} for line in timelines]

@@ -31,12 +31,10 @@ class PoolRequest:
     request: CheckedRequest
     work: RoutedRequest  # as the router sees it
     is_admitted: bool  # its worker does not refuse it any more
-    evidence: CrashEvidence = field(
-        default_factory=CrashEvidence
-    )  # from workers that ran it and died
+    # from workers that ran it and died
+    evidence: CrashEvidence = field(default_factory=CrashEvidence)
     worker: "asyncio.Future[int] | None" = None  # while it is held: which one gets it
     move: Move | None = None  # the move for which its worker is to give it up
-    moved_s: float | None = None  # when it went to another worker, until it goes on there
 
     @property
     def request_id(self) -> str:

@@ -27,16 +27,12 @@ from typing import Any
 import carpool
 from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
-from carpool.fleet.handshake import new_secret
+from carpool.fleet.handshake import CONNECT_S, new_secret
 from carpool.fleet.host import WorkerHost
-from carpool.fleet.ray_connector import RayConnector
+from carpool.fleet.ray_connector import NOTICED_S, RayConnector
 from carpool.fleet.remote_connection import WorkerAddress
 
 log = logging.getLogger("carpool")
-
-REACH_S = 5.0
-JOIN_S = 30.0  # limit for a running actor to report its address
-NOTICED_S = 20.0  # Ray notices after 15 s that a node is gone, and places nothing there any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ class WorkerActor:
 
     def join(self) -> tuple[str, int, bytes, str, str]:
         """The host's address, the fleet's secret, the version of Carpool on its node, the node."""
-        port = self._port.result(JOIN_S)
+        port = self._port.result(NOTICED_S)
         return self._address, port, self._secret, carpool.__version__, self._node
 
     def _run(self) -> None:
@@ -114,7 +110,7 @@ def _check_reachable(address: str) -> None:
     """Raise OSError unless something listens at HOST:PORT: Ray would try for a minute."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
-        socket.create_connection((host, int(port)), REACH_S).close()
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 def server_tls(certificate: str, key: str) -> ssl.SSLContext:

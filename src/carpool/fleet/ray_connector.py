@@ -1,7 +1,7 @@
 """Connects the front to one worker on a Ray cluster, or to another one if that is lost.
 
 A worker that cannot be reached may be slow, cut off, or gone with its node, and Ray says so only
-after 15 s. So after `PATIENCE_S` another one is placed, on another node. The one that is reached
+after 15 s. So after `BEAT_S` another one is placed, on another node. The one that is reached
 first stays, and the other one is ended.
 """
 
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from carpool.fleet.handshake import CONNECT_S
+from carpool.fleet.packets import BEAT_S
 from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 
 log = logging.getLogger("carpool")
 
-SLOW_S = 20.0  # delay of the log line about a worker that Ray does not place
-AGAIN_S = 0.5  # between tries to reach a worker
-PATIENCE_S = 0.5  # with a worker that was lost, until another one is asked for
-FIRST_S = 3.0  # with one of an earlier front: connecting through Ray for the first time takes long
-SPARE_S = 20.0  # wait for the spare worker before another request for it
-
+NOTICED_S = 20.0
+"""Ray notices after 15 s that a node is gone, and places nothing there any more. So until then a
+node is suspect, a spare worker is waited for, and the log says nothing of a place that is sought.
+"""
 
 Reached = tuple[RemoteConnection, str]
 """The connection to a worker, and its node."""
@@ -73,7 +73,7 @@ class RayConnector:
         Raises:
             OSError: a new worker was placed, and cannot be reached.
         """
-        slow = asyncio.get_running_loop().call_later(SLOW_S, self._say_slow)
+        slow = asyncio.get_running_loop().call_later(NOTICED_S, self._say_slow)
         try:
             while True:
                 if self._actor is None:
@@ -90,7 +90,7 @@ class RayConnector:
                     self._cluster.trust(self._node)
                     return connection
                 self._actor = None
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(BEAT_S)
         finally:
             slow.cancel()
 
@@ -120,15 +120,16 @@ class RayConnector:
             except OSError as error:
                 if problem != (problem := str(error)):
                     log.warning("a worker of %s is out of reach: %s", self._model, error)
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(BEAT_S)
 
     async def _reach_any(self, dead_actor: Any) -> tuple[Any, Reached]:
         """Connect to the worker that was lost, or to another one: whichever is reached first."""
         tries: Tries = {asyncio.create_task(self._reach_at_last(dead_actor)): dead_actor}
         winner = dead_actor
         try:
-            patience_s = PATIENCE_S if self._node else FIRST_S
-            for timeout_s in itertools.chain((patience_s, SPARE_S), itertools.repeat(None)):
+            # connecting through Ray for the first time takes long
+            patience_s = BEAT_S if self._node else CONNECT_S
+            for timeout_s in itertools.chain((patience_s, NOTICED_S), itertools.repeat(None)):
                 if (contact := await _first(tries, timeout_s)) is not None:
                     winner = contact[0]
                     return contact
@@ -159,7 +160,7 @@ class RayConnector:
         log.warning(
             "a worker of %s waits for a place in the Ray cluster since %g s: `ray status` says "
             "what is free and what is asked for",
-            self._model, SLOW_S,
+            self._model, NOTICED_S,
         )  # fmt: skip
 
     async def end(self) -> None:

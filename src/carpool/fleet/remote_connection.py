@@ -14,14 +14,11 @@ from pathlib import Path
 
 from carpool.errors import StoreFailed, reason
 from carpool.fleet import handshake
-from carpool.fleet.packets import Malformed, PacketStream
+from carpool.fleet.packets import SILENT_S, Malformed, PacketStream
 from carpool.worker import protocol
 from carpool.worker.connection import mapped
 
 log = logging.getLogger("carpool")
-
-SILENT_S = 1.75  # of a worker; with two looks at it, what it had moves 2.25 s after it was lost
-CONNECT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ class RemoteConnection:
         tls = client_tls(address.certificate) if address.certificate else None
         writer = None
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(handshake.CONNECT_S):
                 reader, writer = await asyncio.open_connection(
                     address.host, address.port, ssl=tls, server_hostname="carpool" if tls else None
                 )
@@ -74,7 +71,9 @@ class RemoteConnection:
             if writer is not None:
                 writer.close()
             if isinstance(error, TimeoutError):
-                raise ConnectionError(f"{where} did not answer in {CONNECT_S:g} s") from None
+                raise ConnectionError(
+                    f"{where} did not answer in {handshake.CONNECT_S:g} s"
+                ) from None
             if isinstance(error, (handshake.Refused, asyncio.IncompleteReadError)):
                 raise ConnectionError(f"{where}: {error}") from error
             raise

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 from carpool.fleet.autoscaler import Autoscaler, Demand, Scale
 from carpool.fleet.members import Member
+from carpool.fleet.worker_tasks import RETRY_S
+from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
-LOOK_S = 1.0  # between looks at what waits
-PLACE_S = 60.0  # wait for a new worker before an old one makes room for it
+PLACE_S = 2 * RETRY_S  # wait for a new worker before an old one makes room for it
 
 
 class Resizable(Protocol):
@@ -58,7 +59,7 @@ class Resizer:
 
     async def _follow(self, autoscaler: Autoscaler) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(INTERVAL_S)
             self.look(autoscaler, asyncio.get_running_loop().time())
 
     def look(self, autoscaler: Autoscaler, now_s: float) -> None:

@@ -3,29 +3,25 @@
 Requests are bound late: to a worker that would serve them at once, so that none queues behind a
 slow worker. A request is bound where the ends of all requests move least in sum
 (`worker_load.extra_s`): together with its kind where fusing pays, else where the least is to be
-done. Where a full worker is the best place, as the others are slow, it waits for that.
-
-*Order.* That of `waiting_requests.py`. Requests that are bound at one moment are spread so that the
-last of them ends early (`burst.py`).
-
-*Imbalance.* Predictions may be wrong: a worker that has `IMBALANCE` times the mean number of
-requests, and `SLACK_REQUESTS` more than that mean, gets no more.
+done. Where a full worker is the best place, as the others are slow, it waits for that. The order is
+that of `waiting_requests.py`; of requests that come together to an idle fleet the longest go
+first, so that the last of them ends early.
 
 A choice looks at the workers with the least to do, and at those with the least to do that run the
 same kind: `LOOKED_AT` of each. Of equals, the worker wins that got its last request first, as its
 requests are nearer to their end than was reported; then ids decide. No clock: callers say the time.
 
-Source: guard against imbalance as in sgl-router.
+Source: longest first: Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied
+Mathematics 17(2), 1969.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 
-from carpool.fleet.burst import Burst
 from carpool.fleet.waiting_requests import WaitingRequests
-from carpool.fleet.worker_index import LOOKED_AT, WorkerIndex
 from carpool.fleet.worker_load import (
     UNKNOWN,
     Bound,
@@ -35,14 +31,12 @@ from carpool.fleet.worker_load import (
     extra_s,
     paying_width,
 )
+from carpool.schedule.arrivals import MAX_GROWTH
 from carpool.schedule.continuous import INTERRUPT_RATIO
 from carpool.schedule.fair_shares import FairShares
 
+LOOKED_AT = 8  # workers, and as many that run the same kind
 AHEAD_SHARE = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
-EXPECTED_GROWTH = 10  # times the present requests: expected by a busy worker; `arrivals.BUSY`
-IMBALANCE = 1.5
-SLACK_REQUESTS = 16
-BURST_REQUESTS = 8  # for each idle worker, bound when they come together
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +68,8 @@ class Router:
         shares = None if fair_share is None else FairShares(fair_share)
         self.queue = WaitingRequests(self._work_s, shares)
         self.workers: dict[int, WorkerLoad] = {}
+        self._open: list[tuple[float, int]] = []  # loads and ids of those that take requests
         self._owners: dict[int, int] = {}  # worker by request that is bound
-        self._index = WorkerIndex()
         self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
         self._bindings = 0  # so far
         self._now_s = 0.0  # when it was last asked
@@ -100,12 +94,12 @@ class Router:
         self._tables.update(tables)
         for bound in worker.bound.values():
             bound.table = self.table(worker, bound.work.kind)
-        self._index.put(worker)
+        self._weigh(worker)
 
     def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
         """A worker is gone; returns the requests that were bound to it."""
+        self.open(worker_id, is_open=False)
         worker = self.workers.pop(worker_id)
-        self._index.remove(worker)
         for request in worker.bound:
             del self._owners[request]
         return [bound.work for bound in worker.bound.values()]
@@ -113,7 +107,16 @@ class Router:
     def open(self, worker_id: int, is_open: bool) -> None:
         """Say whether a worker takes requests."""
         self.workers[worker_id].is_open = is_open
-        self._index.put(self.workers[worker_id])
+        self._weigh(self.workers[worker_id])
+
+    def _weigh(self, worker: WorkerLoad) -> None:
+        """Put a worker that has changed in its place among those that take requests."""
+        place = bisect_left(self._open, entry := (worker.load_s, worker.id))
+        if self._open[place : place + 1] == [entry]:
+            del self._open[place]
+        worker.weigh()
+        if worker.is_open:
+            insort(self._open, (worker.load_s, worker.id))
 
     def hold(self, work: RoutedRequest) -> None:
         """A request waits."""
@@ -129,7 +132,7 @@ class Router:
             return False
         worker = self.workers[owner]
         worker.told_s += worker.bound.pop(request).left_s  # a part of what it did since
-        self._index.put(worker)
+        self._weigh(worker)
         return True
 
     def progressed(self, worker_id: int, steps_left: Mapping[int, float], now_s: float) -> None:
@@ -139,7 +142,7 @@ class Router:
         for request, steps in steps_left.items():
             if (bound := worker.bound.get(request)) is not None:
                 bound.steps_left = steps
-        self._index.put(worker)
+        self._weigh(worker)
 
     # What is decided
 
@@ -159,14 +162,14 @@ class Router:
 
         Nobody is refused for a guess: kinds that no worker has told of count nothing.
         """
-        if not self._index:
+        if not self._open:
             return inf
         work = ((steps, self._tables.get(kind)) for kind, steps in self.queue.steps.items())
-        return sum(steps * _row_s(table) for steps, table in work if table) / len(self._index)
+        return sum(steps * _row_s(table) for steps, table in work if table) / len(self._open)
 
     def part_s(self) -> float:
         """A worker's part of `held_s`."""
-        return self.held_s / max(1, len(self._index))
+        return self.held_s / max(1, len(self._open))
 
     def needed_s(self, work: RoutedRequest) -> float | None:
         """Predicted seconds until a request that comes now has ended; None: nothing is known."""
@@ -179,7 +182,7 @@ class Router:
             now_s: on the clock of `arrived_s` and `deadline_s`.
         """
         self._now_s = now_s
-        if not self.queue or not self._index:
+        if not self.queue or not self._open:
             return []
         if not self._is_choice:
             [worker] = self.workers.values()
@@ -187,9 +190,12 @@ class Router:
         self.queue.count_shares(
             bound.work for worker in self.workers.values() for bound in worker.bound.values()
         )
-        if 1 < len(self.queue) <= self._room() and (spread := self._spread()):
-            return spread
-        bindings = []
+        bindings: list[Binding] = []
+        places = sum(self.workers[number].max_requests for _, number in self._open)
+        if not self._owners and 1 < len(self.queue) <= places:
+            longest = sorted(self.queue, key=self._longest, reverse=True)
+            choices = ((work, self._choose(work)) for work in longest)
+            bindings += [self.bind(work, worker) for work, worker in choices if worker]
         while (binding := self._next(now_s)) is not None:
             bindings.append(self.bind(*binding))
         return bindings
@@ -218,22 +224,28 @@ class Router:
                 return work, worker
         return None
 
+    def _look(self, kind: Hashable) -> Sequence[WorkerLoad]:
+        """The workers that a choice looks at, each once."""
+        workers = self.workers
+        if len(self._open) <= 2 * LOOKED_AT:
+            return [workers[number] for _, number in self._open]
+        peers = (number for _, number in self._open if kind in workers[number].kinds)
+        chosen = [*(number for _, number in self._open[:LOOKED_AT]), *islice(peers, LOOKED_AT)]
+        return [workers[number] for number in dict.fromkeys(chosen)]
+
     def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
         """The worker that gets a request now; None where it is to wait."""
-        bound, workers = len(self._owners), len(self._index)
-        backlog = (bound + len(self.queue)) // workers
+        workers = len(self._open)
+        backlog = (len(self._owners) + len(self.queue)) // workers
         behind = len(self.queue) - 1
-        crowded = max(IMBALANCE * bound / workers, bound / workers + SLACK_REQUESTS)
         target, best_key, is_free = None, (inf, inf, 0, 0), False
-        for worker in self._index.look(work.kind):
+        for worker in self._look(work.kind):
             table = self.table(worker, work.kind)
             seconds = extra_s(work, worker, table, self._now_s)
             has_room = self._has_room(work, worker, table, backlog)
             if not has_room:  # it would wait there, and those behind it would wait for it
                 seconds += behind * work.steps * table[0] / workers
-            elif len(worker.bound) > crowded:
-                continue
-            key = seconds, self._index.key(worker), worker.bound_at, worker.id
+            key = seconds, worker.load_s, worker.bound_at, worker.id
             if key < best_key:
                 target, best_key, is_free = worker, key, has_room
         return target if is_free else None
@@ -246,7 +258,7 @@ class Router:
             return False
         if worker.shares_sweeps:
             return True  # whoever joins the sweep makes it little longer
-        slots = self._slots(table, backlog, len(self.queue) // max(1, len(self._index)))
+        slots = self._slots(table, backlog, len(self.queue) // len(self._open))
         if len(worker.bound) < slots:
             return True
         long_s = work.steps * table[0] / INTERRUPT_RATIO  # whoever has more left is interrupted
@@ -255,7 +267,7 @@ class Router:
         )
         return ahead < slots
 
-    def _slots(self, table: StepTable, backlog: int, waiting: int = 0) -> int:
+    def _slots(self, table: StepTable, backlog: int, waiting: int) -> int:
         """The number of requests that a worker has at the same time.
 
         Some are ahead, to be encoded while others run: the more the longer the line is, to be
@@ -263,29 +275,10 @@ class Router:
 
         Args:
             backlog: requests there are for each worker.
-            held: of them, those that wait.
+            waiting: of them, those that are held.
         """
-        width = paying_width(table, EXPECTED_GROWTH * min(backlog, 1024), self._min_gain)
+        width = paying_width(table, MAX_GROWTH * min(backlog, 1024), self._min_gain)
         return width + max(1, min(width, int(AHEAD_SHARE * max(width, waiting))))
-
-    def _room(self) -> int:
-        """About the number of requests that may be bound at one moment; an idle fleet gets more."""
-        workers = len(self._index)
-        if not self._owners:
-            return BURST_REQUESTS * workers
-        work = next(iter(self.queue))
-        slots = self._slots(self._tables.get(work.kind, UNKNOWN), 1)
-        return slots * workers - len(self._owners)
-
-    def _spread(self) -> list[Binding]:
-        """Bind all that is held, so that the last of it ends early; nothing if one has no place."""
-        works = self.queue.longest_first()
-        plan = Burst(self.workers, self._index, self._as_bound).plan(works)
-        for number, count in Counter(plan.values()).items():
-            worker = self.workers[number]
-            if len(worker.bound) + count > worker.max_requests:
-                return []
-        return [self.bind(work, self.workers[plan[work.request]]) for work in works]
 
     # Bookkeeping
 
@@ -294,18 +287,16 @@ class Router:
         self.queue.remove(work.request)
         if not worker.bound:  # it has done nothing since
             worker.told_s = self._now_s
-        worker.bound[work.request] = self._as_bound(work, worker)
-        if work.needs is not None:
-            worker.has.add(work.needs)
+        worker.bound[work.request] = Bound(work, work.steps, self.table(worker, work.kind))
         self._owners[work.request] = worker.id
         self._bindings += 1
         worker.bound_at = self._bindings
-        self._index.put(worker)
+        self._weigh(worker)
         self.queue.charge(work)
         return Binding(work.request, worker.id)
 
-    def _as_bound(self, work: RoutedRequest, worker: WorkerLoad) -> Bound:
-        return Bound(work, work.steps, self.table(worker, work.kind))
+    def _longest(self, work: RoutedRequest) -> tuple[int, float]:
+        return work.priority, self._work_s(work)
 
     def _work_s(self, work: RoutedRequest) -> float:
         return work.steps * self._tables.get(work.kind, UNKNOWN)[0]

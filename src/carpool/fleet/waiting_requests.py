@@ -78,12 +78,6 @@ class WaitingRequests:
         if not self.steps[entry.work.kind]:
             del self.steps[entry.work.kind]
 
-    def longest_first(self) -> list[RoutedRequest]:
-        ranked = sorted(
-            self._requests.values(), key=lambda entry: (-entry.work_s, entry.work.request)
-        )
-        return [entry.work for entry in ranked]
-
     @property
     def first(self) -> RoutedRequest | None:
         """The request that is bound next, if any worker has room; deadlines and shares aside."""
@@ -115,9 +109,7 @@ class WaitingRequests:
         share = (work.tenant, work.user) if self._shares is not None else None
         # deadlines press as time passes: such a request has an order of its own
         dated = work.request if work.deadline_s < inf else None
-        return _Waiting(
-            work, _view(work, self._work_s(work)), (work.kind, work.needs, share, dated)
-        )
+        return _Waiting(work, _view(work, self._work_s(work)), (work.kind, share, dated))
 
     def _rank(self, waiting: _Waiting, now_s: float) -> Rank:
         return rank(waiting.view, now_s, shares=self._shares)

@@ -29,8 +29,6 @@ class RoutedRequest:
     priority: int = 0  # -10 to 10; higher goes first
     tenant: str = ""
     user: str = ""  # of the tenant
-    needs: Hashable = None  # what a worker has to load before, such as an adapter; None: nothing
-    replay_steps: float = 0.0  # steps that it made elsewhere, and that are replayed first
 
 
 @lru_cache(4096)
@@ -74,40 +72,24 @@ class WorkerLoad:
     id: int
     tables: Mapping[Hashable, StepTable] = field(default_factory=dict)  # by kind; learned
     max_requests: int = 32  # requests that it runs at the same time
-    has: set[Hashable] = field(default_factory=set)  # what it need not load, of what requests need
-    load_s: float = 0.0  # what loading such a thing takes
     is_open: bool = True  # takes requests
     shares_sweeps: bool = False  # its weights are streamed: requests of all kinds share every step
     told_s: float = 0.0  # when it told what its requests have left
     bound_at: int = 0  # when a request was bound to it last, in bindings
     bound: dict[int, Bound] = field(default_factory=dict)  # by `RoutedRequest.request`
+    load_s: float = 0.0  # when an average request would end there; see `weigh`
+    kinds: frozenset[Hashable] = frozenset()  # of the bound requests
 
     @property
     def left_s(self) -> float:
         """Predicted work of all that is bound to it, one request after the other."""
         return sum([bound.steps_left * bound.table[0] for bound in self.bound.values()])
 
-    def finish_s(self, extra: Sequence[Bound] = (), without: int | None = None) -> float:
-        """Predicted seconds until all that is bound to it, and `more`, has ended."""
-        kinds: dict[Hashable, list[Bound]] = {}
-        for entry in (*self.bound.values(), *extra):
-            if entry.work.request != without:
-                kind = None if self.shares_sweeps else entry.work.kind
-                kinds.setdefault(kind, []).append(entry)
-        ends_s = _swept_s if self.shares_sweeps else _fused_s
-        return sum(map(ends_s, kinds.values()))
-
-
-def _fused_s(group: Sequence[Bound]) -> float:
-    """Seconds until requests of one kind have ended that share every step they can."""
-    table = group[0].table
-    steps = sorted((entry.steps_left for entry in group), reverse=True)
-    seconds = 0.0
-    for first in range(0, len(steps), len(table)):
-        steps_left = [*steps[first : first + len(table)], 0.0]
-        for n in range(1, len(steps_left)):
-            seconds += (steps_left[n - 1] - steps_left[n]) * min(table[n - 1], n * table[0])
-    return seconds
+    def weigh(self) -> None:
+        """Renew `load_s` and `kinds` after a change."""
+        steps_s = [table[0] for table in self.tables.values()]
+        self.load_s = self.left_s + (sum(steps_s) / len(steps_s) if steps_s else 0.0)
+        self.kinds = frozenset([bound.work.kind for bound in self.bound.values()])
 
 
 def sweep_s(tables: Sequence[StepTable]) -> float:
@@ -118,16 +100,6 @@ def sweep_s(tables: Sequence[StepTable]) -> float:
     """
     copies_s = max([table[0] for table in tables])
     return max(copies_s, sum([table[-1] / len(table) for table in tables]))
-
-
-def _swept_s(bound: Sequence[Bound]) -> float:
-    """Seconds until requests of any kinds have ended that share every step."""
-    bound = sorted(bound, key=lambda entry: entry.steps_left)
-    seconds, steps = 0.0, 0.0
-    for place, entry in enumerate(bound):
-        seconds += (entry.steps_left - steps) * sweep_s([entry.table for entry in bound[place:]])
-        steps = entry.steps_left
-    return seconds
 
 
 def _in_sweeps_s(
@@ -165,13 +137,12 @@ def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: fl
     Scheduling, Mathematics of Operations Research 31(3), 2006.
     """
     alone_s = work.steps * table[0]
-    loading_s = worker.load_s if work.needs is not None and work.needs not in worker.has else 0.0
     bound = worker.bound.values()
     if not bound:
-        return alone_s + loading_s
+        return alone_s
     worked_s = max(0.0, now_s - worker.told_s)
     if worker.shares_sweeps:
-        return _in_sweeps_s(work, worker, table, worked_s) + loading_s * (1 + len(bound))
+        return _in_sweeps_s(work, worker, table, worked_s)
     apart_s, peers = 0.0, []
     for entry in bound:
         left_s, steps_left = entry.steps_left * entry.table[0], entry.steps_left
@@ -183,12 +154,11 @@ def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: fl
             peers.append(steps_left)
         else:
             apart_s += left_s if left_s < alone_s else alone_s
-    loading_s *= 1 + len(bound)  # everybody waits for it
     if not peers:
-        return alone_s + apart_s + loading_s
+        return alone_s + apart_s
     shared_steps = sum([steps if steps < work.steps else work.steps for steps in peers])
     together_s = step_s(table, len(peers) + 1)
     slower_s = together_s - step_s(table, len(peers))
     fused_s = work.steps * together_s + shared_steps * slower_s
     solo_s = alone_s + shared_steps * table[0]
-    return min(fused_s, solo_s) + apart_s + loading_s
+    return min(fused_s, solo_s) + apart_s

@@ -14,8 +14,7 @@ from math import inf
 from carpool.schedule.cost import LOAD_MEMORY, Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
-ARRIVALS = 400  # arrivals that the load is estimated from
-MAX_LOAD = 0.95  # part of the device's time: with more the backlog would have no end
+MAX_GROWTH = 20  # times the present requests: as many are expected before the engine is empty
 
 
 @dataclass(slots=True)
@@ -23,7 +22,7 @@ class LoadEstimate:
     """Arrivals and denoising forwards, remembered for a while."""
 
     # of each: seconds that other requests had run by then, and `_arrived_work_s`
-    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ARRIVALS))
+    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LOAD_MEMORY))
     _arrived_work_s: float = 0.0  # alone on the device
     _busy_s: float = 0.0  # that other requests ran, up to `_forward_s`
     _forward_s: float | None = None  # when the last forward began; None: only one burst so far
@@ -46,7 +45,7 @@ class LoadEstimate:
         if waiting and waiting[-1].request > self._last_request:
             if self._forward_s is not None:
                 busy_s = self._busy_by(now_s)
-                for request in waiting[-ARRIVALS:]:
+                for request in waiting[-LOAD_MEMORY:]:
                     if request.request > self._last_request:
                         self._arrived_work_s += request.whole_s
                         self._arrivals.append((busy_s, self._arrived_work_s))
@@ -66,7 +65,7 @@ class LoadEstimate:
     def share(self, now_s: float, load_ratio: float = 1.0) -> float:
         """The part of its time that the device needs for later requests, at the best width.
 
-        Estimated from what it remembers; at most `MAX_LOAD`.
+        Estimated from what it remembers; at most that at which `MAX_GROWTH` times as many come.
 
         Args:
             load_ratio: mean seconds of forwards, as a multiple of what was predicted of them.
@@ -76,7 +75,8 @@ class LoadEstimate:
         began_s, before_s = self._arrivals[0]
         work_s, busy_s = self._arrived_work_s - before_s, self._busy_by(now_s) - began_s
         speedup = self._alone_s / self._best_s if self._best_s else 1.0
-        return min(MAX_LOAD, load_ratio * work_s / busy_s / speedup) if busy_s > 0 else MAX_LOAD
+        limit = 1 - 1 / MAX_GROWTH
+        return min(limit, load_ratio * work_s / busy_s / speedup) if busy_s > 0 else limit
 
     def backlog(self, present: float, now_s: float, load_ratio: float = 1.0) -> float:
         """Requests that are in the engine or are likely to come before it is empty."""

@@ -26,10 +26,9 @@ from itertools import pairwise
 from math import exp, inf, log, sqrt
 
 PRIOR = 0.6  # entries of an earlier table: this many times as sure as the line
-MEMORY = 256  # runs of a width whose median counts
 MISFIT = 0.15  # relative standard deviation of widths from the line
 OUTLIER = 0.3  # relative distance from the line at which a point has half its weight
-HALF_LIFE = 300  # runs of a kind after which what is older counts half
+HALF_LIFE = 300  # runs of a kind after which older ones count half; a width keeps as many
 OPTIMISM = 3.0  # standard deviations by which a width may be faster than it looks
 RECENT = 9  # runs whose median ratio is the machine's speed
 
@@ -57,7 +56,7 @@ class MachineSpeed:
         now = statistics.median(slowdowns) if slowdowns else self.baseline + self.slowdown
         if run.slowdown is not None:
             deviation = min(abs(run.slowdown - now), 4 * self.noise)
-            self.noise = max(0.02, self.noise + (1.25 * deviation - self.noise) / MEMORY)
+            self.noise = max(0.02, self.noise + (1.25 * deviation - self.noise) / HALF_LIFE)
         if abs(now - self.baseline) <= self.noise:  # by chance, as far as can be told
             now = self.baseline
         self.baseline += (now - self.baseline) / 4096  # what lasts becomes usual
@@ -131,7 +130,7 @@ class Curve:
         is_first, is_expected = rows not in self._runs, not self.is_empty
         expected = log(self._remembered_s(rows)) if is_first else 0.0
         with self._lock:
-            runs = self._runs.setdefault(rows, deque(maxlen=MEMORY))
+            runs = self._runs.setdefault(rows, deque(maxlen=HALF_LIFE))
             for run in [_Run(log(run_s), None) for run_s in seconds]:
                 if len(runs) >= RECENT:  # known well enough to tell the speed
                     run.slowdown = run.seconds - self._medians[rows]
@@ -142,7 +141,7 @@ class Curve:
                 self._total += 1
                 runs.append(run)
                 self._medians[rows] = statistics.median([run.baseline for run in runs])
-            self._counts[rows] = min(MEMORY, self.runs(rows) + len(seconds)), self._total
+            self._counts[rows] = min(HALF_LIFE, self.runs(rows) + len(seconds)), self._total
             self._max_measured = max(self._max_measured, rows)
             self._is_stale = True
 

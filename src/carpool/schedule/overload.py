@@ -20,7 +20,7 @@ from carpool.errors import Overloaded, TooLate
 log = logging.getLogger("carpool")
 
 ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
-LEAVE = (0.4, 0.7, 0.9)  # and end
+LEAVE = tuple(round(share - 0.1, 1) for share in ENTER)  # and end
 SHARE_OF_FREE = 7
 """One tenant alone takes seven eighths of all places, two take 7/15 each. With 3, one alone takes
 three quarters; with 15 a newcomer finds a sixteenth."""

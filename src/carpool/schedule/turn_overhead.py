@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RECENT_TURNS = 25  # turns
-RENEWED = 8  # turns between two looks at the medians
 
 
 def _empty() -> deque[float]:
@@ -35,7 +34,7 @@ class TurnOverhead:
         if self._until <= 0:
             self.loop_s = statistics.median(self._loop)
             self.own_s = statistics.median(self._samples)
-            self._until = min(RENEWED, len(self._loop))
+            self._until = min(RECENT_TURNS // 3, len(self._loop))
 
     def seconds(self, calls: int) -> float:
         return self.loop_s + calls * self.own_s

@@ -55,7 +55,7 @@ METRICS: dict[str, MetricInfo] = {
     "carpool_moves_total": MetricInfo(
         "counter",
         ("model", "why"),
-        "running requests that others of several workers were to go on with: drain, gain, priority",
+        "running requests that others of several workers were to go on with: drain, priority",
     ),
     "carpool_requests_held": MetricInfo(
         "gauge", ("model",), "requests that wait until one of several workers has room"

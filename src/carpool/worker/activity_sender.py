@@ -2,9 +2,13 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
+from carpool.telemetry.activity import Snapshot
 from carpool.worker import protocol
+
+if TYPE_CHECKING:  # it imports torch
+    from carpool.engine.observe.activity import ActivityLog
 
 INTERVAL_S = 0.25
 
@@ -13,13 +17,15 @@ class ActivitySender:
     """A thread that reads an `ActivityLog` and a snapshot of requests while it is on.
 
     Args:
-        log: has `is_on` and `take`; see `carpool.engine.observe.activity`.
         snapshot: the requests of the engine now.
         send: queues a message to the front.
     """
 
     def __init__(
-        self, log: Any, snapshot: Callable[[], Any], send: Callable[[protocol.Activity], None]
+        self,
+        log: "ActivityLog",
+        snapshot: Callable[[], Snapshot],
+        send: Callable[[protocol.Activity], None],
     ) -> None:
         self._log, self._snapshot, self._send = log, snapshot, send
         self._is_on = threading.Event()

@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from carpool.errors import reason
 from carpool.types import Clock
 from carpool.worker import protocol
+
+if TYPE_CHECKING:  # it imports torch
+    from carpool.engine.journal import Answered
 
 log = logging.getLogger("carpool")
 
@@ -24,9 +27,9 @@ EVERY_S = 0.02  # at most so often: a crash costs no more than this and the step
 
 @dataclass(frozen=True, slots=True)
 class AnswerBatch:
-    """Answers of calls (the engine's `Answered`); packed when they are sent, off its thread."""
+    """Answers of calls; packed when they are sent, off the engine's thread."""
 
-    answered: list[Any]
+    answered: "list[Answered]"
     passed: dict[str, int]
 
     def packed(self) -> protocol.Answers:
@@ -49,12 +52,12 @@ class JournalSender:
 
     def __init__(self, put: Callable[[AnswerBatch], None], clock: Clock = time.monotonic) -> None:
         self._put, self._clock = put, clock
-        self._answered: list[Any] = []
+        self._answered: list[Answered] = []
         self._passed: dict[str, int] = {}
         self._sent_s, self._bytes = -EVERY_S, 0
         self._lock = threading.Lock()
 
-    def add(self, answered: Any) -> None:
+    def add(self, answered: "Answered") -> None:
         """An answer is to be sent. On the engine's thread."""
         self._answered.append(answered)
         self._passed.pop(answered.request_id, None)  # an earlier call's

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from carpool.errors import CarpoolError, named
 from carpool.telemetry import tracing
@@ -19,6 +19,9 @@ from carpool.worker.journal_sender import JournalSender
 from carpool.worker.raw_output import raw_output
 from carpool.worker.request_listener import LastMessage, RequestListener, failed
 from carpool.worker.served_engine import ServedEngine
+
+if TYPE_CHECKING:  # it imports torch
+    from carpool.engine.model.load import LoadedPipeline
 
 log = logging.getLogger("carpool")
 
@@ -181,10 +184,6 @@ class MessageHandler:
             [protocol.StepCost(*size, seconds) for size, seconds in load.step_costs.items()],
             dict(load.steps_left),
             load.shares_sweeps,
-            [
-                protocol.Replayed(replay.request_id, replay.steps, replay.took_s, replay.ago_s)
-                for replay in load.replays
-            ],
             load.place_s,
             dict(load.private),
         )
@@ -247,7 +246,7 @@ class MessageHandler:
         self._send(protocol.Reloaded(self.engine.card, problems, is_addition))
 
 
-def _digest(loaded: Any) -> str:
+def _digest(loaded: "LoadedPipeline") -> str:
     """The digest of the model, the same in all workers that loaded it; empty: it cannot be made."""
     from carpool.engine.identity import identity_of_answers
 

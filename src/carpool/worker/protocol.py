@@ -210,22 +210,12 @@ class StepCost(msgspec.Struct, array_like=True):
     seconds: list[float]  # entry n - 1: with n requests sharing it
 
 
-class Replayed(msgspec.Struct, array_like=True):
-    """A request was replayed from its journal, and goes on."""
-
-    request_id: str
-    steps: int  # replayed steps
-    took_s: float
-    ago_s: float  # since it ended
-
-
 class Report(msgspec.Struct, array_like=True):
     """The state of a worker, for the router of the front."""
 
     costs: list[StepCost]
     steps_left: dict[str, float]  # running requests', by id
     shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
-    replays: list[Replayed] = []  # since the last report
     place_s: float | None = None  # predicted until the next request can start; None: unknown
     private: dict[str, str] = {}  # why requests ride alone, by task
 

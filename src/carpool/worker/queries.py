@@ -1,4 +1,7 @@
-"""Queries to one worker; it answers each kind in the order of asking."""
+"""What the front asks one worker, and the adapters that are registered while it runs.
+
+A worker answers in the order of asking.
+"""
 
 import asyncio
 from collections import deque
@@ -22,7 +25,6 @@ class Queries:
     def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
         self._send = send
         self._queries = deque[asyncio.Future[Any]]()
-        self._adding = deque[asyncio.Future[list[str]]]()  # open additions of adapters
 
     async def ask(self, query: Query) -> Any:
         """Ask the worker; returns statistics, timelines, or an `Estimated`."""
@@ -31,15 +33,8 @@ class Queries:
         self._send(query)
         return await future
 
-    def add_lora(self, name: str, path: str) -> asyncio.Future[list[str]]:
-        """Have an adapter registered; the answer says what is wrong with it."""
-        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._adding.append(answer)
-        self._send(protocol.AddLora(name, path))
-        return answer
-
     def answered(self, message: Answer) -> None:
-        """The oldest question is answered."""
+        """The oldest query is answered."""
         answer: Any = message
         if isinstance(message, protocol.Statistics):
             answer = message.statistics
@@ -49,24 +44,82 @@ class Queries:
         if not query.done():  # its client has gone
             query.set_result(answer)
 
-    def added(self, problems: list[str]) -> None:
-        """The oldest addition is answered."""
-        if self._adding:
-            self._settle(problems)
-
-    def worker_died(self, error: CarpoolError) -> None:
-        """Fail the open queries; the successor gets the adapters."""
-        while self._adding:
-            self._settle([])
-        self.fail(error)
-
-    def _settle(self, problems: list[str]) -> None:
-        adding = self._adding.popleft()
-        if not adding.done():  # its caller waits no more
-            adding.set_result(problems)
-
     def fail(self, error: CarpoolError) -> None:
+        """Fail the open queries."""
         while self._queries:
             query = self._queries.popleft()
             if not query.done():
                 query.set_exception(error)
+
+
+class LateAdapters:
+    """The adapters that were registered while one worker and its successors ran.
+
+    A new worker has only the adapters of its settings. It gets the others as soon as it has loaded
+    its model, and is ready once it has answered for each.
+
+    Args:
+        send: sends a message to the present worker.
+    """
+
+    def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
+        self._send = send
+        self._paths: dict[str, str] = {}
+        # those that the present worker has not answered for
+        self._adding = deque[tuple[str, str, asyncio.Future[list[str]]]]()
+        self._arriving: protocol.WorkerReady | None = None  # a worker that has not answered for all
+        self._unanswered = 0
+
+    def add(self, name: str, path: str, *, is_ready: bool) -> "asyncio.Future[list[str]]":
+        """Register an adapter; it is forgotten if the answer lists problems.
+
+        A worker that is not ready answers nothing: it gets the adapter after it has loaded.
+        """
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        if is_ready:
+            self._adding.append((name, path, answer))
+            self._send(protocol.AddLora(name, path))
+        else:
+            self._paths[name] = path
+            answer.set_result([])
+        return answer
+
+    def added(self, problems: list[str]) -> None:
+        """The worker has answered for the oldest adapter."""
+        if not self._adding:
+            return
+        name, path, answer = self._adding.popleft()
+        if answer.done():  # its caller waits no more
+            return
+        answer.set_result(problems)
+        if not problems:
+            self._paths[name] = path
+
+    def send_all(self, ready: protocol.WorkerReady) -> protocol.WorkerReady | None:
+        """Send all adapters to a worker that has loaded its model; None: it has to answer first."""
+        if not self._paths:
+            return ready
+        self._arriving, self._unanswered = ready, len(self._paths)
+        for name, path in self._paths.items():
+            self._send(protocol.AddLora(name, path))
+        return None
+
+    def answered(self, message: protocol.Reloaded) -> protocol.WorkerReady | None:
+        """Take an answer of the arriving worker; returns it once it has all adapters."""
+        assert self._arriving is not None
+        self._arriving = self._arriving.with_card(message.card)
+        self._unanswered -= message.is_addition
+        if self._unanswered:
+            return None
+        ready, self._arriving = self._arriving, None
+        return ready
+
+    @property
+    def is_sending(self) -> bool:
+        return self._arriving is not None
+
+    def worker_died(self) -> None:
+        """The successor gets the adapters."""
+        self._arriving = None
+        while self._adding:
+            self.added([])

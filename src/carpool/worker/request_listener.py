@@ -3,12 +3,15 @@
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carpool.errors import CarpoolError, PipelineFailed, Released, in_full, named, reason, text_of
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
 from carpool.worker.raw_output import RawOutput
+
+if TYPE_CHECKING:  # it imports torch
+    from carpool.engine.request import Outcome
 
 log = logging.getLogger("carpool")
 
@@ -55,7 +58,7 @@ class RequestListener:
             about = event.request_id, event.step, event.steps, picture, event.text
             self._send(protocol.Preview(*about, is_prompt=event.kind == "prompt"))
 
-    def done(self, outcome: Any) -> None:
+    def done(self, outcome: "Outcome") -> None:
         self.at_end()
         if isinstance(outcome.error, Released):
             self._end(protocol.RequestReleased(self._request.request_id))
@@ -66,7 +69,7 @@ class RequestListener:
             self._usage.add_done_callback(lambda usage: self._end(self._output(outcome, usage)))
 
     def _output(
-        self, outcome: Any, usage: Future[tuple[int, int]]
+        self, outcome: "Outcome", usage: Future[tuple[int, int]]
     ) -> protocol.Done | protocol.RequestFailed:
         request_id, seed = self._request.request_id, self._request.seed
         try:

@@ -19,8 +19,7 @@ from carpool.worker import protocol
 from carpool.worker.connection import Connection, Connector, LocalConnector, watched
 from carpool.worker.guilt import CrashEvidence, Deadlock, Death, DeathLog
 from carpool.worker.journals import Journals
-from carpool.worker.late_adapters import LateAdapters
-from carpool.worker.queries import Queries, Query
+from carpool.worker.queries import LateAdapters, Queries, Query
 from carpool.worker.requests import OnPreview, WorkerRequests
 from carpool.worker.restarts import Restarts
 from carpool.worker.start import Start, spawn
@@ -92,7 +91,7 @@ class Supervisor:
             self._send, journals, self._tell_changed, deaths=deaths or DeathLog()
         )
         self._queries = Queries(self._send)
-        self._late_adapters = LateAdapters(self._queries, self._send)
+        self._late_adapters = LateAdapters(self._send)
         self._connection: Connection | None = None
         self._is_lost = False  # only the connection to the newest worker, as far as is known
         self.ready: protocol.WorkerReady | None = None  # the newest worker's that was ready
@@ -290,7 +289,7 @@ class Supervisor:
                 self._requests.pause()
                 self._tell_changed()
                 again_s = self._until_ready_s()
-                self._queries.worker_died(WorkerLost("the worker died", retry_after_s=again_s))
+                self._queries.fail(WorkerLost("the worker died", retry_after_s=again_s))
             self._connection = None
             self._late_adapters.worker_died()
             await connection.close()  # from now on it is known how it ended
@@ -314,7 +313,7 @@ class Supervisor:
                     self._open(self._late_adapters.answered(reloaded))
                 else:
                     if is_addition:
-                        self._queries.added(problems)
+                        self._late_adapters.added(problems)
                     assert self.ready is not None
                     self.ready = self.ready.with_card(card)
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")

@@ -2,8 +2,7 @@
 
 The router sees what it sees in a server: arrivals, ends, what steps take, and once a second how
 many steps the requests of a worker have left. A worker that goes loses what it has; that runs
-again. Requests move between workers as they do there, if that is asked for: between two forwards,
-and for what a move takes they are nowhere.
+again. Requests are paused for others as they are there, if that is asked for: between two forwards.
 """
 
 import heapq
@@ -11,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from carpool.fleet.moves import Move, MoveCost, Moves, left
+from carpool.fleet.moves import Move, Moves, left
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.schedule.cost import Costs
@@ -77,7 +76,6 @@ class _Fleet:
         self._router = router
         self._moves = Moves(router, self._can_move) if moves else None
         self._leaving: dict[int, Move] = {}  # by request: its worker is to give it up
-        self._coming: list[tuple[float, int, int]] = []  # a heap: when, request, worker
         self._requests: list[SimulatedRequest] = []  # by their number, from 1
         self._turns: list[tuple[float, int]] = []  # a heap; some entries are old
         self._asking: list[float] = []  # when a client asks next; a heap
@@ -105,8 +103,7 @@ class _Fleet:
             while self._turns and self._devices[self._turns[0][1]].next_s != self._turns[0][0]:
                 heapq.heappop(self._turns)
             turn_s = self._turns[0][0] if self._turns else inf
-            coming_s = self._coming[0][0] if self._coming else inf
-            now_s = min(turn_s, due_s(), coming_s)
+            now_s = min(turn_s, due_s())
             if now_s == inf and not self._router.waiting:
                 break
             if changes and changes[-1].at_s <= now_s:
@@ -126,8 +123,6 @@ class _Fleet:
                 if self._devices[number].next_s == at_s:
                     due.add(number)
                     self._report(number, now_s)
-            if self._coming:
-                due |= self._arrive(now_s)
             for assignment in self._router.assign(now_s):
                 device = self._devices[assignment.worker]
                 device.requests[assignment.request] = self._requests[assignment.request - 1]
@@ -184,7 +179,7 @@ class _Fleet:
                 {request: _left(simulated) for request, simulated in device.requests.items()},
                 now_s,
             )
-            if self._moves is not None and (move := self._moves.choose(now_s)) is not None:
+            if self._moves is not None and (move := self._moves.pause(now_s)) is not None:
                 self._leaving[move.request] = move
                 if move.worker == number:
                     self._give_up(move.request, device, now_s)
@@ -195,28 +190,12 @@ class _Fleet:
         return is_there and request not in self._leaving
 
     def _give_up(self, request: int, device: _Device, now_s: float) -> None:
-        """Take a request from a worker; it moves to another one, or waits."""
+        """Take a request from a worker; it waits."""
         move, simulated = self._leaving.pop(request), device.requests.pop(request)
         device.worker.take(simulated)
         bound = self._router.workers[move.worker].bound[request]
         self._router.drop(request)
         self._router.hold(left(bound))
-        if move.to is not None and self._router.bind_to(request, move.to):
-            heapq.heappush(self._coming, (now_s + MoveCost().of(bound), request, move.to))
-
-    def _arrive(self, now_s: float) -> set[int]:
-        """Deliver requests that moved; returns the workers that were idle."""
-        idle = set[int]()
-        while self._coming and self._coming[0][0] <= now_s:
-            _, request, number = heapq.heappop(self._coming)
-            owner, device = self._router.owner(request), self._devices[number]
-            if owner is None or owner.id != number or request in device.requests:
-                continue  # the worker has gone meanwhile
-            device.requests[request] = self._requests[request - 1]
-            device.worker.put(device.requests[request])
-            if not device.is_running:
-                idle.add(number)
-        return idle
 
     def _load(self, number: int, worker: Worker) -> WorkerLoad:
         streams = bool(worker.costs.streams)

@@ -2,6 +2,8 @@
 
 import base64
 import io
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +22,7 @@ from transformers import (
     Mistral3ForConditionalGeneration,
 )
 
-from support.server_process import Server, serving
+from support.server_process import Server, eventually, serving
 from support.tiny.flux2 import flux2
 from support.tiny.writers import save_seer, save_writer
 
@@ -235,6 +237,27 @@ def test_a_retry_with_the_same_key_gets_the_same_answer(client: openai.OpenAI) -
         return str(ask(client, max_tokens=9, temperature=1, extra_headers=headers).id)
 
     assert asked() == asked()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_client_that_leaves_ends_its_text_and_a_killed_worker_loses_none(
+    client: openai.OpenAI, plain: Any, server: Server, is_killed: bool
+) -> None:
+    asked = [{"role": "user", "content": "a star"}]
+    options: Any = {"temperature": 0.9, "seed": 5, "max_tokens": 200}
+    expected = plain(5, asked, max_new_tokens=200, do_sample=True, temperature=0.9)
+    began = server.stats()["tokens"]
+
+    stream = ask(client, asked, **options, n=1 if is_killed else 8, stream=True)
+    texts = [next(stream).choices[0].delta.content or "" for _ in range(4)]
+    if is_killed:
+        os.kill(server.worker(), signal.SIGKILL)
+        texts += [chunk.choices[0].delta.content or "" for chunk in stream]
+        assert "".join(texts) == expected
+    else:
+        stream.close()
+        eventually(lambda: server.stats()["running"] == 0, 60, "the texts end")
+        assert server.stats()["tokens"] - began < 8 * 200
 
 
 class Several(NamedTuple):

@@ -1,19 +1,9 @@
 """The load of one engine, for the router that sends it requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from carpool.types import RequestSize
-
-
-@dataclass(frozen=True, slots=True)
-class SeenReplay:
-    """A request was replayed from its journal, and goes on."""
-
-    request_id: str
-    steps: int  # replayed steps
-    took_s: float
-    ago_s: float  # time since its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +13,5 @@ class LoadReport:
     step_costs: Mapping[RequestSize, list[float]]  # seconds, by the requests that share a step
     steps_left: Mapping[str, float]  # by request id
     shares_sweeps: bool  # weights are streamed: requests of all sizes share every step
-    replays: Sequence[SeenReplay]  # since the last report
     place_s: float | None  # predicted until the next request can start; None: unknown
     private: Mapping[str, str]  # why requests ride alone, by task

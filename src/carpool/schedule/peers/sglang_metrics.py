@@ -24,7 +24,7 @@ from carpool.settings.engine import MetricsFormat
 
 SUMMARY_EVERY = 5  # dispatches
 KEPT_WAITS = 1000  # the newest, for the percentile
-TOP_REJECTS = 5
+TOP_REJECTS = 5  # reasons in a summary
 
 
 @dataclass(slots=True)
