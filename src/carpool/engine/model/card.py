@@ -23,7 +23,7 @@ _OPEN_CLIP_WIDTH = 1024  # of Stable Diffusion 2's text encoder; that of 1 has 7
 log = logging.getLogger("carpool")
 
 
-def describe(
+def card_of(
     pipe: Pipeline,
     name: str,
     extra: Mapping[str, Any],

@@ -28,7 +28,7 @@ def fingerprint(loaded: LoadedPipeline) -> dict[str, Any]:
 def _module(module: nn.Module) -> dict[str, Any]:
     weights = [*module.parameters(), *module.buffers()]
     parts = list(module.modules())
-    places = Counter(f"{weight.dtype} {weight.device} {_kind(weight)}" for weight in weights)
+    places = Counter(f"{weight.dtype} {weight.device} {_class_name(weight)}" for weight in weights)
     return {
         "class": type(module).__name__,
         "config": _digest(module),
@@ -41,7 +41,7 @@ def _module(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _kind(weight: torch.Tensor) -> str:
+def _class_name(weight: torch.Tensor) -> str:
     """The class of a weight: quantized ones have their own."""
     inner = getattr(weight, "data", weight)
     return type(inner).__name__
