@@ -29,13 +29,13 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 24_870),
+    "engine": (13_800, 24_935),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_285),
     "worker": (2_500, 3_320),
-    "server": (5_000, 7_120),
-    "compat": (1_300, 2_400),
-    "jobs, media": (3_000, 3_840),
+    "server": (5_000, 7_240),
+    "compat": (1_300, 2_355),
+    "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_285),
     "others": (4_200, 4_475),
     "lab": (4_200, 5_420),

@@ -10,6 +10,7 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.modular import Pipeline
+from carpool.engine.model.prompt_weights import weights_reader
 from carpool.engine.model.samplers import offered
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
@@ -59,6 +60,7 @@ def card_of(
         if is_elsewhere
         else enhancer_of({**pipe.components, **vars(pipe)}, takes),
         enhances=settings.enhance_prompt,
+        weights_reader=weights_reader(pipe, tasks),
     )
     if card.enhances and not card.enhancer:
         raise SettingRejected(
