@@ -62,18 +62,17 @@ def embedded(pipe: Any, task: Task, arguments: Mapping[str, Any]) -> dict[str, A
         providers[1].get_pooled_embeddings = lambda prompts, **options: pool(
             ["".join(text for text, _ in _parts(pipe, providers[1], p)) for p in prompts], **options
         )
-        names = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2")
-        made = compel(*(texts[name] or None if "_2" in name else texts[name] for name in names))
+        output = compel(*(text or None if "_2" in name else text for name, text in texts.items()))
     else:
         compel = CompelForSD(pipe)
         provider = _reading(pipe, compel.compel)
         if result.pop("clip_skip", None):
             layer = ReturnedEmbeddingsType.PENULTIMATE_HIDDEN_STATES_NORMALIZED
             provider.returned_embeddings_type = layer
-        made = compel(texts["prompt"], texts["negative_prompt"])
-    embeds = {"prompt_embeds": made.embeds, "negative_prompt_embeds": made.negative_embeds}
-    embeds["pooled_prompt_embeds"] = made.pooled_embeds
-    embeds["negative_pooled_prompt_embeds"] = made.negative_pooled_embeds
+        output = compel(texts["prompt"], texts["negative_prompt"])
+    embeds = {"prompt_embeds": output.embeds, "negative_prompt_embeds": output.negative_embeds}
+    embeds["pooled_prompt_embeds"] = output.pooled_embeds
+    embeds["negative_pooled_prompt_embeds"] = output.negative_pooled_embeds
     return result | {name: value for name, value in embeds.items() if value is not None}
 
 
