@@ -37,10 +37,10 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "compat": (1_300, 2_355),
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_285),
-    "others": (4_200, 4_475),
+    "others": (4_200, 4_616),
     "lab": (4_200, 5_420),
     "benchmarks, proof": (7_000, 9_505),
-    "tests": (50_000, 80_250),
+    "tests": (50_000, 80_499),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 28), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
