@@ -50,6 +50,14 @@ build/bitsandbytes: | .venv/ready
 test-bitsandbytes: .venv/ready build/bitsandbytes  ## weights of bitsandbytes, by its kernels for CPUs
 	$(ONE_THREAD) PYTHONPATH=build/bitsandbytes $(BIN)/python -m pytest -m bitsandbytes tests/engine/model/test_quantize.py
 
+# hy3dgen names gradio, onnxruntime and others that shapes do not need: so without dependencies.
+build/mesh: | .venv/ready
+	$(BIN)/pip install --quiet --no-deps --target $@ hy3dgen==2.0.2 trimesh==5.2.0 einops==0.8.2 pymeshlab==2025.7.post1 \
+	  opencv-python-headless==5.0.0.93 scikit-image==0.26.0 scipy==1.17.1 lazy_loader==0.6
+
+test-mesh: .venv/ready build/mesh build/torchvision  ## Hunyuan3D-2 against its own package, which is 450 MB with what it needs
+	$(ONE_THREAD) PYTHONPATH=build/mesh $(BIN)/python -m pytest tests/engine/model/test_hunyuan3d.py
+
 # What a version of Python may break: its compiler, fibers, event loops, sockets, clean-up, imports.
 PYTHONS ?= 3.12 3.13
 OF_PYTHON := $(patsubst %,tests/%, outsiders/test_pythons.py test_public_api.py telemetry media/test_fetch_url.py \

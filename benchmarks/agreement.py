@@ -53,12 +53,12 @@ class Work:
         )
 
 
-def _tally(told: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-    found: dict[tuple[str, int], int] = {}
-    for one in told["forwards"]:
-        key = f"{one['component']}.{one['method']}", one["rows"]
-        found[key] = found.get(key, 0) + one["count"]
-    return found
+def _tally(stats: Mapping[str, Any]) -> dict[tuple[str, int], int]:
+    counts: dict[tuple[str, int], int] = {}
+    for entry in stats["forwards"]:
+        key = f"{entry['component']}.{entry['method']}", entry["rows"]
+        counts[key] = counts.get(key, 0) + entry["count"]
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def agreement(
     [table] = learned(costs, steps=_MODEL_STEPS).values()
     drift = work.forward_s / work.predicted_s(costs)
     alone = Model([table])
-    calls = sum(stage.count for one in arrivals for stage in alone.stages(one.body))
+    calls = sum(stage.count for arrival in arrivals for stage in alone.stages(arrival.body))
     whole = Model([_scaled(table, drift)], own_s=work.own_s / calls)
     by_table, simulated = (
         Latencies.of([ride.latency_s for ride in play(model, arrivals, mode).requests])
@@ -125,33 +125,33 @@ def _scaled(table: Table, by: float) -> Table:
     )
 
 
-def table(found: Sequence[Agreement]) -> str:
+def table(agreements: Sequence[Agreement]) -> str:
     """Medians over the rounds, ratios those within a round, as Markdown."""
     lines = [f"| {COLUMNS} |", "|" + " --- |" * (COLUMNS.count("|") + 1)]
-    for mode, load in dict.fromkeys((one.mode, one.load) for one in found):
-        rounds = [one for one in found if (one.mode, one.load) == (mode, load)]
-        ratios = [_ratios(one) for one in rounds]
+    for mode, load in dict.fromkeys((cell.mode, cell.load) for cell in agreements):
+        rounds = [cell for cell in agreements if (cell.mode, cell.load) == (mode, load)]
+        ratios = [_ratios(cell) for cell in rounds]
         mean, p50, p99, alone = (statistics.median(column) for column in zip(*ratios, strict=True))
         cells = [
             mode,
             f"{load:g}",
-            f"{statistics.median(one.measured.mean_s for one in rounds):.3f}",
-            f"{statistics.median(one.simulated.mean_s for one in rounds):.3f}",
+            f"{statistics.median(cell.measured.mean_s for cell in rounds):.3f}",
+            f"{statistics.median(cell.simulated.mean_s for cell in rounds):.3f}",
             f"{mean:.2f}" if abs(mean - 1) <= GOAL else f"**{mean:.2f}**",
             f"{p50:.2f}",
             f"{p99:.2f}",
             f"{alone:.2f}",
-            f"{statistics.median(one.drift for one in rounds):.2f}",
+            f"{statistics.median(cell.drift for cell in rounds):.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _ratios(one: Agreement) -> tuple[float, float, float, float]:
-    measured, simulated = one.measured, one.simulated
+def _ratios(cell: Agreement) -> tuple[float, float, float, float]:
+    measured, simulated = cell.measured, cell.simulated
     return (
         measured.mean_s / simulated.mean_s,
         measured.p50_s / simulated.p50_s,
         measured.p99_s / simulated.p99_s,
-        measured.mean_s / one.by_table.mean_s,
+        measured.mean_s / cell.by_table.mean_s,
     )

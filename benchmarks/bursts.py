@@ -42,7 +42,7 @@ from benchmarks.gpu_models import Model
 from benchmarks.gpu_tiny import tiny
 from benchmarks.process import with_one_heap
 
-KEPT = Path(__file__).parents[1] / "build" / "bursts.json"
+RESULT = Path(__file__).parents[1] / "build" / "bursts.json"
 CLIENTS = 16
 
 MODELS = ("shapes", "flux", "qwen-image")
@@ -55,7 +55,7 @@ PARTIES: Mapping[str, Mapping[str, Any]] = {
     "continuous": {"batching_mode": "continuous"},
     "continuous, wrong table": {"batching_mode": "continuous"},
 }
-LARGER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, as on a device
+WIDER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, as on a device
     "flux": {
         "num_layers": 2,
         "num_single_layers": 2,
@@ -99,7 +99,7 @@ def model_of(name: str) -> Model:
     """A tiny model of the GPU's benchmark, with a larger denoiser."""
     small = tiny(name)
     denoiser, config = small.denoiser
-    return replace(small, denoiser=(denoiser, {**config, **LARGER[name]}))
+    return replace(small, denoiser=(denoiser, {**config, **WIDER[name]}))
 
 
 def loaded(name: str) -> Any:
@@ -107,8 +107,8 @@ def loaded(name: str) -> Any:
     if name == "shapes":
         return name
     model, cpu = model_of(name), torch.device("cpu")
-    built = (filled(weightless(one), cpu, torch.float32) for one in (model.denoiser, model.vae))
-    return pipeline_of(model, *built)
+    modules = (filled(weightless(part), cpu, torch.float32) for part in (model.denoiser, model.vae))
+    return pipeline_of(model, *modules)
 
 
 def requests(name: str, mix: str, effort: Effort) -> list[carpool.Request]:
@@ -151,21 +151,21 @@ def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> Played:
     outputs = engine.generate(list(burst), progress=False)
     took_s = time.perf_counter() - began_s
     cpu_s = time.process_time() - cpu_s
-    mean_s = statistics.fmean(one.timings.total_s for one in outputs)
+    mean_s = statistics.fmean(output.timings.total_s for output in outputs)
     return Played(len(burst) / took_s, mean_s, cpu_s, forwards(engine) - before)
 
 
 def forwards(engine: carpool.Engine) -> int:
     """Those that an engine has run, of all modules."""
-    return sum(one["count"] for one in engine.statistics()["forwards"])
+    return sum(entry["count"] for entry in engine.statistics()["forwards"])
 
 
 def wrong_table(path: Path, to: Path, seed: int) -> None:
     """Write a table again, with one width of each kind that is 4 times off."""
     data, rng = json.loads(path.read_text()), random.Random(seed)
-    for one in data["costs"]:
-        width = rng.choice(sorted(one["seconds"]))
-        one["seconds"][width] *= rng.choice((WRONG, 1 / WRONG))
+    for entry in data["costs"]:
+        width = rng.choice(sorted(entry["seconds"]))
+        entry["seconds"][width] *= rng.choice((WRONG, 1 / WRONG))
     to.write_text(json.dumps(data))
 
 
@@ -195,7 +195,7 @@ def measure(part: str, effort: Effort) -> list[Row]:
     """All rounds of a part."""
     name, mix, kind = part.split("/")
     burst, model = requests(name, mix, effort), loaded(name)
-    seen: dict[str, list[Played]] = {party: [] for party in PARTIES}
+    rounds: dict[str, list[Played]] = {party: [] for party in PARTIES}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         tables = {party: Path(folder) / f"{n}.json" for n, party in enumerate(PARTIES)}
         right = Path(folder) / "right.json"
@@ -213,16 +213,16 @@ def measure(part: str, effort: Effort) -> list[Row]:
         order, rng = list(PARTIES), random.Random(part)
         for party in order:  # the first burst of an engine warms it up
             play(engines[party], burst)
-        began_s, found = time.monotonic(), list[Row]()
-        while not found or time.monotonic() < began_s + effort.most_s:
+        began_s, table_rows = time.monotonic(), list[Row]()
+        while not table_rows or time.monotonic() < began_s + effort.most_s:
             rng.shuffle(order)  # else a neighbour's phases may meet the same parties each time
             for party in order:
-                seen[party].append(play(engines[party], burst))
-            if len(seen[party]) >= effort.rounds:
-                found = rows(part, seen)
-                if all(row.is_decided for row in found):
+                rounds[party].append(play(engines[party], burst))
+            if len(rounds[party]) >= effort.rounds:
+                table_rows = rows(part, rounds)
+                if all(row.is_decided for row in table_rows):
                     break
-    return found
+    return table_rows
 
 
 def main() -> int:
@@ -235,40 +235,40 @@ def main() -> int:
     options = parser.parse_args()
     words = options.only.split(",")
     every = parts(is_quick=options.quick)
-    wanted = [part for part in every if any(word in part for word in words)]
-    if not wanted:
+    part_names = [part for part in every if any(word in part for word in words)]
+    if not part_names:
         parser.error(f"--only {options.only}: there are {', '.join(every)}")
-    effort, kept = (QUICK, KEPT.with_suffix(".quick.json")) if options.quick else (WHOLE, KEPT)
+    effort, path = (QUICK, RESULT.with_suffix(".quick.json")) if options.quick else (WHOLE, RESULT)
     limit_s = options.limit_s or (200.0 if options.quick else 5400.0)
     for library in (diffusers, transformers):
         library.utils.logging.disable_progress_bar()
-    done: dict[str, list[dict[str, Any]]] = {}
-    if kept.exists() and not options.fresh:
-        done = json.loads(kept.read_text())
+    results: dict[str, list[dict[str, Any]]] = {}
+    if path.exists() and not options.fresh:
+        results = json.loads(path.read_text())
     began_s, skipped = time.monotonic(), []
-    for part in wanted:
-        if part in done:
+    for part in part_names:
+        if part in results:
             continue
         if time.monotonic() - began_s > limit_s:
             skipped.append(part)
             continue
-        found = measure(part, effort)
-        done[part] = [asdict(row) for row in found]
-        for row in found:
+        table_rows = measure(part, effort)
+        results[part] = [asdict(row) for row in table_rows]
+        for row in table_rows:
             print(
                 f"{row.part}, {row.table}: {row.per_s:.2f}/s, throughput {row.throughput:.3f} and "
                 f"mean latency {row.latency:.3f}, CPU time {row.cpu:.2f} of the best other, "
                 f"{row.rounds} rounds",
                 file=sys.stderr,
             )
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(done, indent=1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1))
     if skipped:
         print(f"not made within {limit_s:g} s: {', '.join(skipped)}", file=sys.stderr)
-    found = [Row(**one) for part in every for one in done.get(part, [])]
-    if not found:
+    table_rows = [Row(**cells) for part in every for cells in results.get(part, [])]
+    if not table_rows:
         return 1
-    text = page(found, CLIENTS, is_quick=options.quick)
+    text = page(table_rows, CLIENTS, is_quick=options.quick)
     print(text)
     if options.output:
         put(text, options.output)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from benchmarks.process import machine
 
-OTHERS = ("off", "dynamic", "request")
+OTHER_MODES = ("off", "dynamic", "request")
 LEAST_THROUGHPUT = 0.97  # of the best other mode's: what is promised
 MOST_LATENCY = 1.05
 CERTAIN = 2.0  # standard errors
@@ -61,13 +61,13 @@ class Row:
         """Whether more rounds would hardly change `is_kept`."""
         ahead = self.throughput - LEAST_THROUGHPUT, MOST_LATENCY - self.latency
         errors = CERTAIN * self.throughput_error, CERTAIN * self.latency_error
-        missed, kept = (
+        missed, is_inside = (
             [sign * by > error for by, error in zip(ahead, errors, strict=True)] for sign in (-1, 1)
         )
-        return any(missed) or all(kept)
+        return any(missed) or all(is_inside)
 
 
-def rows(part: str, seen: Mapping[str, Sequence[Played]]) -> list[Row]:
+def rows(part: str, rounds: Mapping[str, Sequence[Played]]) -> list[Row]:
     """Medians of the rounds, against the best of the others.
 
     Args:
@@ -75,54 +75,54 @@ def rows(part: str, seen: Mapping[str, Sequence[Played]]) -> list[Row]:
     """
 
     def median(party: str, of: Callable[[Played], float]) -> float:
-        return statistics.median(map(of, seen[party]))
+        return statistics.median(map(of, rounds[party]))
 
-    best = max(OTHERS, key=lambda party: median(party, lambda one: one.per_s))
-    soonest = min(OTHERS, key=lambda party: median(party, lambda one: one.mean_s))
-    found = []
-    for party in seen:
-        if party in OTHERS:
+    leader = max(OTHER_MODES, key=lambda party: median(party, lambda p: p.per_s))
+    quickest = min(OTHER_MODES, key=lambda party: median(party, lambda p: p.mean_s))
+    table = []
+    for party in rounds:
+        if party in OTHER_MODES:
             continue
-        throughput, throughput_error = _ratio(seen[party], seen[best], lambda one: one.per_s)
-        latency, latency_error = _ratio(seen[party], seen[soonest], lambda one: one.mean_s)
-        cpu, _ = _ratio(seen[party], seen[best], lambda one: one.cpu_s)
-        found.append(
+        throughput, throughput_error = _ratio(rounds[party], rounds[leader], lambda p: p.per_s)
+        latency, latency_error = _ratio(rounds[party], rounds[quickest], lambda p: p.mean_s)
+        cpu, _ = _ratio(rounds[party], rounds[leader], lambda p: p.cpu_s)
+        table.append(
             Row(
                 part,
                 "wrong" if "wrong" in party else "fresh",
-                best,
-                median(party, lambda one: one.per_s),
+                leader,
+                median(party, lambda p: p.per_s),
                 throughput,
                 latency,
-                len(seen[party]),
+                len(rounds[party]),
                 cpu,
-                median(party, lambda one: one.forwards),
-                median(best, lambda one: one.forwards),
+                median(party, lambda p: p.forwards),
+                median(leader, lambda p: p.forwards),
                 throughput_error,
                 latency_error,
             )
         )
-    return found
+    return table
 
 
 def _ratio(
-    own: Sequence[Played], others: Sequence[Played], of: Callable[[Played], float]
+    runs: Sequence[Played], baseline: Sequence[Played], of: Callable[[Played], float]
 ) -> tuple[float, float]:
     """The median of the rounds' ratios, and its standard error."""
-    ratios = [of(one) / of(other) for one, other in zip(own, others, strict=True)]
+    ratios = [of(run) / of(reference) for run, reference in zip(runs, baseline, strict=True)]
     middle = statistics.median(ratios)
-    deviation = NORMAL * statistics.median(abs(one - middle) for one in ratios)
+    deviation = NORMAL * statistics.median(abs(ratio - middle) for ratio in ratios)
     return middle, sqrt(pi / 2) * deviation / sqrt(len(ratios))
 
 
-def page(found: Sequence[Row], clients: int, *, is_quick: bool = False) -> str:
+def page(table: Sequence[Row], clients: int, *, is_quick: bool = False) -> str:
     """The section of docs/benchmarks.md."""
     command = "python -m benchmarks.bursts" + " --quick" * is_quick
-    kept = sum(row.is_kept for row in found)
-    least, most = min(row.rounds for row in found), max(row.rounds for row in found)
+    within = sum(row.is_kept for row in table)
+    low, high = min(row.rounds for row in table), max(row.rounds for row in table)
     text = f"""Made by `{command}`. Machine: {machine()}; torch with one thread,
 one heap for all threads.
-Bursts of {clients} requests at once, all modes in an order by chance, {least} to {most} rounds:
+Bursts of {clients} requests at once, all modes in an order by chance, {low} to {high} rounds:
 until it is clear by {CERTAIN:g} standard errors whether a row keeps what is promised. The first
 burst of each engine is not counted. *Busy*: beside a process that takes a core for
 {PHASE_S:g} of every {2 * PHASE_S:g} seconds. *Fresh*: nothing was learned before; *wrong*: one
@@ -131,7 +131,7 @@ standard errors of these. Throughput is over that of the best other mode (`off`,
 `dynamic` and `request` with 8), mean latency over the least of theirs; *CPU* is the CPU
 time of a burst over that of the best other mode, which neighbours disturb least; *forwards*
 are those of a burst, of all modules, and in brackets those of the best other mode. Promised are at
-least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(found)} rows."""
+least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {within} of {len(table)} rows."""
     lines = [
         MARKS[0],
         "## Live: closed bursts, costs learned on the way",
@@ -147,7 +147,7 @@ least {LEAST_THROUGHPUT:g} and at most {MOST_LATENCY:g}, kept in {kept} of {len(
         f"| {row.throughput:.3f} ± {row.throughput_error:.3f} "
         f"| {row.latency:.3f} ± {row.latency_error:.3f} | {row.cpu:.2f} "
         f"| {row.forwards:g} ({row.others:g}) | {'' if row.is_kept else 'missed'} |"
-        for row in found
+        for row in table
     ]
     return "\n".join([*lines, MARKS[1]])
 

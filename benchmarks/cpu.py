@@ -38,7 +38,7 @@ from carpool.models.embedded import MODEL_DIR
 from carpool.request.parameters import check
 
 DEFAULTS: dict[str, Any] = {"width": 64, "height": 64, "max_sequence_length": 16}
-OTHERS = ("flux", "qwen-image")  # models of the closed bursts
+MORE_MODELS = ("flux", "qwen-image")  # models of the closed bursts
 STEPS = (8, 12, 16, 20, 24, 28, 32, 36)
 PROMPTS = [
     f"a {colour} {shape} on a {ground} background"
@@ -100,20 +100,20 @@ def turn(
     plain: Plain, engine: carpool.Engine, off: carpool.Engine, log: ForwardLog
 ) -> dict[str, float]:
     """Sixteen requests, each way."""
-    found = of_burst(engine, log, REQUESTS, **DEFAULTS)
-    found["off"] = cpu_s(lambda: off.generate(REQUESTS, **DEFAULTS))
-    found["plain"] = plain.cpu_s(REQUESTS)
-    return found
+    seconds = of_burst(engine, log, REQUESTS, **DEFAULTS)
+    seconds["off"] = cpu_s(lambda: off.generate(REQUESTS, **DEFAULTS))
+    seconds["plain"] = plain.cpu_s(REQUESTS)
+    return seconds
 
 
 def other_turns(name: str, parts: Parts, turns: int) -> list[dict[str, float]]:
     """Sixteen requests of another model: the engine, and its forwards bare."""
     pipe, burst = bursts.loaded(name), bursts.requests(name, "steps+guidance", bursts.WHOLE)
-    log, found = ForwardLog(pipe, parts), list[dict[str, float]]()
+    log, results = ForwardLog(pipe, parts), list[dict[str, float]]()
     with carpool.load(pipe) as engine:
         for _ in range(turns + 2):  # the first ones warm up
-            found.append(of_burst(engine, log, burst))
-    return found[2:]
+            results.append(of_burst(engine, log, burst))
+    return results[2:]
 
 
 def of_burst(
@@ -154,18 +154,18 @@ class Measured:
     others: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # models
 
 
-def table(seen: Measured) -> str:
+def table(measured: Measured) -> str:
     def of(name: str) -> Sequence[dict[str, float]]:
-        return seen.ones if name.startswith("one") else seen.turns
+        return measured.ones if name.startswith("one") else measured.turns
 
     def median(name: str) -> float:
-        return statistics.median(one[name] for one in of(name))
+        return statistics.median(times[name] for times in of(name))
 
     def ratio(above: str, below: str) -> float:
-        return statistics.median(one[above] / one[below] for one in of(above))
+        return statistics.median(times[above] / times[below] for times in of(above))
 
     n = len(REQUESTS)
-    forwards = [one["forwards"] for one in seen.turns]
+    forwards = [times["forwards"] for times in measured.turns]
     count = f"{min(forwards)} to {max(forwards)}" if len(set(forwards)) > 1 else f"{forwards[0]}"
     rows = [
         ("one request, 28 steps: plain diffusers", f"{median('one plain') * 1e3:.0f} ms", ""),
@@ -181,12 +181,12 @@ def table(seen: Measured) -> str:
          f"engine reaches {ratio('ceiling', 'engine'):.2f} of it (goal 0.95); the ceiling is "
          f"{ratio('plain', 'ceiling'):.2f}x plain diffusers"),
     ]  # fmt: skip
-    for name, found in seen.others.items():
+    for name, runs in measured.others.items():
         engine_s, bare_s = (
-            statistics.median(one[part] for one in found) for part in ("engine", "ceiling")
+            statistics.median(times[part] for times in runs) for part in ("engine", "ceiling")
         )
-        reached = statistics.median(one["ceiling"] / one["engine"] for one in found)
-        ran = statistics.median(one["forwards"] for one in found)
+        reached = statistics.median(times["ceiling"] / times["engine"] for times in runs)
+        ran = statistics.median(times["forwards"] for times in runs)
         rows += [
             (f"small {name}, {n} requests, {min(bursts.WHOLE.mixed)}-{max(bursts.WHOLE.mixed)} "
              "steps: engine, `continuous`", f"{engine_s:.2f} s", ""),
@@ -197,13 +197,13 @@ def table(seen: Measured) -> str:
     return "\n".join([*lines, *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
 
 
-def parts_table(seen: Sequence[dict[str, float]], server: dict[str, float]) -> str:
+def parts_table(turns: Sequence[dict[str, float]], server: dict[str, float]) -> str:
     """Medians of bursts, part by part, the largest first; below, what a server adds."""
     n = len(REQUESTS)
-    count = statistics.median(one["count"] for one in seen)
-    names = {name for one in seen for name in one} - {"count"}
-    spent = {name: statistics.median(one.get(name, 0.0) for one in seen) for name in names}
-    all_s = sum(spent.values())
+    count = statistics.median(times["count"] for times in turns)
+    names = {name for times in turns for name in times} - {"count"}
+    by_part = {name: statistics.median(times.get(name, 0.0) for times in turns) for name in names}
+    all_s = sum(by_part.values())
 
     def row(name: str, burst_s: float) -> str:
         cells = (
@@ -214,10 +214,10 @@ def parts_table(seen: Sequence[dict[str, float]], server: dict[str, float]) -> s
         )
         return f"| {name} | {' | '.join(cells)} |"
 
-    ordered = sorted(spent.items(), key=lambda one: -one[1])
-    free_s = sum(spent.get(part, 0.0) for part in (FORWARDS, *NOT_OURS))
+    ordered = sorted(by_part.items(), key=lambda item: -item[1])
+    free_s = sum(by_part.get(part, 0.0) for part in (FORWARDS, *NOT_OURS))
     lines = [
-        f"An engine that costs nothing would reach {spent[FORWARDS] / free_s:.2f} of the forwards: "
+        f"An engine that costs nothing would reach {by_part[FORWARDS] / free_s:.2f} of forwards: "
         f"what is left of the parts is {', '.join(NOT_OURS)}.",
         "",
         "| part | ms a burst | share | us a forward | ms a request |",
@@ -230,22 +230,22 @@ def parts_table(seen: Sequence[dict[str, float]], server: dict[str, float]) -> s
 
 def measure(turns: int) -> Measured:
     """Measure in this process, and in one of plain diffusers; the first turns warm up."""
-    plain, parts, found = Plain(), Parts(), Measured()
-    mine = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
-    log = ForwardLog(mine, parts)
-    engine, off = carpool.load(mine), carpool.load("shapes", batching_mode="off")
-    found.ones = [one_turn(plain, engine) for _ in range(3 * turns + 2)][2:]
+    plain, parts, measured = Plain(), Parts(), Measured()
+    pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
+    log = ForwardLog(pipe, parts)
+    engine, off = carpool.load(pipe), carpool.load("shapes", batching_mode="off")
+    measured.ones = [one_turn(plain, engine) for _ in range(3 * turns + 2)][2:]
     for _ in range(turns + 1):
-        found.turns.append(turn(plain, engine, off, log))
-        found.parts.append(parts_of(engine, log, parts))
-    found.turns, found.parts = found.turns[1:], found.parts[1:]
+        measured.turns.append(turn(plain, engine, off, log))
+        measured.parts.append(parts_of(engine, log, parts))
+    measured.turns, measured.parts = measured.turns[1:], measured.parts[1:]
     [output] = engine.generate(REQUESTS[:1], **DEFAULTS)
     steps = REQUESTS[0].parameters["num_inference_steps"]
-    found.server = of_a_server(output.images[0], check(engine.card, REQUESTS[0]), steps)
-    for one in (engine, off, plain):
-        one.close()
-    found.others = {name: other_turns(name, parts, turns) for name in OTHERS}
-    return found
+    measured.server = of_a_server(output.images[0], check(engine.card, REQUESTS[0]), steps)
+    for runner in (engine, off, plain):
+        runner.close()
+    measured.others = {name: other_turns(name, parts, turns) for name in MORE_MODELS}
+    return measured
 
 
 def main() -> None:
@@ -258,13 +258,13 @@ def main() -> None:
     for i in range(options.processes):
         print(f"processes {i + 1} of {options.processes}", file=sys.stderr)
         with new_process() as process:
-            found = process.submit(measure, options.turns).result()
-        all_of_them.ones += found.ones
-        all_of_them.turns += found.turns
-        all_of_them.parts += found.parts
-        all_of_them.server = found.server
-        for name, several in found.others.items():
-            all_of_them.others.setdefault(name, []).extend(several)
+            measured = process.submit(measure, options.turns).result()
+        all_of_them.ones += measured.ones
+        all_of_them.turns += measured.turns
+        all_of_them.parts += measured.parts
+        all_of_them.server = measured.server
+        for name, turns in measured.others.items():
+            all_of_them.others.setdefault(name, []).extend(turns)
     page = (
         "# Benchmarks\n\nMade by `make bench` "
         f"({options.processes} pairs of processes, {options.turns} turns in each, three times as "

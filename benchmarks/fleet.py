@@ -21,7 +21,7 @@ from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.worker.startup import PROCESS_NAME
 
-LEAST = 1.8  # times as many requests a second with two workers
+MIN_RATIO = 1.8  # times as many requests a second with two workers
 MOST_US = 100.0  # a choice among a thousand workers
 
 
@@ -35,9 +35,9 @@ def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
         router.add_worker(WorkerLoad(number, tables))
     for number in range(count):
         if number % 100 == 0:  # once a second, as workers report
-            for one in router.workers.values():
-                left = {request: max(1.0, b.steps_left - 9) for request, b in one.bound.items()}
-                router.progressed(one.id, left, number / 100)
+            for worker in router.workers.values():
+                steps = {request: max(1.0, b.steps_left - 9) for request, b in worker.bound.items()}
+                router.progressed(worker.id, steps, number / 100)
         router.hold(RoutedRequest(number, rng.randrange(4), rng.choice((8, 20, 50)), number / 100))
         began_s = time.process_time()
         bound = router.assign(number / 100)
@@ -50,7 +50,7 @@ def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
 def cpu_s(pids: list[int]) -> float:
     """The CPU time of processes so far."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+    return sum(int(stat[11]) + int(stat[12]) for stat in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def children() -> set[int]:
@@ -72,8 +72,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--append-to", type=Path)
-    said = parser.parse_args()
-    prompts = ["a red circle on a blue background"] * said.requests
+    options = parser.parse_args()
+    prompts = ["a red circle on a blue background"] * options.requests
     took_s: dict[int, list[float]] = {1: [], 2: []}
     used_s: dict[int, list[float]] = {1: [], 2: []}
     engines, pids = dict[int, carpool.Engine](), dict[int, set[int]]()
@@ -82,13 +82,13 @@ def main() -> int:
         engines[workers] = carpool.load("shapes", workers=workers, device="cpu", threads=1)
         pids[workers] = children() - before
         engines[workers].generate(prompts[:16], progress=False)
-    for _ in range(said.rounds):
+    for _ in range(options.rounds):
         for workers, engine in engines.items():
-            mine = sorted(pids[workers])
-            began_s, began_cpu_s = time.perf_counter(), cpu_s(mine)
+            pids_now = sorted(pids[workers])
+            began_s, began_cpu_s = time.perf_counter(), cpu_s(pids_now)
             engine.generate(prompts, progress=False)
             took_s[workers].append(time.perf_counter() - began_s)
-            used_s[workers].append((cpu_s(mine) - began_cpu_s) / said.requests)
+            used_s[workers].append((cpu_s(pids_now) - began_cpu_s) / options.requests)
     for engine in engines.values():
         engine.close()
     ratio = statistics.median(a / b for a, b in zip(took_s[1], took_s[2], strict=True))
@@ -98,12 +98,12 @@ def main() -> int:
         "",
         "## Several workers",
         "",
-        f"{os.cpu_count()} cores; `shapes`, {said.requests} requests at once, {said.rounds} rounds "
-        "in turn; `python -m benchmarks.fleet`.",
+        f"{os.cpu_count()} cores; `shapes`, {options.requests} requests at once, {options.rounds} "
+        "rounds in turn; `python -m benchmarks.fleet`.",
         "",
         "| what | figure | promise |",
         "| --- | --- | --- |",
-        f"| requests a second of two workers, over one | {ratio:.2f} | at least {LEAST} |",
+        f"| requests a second of two workers, over one | {ratio:.2f} | at least {MIN_RATIO} |",
         f"| CPU time for each picture, one worker | {one_ms:.0f} ms | |",
         f"| CPU time for each picture, two workers | {two_ms:.0f} ms | |",
         f"| a choice among 1,000 workers, CPU time | {statistics.fmean(times):.0f} us (median "
@@ -111,10 +111,10 @@ def main() -> int:
     ]
     text = "\n".join(lines) + "\n"
     print(text)
-    if said.append_to is not None:
-        with said.append_to.open("a", encoding="utf-8") as file:
+    if options.append_to is not None:
+        with options.append_to.open("a", encoding="utf-8") as file:
             file.write(text)
-    return 0 if ratio >= LEAST and statistics.fmean(times) < MOST_US else 1
+    return 0 if ratio >= MIN_RATIO and statistics.fmean(times) < MOST_US else 1
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class ForwardLog:
         @functools.wraps(original)  # keeps the signature, by which the engine knows arguments
         def method(*args: Any, **kwargs: Any) -> Any:
             values = (*args, *kwargs.values())
-            size = component, *[one.shape for one in values if isinstance(one, torch.Tensor)]
+            size = component, *[value.shape for value in values if isinstance(value, torch.Tensor)]
             self.sizes.append(size)
             if size not in self._samples:
                 self._samples[size] = functools.partial(original, *args, **kwargs)

@@ -115,17 +115,18 @@ class Built:
         turns = enumerate(islice(cycle(steps or self.model.steps), count))
         return [self.request(size, n, seed=i, **shared) for i, n in turns]
 
-    def request(self, size: Size, steps: int, **more: Any) -> Request:
-        return request(self.model, size, steps, self.rig.device, dtype=self.rig.dtype, **more)
+    def request(self, size: Size, steps: int, **extra: Any) -> Request:
+        return request(self.model, size, steps, self.rig.device, dtype=self.rig.dtype, **extra)
 
     def engine(self, **settings: Any) -> carpool.Engine:
         return carpool.load(self.pipe, device=str(self.rig.device), **settings)
 
-    def plain(self, one: Request) -> Any:
+    def plain(self, request: Request) -> Any:
         """What diffusers alone gives for a request."""
-        generator = torch.Generator().manual_seed(one.seed or 0)
-        none = {"negative_prompt": None} if self.model.has_negative else {}  # its embeddings are
-        return self.pipe(**none, **one.parameters, generator=generator)
+        generator = torch.Generator().manual_seed(request.seed or 0)
+        # The embeddings of negative prompts are in the parameters.
+        no_negative = {"negative_prompt": None} if self.model.has_negative else {}
+        return self.pipe(**no_negative, **request.parameters, generator=generator)
 
 
 def pixels(output: Any) -> Tensor:
@@ -150,12 +151,12 @@ def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
     generator = torch.Generator(device).manual_seed(0)
     for part in module.modules():
         for name, weight in list(part.named_parameters(recurse=False)):
-            drawn = torch.empty(weight.shape, dtype=dtype, device=device)
+            tensor = torch.empty(weight.shape, dtype=dtype, device=device)
             if weight.ndim > NORMS:
-                drawn.normal_(std=weight[0].numel() ** -0.5, generator=generator)
+                tensor.normal_(std=weight[0].numel() ** -0.5, generator=generator)
             else:
-                drawn.fill_(float(name != "bias"))
-            setattr(part, name, nn.Parameter(drawn, requires_grad=False))
+                tensor.fill_(float(name != "bias"))
+            setattr(part, name, nn.Parameter(tensor, requires_grad=False))
     return module.to(device)  # the tables, in their own types
 
 
@@ -183,7 +184,7 @@ def request(
     seed: int = 0,
     is_guided: bool = True,
     dtype: torch.dtype = torch.bfloat16,
-    **more: Any,
+    **extra: Any,
 ) -> Request:
     """A request for one output: random embeddings, and guidance as published or with one row."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -196,7 +197,7 @@ def request(
                 value = torch.randn(shape, generator=generator, device=device, dtype=dtype)
             texts[prefix + name] = [value] if model.is_listed else value
     guidance = model.guided if is_guided else model.alone
-    parameters = {**model.extra, **guidance, **size.parameters, **texts, **more}
+    parameters = {**model.extra, **guidance, **size.parameters, **texts, **extra}
     return Request(seed=seed, num_inference_steps=steps, **parameters)
 
 
@@ -204,34 +205,34 @@ class _Caught(Exception):
     """Ends a pipeline's call once the denoiser has been called."""
 
 
-def denoiser_call(pipe: DiffusionPipeline, model: Model, one: Request) -> Call:
+def denoiser_call(pipe: DiffusionPipeline, model: Model, request: Request) -> Call:
     """The first call that a request makes of the denoiser, as the engine would see it.
 
     The pipeline runs as it is up to there. A denoiser whose weights are on the meta device is
     called like any other: it never runs.
     """
-    caught: list[Call] = []
+    calls: list[Call] = []
     target = denoiser_of(pipe, model)
 
     @functools.wraps(target.original)
     def catch(*args: Any, **kwargs: Any) -> Any:
-        caught.append(Call(target, args, kwargs))
+        calls.append(Call(target, args, kwargs))
         raise _Caught
 
     target.module.__dict__[target.method] = catch
     try:
-        pipe(**one.parameters, generator=torch.Generator().manual_seed(one.seed or 0))
+        pipe(**request.parameters, generator=torch.Generator().manual_seed(request.seed or 0))
     except _Caught:
         pass
     finally:
         del target.module.__dict__[target.method]
-    [call] = caught
+    [call] = calls
     return call
 
 
 def denoiser_of(pipe: DiffusionPipeline, model: Model) -> Target:
     targets = Interception(pipe.components).targets
-    return next(one for one in targets if one.component == model.component)
+    return next(target for target in targets if target.component == model.component)
 
 
 @torch.no_grad()

@@ -39,27 +39,27 @@ def measure(rig: Rig, rows: Rows) -> None:
 
 
 def _program(arguments: tuple[str, ...]) -> dict[str, Any]:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"},
     )  # fmt: skip
-    said = (done.stdout + done.stderr).strip().splitlines()
-    if done.returncode:
-        raise RuntimeError(f"status {done.returncode}: {' / '.join(said[-4:])}")
-    last = done.stdout.strip().splitlines()
+    output = (result.stdout + result.stderr).strip().splitlines()
+    if result.returncode:
+        raise RuntimeError(f"status {result.returncode}: {' / '.join(output[-4:])}")
+    last = result.stdout.strip().splitlines()
     return {"table": "Programs", "outcome": last[-1] if last else "it ended well"}
 
 
 def _family(rig: Rig, name: str) -> dict[str, Any]:
-    with rig.built(name) as one:
-        size = one.model.sizes[0]
+    with rig.built(name) as subject:
+        size = subject.model.sizes[0]
         requests = [
-            one.request(size, n, seed=i, output_type="pt")
+            subject.request(size, n, seed=i, output_type="pt")
             for i, n in enumerate(STEPS)
         ]  # fmt: skip
-        alone = [pixels(one.plain(request)) for request in requests]
+        alone = [pixels(subject.plain(request)) for request in requests]
         rig.marks.peak_gib()
-        with one.engine() as engine:
+        with subject.engine() as engine:
             together = [pixels(answer) for answer in engine.generate(requests, progress=False)]
         return {"table": "Families", "size": str(size), **likeness(together, alone),
                 "peak GiB": rig.marks.peak_gib()}  # fmt: skip
@@ -71,15 +71,16 @@ def likeness(together: list[Tensor], alone: list[Tensor]) -> dict[str, str]:
     Raises:
         AssertionError: they are another picture, or not finite.
     """
-    assert all(one.isfinite().all() for one in alone), "a picture of plain diffusers is not finite"
-    worst = min(psnr(a, b) for a, b in zip(together, alone, strict=True))
-    others = psnr(alone[0], alone[1])
-    assert worst > max(CLOSE_DB, others), f"{worst:.1f} dB; two unlike ones have {others:.1f}"
-    shown = "equal" if math.isinf(worst) else f"{worst:.1f} dB"
-    return {"against plain": shown, "two unlike ones": f"{others:.1f} dB"}
+    assert all(p.isfinite().all() for p in alone), "a picture of plain diffusers is not finite"
+    least_db = min(psnr(a, b) for a, b in zip(together, alone, strict=True))
+    other_db = psnr(alone[0], alone[1])
+    is_close = least_db > max(CLOSE_DB, other_db)
+    assert is_close, f"{least_db:.1f} dB; two unlike ones have {other_db:.1f}"
+    agreement = "equal" if math.isinf(least_db) else f"{least_db:.1f} dB"
+    return {"against plain": agreement, "two unlike ones": f"{other_db:.1f} dB"}
 
 
-def psnr(one: Tensor, other: Tensor) -> float:
+def psnr(first: Tensor, second: Tensor) -> float:
     """Peak signal to noise ratio of values 0-1, dB; infinite for equal ones."""
-    error = float((one - other).square().mean())
+    error = float((first - second).square().mean())
     return 10 * math.log10(1 / error) if error else math.inf

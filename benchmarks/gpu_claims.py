@@ -36,23 +36,23 @@ def tried(check: Callable[[Rig], str], rig: Rig) -> dict[str, str]:
 
 
 def _requests() -> list[carpool.Request]:
-    more: dict[str, Any] = {"output_type": "pt", **SIZE}
+    kwargs: dict[str, Any] = {"output_type": "pt", **SIZE}
     turns = enumerate(zip(PROMPTS, STEPS, strict=True))
-    return [carpool.Request(text, seed=i, num_inference_steps=n, **more) for i, (text, n) in turns]
+    return [carpool.Request(s, seed=i, num_inference_steps=n, **kwargs) for i, (s, n) in turns]
 
 
 def _drawn(rig: Rig, together: bool = True, **settings: Any) -> list[torch.Tensor]:
     settings = {"device": str(rig.device), "dtype": "float32", **settings}
     with carpool.load("shapes", **settings) as engine:
-        sets = [_requests()] if together else [[one] for one in _requests()]
+        sets = [_requests()] if together else [[request] for request in _requests()]
         return [
-            pixels(one) for few in sets for one in engine.generate(few, progress=False)
+            pixels(output) for few in sets for output in engine.generate(few, progress=False)
         ]  # fmt: skip
 
 
-def _same(found: list[torch.Tensor], expected: list[torch.Tensor], most: float = CLOSE) -> str:
-    gap = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
-    assert gap <= most, f"{gap:.1e} apart"
+def _same(images: list[torch.Tensor], expected: list[torch.Tensor], limit: float = CLOSE) -> str:
+    gap = max(float((a - b).abs().max()) for a, b in zip(images, expected, strict=True))
+    assert gap <= limit, f"{gap:.1e} apart"
     return "equal" if gap == 0 else f"{gap:.1e} apart"
 
 
@@ -78,18 +78,18 @@ def pictures(rig: Rig) -> str:
     pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32).to(rig.device)
     pipe.set_progress_bar_config(disable=True)
     request = _requests()[0]
-    given = {**request.parameters, "output_type": "pil", "max_sequence_length": 16}
-    given["guidance_scale"] = 3.5
-    plain = pipe(request.prompt, generator=torch.Generator().manual_seed(0), **given).images[0]
+    parameters = {**request.parameters, "output_type": "pil", "max_sequence_length": 16}
+    parameters["guidance_scale"] = 3.5
+    plain = pipe(request.prompt, generator=torch.Generator().manual_seed(0), **parameters).images[0]
     with carpool.load("shapes", device=str(rig.device), dtype="float32") as engine:
-        [answer] = engine.generate(request.prompt, seed=0, progress=False, **given)
-    mine, theirs = (
-        torch.frombuffer(bytearray(one.tobytes()), dtype=torch.uint8).int()
-        for one in (answer.images[0], plain)
+        [answer] = engine.generate(request.prompt, seed=0, progress=False, **parameters)
+    bytes_here, bytes_plain = (
+        torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).int()
+        for picture in (answer.images[0], plain)
     )
-    most = int((mine - theirs).abs().max())
-    assert most <= 2, f"a byte is {most} off"
-    return f"at most {most} of 255 off"
+    gap = int((bytes_here - bytes_plain).abs().max())
+    assert gap <= 2, f"a byte is {gap} off"
+    return f"at most {gap} of 255 off"
 
 
 def memory(rig: Rig) -> str:
@@ -110,7 +110,7 @@ def memory(rig: Rig) -> str:
     return f"64 requests within {limit / 2**20:.0f} MiB"
 
 
-LOST = """
+LOSS = """
 import sys, torch, carpool
 with carpool.load("shapes", device=sys.argv[1]) as engine:
     engine.generate("a star", num_inference_steps=2, progress=False)
@@ -126,10 +126,10 @@ def lost(rig: Rig) -> str:
     """A device that has failed ends its requests as lost, at once; in a process of its own."""
     if rig.device.type != "cuda":
         return "not on this device"
-    command = [sys.executable, "-c", LOST, str(rig.device)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.strip(), f"nobody was answered: {done.stderr[-200:]}"
-    return done.stdout.strip().splitlines()[-1]
+    command = [sys.executable, "-c", LOSS, str(rig.device)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout.strip(), f"nobody was answered: {result.stderr[-200:]}"
+    return result.stdout.strip().splitlines()[-1]
 
 
 _TESTS = "tests/engine/device/test_"

@@ -29,20 +29,20 @@ class Marks:
     def is_past(self, moment: Moment) -> bool:
         return bool(moment.query()) if self.is_cuda else True
 
-    def between(self, one: Moment, other: Moment) -> float:
+    def between(self, start: Moment, end: Moment) -> float:
         """Seconds; both moments are past."""
-        return one.elapsed_time(other) / 1e3 if self.is_cuda else float(other - one)
+        return start.elapsed_time(end) / 1e3 if self.is_cuda else float(end - start)
 
     def wait(self) -> None:
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
 
-    def seconds(self, work: Callable[[], Any], *, least: int = 3, spend_s: float = 0.5) -> float:
+    def seconds(self, work: Callable[[], Any], *, min_runs: int = 3, spend_s: float = 0.5) -> float:
         """The median time of some work, done again and again without waiting in between.
 
         Args:
             work: launches something; done once beforehand, to warm up.
-            least: times it is measured.
+            min_runs: times it is measured.
             spend_s: for so long it is measured, at most 20 times; what takes longer, once.
         """
         work()
@@ -50,7 +50,7 @@ class Marks:
         first = self._timed(work)
         if first > spend_s:
             return first
-        times = max(least, min(20, int(spend_s / max(first, 1e-9))))
+        times = max(min_runs, min(20, int(spend_s / max(first, 1e-9))))
         moments = [self.now()]
         for _ in range(times):
             work()
@@ -76,7 +76,7 @@ class Marks:
 def matmul_tflops(marks: Marks, side: int, dtype: torch.dtype) -> float:
     """What the device's own library reaches with one product of large random matrices."""
     a, b = (torch.randn(side, side, device=marks.device, dtype=dtype) for _ in range(2))
-    return 2 * side**3 / marks.seconds(lambda: a @ b, least=10) / 1e12
+    return 2 * side**3 / marks.seconds(lambda: a @ b, min_runs=10) / 1e12
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:

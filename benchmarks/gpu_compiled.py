@@ -11,10 +11,10 @@ from carpool.engine.model.compiling import keep_device_guard, repeated_blocks
 NAMES = ("flux", "qwen-image")  # that go through the engine
 
 
-def compile_blocks(one: Built) -> None:
+def compile_blocks(subject: Built) -> None:
     keep_device_guard()
-    for block in repeated_blocks(one.denoiser):  # of classes for which diffusers names none, too
-        block.compile(backend="eager" if one.rig.is_tiny else "inductor")
+    for block in repeated_blocks(subject.denoiser):  # even where diffusers names none
+        block.compile(backend="eager" if subject.rig.is_tiny else "inductor")
 
 
 def measure(rig: Rig, rows: Rows) -> None:

@@ -36,48 +36,48 @@ DELAY_MS = 8.0  # that a batch may wait to fill
 def measure(
     rig: Rig,
     rows: Rows,
-    prepare: Callable[[Built], None] = lambda one: None,
+    prepare: Callable[[Built], None] = lambda subject: None,
     code: str = "eager",
     names: Sequence[str] = NAMES,
     modes: Sequence[str] = ("plain", *MODES),
 ) -> None:
     for name in names:
         title = rig.model(name).title
-        wanted = [
+        labels = [
             (load, mode, f"{title} {load} {mode} {code}")
             for load in ("closed", "Poisson")
             for mode in modes
         ]
-        if all(rows.has(label) for _, _, label in wanted):
+        if all(rows.has(label) for _, _, label in labels):
             continue
-        with rig.built(name) as one:
-            prepare(one)
-            steps = (2, 3) if rig.is_tiny else STEPS.get(name, one.model.steps)
-            requests = one.requests(one.model.sizes[0], 4 if rig.is_tiny else COUNT, steps)
-            alone_s = rig.marks.seconds(partial(one.plain, requests[0]), least=1)
+        with rig.built(name) as subject:
+            prepare(subject)
+            steps = (2, 3) if rig.is_tiny else STEPS.get(name, subject.model.steps)
+            requests = subject.requests(subject.model.sizes[0], 4 if rig.is_tiny else COUNT, steps)
+            alone_s = rig.marks.seconds(partial(subject.plain, requests[0]), min_runs=1)
             needs_s = 1.2 * alone_s * len(requests)
-            for load, mode, label in wanted:
-                work = partial(_row, one, requests, load, mode, alone_s)
+            for load, mode, label in labels:
+                work = partial(_row, subject, requests, load, mode, alone_s)
                 rows.measure(label, work, needs_s=needs_s)
 
 
 def _row(
-    one: Built, requests: list[Request], load: str, mode: str, alone_s: float
+    subject: Built, requests: list[Request], load: str, mode: str, alone_s: float
 ) -> dict[str, Any]:
     gaps = [] if load == "closed" else _gaps(len(requests), alone_s / LOAD)
-    marks = one.rig.marks
+    marks = subject.rig.marks
     with ExitStack() as stack:
         if mode == "plain":
             lock, cells = threading.Lock(), dict[str, Any]()
 
             def draw(request: Request) -> object:
                 with lock:
-                    return one.plain(request)
+                    return subject.plain(request)
 
         else:
-            engine = stack.enter_context(one.engine(**settings_of(mode)))
+            engine = stack.enter_context(subject.engine(**settings_of(mode)))
             for width in WARM:
-                short = one.requests(one.model.sizes[0], min(width, len(requests)), (2,))
+                short = subject.requests(subject.model.sizes[0], min(width, len(requests)), (2,))
                 engine.generate(short, progress=False)
             before = engine.statistics()
 
@@ -94,13 +94,13 @@ def _row(
         "p99 s": latencies[math.ceil(0.99 * len(latencies)) - 1],
         **cells,
         "peak GiB": marks.peak_gib(),
-        "published": PUBLISHED.get(one.model.title, "") if load == "closed" else "",
+        "published": PUBLISHED.get(subject.model.title, "") if load == "closed" else "",
     }
 
 
 def settings_of(mode: str) -> dict[str, Any]:
-    more = {"batching_max_size": 8, "batching_delay_ms": DELAY_MS} if mode == "dynamic" else {}
-    return {"batching_mode": mode, "max_batch_size": 8, **more}
+    options = {"batching_max_size": 8, "batching_delay_ms": DELAY_MS} if mode == "dynamic" else {}
+    return {"batching_mode": mode, "max_batch_size": 8, **options}
 
 
 def _gaps(count: int, mean_s: float) -> list[float]:
@@ -138,9 +138,9 @@ def _of_engine(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
     def tally(stats: dict[str, Any]) -> tuple[int, int, int]:
         denoised = [f for f in stats["forwards"] if f["component"] in ("transformer", "unet")]
-        count = sum(one["count"] for one in denoised)
-        rows = sum(one["count"] * one["rows"] for one in denoised)
-        return sum(one["count"] for one in stats["forwards"]), count, rows
+        count = sum(entry["count"] for entry in denoised)
+        rows = sum(entry["count"] * entry["rows"] for entry in denoised)
+        return sum(entry["count"] for entry in stats["forwards"]), count, rows
 
     forwards, count, rows = (b - a for a, b in zip(tally(before), tally(after), strict=True))
     turn, forward, fiber = (after[k] - before[k] for k in ("turn_s", "forward_s", "fiber_s"))

@@ -39,6 +39,6 @@ def _row(rig: Rig, model: Any, width: int, floor_s: float) -> dict[str, Any]:
     ids = torch.randint(0, model.config.vocab_size, (width, PROMPT), device=rig.device)
     write = partial(model.generate, ids, attention_mask=torch.ones_like(ids), do_sample=False,
                     min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0)  # fmt: skip
-    took_s = rig.marks.seconds(write, least=1)
+    took_s = rig.marks.seconds(write, min_runs=1)
     return {"tokens/s": width * tokens / took_s, "ms a token": 1e3 * took_s / tokens,
             "floor ms": 1e3 * floor_s}  # fmt: skip

@@ -58,12 +58,13 @@ MANY_STEPS = (8, 12, 16, 20)  # where a forward takes few milliseconds
 
 def _model(title: str, *, component: str = "transformer", **rest: Any) -> Model:
     """A model by its name in the planner; `more` changes its denoiser's config."""
-    data, more = known()[title], rest.pop("more", {})
+    data, overrides = known()[title], rest.pop("more", {})
     parts = {name: tuple(entry[1:]) for name, entry in data["components"].items()}
     name, config = parts[component]
     return Model(
         title=title, pipeline=data["pipeline"], component=component,
-        denoiser=(name, {**config, **more}), vae=parts["vae"], scheduler=parts["scheduler"], **rest,
+        denoiser=(name, {**config, **overrides}), vae=parts["vae"],
+        scheduler=parts["scheduler"], **rest,
     )  # fmt: skip
 
 

@@ -71,8 +71,8 @@ def run(part: str, options: argparse.Namespace) -> bool:
     command += ["--device", options.device, "--output", str(options.output)]
     command += ["--limit-s", str(options.limit_s), *(["--tiny"] if options.tiny else [])]
     log, began_s = options.output / f"{part}.log", time.monotonic()
-    with log.open("wb") as said:
-        process = subprocess.Popen(command, stderr=said, start_new_session=True)
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, stderr=stderr, start_new_session=True)
         try:
             how = f"status {status}" if (status := process.wait(options.limit_s)) else ""
         except subprocess.TimeoutExpired:
@@ -99,35 +99,35 @@ def page(folder: Path) -> str:
     lines = ["# Measured on one machine", "", "Made by `python -m benchmarks.gpu_page`; "
              "do not edit. The columns are explained in `benchmarks/gpu_*.py`."]  # fmt: skip
     for part, title in PARTS.items():
-        found = read(folder / f"{part}.jsonl")
-        if found:
-            lines += ["", f"## {title}", "", *_part(found)]
+        lines_read = read(folder / f"{part}.jsonl")
+        if lines_read:
+            lines += ["", f"## {title}", "", *_part(lines_read)]
     return "\n".join(lines) + "\n"
 
 
-def _part(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _part(lines_read: Sequence[dict[str, Any]]) -> Iterator[str]:
     for state in ("machine", "end"):
         last: dict[str, Any] = next(
-            (line["cells"] for line in reversed(found) if line["state"] == state), {}
+            (line["cells"] for line in reversed(lines_read) if line["state"] == state), {}
         )
         if state == "machine" and last:
             yield f"{last['device']}; {last['versions']}."
         elif last.get("how"):
             yield f"\nThe part did not end by itself: {last['how']}.\n\n```\n{last['said']}\n```"
-    rows = outcome([line for line in found if line["state"] not in ("machine", "end")])
+    rows = outcome([line for line in lines_read if line["state"] not in ("machine", "end")])
     tables: dict[str, list[dict[str, Any]]] = {}
     for line in rows:
         if line["state"] == "measured":
             cells = dict(line["cells"])
             tables.setdefault(cells.pop("table", ""), []).append({"": line["row"], **cells})
-    for title, several in tables.items():
+    for title, cells_of_table in tables.items():
         yield f"\n{f'### {title}' if title else ''}\n".rstrip() + "\n"
-        yield from _table(several)
-    gone = {"began": "the process ended in the middle of it", "failed": "", "left out": ""}
+        yield from _table(cells_of_table)
+    reasons = {"began": "the process ended in the middle of it", "failed": "", "left out": ""}
     missing = [
         {"": line["row"], "not measured": line["state"] if line["state"] != "began" else "crashed",
-         "why": line["cells"].get("why", gone[line["state"]])}
-        for line in rows if line["state"] in gone
+         "why": line["cells"].get("why", reasons[line["state"]])}
+        for line in rows if line["state"] in reasons
     ]  # fmt: skip
     if missing:
         yield ""
@@ -163,9 +163,9 @@ def main() -> None:
     if options.inside:
         inside(options.parts[0], options)
         return
-    chosen = PARTS if "all" in options.parts else [one for one in options.parts if one != "page"]
+    parts = PARTS if "all" in options.parts else [part for part in options.parts if part != "page"]
     ended_well = True
-    for part in chosen:
+    for part in parts:
         ended_well &= run(part, options)
         (options.output / "page.md").write_text(page(options.output), encoding="utf-8")
     (options.output / "page.md").write_text(page(options.output), encoding="utf-8")

@@ -25,10 +25,10 @@ def measure(rig: Rig, rows: Rows) -> None:
     if all(rows.has(kind) for kind in KINDS):
         return
     with tempfile.TemporaryDirectory() as folder:
-        with rig.built(NAME) as one:
-            one.pipe.save_pretrained(folder)
+        with rig.built(NAME) as subject:
+            subject.pipe.save_pretrained(folder)
             requests = [
-                one.request(one.model.sizes[0], STEPS[i % 2], seed=i, output_type="pt")
+                subject.request(subject.model.sizes[0], STEPS[i % 2], seed=i, output_type="pt")
                 for i in range(COUNT)
             ]
         plain: list[Any] = []
@@ -46,10 +46,10 @@ def _row(
     with carpool.load(folder, device=device, dtype=dtype, quantize=quantize) as engine:
         engine.generate(requests, progress=False)  # warm
         began_s = time.monotonic()
-        together = [pixels(one) for one in engine.generate(requests, progress=False)]
+        together = [pixels(output) for output in engine.generate(requests, progress=False)]
         took_s = time.monotonic() - began_s
         began_s = time.monotonic()
-        alone = [pixels(engine.generate(one, progress=False)[0]) for one in requests]
+        alone = [pixels(engine.generate(request, progress=False)[0]) for request in requests]
         alone_s = time.monotonic() - began_s
     if kind == "none":
         plain[:] = alone

@@ -22,7 +22,7 @@ class Rows:
 
     def __init__(self, file: Path, ends_s: float) -> None:
         self._file, self._ends_s = file, ends_s
-        self._known = {line["row"] for line in read(file) if line["state"] != "left out"}
+        self._rows = {line["row"] for line in read(file) if line["state"] != "left out"}
 
     @property
     def left_s(self) -> float:
@@ -30,7 +30,7 @@ class Rows:
 
     def has(self, name: str) -> bool:
         """Whether a row is measured already, or has failed."""
-        return name in self._known
+        return name in self._rows
 
     def measure(
         self, name: str, work: Callable[[], Cells | Sequence[Cells]], *, needs_s: float = 0.0
@@ -41,7 +41,7 @@ class Rows:
             work: gives its cells, or those of several rows.
             needs_s: about how long it takes, if that is known.
         """
-        if name in self._known:
+        if name in self._rows:
             return
         if self.left_s <= needs_s:
             why = f"{max(0.0, self.left_s):.0f} s were left, it needs about {needs_s:.0f} s"
@@ -55,8 +55,8 @@ class Rows:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             self.write(name, "failed", {"why": why[:300]})
             return
-        for one in [cells] if isinstance(cells, Mapping) else cells:
-            self.write(name, "measured", {**one, "took s": round(time.monotonic() - began_s, 1)})
+        for row in [cells] if isinstance(cells, Mapping) else cells:
+            self.write(name, "measured", {**row, "took s": round(time.monotonic() - began_s, 1)})
 
     def write(self, name: str, state: str, cells: Cells) -> None:
         line = json.dumps({"row": name, "state": state, "cells": cells})
@@ -80,10 +80,10 @@ def outcome(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What became of each row: its cells where it was ever measured, else the last word on it."""
     by_row: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
-        known = by_row.setdefault(line["row"], [])
-        is_more = line["state"] == "measured" and known and known[-1]["state"] == "measured"
-        if not known or is_more:
-            known.append(line)
-        elif known[-1]["state"] != "measured":
+        group = by_row.setdefault(line["row"], [])
+        is_more = line["state"] == "measured" and group and group[-1]["state"] == "measured"
+        if not group or is_more:
+            group.append(line)
+        elif group[-1]["state"] != "measured":
             by_row[line["row"]] = [line]
-    return [line for known in by_row.values() for line in known]
+    return [line for lines in by_row.values() for line in lines]

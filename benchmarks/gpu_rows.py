@@ -21,39 +21,39 @@ PATIENCE_S = 20.0  # a width that would take longer to measure is left out
 
 
 def measure(
-    rig: Rig, rows: Rows, prepare: Callable[[Built], None] = lambda one: None, code: str = "eager"
+    rig: Rig, rows: Rows, prepare: Callable[[Built], None] = lambda _: None, code: str = "eager"
 ) -> None:
     tflops = rig.tflops()
     for name in MODELS:
         model = rig.model(name)
-        wanted = [(size, f"{model.title} {size} {code}") for size in model.sizes]
-        if all(rows.has(label) for _, label in wanted):
+        labels = [(size, f"{model.title} {size} {code}") for size in model.sizes]
+        if all(rows.has(label) for _, label in labels):
             continue
-        with rig.built(name) as one:
-            prepare(one)
-            for size, label in wanted:
-                rows.measure(label, partial(_curve, one, size, tflops), needs_s=15)
+        with rig.built(name) as subject:
+            prepare(subject)
+            for size, label in labels:
+                rows.measure(label, partial(_curve, subject, size, tflops), needs_s=15)
 
 
-def _curve(one: Built, size: Size, tflops: float) -> Mapping[str, Any]:
-    tflop = operations(one.model, size) / 1e12
-    seconds = forwards_s(one, size, WIDTHS[:2] if one.rig.is_tiny else WIDTHS)
-    best = knee(seconds)
+def _curve(subject: Built, size: Size, tflops: float) -> Mapping[str, Any]:
+    tflop = operations(subject.model, size) / 1e12
+    seconds = forwards_s(subject, size, WIDTHS[:2] if subject.rig.is_tiny else WIDTHS)
+    knee_rows = knee(seconds)
     return {
         "TFLOP a row": round(tflop, 2),
         **{f"{width} ms": round(1e3 * took_s, 3) for width, took_s in seconds.items()},
-        "knee": best,
-        "rows/s there, of 1": best * seconds[1] / seconds[best],
+        "knee": knee_rows,
+        "rows/s there, of 1": knee_rows * seconds[1] / seconds[knee_rows],
         "of the ceiling at 1": f"{tflop / seconds[1] / tflops:.0%}",
-        "there": f"{tflop * best / seconds[best] / tflops:.0%}",
-        "peak GiB": one.rig.marks.peak_gib(),
+        "there": f"{tflop * knee_rows / seconds[knee_rows] / tflops:.0%}",
+        "peak GiB": subject.rig.marks.peak_gib(),
     }
 
 
-def forwards_s(one: Built, size: Size, widths: tuple[int, ...]) -> dict[int, float]:
+def forwards_s(subject: Built, size: Size, widths: tuple[int, ...]) -> dict[int, float]:
     """Seconds by rows: a request's first call, joined with itself as the engine joins requests'."""
-    fuser, marks = Fuser(), one.rig.marks
-    call = denoiser_call(one.pipe, one.model, one.request(size, 2, is_guided=False))
+    fuser, marks = Fuser(), subject.rig.marks
+    call = denoiser_call(subject.pipe, subject.model, subject.request(size, 2, is_guided=False))
     assert fuser.describe(call)[1] == 1, "without guidance a step is one row"
     seconds: dict[int, float] = {}
     marks.peak_gib()
@@ -69,5 +69,5 @@ def forwards_s(one: Built, size: Size, widths: tuple[int, ...]) -> dict[int, flo
 
 def knee(seconds: Mapping[int, float]) -> int:
     """The narrowest width that gives nearly as many rows a second as the best."""
-    best = max(width / took_s for width, took_s in seconds.items())
-    return min(width for width, took_s in seconds.items() if width / took_s >= KNEE * best)
+    top = max(width / took_s for width, took_s in seconds.items())
+    return min(width for width, took_s in seconds.items() if width / took_s >= KNEE * top)

@@ -29,26 +29,26 @@ def measure(rig: Rig, rows: Rows) -> None:
 
 
 def _row(rig: Rig, name: str, way: Any) -> dict[str, Any]:
-    with rig.built(name) as one:
-        size, count = one.model.sizes[0], 2 if rig.is_tiny else COUNT
+    with rig.built(name) as subject:
+        size, count = subject.model.sizes[0], 2 if rig.is_tiny else COUNT
         steps = 2 if rig.is_tiny else STEPS
-        cells = way(one, one.requests(size, count, (steps,)))
+        cells = way(subject, subject.requests(size, count, (steps,)))
         return {"size": str(size), "steps": steps, "requests": count, **cells,
                 "peak GiB": rig.marks.peak_gib(),
-                "published": PUBLISHED[one.model.title]}  # fmt: skip
+                "published": PUBLISHED[subject.model.title]}  # fmt: skip
 
 
-def _shared(one: Any, requests: list[Request]) -> dict[str, Any]:
-    return _through_engine(one, [requests])
+def _shared(subject: Any, requests: list[Request]) -> dict[str, Any]:
+    return _through_engine(subject, [requests])
 
 
-def _one_by_one(one: Any, requests: list[Request]) -> dict[str, Any]:
-    return _through_engine(one, [[request] for request in requests])
+def _one_by_one(subject: Any, requests: list[Request]) -> dict[str, Any]:
+    return _through_engine(subject, [[request] for request in requests])
 
 
-def _through_engine(one: Any, sets: list[list[Request]]) -> dict[str, Any]:
-    short = one.requests(one.model.sizes[0], 2, (2,))
-    with one.engine(stream="transformer", max_batch_size=COUNT) as engine:
+def _through_engine(subject: Any, sets: list[list[Request]]) -> dict[str, Any]:
+    short = subject.requests(subject.model.sizes[0], 2, (2,))
+    with subject.engine(stream="transformer", max_batch_size=COUNT) as engine:
         engine.generate(short, progress=False)
         before, began_s = engine.statistics()["streaming"], time.monotonic()
         for requests in sets:
@@ -59,17 +59,17 @@ def _through_engine(one: Any, sets: list[list[Request]]) -> dict[str, Any]:
             "copying s": moved * after["seconds_a_gib"]}  # fmt: skip
 
 
-def _diffusers(one: Any, requests: list[Request]) -> dict[str, Any]:
-    device = one.rig.device
+def _diffusers(subject: Any, requests: list[Request]) -> dict[str, Any]:
+    device = subject.rig.device
     apply_group_offloading(
-        one.denoiser, onload_device=device, offload_type="block_level", num_blocks_per_group=1,
+        subject.denoiser, onload_device=device, offload_type="block_level", num_blocks_per_group=1,
         use_stream=device.type in ("cuda", "xpu"),
     )  # fmt: skip
-    one.plain(one.requests(one.model.sizes[0], 1, (2,))[0])
-    one.rig.marks.wait()
+    subject.plain(subject.requests(subject.model.sizes[0], 1, (2,))[0])
+    subject.rig.marks.wait()
     began_s = time.monotonic()
-    one.plain(requests[0])
-    one.rig.marks.wait()
+    subject.plain(requests[0])
+    subject.rig.marks.wait()
     return {"s for 8": len(requests) * (time.monotonic() - began_s)}
 
 

@@ -30,7 +30,7 @@ from carpool.engine.intercept import Interception
 NAMES = ("flux", "sdxl")
 COUNT, TOP = 8, 10
 MAX_GAP_US = 100.0  # the claim *ahead*
-OWN = "carpool/engine"
+ENGINE = "carpool/engine"
 
 
 def measure(rig: Rig, rows: Rows) -> None:
@@ -41,50 +41,50 @@ def measure(rig: Rig, rows: Rows) -> None:
             "gaps": _gaps,
             "a step": _step,
         }
-        if all(rows.has(f"{title}, {what}") for what in parts):
+        if all(rows.has(f"{title}, {title_of_part}") for title_of_part in parts):
             continue
-        with rig.built(name) as one:
-            for what, work in parts.items():
-                rows.measure(f"{title}, {what}", partial(work, one), needs_s=10)
+        with rig.built(name) as subject:
+            for title_of_part, work in parts.items():
+                rows.measure(f"{title}, {title_of_part}", partial(work, subject), needs_s=10)
 
 
-def _mixed(one: Built) -> list[Any]:
-    return one.requests(one.model.sizes[0], COUNT)
+def _mixed(subject: Built) -> list[Any]:
+    return subject.requests(subject.model.sizes[0], COUNT)
 
 
-def _synchronisations(one: Built) -> list[dict[str, Any]]:
+def _synchronisations(subject: Built) -> list[dict[str, Any]]:
     table = {"table": "Synchronisations"}
-    if one.rig.device.type != "cuda":
+    if subject.rig.device.type != "cuda":
         return [{**table, "line": "not reported by this device"}]
-    requests = _mixed(one)
+    requests = _mixed(subject)
     steps = sum(request.parameters["num_inference_steps"] for request in requests)
-    with one.engine() as engine:
+    with subject.engine() as engine:
         engine.generate(requests, progress=False)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 engine.generate(requests, progress=False)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-    sites = Counter(f"{one.filename}:{one.lineno}" for one in said if "sync" in str(one.message))
+    sites = Counter(f"{r.filename}:{r.lineno}" for r in records if "sync" in str(r.message))
     rows = [
         {**table, "line": site.partition("site-packages/")[2] or site, "times": count,
-         "a request-step": count / steps, "ours": "OURS" if OWN in site else ""}
+         "a request-step": count / steps, "ours": "OURS" if ENGINE in site else ""}
         for site, count in sites.most_common(2 * TOP)
     ]  # fmt: skip
     return rows or [{**table, "line": "none"}]
 
 
-def _gaps(one: Built) -> dict[str, Any]:
-    marks = one.rig.marks
-    watch, requests = Watch(marks), _mixed(one)
-    with watch.on(one.pipe), one.engine() as engine:
+def _gaps(subject: Built) -> dict[str, Any]:
+    marks = subject.rig.marks
+    watch, requests = Watch(marks), _mixed(subject)
+    with watch.on(subject.pipe), subject.engine() as engine:
         engine.generate(requests, progress=False)
-        one.rig.marks.wait()
+        subject.rig.marks.wait()
         watch.forget()
         engine.generate(requests, progress=False)
-        one.rig.marks.wait()
+        subject.rig.marks.wait()
     gaps = [1e6 * gap for gap in watch.gaps_s()]
     middle = statistics.median(gaps)
     return {
@@ -95,23 +95,23 @@ def _gaps(one: Built) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _step(one: Built) -> list[dict[str, Any]]:
-    request = one.request(one.model.sizes[0], 2)
-    is_cuda = one.rig.device.type == "cuda"
+def _step(subject: Built) -> list[dict[str, Any]]:
+    request = subject.request(subject.model.sizes[0], 2)
+    is_cuda = subject.rig.device.type == "cuda"
     activities = [ProfilerActivity.CUDA] if is_cuda else [ProfilerActivity.CPU]
-    with one.engine() as engine, tempfile.TemporaryDirectory() as folder:
+    with subject.engine() as engine, tempfile.TemporaryDirectory() as folder:
         engine.generate(request, progress=False)
         with profile(activities=activities) as profiler:
             engine.generate(request, progress=False)
         trace = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    taken: Counter[str] = Counter()
+    durations: Counter[str] = Counter()
     kind = "kernel" if is_cuda else "cpu_op"
     for event in events:
         if event.get("cat") == kind:
-            taken[event["name"][:80]] += event["dur"]
-    total = sum(taken.values())
+            durations[event["name"][:80]] += event["dur"]
+    total = sum(durations.values())
     first = {"table": "A request of two steps", "operation": "any kernel", "ms": total / 1e3,
              "share": f"{share_of_kernels(events):.0%} of the time" if is_cuda else ""}  # fmt: skip
     return [first] + [
@@ -121,7 +121,7 @@ def _step(one: Built) -> list[dict[str, Any]]:
             "ms": took / 1e3,
             "share": f"{took / total:.0%}",
         }
-        for name, took in taken.most_common(TOP)
+        for name, took in durations.most_common(TOP)
     ]
 
 

@@ -40,15 +40,15 @@ def served(requests: int) -> str:
             engine.submit(check(engine.loaded.card, request), _Listener())
         while engine.step():
             pass
-        told = engine.statistics()["group"]
+        stats = engine.statistics()["group"]
     finally:
         engine.leave()
-    forwards = told["forwards"]
+    forwards = stats["forwards"]
     return (
         f"shapes, {requests} requests at once, {forwards} forwards of two ranks: "
-        f"{told['sent_bytes'] / forwards / 1000:.1f} kB and {1000 * told['send_s'] / forwards:.2f} "
-        f"ms of processor a forward; {told['known'] / told['tensors']:.0%} of the tensors were "
-        "there already"
+        f"{stats['sent_bytes'] / forwards / 1000:.1f} kB and "
+        f"{1000 * stats['send_s'] / forwards:.2f} ms of processor a forward; "
+        f"{stats['known'] / stats['tensors']:.0%} of the tensors were there already"
     )
 
 
@@ -63,7 +63,7 @@ def packed(rows: int, steps: int = 10) -> str:
         "txt_ids": torch.zeros(512, 3, dtype=half),
         "guidance": torch.zeros(rows),
     }
-    sent, spent_s = [], []
+    sizes, spent_s = [], []
     for _ in range(steps):
         changing = {
             "hidden_states": torch.zeros(rows, 4096, 64, dtype=half),
@@ -71,16 +71,16 @@ def packed(rows: int, steps: int = 10) -> str:
         }
         began_s = time.thread_time()
         call, new = packer.pack(({}, {**constants, **changing}), "transformer.forward")
-        entries = [packing.described(key, one, device) for key, one in new]
+        entries = [packing.described(key, tensor, device) for key, tensor in new]
         body = messages.encode(
             messages.RunForward(1, "transformer", call, entries, packer.forgotten(), None, {})
         )
-        buffer = packing.buffer_of([one for _, one in new], device)
+        buffer = packing.buffer_of([tensor for _, tensor in new], device)
         spent_s.append(time.thread_time() - began_s)
-        sent.append(len(body) + (0 if buffer is None else buffer.numel()))
+        sizes.append(len(body) + (0 if buffer is None else buffer.numel()))
     return (
-        f"FLUX.1-dev, 1024x1024, {rows} rows: {sent[0] / 1e6:.2f} MB with the first forward, "
-        f"{statistics.median(sent[1:]) / 1e6:.2f} MB and "
+        f"FLUX.1-dev, 1024x1024, {rows} rows: {sizes[0] / 1e6:.2f} MB with the first forward, "
+        f"{statistics.median(sizes[1:]) / 1e6:.2f} MB and "
         f"{1000 * statistics.median(spent_s[1:]):.2f} ms of processor with every other"
     )
 

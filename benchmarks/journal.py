@@ -26,10 +26,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
     with (
-        tempfile.TemporaryDirectory() as one,
-        tempfile.TemporaryDirectory() as other,
-        Server(one, "--journal", "off") as off,
-        Server(other, "--journal", "all") as on,
+        tempfile.TemporaryDirectory() as folder_off,
+        tempfile.TemporaryDirectory() as folder_on,
+        Server(folder_off, "--journal", "off") as off,
+        Server(folder_on, "--journal", "all") as on,
     ):
         for server in (off, on):
             draw(server)  # widths and kernels are chosen

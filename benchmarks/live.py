@@ -40,7 +40,8 @@ COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.live"
 
 def pooled(points: Sequence[LivePoint]) -> agreement.Latencies | None:
     """Latencies of the answers of several rounds together; None: there is no answer."""
-    seconds = [one.latency_s for p in points for one in p.outcomes if one.failure is None]
+    outcomes = (outcome for point in points for outcome in point.outcomes)
+    seconds = [outcome.latency_s for outcome in outcomes if outcome.failure is None]
     return agreement.Latencies.of(seconds) if seconds else None
 
 
@@ -51,17 +52,17 @@ def table(points: Sequence[LivePoint]) -> str:
     column is how many times lower the mean latency is than that of `LOCKED` in the same round.
     """
     lines = [f"| {COLUMNS} |", "|" + " --- |" * (COLUMNS.count("|") + 1)]
-    for load, party in dict.fromkeys((one.load, one.party) for one in points):
-        own = [one for one in points if (one.load, one.party) == (load, party)]
+    for load, party in dict.fromkeys((point.load, point.party) for point in points):
+        points_here = [point for point in points if (point.load, point.party) == (load, party)]
         locked = {p.round: p for p in points if (p.load, p.party) == (load, LOCKED)}
         ratios = [
             there.summary.latency_mean / here.summary.latency_mean
-            for here in own
+            for here in points_here
             if (there := locked.get(here.round)) is not None
             and there.summary.latency_mean
             and here.summary.latency_mean
         ]
-        latencies = pooled(own)
+        latencies = pooled(points_here)
         cells = [
             f"{load:g}",
             party.name,
@@ -70,10 +71,10 @@ def table(points: Sequence[LivePoint]) -> str:
                 if latencies is None
                 else (f"{s:.2f}" for s in (latencies.p50_s, latencies.p99_s, latencies.mean_s))
             ),
-            f"{statistics.median(one.summary.throughput_qps for one in own):.2f}",
-            f"{statistics.median(one.summary.goodput_qps or 0.0 for one in own):.2f}",
-            f"{statistics.fmean(one.right for one in own):.1%}",
-            f"{statistics.fmean(one.alike for one in own):.1%}",
+            f"{statistics.median(point.summary.throughput_qps for point in points_here):.2f}",
+            f"{statistics.median(point.summary.goodput_qps or 0.0 for point in points_here):.2f}",
+            f"{statistics.fmean(point.right for point in points_here):.1%}",
+            f"{statistics.fmean(point.alike for point in points_here):.1%}",
             f"{statistics.median(ratios):.2f}x" if ratios else "n/a",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -87,7 +88,7 @@ def agreements(points: Sequence[LivePoint]) -> list[agreement.Agreement]:
             p.party.mode,
             p.load,
             p.arrivals,
-            [one.latency_s for one in p.outcomes],
+            [outcome.latency_s for outcome in p.outcomes],
             p.before,
             p.after,
         )
@@ -96,22 +97,22 @@ def agreements(points: Sequence[LivePoint]) -> list[agreement.Agreement]:
     ]
 
 
-def page(wanted: LiveSettings, known: Reference, points: Sequence[LivePoint]) -> str:
+def page(tested: LiveSettings, baseline: Reference, points: Sequence[LivePoint]) -> str:
     """Both tables, with what has to be known about them."""
-    failed = sum(one.summary.failed_requests for one in points)
+    failed = sum(point.summary.failed_requests for point in points)
     settings = (
-        f"{', '.join(map(str, wanted.steps))} steps, guidance "
-        f"{', '.join(f'{g:g}' for g in wanted.guidance)}"
+        f"{', '.join(map(str, tested.steps))} steps, guidance "
+        f"{', '.join(f'{g:g}' for g in tested.guidance)}"
     )
-    plain_right = statistics.fmean(one.plain_right for one in points)
+    plain_right = statistics.fmean(point.plain_right for point in points)
     return f"""## Live: modes, LitServe, FastAPI with a lock
 
-Made by `{COMMAND}` (rounds: {wanted.rounds}; requests a round at load \
-{max(wanted.loads):g}: {wanted.count}, and fewer at the others, so that all last as long).
+Made by `{COMMAND}` (rounds: {tested.rounds}; requests a round at load \
+{max(tested.loads):g}: {tested.count}, and fewer at the others, so that all last as long).
 Machine: {machine()}; every server with one thread for torch.
 
 The embedded model; {settings}, all mixed; prompts that it was not trained on. Load 1 is
-{known.capacity_qps:.2f} requests a second: what the server with the lock does for one client \
+{baseline.capacity_qps:.2f} requests a second: what the server with the lock does for one client \
 that waits for every answer.
 Arrivals are Poisson; latency counts from when a request was due. Latencies are of all rounds
 together, throughput and goodput (answers within {SLO_SCALE:g} times the time alone with the lock) \
@@ -134,7 +135,7 @@ p50, p99 and *by the table alone* (the mean, without those two numbers) are such
 """
 
 
-async def measure(wanted: LiveSettings) -> tuple[Reference, list[LivePoint]]:
+async def measure(settings: LiveSettings) -> tuple[Reference, list[LivePoint]]:
     """All rounds.
 
     Raises:
@@ -143,14 +144,14 @@ async def measure(wanted: LiveSettings) -> tuple[Reference, list[LivePoint]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder)
-        known = await reference(wanted, cache)
+        baseline = await reference(settings, cache)
         points: list[LivePoint] = []
-        for number, party in turns(wanted.parties, wanted.rounds):
-            print(f"round {number} of {wanted.rounds}: {party.name}", file=sys.stderr)
-            points += await visit(party, number, wanted, known, cache)
+        for number, party in turns(settings.parties, settings.rounds):
+            print(f"round {number} of {settings.rounds}: {party.name}", file=sys.stderr)
+            points += await visit(party, number, settings, baseline, cache)
     order = {party: place for place, party in enumerate(PARTIES)}
-    points.sort(key=lambda one: (one.load, order[one.party], one.round))
-    return known, points
+    points.sort(key=lambda point: (point.load, order[point.party], point.round))
+    return baseline, points
 
 
 def main() -> int:
@@ -158,11 +159,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one round of few requests: a try")
     parser.add_argument("--append-to", type=Path, help="add the page to this file as well")
     options = parser.parse_args()
-    wanted = LiveSettings(PARTIES)
+    settings = LiveSettings(PARTIES)
     if options.quick:
-        wanted = replace(wanted, rounds=1, count=12, loads=(0.5, 1.5), steps=(4, 8))
+        settings = replace(settings, rounds=1, count=12, loads=(0.5, 1.5), steps=(4, 8))
     try:
-        text = page(wanted, *asyncio.run(measure(wanted)))
+        text = page(settings, *asyncio.run(measure(settings)))
     except (CarpoolError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -50,9 +50,9 @@ class LiveSettings:
 
     def arrivals(self, load: float, rate_qps: float, number: int) -> list[Arrival]:
         """The arrivals of a round: the same requests in every round, at other times."""
-        when, (_, what) = generators(number)[0], generators(0)
+        when, (_, rng) = generators(number)[0], generators(0)
         count = max(1, round(self.count * load / max(self.loads)))
-        return plan(bursts(rate_qps, when, size=1), self.mix, what, count=count)
+        return plan(bursts(rate_qps, when, size=1), self.mix, rng, count=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +86,18 @@ class Album:
 
     def __init__(self, client: LoadClient) -> None:
         self._client = client
-        self._kept: dict[int, str] = {}
+        self._pictures: dict[int, str] = {}
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        told = await self._client.ask(body)
-        self._kept[body["seed"]] = told["data"][0]["b64_json"]
-        return told
+        answer = await self._client.ask(body)
+        self._pictures[body["seed"]] = answer["data"][0]["b64_json"]
+        return answer
 
     def pictures(self) -> dict[int, Image.Image]:
         """By seed."""
         return {
             seed: Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB")
-            for seed, text in self._kept.items()
+            for seed, text in self._pictures.items()
         }
 
 
@@ -105,30 +105,30 @@ def _client(url: str) -> LoadClient:
     return LoadClient(url, "text-to-image", api_key="none", timeout_s=600.0)
 
 
-async def reference(wanted: LiveSettings, cache: Path) -> Reference:
+async def reference(settings: LiveSettings, cache: Path) -> Reference:
     """Measure capacity and solo latencies, and draw every picture with plain diffusers."""
-    everything = wanted.arrivals(max(wanted.loads), inf, 0)
+    all_arrivals = settings.arrivals(max(settings.loads), inf, 0)
     async with running(LOCKED, cache) as url, _client(url) as client:
         album = Album(client)
-        solo = await warm_up(samples(everything), client.ask, rounds=3)
-        outcomes = await run(everything, album.ask, max_concurrency=1, is_closed=True)
+        solo = await warm_up(samples(all_arrivals), client.ask, rounds=3)
+        outcomes = await run(all_arrivals, album.ask, max_concurrency=1, is_closed=True)
     return Reference(summarise(outcomes, {}).throughput_qps, solo, album.pictures())
 
 
 async def visit(
-    party: Party, number: int, wanted: LiveSettings, known: Reference, cache: Path
+    party: Party, number: int, settings: LiveSettings, baseline: Reference, cache: Path
 ) -> list[LivePoint]:
     """Start a server, warm it up, and put it under every load."""
     async with running(party, cache) as url, _client(url) as client:
-        warm = wanted.arrivals(max(wanted.loads), inf, number)[:WARMUP]
+        warm = settings.arrivals(max(settings.loads), inf, number)[:WARMUP]
         await run(warm, client.ask)
         points = []
-        for load in wanted.loads:
-            arrivals = wanted.arrivals(load, load * known.capacity_qps, number)
+        for load in settings.loads:
+            arrivals = settings.arrivals(load, load * baseline.capacity_qps, number)
             album, before = Album(client), await client.statistics()
-            outcomes = with_slo(await run(arrivals, album.ask), known.solo, SLO_SCALE)
+            outcomes = with_slo(await run(arrivals, album.ask), baseline.solo, SLO_SCALE)
             after = await client.statistics()
-            shares = judged(arrivals, album.pictures(), known.pictures)
+            shares = judged(arrivals, album.pictures(), baseline.pictures)
             points.append(
                 LivePoint(party, load, number, arrivals, outcomes, summarise(outcomes, {}), *shares,
                       before, after)
@@ -138,7 +138,7 @@ async def visit(
 
 def judged(
     arrivals: Sequence[Arrival],
-    drawn: Mapping[int, Image.Image],
+    pictures: Mapping[int, Image.Image],
     plain: Mapping[int, Image.Image],
 ) -> tuple[float, float, float]:
     """Shares of pictures that are right, of plain diffusers' that are, and of those alike.
@@ -151,16 +151,16 @@ def judged(
     for arrival in arrivals:
         prompt, seed = arrival.body["prompt"], arrival.body["seed"]
         plain_right += shows(plain[seed], prompt)
-        if seed in drawn:
-            right += shows(drawn[seed], prompt)
-            alike += gap(drawn[seed], plain[seed]) <= ALIKE
+        if seed in pictures:
+            right += shows(pictures[seed], prompt)
+            alike += gap(pictures[seed], plain[seed]) <= ALIKE
     count = len(arrivals)
     return right / count, plain_right / count, alike / count
 
 
-def gap(left: Image.Image, right: Image.Image) -> int:
+def gap(first: Image.Image, second: Image.Image) -> int:
     """The largest difference between two pictures, 0-255."""
-    bands = ImageChops.difference(left, right).getextrema()
+    bands = ImageChops.difference(first, second).getextrema()
     return max(int(high) for _, high in bands)  # type: ignore[misc]
 
 

@@ -75,7 +75,7 @@ def with_peft(model: Any) -> Any:
 
 def taken_from(model: Any) -> dict[str, dict[tuple[str, str], Part]]:
     """The adapters that PEFT has in a model, as ours."""
-    layers = [(path, one) for path, one in model.named_modules() if isinstance(one, LoraLayer)]
+    layers = [(path, part) for path, part in model.named_modules() if isinstance(part, LoraLayer)]
     return {
         name: {
             ("transformer", path): Part(
@@ -105,13 +105,13 @@ def peft_rows(model: Any, names: Sequence[str]) -> Iterator[None]:
 
 
 def ways(
-    plain: Any, peft: Any, given: dict[str, Tensor]
+    plain: Any, peft: Any, inputs: dict[str, Tensor]
 ) -> dict[str, tuple[str, Callable[[], Tensor]]]:
     """Every way of running the eight rows, after the way whose output it must have."""
 
     def run(model: Any, rows: slice = slice(None)) -> Tensor:
-        some = {n: v if n.endswith("_ids") else v[rows] for n, v in given.items()}
-        answer: Tensor = model(**some, return_dict=False)[0]
+        part = {n: v if n.endswith("_ids") else v[rows] for n, v in inputs.items()}
+        answer: Tensor = model(**part, return_dict=False)[0]
         return answer
 
     pipe: Any = SimpleNamespace(transformer=plain)
@@ -149,8 +149,8 @@ def ways(
     }
 
 
-def table(name: str, plain: Any, peft: Any, given: dict[str, Tensor], turns: int) -> str:
-    todo = ways(plain, peft, given)
+def table(name: str, plain: Any, peft: Any, inputs: dict[str, Tensor], turns: int) -> str:
+    todo = ways(plain, peft, inputs)
     times: dict[str, list[float]] = {way: [] for way in todo}
     answers: dict[str, Tensor] = {}
     for turn in range(turns + 1):
@@ -160,10 +160,11 @@ def table(name: str, plain: Any, peft: Any, given: dict[str, Tensor], turns: int
             if turn:  # the first warms up
                 times[way].append(time.perf_counter() - began_s)
     lines = [f"| {name} | ms | of the first |", "| --- | ---: | ---: |"]
-    for way, (same, _) in todo.items():
-        if same:
-            far = float((answers[way] - answers[same]).abs().max() / answers[same].abs().max())
-            assert far < 1e-4, f"{way} differs from {same} by {far:.1e}"
+    for way, (baseline, _) in todo.items():
+        if baseline:
+            expected = answers[baseline]
+            far = float((answers[way] - expected).abs().max() / expected.abs().max())
+            assert far < 1e-4, f"{way} differs from {baseline} by {far:.1e}"
         first = times["no adapter registered"]
         ratio = statistics.median(a / b for a, b in zip(times[way], first, strict=True))
         lines.append(f"| {way} | {statistics.median(times[way]) * 1e3:.1f} | {ratio:.2f} |")

@@ -35,7 +35,7 @@ def row(model: str, dtype: str) -> list[str]:
         carpool.Request(f"{n} red circle", seed=n, num_inference_steps=4 + n % 3, output_type="np")
         for n in range(REQUESTS)
     ]
-    most = dict.fromkeys(MODES, 0.0)
+    gaps = dict.fromkeys(MODES, 0.0)
     seconds: dict[Numerics, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     with ExitStack() as stack:
         engines = {
@@ -46,7 +46,7 @@ def row(model: str, dtype: str) -> list[str]:
             for mode, engine in engines.items():
                 gap, *took = one_round(engine, requests)
                 if i >= 0:
-                    most[mode] = max(most[mode], gap)
+                    gaps[mode] = max(gaps[mode], gap)
                     seconds[mode].append((took[0], took[1]))
     price = statistics.median(
         exact / fast
@@ -58,9 +58,9 @@ def row(model: str, dtype: str) -> list[str]:
             f"{statistics.median(column) / REQUESTS * 1e3:.0f}"
             for column in zip(*seconds[mode], strict=True)
         )
-        said = f"{price:.2f}x fast" if mode == "exact" else ""
+        times = f"{price:.2f}x fast" if mode == "exact" else ""
         lines.append(
-            f"| {model} | {dtype} | {mode} | {most[mode]:.1e} | {alone} | {together} | {said} |"
+            f"| {model} | {dtype} | {mode} | {gaps[mode]:.1e} | {alone} | {together} | {times} |"
         )
     return lines
 
@@ -70,13 +70,13 @@ def one_round(
 ) -> tuple[float, float, float]:
     """The largest difference; seconds of all requests one after another, and together."""
     began_s = time.process_time()
-    alone = [pixels(engine.generate([one])[0]) for one in requests]
+    alone = [pixels(engine.generate([request])[0]) for request in requests]
     between_s = time.process_time()
-    together = [pixels(one) for one in engine.generate(requests)]
+    together = [pixels(output) for output in engine.generate(requests)]
     ended_s = time.process_time()
     pairs = zip(alone, together, strict=True)
-    most = max(float(np.abs(one - other).max()) for one, other in pairs)
-    return most, between_s - began_s, ended_s - between_s
+    gap = max(float(np.abs(a - b).max()) for a, b in pairs)
+    return gap, between_s - began_s, ended_s - between_s
 
 
 def pixels(output: Any) -> Any:

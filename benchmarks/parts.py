@@ -102,7 +102,7 @@ class Parts:
 
 def of_a_server(picture: Image.Image, request: CheckedRequest, steps: int) -> dict[str, float]:
     """CPU seconds that a request takes in a server beside the engine's: each by itself."""
-    done = protocol.Done(
+    message = protocol.Done(
         request.request_id,
         request.seed,
         [protocol.Picture(picture.width, picture.height, picture.tobytes())],
@@ -116,7 +116,7 @@ def of_a_server(picture: Image.Image, request: CheckedRequest, steps: int) -> di
         protocol.decode_to_worker(protocol.encode(submit)[protocol.LENGTH.size :])
         for _ in range(steps):
             protocol.decode_to_front(protocol.encode(progress)[protocol.LENGTH.size :])
-        protocol.decode_to_front(protocol.encode(done)[protocol.LENGTH.size :])
+        protocol.decode_to_front(protocol.encode(message)[protocol.LENGTH.size :])
 
     return {
         "transport: messages between front and worker": _best(transport),
@@ -128,9 +128,9 @@ def of_a_server(picture: Image.Image, request: CheckedRequest, steps: int) -> di
 
 def _best(work: Callable[[], object], times: int = 50) -> float:
     """The least CPU seconds of several runs."""
-    seen = []
+    durations = []
     for _ in range(times):
         began_s = time.thread_time()
         work()
-        seen.append(time.thread_time() - began_s)
-    return min(seen)
+        durations.append(time.thread_time() - began_s)
+    return min(durations)

@@ -62,8 +62,9 @@ def calls_of_a_step() -> Counter[str]:
 
     With costs and tables that are known well. Comprehensions are no functions.
     """
-    settings, root, few, many = EngineSettings(device="cpu"), Path(carpool.__file__).parent, 20, 84
-    calls = {few: Counter[str](), many: Counter[str]()}
+    settings, root = EngineSettings(device="cpu"), Path(carpool.__file__).parent
+    short, long = 20, 84
+    calls = {short: Counter[str](), long: Counter[str]()}
     ticks = itertools.count()
     for steps, counter in calls.items():
         engine = EngineCore(
@@ -79,7 +80,7 @@ def calls_of_a_step() -> Counter[str]:
                     counter[f"{path.relative_to(root)}:{code.co_qualname}"] += 1
 
         engine.enter()
-        for is_counted, its_steps in ((False, few), (True, steps)):
+        for is_counted, its_steps in ((False, short), (True, steps)):
             request = Request("a red circle", width=64, height=64, num_inference_steps=its_steps)
             engine.submit(check(engine.loaded.card, request), Nobody())
             sys.setprofile(count if is_counted else None)
@@ -87,9 +88,10 @@ def calls_of_a_step() -> Counter[str]:
                 pass
             sys.setprofile(None)
         engine.leave()
-    more = calls[many]
-    more.subtract(calls[few])
-    return Counter({name: round(n * 1000 / (many - few)) for name, n in more.items() if n > 0})
+    difference = calls[long]
+    difference.subtract(calls[short])
+    steps = long - short
+    return Counter({name: round(n * 1000 / steps) for name, n in difference.items() if n > 0})
 
 
 def loop_ms(requests: int = 16) -> float:
@@ -119,11 +121,11 @@ def main() -> None:
     calls = [parked(number) for number in range(1, options.parked + 1)]
     first = options.parked + 1
     line = [QueuedRequest(n, 0.001 * n, 0.4, 0.4) for n in range(first, first + options.queued)]
-    for what, work in {
+    for label, work in {
         f"choose(), {options.parked} parked": lambda: policy.choose(calls, 4000.0, 100.0),
         f"admit(), {options.queued} queued": lambda: policy.admit(line, options.parked, 100.0),
     }.items():
-        print(f"{median_ms(work):8.3f} ms  {what}")
+        print(f"{median_ms(work):8.3f} ms  {label}")
     print(f"{loop_ms():8.3f} ms  the loop's own, a forward, 16 mixed requests")
     calls_a_step = calls_of_a_step()
     files = {name.partition(":")[0] for name, n in calls_a_step.items() if n >= OFTEN}

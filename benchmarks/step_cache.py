@@ -50,23 +50,23 @@ def play(
     model: str, captions: Sequence[str], is_right: Callable[[carpool.Output, str], bool]
 ) -> dict[float, Seen]:
     """All captions through all thresholds, in rounds of `CLIENTS`."""
-    seen = {threshold: Seen() for threshold in THRESHOLDS}
+    results = {threshold: Seen() for threshold in THRESHOLDS}
     with (
         tempfile.TemporaryDirectory() as made_here,
         carpool.load(model, max_running=CLIENTS, cost_table=f"{made_here}/costs.json") as engine,
     ):
         engine.generate(requests(captions[:CLIENTS], 0, 0.0))  # first runs of every width
         for start in range(0, len(captions), CLIENTS):
-            some = captions[start : start + CLIENTS]
-            for threshold, one in seen.items():
-                asked = requests(some, start, threshold)
+            batch = captions[start : start + CLIENTS]
+            for threshold, result in results.items():
+                jobs = requests(batch, start, threshold)
                 began_s = time.process_time()
-                made = engine.generate(asked)
-                one.cpu_s.append(time.process_time() - began_s)
-                one.steps += sum(request.parameters["num_inference_steps"] for request in asked)
-                one.skipped += sum(output.skipped_steps for output in made)
-                one.right += [is_right(*pair) for pair in zip(made, some, strict=True)]
-    return seen
+                outputs = engine.generate(jobs)
+                result.cpu_s.append(time.process_time() - began_s)
+                result.steps += sum(request.parameters["num_inference_steps"] for request in jobs)
+                result.skipped += sum(output.skipped_steps for output in outputs)
+                result.right += [is_right(*pair) for pair in zip(outputs, batch, strict=True)]
+    return results
 
 
 def requests(captions: Sequence[str], start: int, threshold: float) -> list[carpool.Request]:
@@ -79,14 +79,14 @@ def requests(captions: Sequence[str], start: int, threshold: float) -> list[carp
     ]  # fmt: skip
 
 
-def table(seen: dict[float, Seen]) -> str:
+def table(results: dict[float, Seen]) -> str:
     lines = ["| `step_cache` | fewer forwards | right | done |", "| --- | --- | --- | --- |"]
-    for threshold, one in seen.items():
-        fewer = one.steps / (one.steps - one.skipped)
-        share = 100 * sum(one.right) / len(one.right)
-        pairs = zip(seen[0.0].cpu_s, one.cpu_s, strict=True)
-        done = statistics.median(plain / ours for plain, ours in pairs)
-        lines.append(f"| {threshold:g} | {fewer:.2f}x | {share:.1f} % | {done:.2f}x |")
+    for threshold, result in results.items():
+        ratio = result.steps / (result.steps - result.skipped)
+        share = 100 * sum(result.right) / len(result.right)
+        pairs = zip(results[0.0].cpu_s, result.cpu_s, strict=True)
+        speedup = statistics.median(plain / carpool_s for plain, carpool_s in pairs)
+        lines.append(f"| {threshold:g} | {ratio:.2f}x | {share:.1f} % | {speedup:.2f}x |")
     return "\n".join(lines)
 
 
@@ -94,13 +94,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)  # of 16; 55 captions of clips are held out
     parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
-    count = given.rounds * CLIENTS
+    options = parser.parse_args()
+    count = options.rounds * CLIENTS
     cpu = next(
         (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines()
          if line.startswith("model name")), platform.processor(),
     )  # fmt: skip
-    parts = [HEAD.format(rounds=given.rounds, steps=f"{STEPS[0]} to {STEPS[-1]}",
+    parts = [HEAD.format(rounds=options.rounds, steps=f"{STEPS[0]} to {STEPS[-1]}",
                          machine=f"one thread of {cpu}")]  # fmt: skip
 
     def picture(output: Any, caption: str) -> bool:
@@ -115,8 +115,8 @@ def main() -> None:
     ):
         parts += [f"## `{model}`", "", table(play(model, captions, is_right)), ""]
         print("\n".join(parts[-3:]), flush=True)
-    if given.output:
-        given.output.write_text("\n".join(parts))
+    if options.output:
+        options.output.write_text("\n".join(parts))
 
 
 if __name__ == "__main__":

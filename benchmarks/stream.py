@@ -86,16 +86,16 @@ def call(side: int, rows: int) -> dict[str, Any]:
 
 def _row(fused: dict[str, Any], number: int) -> dict[str, Any]:
     """The arguments of one of the requests of a forward."""
-    own = {"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"}
-    return {n: v[number : number + 1] if n in own else v for n, v in fused.items()}
+    own_names = {"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"}
+    return {n: v[number : number + 1] if n in own_names else v for n, v in fused.items()}
 
 
 def ways(folder: Path) -> Iterator[tuple[Way, Callable[[float], None]]]:
     """Each way, and what sets the bandwidth of its bus."""
     fused = [call(side, rows) for side, rows in SIDES.items()]
-    single = [_row(one, i) for one in fused for i in range(len(one["timestep"]))]
+    single = [_row(kwargs, i) for kwargs in fused for i in range(len(kwargs["timestep"]))]
 
-    for name, calls, is_shared, kept in (
+    for name, calls, is_shared, share in (
         ("one sweep for all", fused, True, 0.0),
         ("one sweep for all, 40 % stays", fused, True, 0.4),
         ("one sweep for each size", fused, False, 0.0),
@@ -103,7 +103,8 @@ def ways(folder: Path) -> Iterator[tuple[Way, Callable[[float], None]]]:
     ):
         model = transformer()
         bus = HeldBus(DiskStore(folder, 1), CPU)
-        streamer = Streamer({"transformer": model}, {"transformer": _chosen(model, kept)}, CPU, bus)
+        places = {"transformer": _chosen(model, share)}
+        streamer = Streamer({"transformer": model}, places, CPU, bus)
         sweeps = Sweeps(streamer, Adapters(object(), CPU), time.monotonic)
         n_bytes = streamer.bytes_of("transformer")
         run = _runner(sweeps, model, calls, is_shared)
@@ -111,13 +112,13 @@ def ways(folder: Path) -> Iterator[tuple[Way, Callable[[float], None]]]:
     yield _diffusers(folder / "groups", single)
 
 
-def _chosen(model: Any, kept: float) -> list[str]:
+def _chosen(model: Any, share: float) -> list[str]:
     """Paths of blocks that are streamed where a part of their bytes may stay."""
     [component] = components_of({"transformer": model})
     sizes = component.blocks_bytes
-    if not kept:
+    if not share:
         return list(blocks_of(model))
-    budget = component.fixed_bytes + int(kept * sum(sizes)) + SLOTS * max(sizes)
+    budget = component.fixed_bytes + int(share * sum(sizes)) + SLOTS * max(sizes)
     streamed = plan([component], "auto", budget).streamed["transformer"]
     return [path for i, path in enumerate(blocks_of(model)) if i in streamed]
 
@@ -128,11 +129,11 @@ def _runner(
     calls: Sequence[dict[str, Any]],
     is_shared: bool,
 ) -> Callable[[], list[Tensor]]:
-    bodies = [lambda one=one: model(**one)[0] for one in calls]
+    bodies = [lambda kwargs=kwargs: model(**kwargs)[0] for kwargs in calls]
     sets = [bodies] if is_shared else [[body] for body in bodies]
 
     def run() -> list[Tensor]:
-        return [answer for one in sets for answer in sweeps.run(one)]
+        return [answer for sweep in sets for answer in sweeps.run(sweep)]
 
     return run
 
@@ -155,10 +156,10 @@ def _diffusers(
         hook = registry.get_hook("group_offloading") if registry is not None else None
         if isinstance(hook, GroupOffloadingHook) and id(part) in blocks:
             hook.group.onload_ = _held(hook.group, part, speed, moved)
-    n_bytes = sum(weight.nbytes for one in blocks_of(model).values() for weight in one.parameters())
+    n_bytes = sum(w.nbytes for part in blocks_of(model).values() for w in part.parameters())
 
     def run() -> list[Tensor]:
-        return [model(**one)[0] for one in calls]
+        return [model(**kwargs)[0] for kwargs in calls]
 
     way = Way("diffusers, one by one", run, lambda: moved[0], n_bytes)
     return way, lambda bytes_per_s: speed.__setitem__(0, bytes_per_s)
@@ -190,15 +191,15 @@ def measure(rounds: int) -> Iterator[str]:
         return time.monotonic() - began_s, answers
 
     def together() -> list[Tensor]:
-        return [resident(**one)[0] for one in fused]
+        return [resident(**kwargs)[0] for kwargs in fused]
 
     expected = timed(together)[1]
     with tempfile.TemporaryDirectory() as folder:
-        made = list(ways(Path(folder)))
-        for way, _ in made:
+        ways_here = list(ways(Path(folder)))
+        for way, _ in ways_here:
             rows = [row for answer in way.run() for row in answer]  # warm; and right
-            wanted = [row for answer in expected for row in answer]
-            close = [torch.allclose(*pair, atol=1e-5) for pair in zip(rows, wanted, strict=True)]
+            targets = [row for answer in expected for row in answer]
+            close = [torch.allclose(*pair, atol=1e-5) for pair in zip(rows, targets, strict=True)]
             if not all(close):
                 raise SystemExit(f"{way.name} gives other answers than resident weights")
         yield f"Blocks of {n_bytes / 2**20:.0f} MiB, {STEPS} request-steps, three sizes; medians"
@@ -207,9 +208,9 @@ def measure(rounds: int) -> Iterator[str]:
         yield "| copying once | way | seconds | steps/s | of the bound | MiB a request-step |"
         yield "| --- | --- | ---: | ---: | ---: | ---: |"
         for share in SHARES:
-            found: dict[str, list[tuple[float, float, float]]] = {}
+            samples: dict[str, list[tuple[float, float, float]]] = {}
             for _ in range(rounds):
-                for way, set_speed in made:
+                for way, set_speed in ways_here:
                     compute_s = timed(together)[0]
                     stream_s = share * compute_s
                     set_speed(way.streamed_bytes / stream_s)
@@ -221,9 +222,9 @@ def measure(rounds: int) -> Iterator[str]:
                     bound = max(stream_s, compute_s) / seconds
                     moved = (way.moved() - before) / STEPS / turns
                     way.settle()
-                    found.setdefault(way.name, []).append((seconds, bound, moved))
-            for name, several in found.items():
-                seconds, bound, moved = map(statistics.median, zip(*several, strict=True))
+                    samples.setdefault(way.name, []).append((seconds, bound, moved))
+            for name, runs in samples.items():
+                seconds, bound, moved = map(statistics.median, zip(*runs, strict=True))
                 yield (
                     f"| {share:g} x computing | {name} | {seconds:.2f} | {STEPS / seconds:.2f} "
                     f"| {bound:.2f} | {moved / 2**20:.1f} |"

@@ -28,7 +28,7 @@ MODELS = {
     "Qwen-Image": [340] * 60,
 }
 """Millions of weights of each block."""
-KEPT = (0.0, 0.2, 0.5)  # of the weights, on the device
+RESIDENT = (0.0, 0.2, 0.5)  # of the weights, on the device
 SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of computing: copying what is streamed once
 BLOCK_S = 0.02  # that a block computes
 BETWEEN = 0.02  # of computing a sweep: what fibers take
@@ -68,44 +68,44 @@ def measure(folder: Path) -> Iterator[str]:
     yield "| model | weights that stay | copying: of computing | of the bound | bus busy |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name, sizes in MODELS.items():
-        for kept in KEPT:
+        for resident in RESIDENT:
             for share in SHARES:
-                seconds, stream_s, compute_s = _sweep_s(sizes, kept, share, folder)
+                seconds, stream_s, compute_s = _sweep_s(sizes, resident, share, folder)
                 bound = max(stream_s, (1 + BETWEEN) * compute_s) / seconds
                 yield (
-                    f"| {name} | {100 * kept:.0f} % | {share:g} | {bound:.2f} "
+                    f"| {name} | {100 * resident:.0f} % | {share:g} | {bound:.2f} "
                     f"| {stream_s / seconds:.0%} |"
                 )
 
 
 def _sweep_s(
-    sizes: Sequence[int], kept: float, share: float, folder: Path
+    sizes: Sequence[int], resident: float, share: float, folder: Path
 ) -> tuple[float, float, float]:
     """Seconds of a sweep, of its copies, and of its computing by itself."""
     model, x = Model(sizes), torch.ones(1)
     before_s = _resident_s(model, x)
     block_bytes = [block.weight.nbytes for block in model.blocks]
-    chosen: Any = range(len(sizes))
-    if kept:
-        budget = int(kept * sum(block_bytes)) + SLOTS * max(block_bytes)
+    streamed: Any = range(len(sizes))
+    if resident:
+        budget = int(resident * sum(block_bytes)) + SLOTS * max(block_bytes)
         component = Component("transformer", 0, tuple(block_bytes), is_denoiser=True)
-        chosen = plan([component], "auto", budget).streamed["transformer"]
-    paths = [path for i, path in enumerate(blocks_of(model)) if i in chosen]
+        streamed = plan([component], "auto", budget).streamed["transformer"]
+    paths = [path for i, path in enumerate(blocks_of(model)) if i in streamed]
     bus = HeldBus(DiskStore(folder, 1), CPU)
     streamer = Streamer({"transformer": model}, {"transformer": paths}, CPU, bus)
     stream_s = share * before_s
     bus.hold_to(streamer.bytes_of("transformer") / stream_s)
-    taken = []
+    durations = []
     try:
         for _ in range(SWEEPS + 1):
             began_s = time.monotonic()
             if not model(x).isfinite().all():
                 raise SystemExit("a block computed before its weights were there")
             time.sleep(BETWEEN * before_s)
-            taken.append(time.monotonic() - began_s)
+            durations.append(time.monotonic() - began_s)
     finally:
         streamer.remove()
-    return statistics.median(taken[1:]), stream_s, (before_s + _resident_s(model, x)) / 2
+    return statistics.median(durations[1:]), stream_s, (before_s + _resident_s(model, x)) / 2
 
 
 def _resident_s(model: Model, x: Tensor) -> float:

@@ -128,8 +128,8 @@ def main() -> None:
         until(engine, answers)
         seconds.append((plain_s, time.process_time() - began_s))
         ratios.append(plain_s / seconds[-1][1])
-        written = [f.requests for f in forwards if f.component == "text_encoder"]
-        widths.append(sum(written) / len(written))
+        widths_of_texts = [f.requests for f in forwards if f.component == "text_encoder"]
+        widths.append(sum(widths_of_texts) / len(widths_of_texts))
         for answer, text in zip(answers, texts, strict=True):
             assert answer.outcome is not None
             assert torch.equal(answer.outcome.fields["text"], text)

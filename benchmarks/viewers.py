@@ -30,7 +30,7 @@ from carpool.worker.startup import PROCESS_NAME
 
 ENDPOINT = "/v1/images/generations"
 VIEWERS = 10
-DRAWN = {"prompt": "a red circle", "n": 8, "num_inference_steps": 28}
+BODY = {"prompt": "a red circle", "n": 8, "num_inference_steps": 28}
 AT_ONCE, REQUESTS = 3, 6  # HTTP requests of eight pictures: 24 run at a time
 
 
@@ -44,8 +44,8 @@ class Server:
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.front.stdout is not None
-        said = iter(self.front.stdout)
-        self.url = next(m[0] for line in said if (m := re.search(r"http://[0-9.]+:\d+", line)))
+        lines = iter(self.front.stdout)
+        self.url = next(m[0] for line in lines if (m := re.search(r"http://[0-9.]+:\d+", line)))
         [self.worker] = [pid for pid in descendants(self.front.pid) if name_of(pid) == PROCESS_NAME]
 
     def __enter__(self) -> "Server":
@@ -76,18 +76,18 @@ def used_s(pid: int) -> float:
     Of threads that are there: those of a server stay. `/proc/PID/stat` counts ticks of 10 ms.
     """
     threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def draw(server: Server) -> None:
     """Draw one turn's pictures."""
-    left = list(range(REQUESTS))
+    seeds = list(range(REQUESTS))
 
     def work() -> None:
         with server.client() as client:
-            while left:
-                seed = left.pop()
-                answer = client.post(ENDPOINT, json={**DRAWN, "seed": 100 * seed})
+            while seeds:
+                seed = seeds.pop()
+                answer = client.post(ENDPOINT, json={**BODY, "seed": 100 * seed})
                 assert answer.status_code == 200, answer.text
 
     threads = [threading.Thread(target=work) for _ in range(AT_ONCE)]
@@ -138,7 +138,7 @@ def parts() -> float:
         request_id=timeline.request_id,
     )  # fmt: skip
     log = ActivityLog()
-    sent: list[bytes] = []
+    messages: list[bytes] = []
     sender = ActivitySender(
         log,
         lambda: snapshot(1.0, [state] * 32, [state] * 1000, [1.0] * 1000, slowdown=1.0),
@@ -155,12 +155,12 @@ def parts() -> float:
         noted_s = time.thread_time()
         message = sender.read()
         assert message is not None
-        sent.append(protocol.encode(message))
+        messages.append(protocol.encode(message))
         noting.append(noted_s - began_s)
         reading.append(time.thread_time() - noted_s)
     note_s, read_s = statistics.median(noting), statistics.median(reading)
     print(f"the engine's thread: {1e6 * note_s / forwards:.1f} us a forward")
-    print(f"another thread: {1e3 * read_s:.2f} ms every {INTERVAL_S:g} s, {len(sent[0])} bytes")
+    print(f"another thread: {1e3 * read_s:.2f} ms every {INTERVAL_S:g} s, {len(messages[0])} bytes")
     return (note_s + read_s) / INTERVAL_S
 
 
@@ -171,32 +171,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Server(folder) as server:
         worker, front = server.worker, server.front.pid
         draw(server)  # widths and kernels are chosen
-        found: dict[str, list[tuple[float, float]]] = {"nobody": [], "ten": []}
+        turns_s: dict[str, list[tuple[float, float]]] = {"nobody": [], "ten": []}
         took_s: list[float] = []  # with viewers
-        sent = 0
+        n_bytes = 0
         for turn in range(2 * rounds):
             watched = ("nobody", "ten")[(turn + turn // 2) % 2]  # ABBA: a drift favours neither
             viewers = Viewers(server) if watched == "ten" else None
             before, began_s = (used_s(worker), used_s(front)), time.monotonic()
             draw(server)
-            found[watched].append((used_s(worker) - before[0], used_s(front) - before[1]))
+            turns_s[watched].append((used_s(worker) - before[0], used_s(front) - before[1]))
             if viewers is not None:
-                sent = viewers.bytes
+                n_bytes = viewers.bytes
                 viewers.close()
                 took_s.append(time.monotonic() - began_s)
-    pictures = REQUESTS * DRAWN["n"]  # type: ignore[operator]
+    pictures = REQUESTS * BODY["n"]  # type: ignore[operator]
     print(f"{pictures} pictures a turn, {rounds} turns each; CPU seconds, medians")
     print(f"{'watched by':12}{'worker':>10}{'front':>10}")
     middle = {}
-    for name, turns in found.items():
-        middle[name] = [statistics.median(one[i] for one in turns) for i in (0, 1)]
+    for name, turns in turns_s.items():
+        middle[name] = [statistics.median(times[i] for times in turns) for i in (0, 1)]
         print(f"{name:12}{middle[name][0]:10.2f}{middle[name][1]:10.2f}")
-    more = [ten - none for none, ten in zip(middle["nobody"], middle["ten"], strict=True)]
-    share = more[0] / middle["nobody"][0]
-    print(f"the worker, which limits throughput, uses {share:+.2%}; the front {more[1]:+.2f} s")
-    print(f"{sent / VIEWERS / 1000:.0f} kB to each viewer in a turn")
+    extra_s = [ten - alone for alone, ten in zip(middle["nobody"], middle["ten"], strict=True)]
+    share = extra_s[0] / middle["nobody"][0]
+    print(f"the worker, which limits throughput, uses {share:+.2%}; the front {extra_s[1]:+.2f} s")
+    print(f"{n_bytes / VIEWERS / 1000:.0f} kB to each viewer in a turn")
     part = parts()
-    sending = more[1] / statistics.median(took_s)
+    sending = extra_s[1] / statistics.median(took_s)
     print(f"ten viewers take {part + sending:.2%} of one processor while they watch:")
     print(f"  {part:.2%} in the worker, which uses a whole one, and {sending:.2%} in the front")
 

@@ -77,23 +77,23 @@ class Attacker:
         """Send bytes on a connection of its own; gives what comes until it is silent."""
         parts = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        heard = b""
+        reply = b""
         try:
             writer.write(data)
             await writer.drain()
             while piece := await asyncio.wait_for(reader.read(1 << 16), wait_s):
-                heard += piece
+                reply += piece
         except (TimeoutError, ConnectionError):
             pass
         finally:
             writer.close()
-        return heard
+        return reply
 
     def head(self, path: str = GENERATIONS, *lines: str, method: str = "POST") -> bytes:
         """The head of a request with further header lines."""
-        known = [f"authorization: Bearer {self.key}"] if self.key else []
-        all_ = [f"{method} {path} HTTP/1.1", f"host: {self.host}", *known, *lines, "", ""]
-        return "\r\n".join(all_).encode()
+        auth = [f"authorization: Bearer {self.key}"] if self.key else []
+        all_lines = [f"{method} {path} HTTP/1.1", f"host: {self.host}", *auth, *lines, "", ""]
+        return "\r\n".join(all_lines).encode()
 
 
 Attack = Callable[[Attacker], Awaitable[None]]
@@ -127,8 +127,8 @@ async def _together(jobs: Iterator[Awaitable[object]], at_once: int) -> None:
     await asyncio.gather(*(work() for _ in range(at_once)))
 
 
-def _answers(heard: bytes) -> int:
-    return heard.count(b"HTTP/1.1 ")
+def _answers(reply: bytes) -> int:
+    return reply.count(b"HTTP/1.1 ")
 
 
 # Framing
@@ -163,10 +163,10 @@ def requests_in_bodies() -> Attack:
 
     async def run(me: Attacker) -> None:
         for name, (lines, body) in cases.items():
-            heard = await me.raw(me.head(GENERATIONS, "content-type: application/json", *lines)
+            reply = await me.raw(me.head(GENERATIONS, "content-type: application/json", *lines)
                                  + body)  # fmt: skip
-            me.answers[f"{name}: {_answers(heard)} answers"] += 1
-            if _answers(heard) > 1 or b'"object":"list"' in heard:
+            me.answers[f"{name}: {_answers(reply)} answers"] += 1
+            if _answers(reply) > 1 or b'"object":"list"' in reply:
                 me.wrong.append(f"{name}: the body was read as a request")
 
     return run
@@ -181,20 +181,20 @@ def endless_trailers() -> Attack:
         head = me.head(GENERATIONS, "transfer-encoding: chunked", "content-type: application/json")
         parts = urlsplit(me.url)
         _reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-        sent = 0
+        count = 0
         try:
             writer.write(head + b"2\r\n{}\r\n0\r\n")
             for _ in range(48):  # 55 MB
                 writer.write(lines)
                 await writer.drain()
-                sent += len(lines)
+                count += len(lines)
         except ConnectionError:
             pass
         finally:
             writer.close()
-        me.answers[f"trailers: {sent >> 20} MiB went in"] += 1
-        if sent > 8 * MIB:
-            me.wrong.append(f"trailers of {sent >> 20} MiB were taken")
+        me.answers[f"trailers: {count >> 20} MiB went in"] += 1
+        if count > 8 * MIB:
+            me.wrong.append(f"trailers of {count >> 20} MiB were taken")
 
     async def run(me: Attacker) -> None:
         await asyncio.gather(*(flood(me) for _ in range(3)))
@@ -206,8 +206,8 @@ def endless_trailers() -> Attack:
             + b"%x\r\n%s\r\n0\r\nauthorization: Bearer %s\r\nx-request-id: trailer\r\n\r\n"
             % (len(body), body, me.key.encode())
         )  # fmt: skip
-        heard = await me.raw(data, wait_s=5.0)
-        if (me.key and b" 401 " not in heard[:16]) or b"x-request-id: trailer" in heard:
+        reply = await me.raw(data, wait_s=5.0)
+        if (me.key and b" 401 " not in reply[:16]) or b"x-request-id: trailer" in reply:
             me.wrong.append("a trailer counts as a header")
 
     return run
@@ -230,8 +230,8 @@ def heads_that_never_end() -> Attack:
             writer.close()
 
         async def fat() -> None:
-            heard = await me.raw(me.head() + b"a: b\r\n" * 100_000)
-            me.answers[f"fat head: {heard[9:12].decode() or 'closed'}"] += 1
+            reply = await me.raw(me.head() + b"a: b\r\n" * 100_000)
+            me.answers[f"fat head: {reply[9:12].decode() or 'closed'}"] += 1
 
         await asyncio.gather(*(slow() for _ in range(300)), *(fat() for _ in range(5)))
 
@@ -244,14 +244,14 @@ def heads_that_never_end() -> Attack:
 @attack
 def json_of_millions_of_values() -> Attack:
     """As many values, keys, digits, or levels as fit into the largest body."""
-    most = 60 * MIB
+    size = 60 * MIB
     bodies = {
-        "objects": b'{"images":[' + b"{}," * (most // 3) + b"{}]}",
-        "numbers": b'{"prompt": "a", "x": [' + b"1," * (most // 2) + b"1]}",
-        "one number": b'{"prompt": "a", "seed": ' + b"1" * most + b"}",
-        "escapes": b'{"prompt": "' + b"\\u0041" * (most // 6) + b'"}',
-        "depth": b"[" * most,
-        "keys": ("{" + ",".join(f'"k{i}":0' for i in range(4_000_000)) + "}").encode()[:most],
+        "objects": b'{"images":[' + b"{}," * (size // 3) + b"{}]}",
+        "numbers": b'{"prompt": "a", "x": [' + b"1," * (size // 2) + b"1]}",
+        "one number": b'{"prompt": "a", "seed": ' + b"1" * size + b"}",
+        "escapes": b'{"prompt": "' + b"\\u0041" * (size // 6) + b'"}',
+        "depth": b"[" * size,
+        "keys": ("{" + ",".join(f'"k{i}":0' for i in range(4_000_000)) + "}").encode()[:size],
     }
 
     async def run(me: Attacker) -> None:
@@ -294,18 +294,18 @@ def bodies_that_are_parked() -> Attack:
 @attack
 def long_texts() -> Attack:
     """Megabytes in every text of a request, and as much as is allowed ten times over."""
-    many = dict.fromkeys(("prompt_2", "negative_prompt", "user"), "x" * (MIB // 8))
-    most = "".join(chr(0x1F600 + i % 80) for i in range(32_000))
+    long_fields = dict.fromkeys(("prompt_2", "negative_prompt", "user"), "x" * (MIB // 8))
+    emoji = "".join(chr(0x1F600 + i % 80) for i in range(32_000))
 
     async def run(me: Attacker) -> None:
         draw = {"prompt": "a", "num_inference_steps": 1}
         jobs = [
             me.post(GENERATIONS, name, 400, 429, json=draw | {name: text})
-            for name, text in many.items()
+            for name, text in long_fields.items()
             for _ in range(5)
         ]
         jobs += [
-            me.post(GENERATIONS, "32,000 characters", json=draw | {"prompt": most, "n": 4})
+            me.post(GENERATIONS, "32,000 characters", json=draw | {"prompt": emoji, "n": 4})
             for _ in range(6)
         ]
         await _together(iter(jobs), 4)
@@ -320,14 +320,14 @@ def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def _png(side_px: int, depth: int, colour: int, channels: int, *more: bytes) -> bytes:
+def _png(side_px: int, depth: int, colour: int, channels: int, *chunks: bytes) -> bytes:
     """A PNG of zeros."""
     row = bytes(1 + side_px * channels * depth // 8)
     packer = zlib.compressobj(9)
     packed = b"".join(packer.compress(row) for _ in range(side_px)) + packer.flush()
     header = _chunk(b"IHDR", struct.pack(">IIBBBBB", side_px, side_px, depth, colour, 0, 0, 0))
     end = _chunk(b"IDAT", packed) + _chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(more) + end
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + end
 
 
 def _jpeg(fill_bytes: int) -> bytes:
@@ -403,8 +403,8 @@ def requests_without_a_key() -> Attack:
     """Everything that needs a key, without one: a flood of refusals."""
 
     async def run(me: Attacker) -> None:
-        nobody = Attacker(me.url, "wrong", me.http, me.answers, me.wrong)
-        jobs = (nobody.post(GENERATIONS, "wrong key", 401, json={"prompt": "a"})
+        stranger = Attacker(me.url, "wrong", me.http, me.answers, me.wrong)
+        jobs = (stranger.post(GENERATIONS, "wrong key", 401, json={"prompt": "a"})
                 for _ in range(2000))  # fmt: skip
         await _together(jobs, 8)
 
@@ -431,9 +431,10 @@ def pages_of_other_origins() -> Attack:
     async def run(me: Attacker) -> None:
         for name, headers in FOREIGN.items():
             for kind in ("application/json", "text/plain"):
-                said = {**headers, "content-type": kind}
+                fields = {**headers, "content-type": kind}
                 allowed = 400, 403, 415
-                await me.post(GENERATIONS, f"{name}, {kind}", *allowed, content=body, headers=said)
+                title = f"{name}, {kind}"
+                await me.post(GENERATIONS, title, *allowed, content=body, headers=fields)
             form = {"data": {"prompt": "a"}, "files": {"image": ("a", b"a")}}
             await me.post(EDITS, f"{name}, a form", 400, 403, headers=headers, **form)
             await me.post("/v1/jobs/x/cancel", f"{name}, cancel", 403, headers=headers)

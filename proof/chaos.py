@@ -14,7 +14,6 @@ nodes of a Ray cluster on this machine: nodes are killed and stopped, and worker
 than the front waits for them; those of a front that is killed go on with the next one.
 """
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -55,7 +54,7 @@ from proof.house import (
     start_of,
 )
 from proof.nodes import Nodes, send
-from proof.page import write_section
+from proof.page import conclude, parser_of
 from proof.tickets import EXACT, tickets
 
 CLIENTS = {"waits": 3, "streams": 2, "polls": 3, "vanishes": 2}
@@ -116,11 +115,11 @@ class Chaos:
             f"{STAMPEDE} clients vanish": self._stampede,
         }
 
-    async def strike(self, what: str) -> Struck:
+    async def strike(self, fault: str) -> Struck:
         """Break it, wait until it is ready again."""
         fault_s, self.known = now_s(), set(self.house.workers())
         is_whole = await self.house.is_whole(self.http, self.workers)
-        breaking, was_away, ready_s = asyncio.ensure_future(self._break(what, fault_s)), False, 0.0
+        breaking, was_away, ready_s = asyncio.ensure_future(self._break(fault, fault_s)), False, 0.0
         while not breaking.done():
             if not await self.house.is_ready(self.http):
                 was_away, ready_s = True, 0.0
@@ -131,19 +130,19 @@ class Chaos:
         if not await self.house.is_ready(self.http):
             was_away, ready_s = True, 0.0
         ready_s = ready_s or await self.house.ready(self.http)
-        told = what if is_whole or "stopped" not in what else STOPPED_IN_LOAD
+        name = fault if is_whole or "stopped" not in fault else STOPPED_IN_LOAD
         if not was_away:
-            return Struck(told, 0.0, 0.0)
-        if "node killed" in what:
+            return Struck(name, 0.0, 0.0)
+        if "node killed" in fault:
             began_s = start_of(self.house.workers()[-1])
-        return Struck(told, ready_s - fault_s, max(0.0, ready_s - (began_s or ready_s)))
+        return Struck(name, ready_s - fault_s, max(0.0, ready_s - (began_s or ready_s)))
 
-    async def _break(self, what: str, fault_s: float) -> float:
+    async def _break(self, fault: str, fault_s: float) -> float:
         """Break it; when what was killed began again; 0.0 where nothing was."""
-        await self.faults[what]()
-        if "node" in what or not ("killed" in what or "stopped" in what):
+        await self.faults[fault]()
+        if "node" in fault or not ("killed" in fault or "stopped" in fault):
             return 0.0
-        if self.nodes and self.kills_front(what):  # its workers live
+        if self.nodes and self.kills_front(fault):  # its workers live
             return start_of(self.house.front)
         return await self._loading_since(fault_s)
 
@@ -155,8 +154,8 @@ class Chaos:
         """
         deadline_s = now_s() + START_LIMIT_S
         while now_s() < deadline_s:
-            lost = self.buried | self.known
-            if new := [pid for pid in self.house.workers() if pid not in lost]:
+            dead = self.buried | self.known
+            if new := [pid for pid in self.house.workers() if pid not in dead]:
                 is_fresh = (importing_s := start_of(parent_of(new[-1]))) >= fault_s
                 is_forked = parent_of(new[-1]) != self.house.front
                 return importing_s if is_fresh and is_forked else start_of(new[-1])
@@ -200,8 +199,8 @@ class Chaos:
         send(pids, signal.SIGCONT)
 
     @staticmethod
-    def kills_front(what: str) -> bool:
-        return "front" in what or "both" in what
+    def kills_front(fault: str) -> bool:
+        return "front" in fault or "both" in fault
 
     async def _kill_two_workers(self) -> None:
         await self._kill_worker()
@@ -250,7 +249,7 @@ class Chaos:
 
     async def _stampede(self) -> None:
         tickets = self.rng.choices(self.clients.tickets, k=STAMPEDE)
-        await asyncio.gather(*(self.clients.vanish(one, self.rng) for one in tickets))
+        await asyncio.gather(*(self.clients.vanish(ticket, self.rng) for ticket in tickets))
 
 
 def order(faults: list[str], rng: random.Random) -> Iterator[str]:
@@ -260,7 +259,7 @@ def order(faults: list[str], rng: random.Random) -> Iterator[str]:
 
 
 async def run(
-    minutes: float, seed: int, most: int | None = None, workers: int = 1, *, on_ray: bool = False
+    minutes: float, seed: int, limit: int | None = None, workers: int = 1, *, on_ray: bool = False
 ) -> Run:
     """Break a server for so long, or so often.
 
@@ -283,7 +282,7 @@ async def run(
             flags = (*flags, *there.flags)
         house = House(folder, flags, model, fault="" if on_ray else FAULT, mark=mark)
         volume = stack.enter_context(disk(folder / "state", lambda: house.front))
-        return await _break(house, volume, minutes, seed, most, workers, there)
+        return await _break(house, volume, minutes, seed, limit, workers, there)
 
 
 async def _break(
@@ -291,7 +290,7 @@ async def _break(
     volume: Disk,
     minutes: float,
     seed: int,
-    most: int | None,
+    limit: int | None,
     workers: int,
     there: Nodes | None,
 ) -> Run:
@@ -304,9 +303,9 @@ async def _break(
         open_house(house, http),
     ):
         await house.all_ready(http, workers)
-        asked = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
+        plan = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
         silence_s = SILENCE_S if there is None else PLACING_S
-        clients = Clients(http, asked, diary, silence_s=silence_s)
+        clients = Clients(http, plan, diary, silence_s=silence_s)
         chaos = Chaos(house, volume, clients, http, rng, workers, there)
         kinds = order(list(chaos.faults), rng)
         end_s = now_s() + 60 * minutes
@@ -314,7 +313,7 @@ async def _break(
             for kind, count in CLIENTS.items():
                 for number in range(count):
                     group.create_task(clients.run(kind, number, seed))
-            while now_s() < end_s and (most is None or len(struck) < most):
+            while now_s() < end_s and (limit is None or len(struck) < limit):
                 await asyncio.sleep(rng.uniform(*CALM_S))
                 before = await _steps_again(http)
                 fault = next(kinds)  # a new front counts anew
@@ -327,7 +326,7 @@ async def _break(
         await clients.last_look()
     kind_of_disk = "a tmpfs" if volume.is_mounted else "a limit on file sizes"
     return Run(
-        minutes, seed, struck, diary, asked, left_over, kind_of_disk, workers, again,
+        minutes, seed, struck, diary, plan, left_over, kind_of_disk, workers, again,
         on_ray=there is not None,
     )  # fmt: skip
 
@@ -347,37 +346,29 @@ async def _left_over(
     """What is still there although nobody asks any more: processes, requests."""
     for _ in range(100):
         stats = (await http.get("/stats")).json()
-        held = {name: stats[name] for name in ("running", "waiting") if stats.get(name)}
+        busy = {name: stats[name] for name in ("running", "waiting") if stats.get(name)}
         # the front, the fork server and the workers belong there; a cluster has many others
         extra = len(house.workers()) if on_ray else len(house.processes()) - 2
         extra -= workers
-        if not held and extra <= 0:  # one may still be loading on another node
+        if not busy and extra <= 0:  # one may still be loading on another node
             return []
         await asyncio.sleep(0.1)
-    return [f"{extra} processes", *(f"{name}: {count}" for name, count in held.items())]
+    return [f"{extra} processes", *(f"{name}: {count}" for name, count in busy.items())]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="3: of two models, at any of which")
     parser.add_argument("--faults", type=int, help="end after so many")
     parser.add_argument("--ray", action="store_true", help="workers on two nodes of a Ray cluster")
-    parser.add_argument(
-        "--write", action="store_true", help="into docs/reliability.md, if all holds"
-    )
     options = parser.parse_args()
-    done = asyncio.run(
+    result = asyncio.run(
         run(options.minutes, options.seed, options.faults, options.workers, on_ray=options.ray)
     )
-    print(text := page(done))
-    for problem in (wrong := problems(done)):
-        print(problem, file=sys.stderr)
-    if options.write and not wrong:
-        section = "chaos-ray" if options.ray else "chaos-fleet" if options.workers > 1 else "chaos"
-        write_section(section, text)
-    return 1 if wrong else 0
+    section = "chaos-ray" if options.ray else "chaos-fleet" if options.workers > 1 else "chaos"
+    return conclude(page(result), problems(result), section if options.write else None)
 
 
 if __name__ == "__main__":

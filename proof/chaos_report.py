@@ -53,18 +53,18 @@ class Run:
 
 def page(run: Run) -> str:
     """The section of the page."""
-    found, why = run.findings, Counter[str]()
+    findings, why = run.findings, Counter[str]()
     for (_, reason), count in run.diary.again.items():
         why[reason] += count
     reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
-    several = f" --workers {run.workers}" if run.workers > 1 else ""
-    several += " --ray" if run.on_ray else ""
+    flags = f" --workers {run.workers}" if run.workers > 1 else ""
+    flags += " --ray" if run.on_ray else ""
     return f"""Made by `python -m proof.chaos --minutes {run.minutes:g} \
---seed {run.seed}{several}`.
+--seed {run.seed}{flags}`.
 Machine: {machine()}. The disk is {run.disk}.
 
-Lost: **{len(found.lost)}**. Duplicated: **{len(found.duplicated)}**. Foreign pictures: \
-**{found.foreign}**; other than drawn alone: **{found.spoiled}**. Left over in the server: \
+Lost: **{len(findings.lost)}**. Duplicated: **{len(findings.duplicated)}**. Foreign pictures: \
+**{findings.foreign}**; other than drawn alone: **{findings.spoiled}**. Left over in the server: \
 **{len(run.left_over)}**.
 
 {_endings(run)}
@@ -87,10 +87,10 @@ another node, whichever answers first.
 
 def _again(run: Run) -> str:
     """Steps that were made again, for each death."""
-    deaths = sum("killed" in one.what or "stopped" in one.what for one in run.struck)
-    each = run.steps_again / deaths if deaths else 0.0
+    deaths = sum("killed" in fault.what or "stopped" in fault.what for fault in run.struck)
+    average = run.steps_again / deaths if deaths else 0.0
     return (
-        f"Steps that were told for the second time: {run.steps_again}, {each:.1f} for each of "
+        f"Steps that were told for the second time: {run.steps_again}, {average:.1f} for each of "
         f"{deaths} deaths."
     )
 
@@ -98,46 +98,48 @@ def _again(run: Run) -> str:
 def _endings(run: Run) -> str:
     heads = ["client", "requests", "right pictures", "told that it failed", "asked again"]
     rows, verdicts = [], run.diary.verdicts(run.tickets)
-    for kind in dict.fromkeys(one.kind for one in run.diary.endings):
-        if own := [one for one in run.diary.endings if one.kind == kind]:
-            codes = Counter(one.failure for one in own if one.failure)
-            told = ", ".join(f"{count} {code}" for code, count in codes.most_common())
-            tries = sum(count for (who, _), count in run.diary.again.items() if who == kind)
-            longest = f"{max(one.took_s for one in own):.1f}"
-            rows.append([kind, len(own), verdicts[kind, "right"], told or "0", tries, longest])
+    for kind in dict.fromkeys(ending.kind for ending in run.diary.endings):
+        if endings := [ending for ending in run.diary.endings if ending.kind == kind]:
+            codes = Counter(ending.failure for ending in endings if ending.failure)
+            failures = ", ".join(f"{count} {code}" for code, count in codes.most_common())
+            tries = sum(count for (name, _), count in run.diary.again.items() if name == kind)
+            slow = f"{max(ending.took_s for ending in endings):.1f}"
+            rows.append([kind, len(endings), verdicts[kind, "right"], failures or "0", tries, slow])
     return table([*heads, "longest (s)"], rows)
 
 
 def _faults(run: Run) -> str:
     heads = ["fault", "times", "away, median (s)", "away, most (s)", "of that loading, most (s)"]
     rows = []
-    for what in dict.fromkeys(one.what for one in run.struck):
-        own = [one for one in run.struck if one.what == what]
-        away, loading = [one.away_s for one in own], [one.loading_s for one in own]
-        beyond = max(one.beyond_s for one in own)
+    for fault_name in dict.fromkeys(fault.what for fault in run.struck):
+        faults = [fault for fault in run.struck if fault.what == fault_name]
+        away, loading = [fault.away_s for fault in faults], [fault.loading_s for fault in faults]
+        beyond = max(fault.beyond_s for fault in faults)
         numbers = [statistics.median(away), max(away), max(loading), beyond]
-        rows.append([what, len(own), *(f"{number:.1f}" for number in numbers)])
+        rows.append([fault_name, len(faults), *(f"{number:.1f}" for number in numbers)])
     return table([*heads, "beyond loading, most (s)"], rows)
 
 
 def problems(run: Run) -> list[str]:
     """What breaks a promise."""
-    found = run.findings
+    findings = run.findings
     late = [
-        f"{one.what}: ready after {one.beyond_s:.1f} s beyond loading"
-        for one in run.struck
-        if one.beyond_s - _allowed_s(one.what) > READY_AGAIN_S
+        f"{fault.what}: ready after {fault.beyond_s:.1f} s beyond loading"
+        for fault in run.struck
+        if fault.beyond_s - _allowed_s(fault.what) > READY_AGAIN_S
     ]
-    wrong = [] if found.are_none else [f"{found.foreign} foreign, {found.spoiled} spoiled"]
-    return [*found.lost, *found.duplicated, *late, *run.left_over, *wrong]
+    wrong = [] if findings.are_none else [f"{findings.foreign} foreign, {findings.spoiled} spoiled"]
+    return [*findings.lost, *findings.duplicated, *late, *run.left_over, *wrong]
 
 
-def _allowed_s(what: str) -> float:
+def _allowed_s(fault: str) -> float:
     """What the fault itself takes: until it is noticed, or struck for the second time."""
-    if "node" in what or "cut off" in what:
+    if "node" in fault or "cut off" in fault:
         return LOST_S
-    if "disk full" in what:
+    if "disk full" in fault:
         return FULL_S
-    if what == STOPPED_IN_LOAD:
+    if fault == STOPPED_IN_LOAD:
         return LOADING_TIMEOUTS * WORKER_TIMEOUT_S
-    return WORKER_TIMEOUT_S if "stopped" in what else LOADING_S[1] if "as it loads" in what else 0.0
+    if "stopped" in fault:
+        return WORKER_TIMEOUT_S
+    return LOADING_S[1] if "as it loads" in fault else 0.0

@@ -81,8 +81,8 @@ class Clients:
         began_s, files, failure = clock(), list[bytes](), ""
         try:
             files = await do(ticket, rng)
-        except _Told as told:
-            failure = str(told)
+        except _Told as error:
+            failure = str(error)
         took_s = clock() - began_s
         self.diary.endings.append(Ending(kind, ticket, files, failure, took_s))
 
@@ -114,7 +114,7 @@ class Clients:
 
         async def ask() -> list[bytes]:
             answer = await self.http.post(ENDPOINT, json=ticket.body, headers=headers)
-            return [file_of(one) for one in _read(answer)["data"]]
+            return [file_of(entry) for entry in _read(answer)["data"]]
 
         files: list[bytes] = await self._patiently("waits", ask)
         return files
@@ -164,10 +164,11 @@ class Clients:
         if job["status"] != "completed":
             raise _Told(job["error"]["code"])
         fetched = [
-            await self._patiently("polls", partial(call, "GET", one["url"])) for one in job["files"]
+            await self._patiently("polls", partial(call, "GET", file["url"]))
+            for file in job["files"]
         ]
         files = [answer.content for answer in fetched]
-        jobs += [Seen("result", job_id, digest=hashlib.sha256(one).hexdigest()) for one in files]
+        jobs += [Seen("result", job_id, digest=hashlib.sha256(data).hexdigest()) for data in files]
         if rng.random() < REMOVED:
             await self._patiently("polls", partial(call, "DELETE", path))
             jobs.append(Seen("removed", job_id))
@@ -188,8 +189,8 @@ class Clients:
             answer = await self.http.get("/v1/jobs", params={"limit": "100", **after})
             page = answer.raise_for_status().json()
             for job in page["data"]:
-                seen = Seen("poll", job["id"], "", job["status"], job["progress"])
-                self.diary.jobs.append(seen)
+                event = Seen("poll", job["id"], "", job["status"], job["progress"])
+                self.diary.jobs.append(event)
             if not page["has_more"]:
                 return
             after = {"after": page["last_id"]}
@@ -215,8 +216,8 @@ def _check(answer: httpx2.Response) -> None:
 
 def _read(answer: httpx2.Response) -> dict[str, Any]:
     _check(answer)
-    told: dict[str, Any] = answer.json()
-    return told
+    data: dict[str, Any] = answer.json()
+    return data
 
 
 async def _completed(answer: httpx2.Response) -> list[bytes]:

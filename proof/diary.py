@@ -13,7 +13,7 @@ from proof.history import Seen
 from proof.history import problems as problems_of_jobs
 from proof.tickets import Ticket, Verdict
 
-TOLD = ("out_of_memory", "store_failed")
+EXPECTED = ("out_of_memory", "store_failed")
 """Failures that a client may be told of: its call ran out of memory alone, too; its files were to
 be written while the disk was full."""
 
@@ -40,14 +40,14 @@ class Diary:
 
     def verdicts(self, tickets: Sequence[Ticket]) -> Counter[tuple[str, Verdict]]:
         """What is to be said of all pictures, by kind of client."""
-        seen: dict[tuple[str, bytes], Verdict] = {}  # most are the same bytes again
+        verdicts: dict[tuple[str, bytes], Verdict] = {}  # most are the same bytes again
         counts: Counter[tuple[str, Verdict]] = Counter()
         for ending in self.endings:
             for file in ending.files:
-                known = ending.ticket.prompt, file
-                if known not in seen:
-                    seen[known] = ending.ticket.verdict(file, tickets)
-                counts[ending.kind, seen[known]] += 1
+                key = ending.ticket.prompt, file
+                if key not in verdicts:
+                    verdicts[key] = ending.ticket.verdict(file, tickets)
+                counts[ending.kind, verdicts[key]] += 1
         return counts
 
 
@@ -71,20 +71,20 @@ def findings(diary: Diary, tickets: Sequence[Ticket]) -> Findings:
     Lost is a request without its picture that was not told of a failure in `TOLD`, duplicated one
     with more than one picture, and whatever the checker of jobs finds.
     """
-    lost = [
-        f"{one.kind}: {one.failure or 'no picture'}"
-        for one in diary.endings
-        if not one.files and one.failure not in TOLD
+    losses = [
+        f"{ending.kind}: {ending.failure or 'no picture'}"
+        for ending in diary.endings
+        if not ending.files and ending.failure not in EXPECTED
     ]
-    duplicated = [f"{one.kind}: {len(one.files)}" for one in diary.endings if len(one.files) > 1]
+    duplicated = [f"{e.kind}: {len(e.files)}" for e in diary.endings if len(e.files) > 1]
     for problem in problems_of_jobs(diary.jobs):
-        (lost if "is lost" in problem else duplicated).append(problem)
+        (losses if "is lost" in problem else duplicated).append(problem)
     verdicts = Counter[Verdict]()
     for (_, verdict), count in diary.verdicts(tickets).items():
         verdicts[verdict] += count
-    return Findings(lost, duplicated, verdicts["foreign"], verdicts["spoiled"])
+    return Findings(losses, duplicated, verdicts["foreign"], verdicts["spoiled"])
 
 
-def file_of(told: dict[str, Any]) -> bytes:
+def file_of(data: dict[str, Any]) -> bytes:
     """The picture inside of an answer's JSON."""
-    return base64.b64decode(told["b64_json"])
+    return base64.b64decode(data["b64_json"])

@@ -84,14 +84,14 @@ async def fuzz(setup: str, examples: int, seed: int) -> Run:
                 *(("--header", f"Authorization: Bearer {KEY}") if has_key else ()),
                 cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
             if not report.exists():
-                raise RuntimeError(f"schemathesis left no report:\n{said.decode()[-2000:]}")
-            found = json.loads(report.read_text())
+                raise RuntimeError(f"schemathesis left no report:\n{output.decode()[-2000:]}")
+            results = json.loads(report.read_text())
             with house.log.open(errors="replace") as log:
                 log.seek(before)
                 statuses = Counter(answered(log))
-    return run_of(setup, found, statuses)
+    return run_of(setup, results, statuses)
 
 
 def answered(lines: Iterable[str]) -> Iterable[int]:
@@ -111,7 +111,7 @@ def run_of(setup: str, report: Mapping[str, Any], statuses: Mapping[int, int]) -
     """
     if not report["complete"] or report["operations"]["tested"] < report["operations"]["selected"]:
         raise RuntimeError(f"schemathesis did not come to an end: {report['stop_reason']}")
-    failures = [json.dumps(one)[:500] for one in (*report["failures"], *report["errors"])]
+    failures = [json.dumps(entry)[:500] for entry in (*report["failures"], *report["errors"])]
     cases = report["test_cases"]["generated"]
     return Run(setup, report["operations"]["tested"], cases, failures, dict(statuses))
 
@@ -149,7 +149,7 @@ def main() -> int:
         return 2
     runs = [asyncio.run(fuzz(setup, options.examples, options.seed)) for setup in options.only]
     print(text := page(runs, options.examples, options.seed))
-    for failure in (failures := [one for run in runs for one in run.failures]):
+    for failure in (failures := [result for run in runs for result in run.failures]):
         print(failure, file=sys.stderr)
     is_right = not failures and sum(run.cases for run in runs) >= LEAST_CASES
     if options.write and is_right and len(runs) == len(SETUPS):

@@ -33,60 +33,60 @@ class _Job:
     is_acknowledged: bool = False
 
 
-def problems(seen: Sequence[Seen]) -> list[str]:
+def problems(events: Sequence[Seen]) -> list[str]:
     """Replay what was seen; gives a line for everything that must not be."""
-    found: list[str] = []
+    errors: list[str] = []
     jobs: dict[str, _Job] = {}
-    given: dict[str, str] = {}  # the job of a request
-    asked: set[str] = set()
-    for one in seen:
-        if one.what == "submit":
-            asked.add(one.request)
+    job_ids: dict[str, str] = {}  # the job of a request
+    requests: set[str] = set()
+    for event in events:
+        if event.what == "submit":
+            requests.add(event.request)
             continue
-        job = jobs.setdefault(one.job, _Job())
-        if job.is_removed and one.what != "missing":
-            found.append(f"{one.job} is resurrected: removed, and seen again by a {one.what}")
-        match one.what:
+        job = jobs.setdefault(event.job, _Job())
+        if job.is_removed and event.what != "missing":
+            errors.append(f"{event.job} is resurrected: removed, and seen again by a {event.what}")
+        match event.what:
             case "ack":
-                _acknowledge(one, asked, given, found)
+                _acknowledge(event, requests, job_ids, errors)
                 job.is_acknowledged = True
             case "poll":
-                _poll(one, job, found)
+                _poll(event, job, errors)
             case "missing" if not job.is_removed:
-                found.append(f"{one.job} is lost: not found")
+                errors.append(f"{event.job} is lost: not found")
             case "result":
                 if job.state != "completed":
-                    found.append(f"{one.job} has a result while it is {job.state}")
-                if job.digest not in ("", one.digest):
-                    found.append(f"{one.job} has two results")
-                job.digest = one.digest
+                    errors.append(f"{event.job} has a result while it is {job.state}")
+                if job.digest not in ("", event.digest):
+                    errors.append(f"{event.job} has two results")
+                job.digest = event.digest
             case "removed":
                 job.is_removed = True
-    found += [
+    errors += [
         f"{name} is lost: still {job.state} in the end"
         for name, job in jobs.items()
         if job.is_acknowledged and not job.is_removed and job.state not in ENDS
     ]
     strangers = [name for name, job in jobs.items() if not job.is_acknowledged]
-    if len(strangers) > len(asked - given.keys()):  # an acknowledgement may be lost on its way
-        found.append(f"nobody asked for all of {', '.join(strangers)}")
-    return found
+    if len(strangers) > len(requests - job_ids.keys()):  # acknowledgements may be lost
+        errors.append(f"nobody asked for all of {', '.join(strangers)}")
+    return errors
 
 
-def _acknowledge(one: Seen, asked: set[str], given: dict[str, str], found: list[str]) -> None:
-    if one.request not in asked:
-        found.append(f"{one.job} is acknowledged to {one.request}, which never asked")
-    if given.get(one.request, one.job) != one.job:
-        found.append(f"{one.request} is duplicated: {given[one.request]} and {one.job}")
-    if any(job == one.job and request != one.request for request, job in given.items()):
-        found.append(f"{one.job} was given to two requests")
-    given[one.request] = one.job
+def _acknowledge(event: Seen, senders: set[str], ids: dict[str, str], errors: list[str]) -> None:
+    if event.request not in senders:
+        errors.append(f"{event.job} is acknowledged to {event.request}, which never asked")
+    if ids.get(event.request, event.job) != event.job:
+        errors.append(f"{event.request} is duplicated: {ids[event.request]} and {event.job}")
+    if any(job == event.job and request != event.request for request, job in ids.items()):
+        errors.append(f"{event.job} was given to two requests")
+    ids[event.request] = event.job
 
 
-def _poll(one: Seen, job: _Job, found: list[str]) -> None:
-    if job.state in ENDS and one.state != job.state:
-        found.append(f"{one.job} is resurrected: {job.state}, then {one.state}")
-    if one.progress < job.progress:
-        found.append(f"{one.job} falls back from {job.progress} % to {one.progress} %")
-    job.state = job.state if job.state in ENDS else one.state
-    job.progress = max(job.progress, one.progress)
+def _poll(event: Seen, job: _Job, errors: list[str]) -> None:
+    if job.state in ENDS and event.state != job.state:
+        errors.append(f"{event.job} is resurrected: {job.state}, then {event.state}")
+    if event.progress < job.progress:
+        errors.append(f"{event.job} falls back from {job.progress} % to {event.progress} %")
+    job.state = job.state if job.state in ENDS else event.state
+    job.progress = max(job.progress, event.progress)

@@ -10,7 +10,6 @@ The attacker's own work is done by the same two cores, so what the neighbour fee
 server's doing.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -27,7 +26,7 @@ import httpx2
 
 from proof.attacks import ATTACKS, BROWSER, GENERATIONS
 from proof.house import House, adapters, fleet_of, open_house
-from proof.page import machine, table, write_section
+from proof.page import conclude, machine, parser_of, table
 from proof.soak import look
 
 QUIET_S = 15.0
@@ -83,17 +82,17 @@ class Attacked:
 
 def problems(attacks: Sequence[Attacked]) -> list[str]:
     """Promises that do not hold."""
-    found = []
-    for one in attacks:
-        found += [f"{one.name}, {one.setup}: {what}" for what in one.wrong]
-        for (status, told), times in one.felt.failures.items():
-            if one.has_keys or status != 429:
-                found.append(f"{one.name}: the neighbour was told {times} times {told}")
-        if one.has_keys and one.times > PROMISED:
-            found.append(f"{one.name}: the neighbour waits {one.times:.1f} times as long")
-        if one.grown_mib > PROMISED_MIB:
-            found.append(f"{one.name}: the front grows by {one.grown_mib:.0f} MiB")
-    return found
+    wrongs = []
+    for attack in attacks:
+        wrongs += [f"{attack.name}, {attack.setup}: {problem}" for problem in attack.wrong]
+        for (status, message), times in attack.felt.failures.items():
+            if attack.has_keys or status != 429:
+                wrongs.append(f"{attack.name}: the neighbour was told {times} times {message}")
+        if attack.has_keys and attack.times > PROMISED:
+            wrongs.append(f"{attack.name}: the neighbour waits {attack.times:.1f} times as long")
+        if attack.grown_mib > PROMISED_MIB:
+            wrongs.append(f"{attack.name}: the front grows by {attack.grown_mib:.0f} MiB")
+    return wrongs
 
 
 @dataclass(slots=True)
@@ -131,7 +130,7 @@ class Neighbour:
 
     @contextlib.asynccontextmanager
     async def living(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(one()) for one in (self.draw, self.ask, self.weigh)]
+        tasks = [asyncio.create_task(task()) for task in (self.draw, self.ask, self.weigh)]
         try:
             yield
         finally:
@@ -147,12 +146,12 @@ async def _attack(name: str, neighbour: Neighbour, key: str, quiet: Felt, setup:
     assert process.stdin is not None
     assert process.stdout is not None
     await process.stdout.readline()  # it is ready
-    neighbour.felt = felt = Felt()
+    neighbour.felt = under_attack = Felt()
     process.stdin.write(b"\n")
-    told = json.loads(await process.stdout.readline() or b'{"answers": {}, "wrong": ["it broke"]}')
+    reply = json.loads(await process.stdout.readline() or b'{"answers": {}, "wrong": ["it broke"]}')
     await process.wait()
     await asyncio.sleep(CALM_S)  # what was sent is still worked on
-    return Attacked(name, told["answers"], told["wrong"], felt, quiet, setup)
+    return Attacked(name, reply["answers"], reply["wrong"], under_attack, quiet, setup)
 
 
 def house_of(setup: str, folder: Path) -> House:
@@ -173,10 +172,10 @@ async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[
     } | BROWSER
     for setup in setups:
         has_keys = setup != "no keys"
-        key, other = ("attacker-key", "neighbour-key") if has_keys else ("", "")
+        key, neighbour_key = ("attacker-key", "neighbour-key") if has_keys else ("", "")
         kinds = ATTACKS if has_keys else keyless
-        chosen = [name for name in kinds if name in names]
-        if not chosen:
+        names_here = [name for name in kinds if name in names]
+        if not names_here:
             continue
         with tempfile.TemporaryDirectory(prefix="carpool-proof-") as folder:
             house = house_of(setup, Path(folder))
@@ -186,14 +185,14 @@ async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[
             ):
                 if setup in ("two workers", "two models"):
                     await house.all_ready(http, 2)
-                headers = {"authorization": f"Bearer {other}"} if other else {}
+                headers = {"authorization": f"Bearer {neighbour_key}"} if neighbour_key else {}
                 neighbour = Neighbour(house, http, headers)
                 async with neighbour.living():
                     await asyncio.sleep(CALM_S)  # it learns what forwards take
                     neighbour.felt = quiet = Felt()
                     await asyncio.sleep(QUIET_S)
                     attacks += [
-                        await _attack(name, neighbour, key, quiet, setup) for name in chosen
+                        await _attack(name, neighbour, key, quiet, setup) for name in names_here
                     ]
     return attacks
 
@@ -204,16 +203,17 @@ def page(attacks: Sequence[Attacked]) -> str:
              "`/livez`, longest (ms)", "the front grows (MiB)"]  # fmt: skip
     rows: list[list[object]] = [
         [
-            one.name.replace("_", " ") + ("" if one.setup == SETUPS[0] else f", {one.setup}"),
-            sum(one.answers.values()),
-            f"{1000 * one.felt.picture_s:.0f}",
-            f"{1000 * one.quiet.picture_s:.0f}",
-            f"{one.times:.2f}",
-            f"{1000 * max(one.felt.pictures_s, default=0):.0f}",
-            f"{1000 * max(one.felt.lives_s, default=0):.0f}",
-            f"{one.grown_mib:.0f}",
+            attack.name.replace("_", " ")
+            + ("" if attack.setup == SETUPS[0] else f", {attack.setup}"),
+            sum(attack.answers.values()),
+            f"{1000 * attack.felt.picture_s:.0f}",
+            f"{1000 * attack.quiet.picture_s:.0f}",
+            f"{attack.times:.2f}",
+            f"{1000 * max(attack.felt.pictures_s, default=0):.0f}",
+            f"{1000 * max(attack.felt.lives_s, default=0):.0f}",
+            f"{attack.grown_mib:.0f}",
         ]
-        for one in attacks
+        for attack in attacks
     ]
     return f"""Made by `python -m proof.hostile`.
 Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`,
@@ -229,22 +229,15 @@ attacks are in `proof/attacks.py`.
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="*", default=[*ATTACKS, *BROWSER], metavar="NAME")
-    parser.add_argument(
-        "--write", action="store_true", help="into docs/reliability.md, if all holds"
-    )
     parser.add_argument("--setup", nargs="*", default=[*SETUPS], choices=SETUPS)
     options = parser.parse_args()
-    done = asyncio.run(measure(options.only, options.setup))
-    print(text := page(done))
-    for one in done:
-        print(one.name, json.dumps(one.answers), file=sys.stderr)
-    for problem in (wrong := problems(done)):
-        print(problem, file=sys.stderr)
-    if options.write and not wrong and set(options.setup) == {*SETUPS}:
-        write_section("hostile", text)
-    return 1 if wrong else 0
+    results = asyncio.run(measure(options.only, options.setup))
+    for attack in results:
+        print(attack.name, json.dumps(attack.answers), file=sys.stderr)
+    is_whole = options.write and set(options.setup) == {*SETUPS}
+    return conclude(page(results), problems(results), "hostile" if is_whole else None)
 
 
 if __name__ == "__main__":

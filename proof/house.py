@@ -82,8 +82,8 @@ class House:
     def workers(self) -> list[int]:
         """Processes that hold a model, or load one; the newest last."""
         name = PROCESS_NAME.encode()
-        found = [pid for pid in self.processes() if _read(pid, "comm").strip() == name]
-        return sorted(found, key=start_of)
+        pids = [pid for pid in self.processes() if _read(pid, "comm").strip() == name]
+        return sorted(pids, key=start_of)
 
     def fork_servers(self) -> list[int]:
         """Processes that workers are forked from."""
@@ -91,9 +91,9 @@ class House:
 
     def processes(self) -> list[int]:
         """All that live, whoever their parent is."""
-        wanted = f"{MARK}={self.mark}".encode()
+        marker = f"{MARK}={self.mark}".encode()
         names = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return [int(name) for name in names if wanted in _read(int(name), "environ")]
+        return [int(name) for name in names if marker in _read(int(name), "environ")]
 
     def signal_worker(self, number: signal.Signals, place: int = -1) -> int | None:
         """Send a worker a signal, by default the newest; gives its process, if there is one."""
@@ -148,7 +148,7 @@ class House:
             health = (await http.get(f"{self.url}/health", timeout=2.0)).json()
         except httpx2.RequestError:
             return False
-        states = [one["state"] for one in health.get("workers", [])]
+        states = [worker["state"] for worker in health.get("workers", [])]
         return workers == 1 or (len(states) == workers and set(states) == {"ready"})
 
     async def is_ready(self, http: httpx2.AsyncClient) -> bool:
@@ -185,17 +185,17 @@ async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[Ho
 def fleet_of(folder: Path, workers: int) -> tuple[str, ...]:
     """Flags of a server of two models that have so many workers together."""
     counts = zip(MODELS, (workers - 1, 1), strict=True)
-    several = [f"  - {{model: shapes, name: {name}, workers: {count}}}\n" for name, count in counts]
-    (file := folder / "fleet.yaml").write_text("models:\n" + "".join(several))
+    entries = [f"  - {{model: shapes, name: {name}, workers: {count}}}\n" for name, count in counts]
+    (file := folder / "fleet.yaml").write_text("models:\n" + "".join(entries))
     return "--config", str(file)
 
 
 def adapters(folder: Path) -> tuple[str, ...]:
     """Flags of a server with a folder of adapters, of which one is good and one is torn."""
     (place := folder / "adapters").mkdir()
-    own = Path(str(carpool.models.__file__)).parent / "shapes_lora" / "outlined.safetensors"
-    shutil.copy(own, place / "ink.safetensors")
-    (place / "torn.safetensors").write_bytes(own.read_bytes()[:1000])
+    adapter = Path(str(carpool.models.__file__)).parent / "shapes_lora" / "outlined.safetensors"
+    shutil.copy(adapter, place / "ink.safetensors")
+    (place / "torn.safetensors").write_bytes(adapter.read_bytes()[:1000])
     return "--lora-dir", str(place)
 
 
@@ -216,9 +216,9 @@ def _stat(pid: int) -> list[bytes]:
     return _read(pid, "stat").rpartition(b") ")[2].split()
 
 
-def _read(pid: int, what: str) -> bytes:
+def _read(pid: int, entry: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/{what}").read_bytes()
+        return Path(f"/proc/{pid}/{entry}").read_bytes()
     except OSError:  # it ended just now, or is another user's
         return b""
 

@@ -10,7 +10,6 @@ workers at once, the front, both, and the front on a full disk. That goes on unt
 ended. Each has to be completed with the very same picture, and its progress must never fall.
 """
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -30,7 +29,7 @@ from proof.diary import Diary
 from proof.disk import disk
 from proof.history import ENDS
 from proof.house import House, now_s, open_house
-from proof.page import machine, table, write_section
+from proof.page import conclude, machine, parser_of, table
 from proof.tickets import ENDPOINT, EXACT
 from training.shapes.draw import prompts
 
@@ -74,12 +73,12 @@ async def run(jobs: int, steps: int, seed: int, workers: int, calm_s: float) -> 
     Raises:
         RuntimeError: the server does not come back.
     """
-    done = Run(steps, seed, workers, calm_s)
+    result = Run(steps, seed, workers, calm_s)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="carpool-proof-")))
         flags = (*FLAGS, *EXACT, "--state-dir", str(folder / "state"))
-        several = ("--workers", str(workers)) if workers > 1 else ()
-        house = House(folder, (*flags, *several))
+        flags_of_workers = ("--workers", str(workers)) if workers > 1 else ()
+        house = House(folder, (*flags, *flags_of_workers))
         volume = stack.enter_context(disk(folder / "state", lambda: house.front))
         async with (
             httpx2.AsyncClient(base_url=house.url, timeout=30, trust_env=False) as http,
@@ -90,41 +89,42 @@ async def run(jobs: int, steps: int, seed: int, workers: int, calm_s: float) -> 
                 {"prompt": prompt, "seed": number, "num_inference_steps": steps}
                 for number, prompt in enumerate(prompts(jobs))
             ][:jobs]
-            done.jobs = [Job(body, b"") for body in bodies]
-            await _draw(http, done.jobs)
-            for job in done.jobs:
+            result.jobs = [Job(body, b"") for body in bodies]
+            await _draw(http, result.jobs)
+            for job in result.jobs:
                 job.peaceful, job.content, job.progress, job.status = job.content, b"", 0, ""
             chaos = Chaos(
                 house, volume, Clients(http, [], Diary()), http, random.Random(seed), workers
             )
             began_s = now_s()
-            drawing = asyncio.create_task(_draw(http, done.jobs))
+            drawing = asyncio.create_task(_draw(http, result.jobs))
             try:
-                await _strike(chaos, drawing, done, calm_s)
+                await _strike(chaos, drawing, result, calm_s)
             finally:
                 drawing.cancel()
-            done.took_s = now_s() - began_s
-    return done
+            result.took_s = now_s() - began_s
+    return result
 
 
-async def _strike(chaos: Chaos, drawing: "asyncio.Task[None]", done: Run, calm_s: float) -> None:
+async def _strike(chaos: Chaos, drawing: "asyncio.Task[None]", result: Run, calm_s: float) -> None:
     """Kill until all jobs have ended."""
     kinds = order([kind for kind in chaos.faults if "killed" in kind], chaos.rng)
     deadline_s = now_s() + LONGEST_S
     while now_s() < deadline_s:
-        before = sum(job.progress for job in done.jobs)
-        while not drawing.done() and sum(job.progress for job in done.jobs) <= before:
+        before = sum(job.progress for job in result.jobs)
+        while not drawing.done() and sum(job.progress for job in result.jobs) <= before:
             await asyncio.wait([drawing], timeout=EVERY_S)
         await asyncio.wait([drawing], timeout=chaos.rng.uniform(0.0, calm_s))
         if drawing.done():
             drawing.result()
             return
-        done.struck.append(await chaos.strike(fault := next(kinds)))
-        print(f"{fault}: away {done.struck[-1].away_s:.1f} s; {_progress(done)}", file=sys.stderr)
+        result.struck.append(await chaos.strike(fault := next(kinds)))
+        away_s = result.struck[-1].away_s
+        print(f"{fault}: away {away_s:.1f} s; {_progress(result)}", file=sys.stderr)
 
 
-def _progress(done: Run) -> str:
-    percents = [job.progress for job in done.jobs if not job.status]
+def _progress(result: Run) -> str:
+    percents = [job.progress for job in result.jobs if not job.status]
     return f"{len(percents)} jobs at {min(percents, default=100)} to {max(percents, default=100)} %"
 
 
@@ -137,13 +137,13 @@ async def _draw(http: httpx2.AsyncClient, jobs: list[Job]) -> None:
         job.id = answer.json()["id"]
     while open_jobs := [job for job in jobs if not job.status]:
         for job in open_jobs:
-            shown = (await _asked(http, "GET", f"/v1/jobs/{job.id}")).json()
-            job.has_fallen |= shown["progress"] < job.progress
-            job.progress = shown["progress"]
-            if shown["status"] in ENDS:
-                for file in shown.get("files") or ():
+            status = (await _asked(http, "GET", f"/v1/jobs/{job.id}")).json()
+            job.has_fallen |= status["progress"] < job.progress
+            job.progress = status["progress"]
+            if status["status"] in ENDS:
+                for file in status.get("files") or ():
                     job.content = (await _asked(http, "GET", file["url"])).content
-                job.status, job.error = shown["status"], shown.get("error")
+                job.status, job.error = status["status"], status.get("error")
         await asyncio.sleep(EVERY_S)
 
 
@@ -158,59 +158,51 @@ async def _asked(http: httpx2.AsyncClient, method: str, path: str, **options: An
         await asyncio.sleep(EVERY_S)
 
 
-def problems(done: Run) -> list[str]:
+def problems(result: Run) -> list[str]:
     """What breaks the promise."""
     wrong = [
         f"job {job.id} {job.status or 'never ended'}: {job.error}"
-        for job in done.jobs
+        for job in result.jobs
         if job.status != "completed"
     ]
-    spoiled = [job.id for job in done.jobs if job.content != job.peaceful]
-    fallen = [job.id for job in done.jobs if job.has_fallen]
+    spoiled = [job.id for job in result.jobs if job.content != job.peaceful]
+    backward = [job.id for job in result.jobs if job.has_fallen]
     return [
         *wrong,
         *(f"the picture of job {name} is another one" for name in spoiled),
-        *(f"the progress of job {name} fell" for name in fallen),
+        *(f"the progress of job {name} fell" for name in backward),
     ]
 
 
-def page(done: Run) -> str:
+def page(result: Run) -> str:
     """The section of the page."""
-    right = sum(job.content == job.peaceful != b"" for job in done.jobs)
-    counts = Counter(one.what for one in done.struck)
-    return f"""Made by `python -m proof.long_jobs --jobs {len(done.jobs)} --steps {done.steps} \
---seed {done.seed} --workers {done.workers} --calm {done.calm_s:g}`.
+    right = sum(job.content == job.peaceful != b"" for job in result.jobs)
+    counts = Counter(fault.what for fault in result.struck)
+    return f"""Made by `python -m proof.long_jobs --jobs {len(result.jobs)} --steps {result.steps} \
+--seed {result.seed} --workers {result.workers} --calm {result.calm_s:g}`.
 Machine: {machine()}.
 
-**{right}** of {len(done.jobs)} jobs of {done.steps} steps ended with the picture that they have \
-in peace, bit by bit, in {done.took_s:.0f} s and under {len(done.struck)} faults, each at most \
-{done.calm_s:g} s after any job had advanced since the last. Progress that fell: \
-**{sum(job.has_fallen for job in done.jobs)}**.
+**{right}** of {len(result.jobs)} jobs of {result.steps} steps ended with the picture that they \
+have in peace, bit by bit, in {result.took_s:.0f} s and under {len(result.struck)} faults, each at \
+most {result.calm_s:g} s after any job had advanced since the last. Progress that fell: \
+**{sum(job.has_fallen for job in result.jobs)}**.
 
-{table(["fault", "times"], [[what, count] for what, count in counts.most_common()])}
+{table(["fault", "times"], [[fault, count] for fault, count in counts.most_common()])}
 """
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--calm", type=float, default=1.0, help="seconds between faults, at most")
-    parser.add_argument(
-        "--write", action="store_true", help="into docs/reliability.md, if all holds"
-    )
     options = parser.parse_args()
-    done = asyncio.run(
+    result = asyncio.run(
         run(options.jobs, options.steps, options.seed, options.workers, options.calm)
     )
-    print(text := page(done))
-    for problem in (wrong := problems(done)):
-        print(problem, file=sys.stderr)
-    if options.write and not wrong:
-        write_section("long-jobs", text)
-    return 1 if wrong else 0
+    return conclude(page(result), problems(result), "long-jobs" if options.write else None)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ asks for one picture after another, until one takes no longer than at rest. In t
 measured again, and the mean of both counts: whatever else the machine does changes meanwhile.
 """
 
-import argparse
 import asyncio
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,7 @@ from carpool_lab.load.client import LoadClient
 from carpool_lab.load.generator import RequestResult, run
 from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, plan
 from proof.house import House, open_house
-from proof.page import machine, table, write_section
+from proof.page import conclude, machine, parser_of, table
 from training.shapes.draw import prompts
 
 ABOARD = 8
@@ -56,48 +54,48 @@ class Run:
     @property
     def refused_s(self) -> list[float]:
         """How long refusals took."""
-        return [one.done_s - one.sent_s for one in self.outcomes if _is_refusal(one)]
+        return [answer.done_s - answer.sent_s for answer in self.outcomes if _is_refusal(answer)]
 
     @property
     def accepted(self) -> list[RequestResult]:
-        return [one for one in self.outcomes if not _is_refusal(one)]
+        return [outcome for outcome in self.outcomes if not _is_refusal(outcome)]
 
     @property
     def goodput_qps(self) -> float:
         """Pictures a second, in time, while the load lasted."""
         in_time = [
-            one
-            for one in self.accepted
-            if one.failure is None
-            and one.latency_s <= SLO * self.service_s
-            and one.done_s <= self.seconds
+            outcome
+            for outcome in self.accepted
+            if outcome.failure is None
+            and outcome.latency_s <= SLO * self.service_s
+            and outcome.done_s <= self.seconds
         ]
         return len(in_time) / self.seconds
 
     def problems(self) -> list[str]:
         """Promises that do not hold."""
-        failed = [one.failure for one in self.accepted if one.failure]
-        told = {
+        failed = [outcome.failure for outcome in self.accepted if outcome.failure]
+        claims = {
             f"{len(failed)} accepted ones failed: {sorted(set(map(str, failed)))}": not failed,
             "too few were refused": len(self.refused_s) > len(self.outcomes) / 2,
             "refusals are slow": statistics.median(self.refused_s or [0.0]) < REFUSED_S,
             "goodput falls": self.goodput_qps >= GOODPUT * self.capacity_qps,
             "latency stays": self.back_s <= BACK * self.service_s,
         }
-        return [problem for problem, holds in told.items() if not holds]
+        return [problem for problem, holds in claims.items() if not holds]
 
 
-def _is_refusal(one: RequestResult) -> bool:
-    return one.failure is not None and one.failure.startswith("429")
+def _is_refusal(outcome: RequestResult) -> bool:
+    return outcome.failure is not None and outcome.failure.startswith("429")
 
 
 def _arrivals(rate_qps: float, seconds: float, seed: int) -> list[Arrival]:
-    when, what = generators(seed)
+    when, rng = generators(seed)
     mix = Mix([Setting({"num_inference_steps": STEPS}, prompts(50))])
-    found = plan(
-        bursts(rate_qps, when, size=1), mix, what, count=round(2 * rate_qps * seconds) + 20
+    arrivals = plan(
+        bursts(rate_qps, when, size=1), mix, rng, count=round(2 * rate_qps * seconds) + 20
     )
-    return [one for one in found if one.at_s < seconds]
+    return [arrival for arrival in arrivals if arrival.at_s < seconds]
 
 
 async def measure(seconds: float) -> Run:
@@ -147,17 +145,17 @@ async def _latency_s(client: LoadClient) -> float:
 
 async def _closed(client: LoadClient, clients: int, seconds: float) -> list[float]:
     """Latencies of the requests that clients which wait for each answer got done in so long."""
-    found, end_s = list[float](), time.monotonic() + seconds
+    latencies, end_s = list[float](), time.monotonic() + seconds
 
     async def one() -> None:
         while True:
             latency_s = await _latency_s(client)
             if time.monotonic() > end_s:
                 return
-            found.append(latency_s)
+            latencies.append(latency_s)
 
     await asyncio.gather(*(one() for _ in range(clients)))
-    return found
+    return latencies
 
 
 async def _back_s(client: LoadClient, normal_s: float) -> float:
@@ -188,7 +186,7 @@ def page(run: Run) -> str:
          f"under {1000 * REFUSED_S:.0f} ms"],
         ["a refusal takes, p99", f"{1000 * quantiles[98]:.0f} ms", ""],
         ["accepted", len(accepted), ""],
-        ["accepted, but failed", sum(one.failure is not None for one in accepted), "0"],
+        ["accepted, but failed", sum(outcome.failure is not None for outcome in accepted), "0"],
         ["goodput", f"{run.goodput_qps:.2f}/s, {run.goodput_qps / run.capacity_qps:.0%} of the "
          "capacity", f"at least {GOODPUT:.0%}"],
         ["latency is back to normal after", f"{run.back_s:.2f} s, "
@@ -205,19 +203,11 @@ Normal is {AT_REST:g} times the latency alone.
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument(
-        "--write", action="store_true", help="into docs/reliability.md, if all holds"
-    )
     options = parser.parse_args()
-    done = asyncio.run(measure(options.seconds))
-    print(text := page(done))
-    for problem in (wrong := done.problems()):
-        print(problem, file=sys.stderr)
-    if options.write and not wrong:
-        write_section("overload", text)
-    return 1 if wrong else 0
+    result = asyncio.run(measure(options.seconds))
+    return conclude(page(result), result.problems(), "overload" if options.write else None)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The sections of `docs/reliability.md` that runs write, each between two markers."""
 
+import argparse
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,7 +14,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 def machine() -> str:
     """What it was measured on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((one.partition(":")[2].strip() for one in lines if "model name" in one), "?")
+    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
@@ -39,3 +41,22 @@ def with_section(page: str, name: str, text: str) -> str:
 def write_section(name: str, text: str) -> None:
     """Replace a section of the page."""
     PAGE.write_text(with_section(PAGE.read_text(), name, text))
+
+
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    """The options of a proof: `--write`, and what the caller adds."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument(
+        "--write", action="store_true", help="into docs/reliability.md, if all holds"
+    )
+    return parser
+
+
+def conclude(text: str, problems: Sequence[str], section: str | None) -> int:
+    """Print a section and what does not hold, write it where all holds; the exit status."""
+    print(text)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if section is not None and not problems:
+        write_section(section, text)
+    return 1 if problems else 0

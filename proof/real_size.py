@@ -81,14 +81,14 @@ class Served:
         return answer.json()
 
     def statistics(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.http.get("/stats").json()
-        own: dict[str, Any] = found.get("engine", found)
-        return own
+        stats: dict[str, Any] = self.http.get("/stats").json()
+        engine_stats: dict[str, Any] = stats.get("engine", stats)
+        return engine_stats
 
     def memory(self) -> tuple[str, str]:
         """Resident memory of the worker since it was asked last: median and peak, in GiB."""
-        taken, self.samples = self.samples or [0.0], []
-        return f"{median(taken) / GIB:.1f}", f"{max(taken) / GIB:.1f}"
+        samples, self.samples = self.samples or [0.0], []
+        return f"{median(samples) / GIB:.1f}", f"{max(samples) / GIB:.1f}"
 
 
 @contextmanager
@@ -159,19 +159,19 @@ class Proof:
         self.model, self.flags = folder / name, ("--memory", options.memory)
         self.bus: float = options.bus
 
-    def row(self, what: str, outcome: str, served: Served, seconds: float) -> None:
+    def row(self, action: str, outcome: str, served: Served, seconds: float) -> None:
         resident, peak = served.memory()
-        cells = [what, outcome, f"{seconds:.0f}", resident, peak]
+        cells = [action, outcome, f"{seconds:.0f}", resident, peak]
         self.keep({"model": self.name, "table": "runs", "row": cells})
 
     def together(self) -> None:
         """Four requests, a kill, an adapter: one server."""
-        adapter, asked = self.folder / "style.safetensors", bodies(self.name)
+        adapter, requests = self.folder / "style.safetensors", bodies(self.name)
         write_lora(self.model, "transformer", adapter)
         with serving(self.folder, self.model, (*self.flags, "--lora", f"style={adapter}")) as here:
             self.row("start, until healthy", started(here.house), here, here.ready_s)
             began_s = time.monotonic()
-            drawn = here.draw(asked)
+            outputs = here.draw(requests)
             took_s, stats = time.monotonic() - began_s, here.statistics()
             streaming = stats["streaming"]
             outcome = (
@@ -181,27 +181,27 @@ class Proof:
             )
             self.row("four requests of three sizes, together", outcome, here, took_s)
             self.compare_plan(here)
-            self.killed(here, asked[:2], [file for file, _ in drawn[:2]])
+            self.killed(here, requests[:2], [file for file, _ in outputs[:2]])
             began_s = time.monotonic()
-            [(styled, _)] = here.draw([{**asked[0], "lora": [{"id": "style", "scale": 1.0}]}])
-            outcome = "another picture" if styled != drawn[0][0] else "WRONG: the same picture"
+            [(styled, _)] = here.draw([{**requests[0], "lora": [{"id": "style", "scale": 1.0}]}])
+            outcome = "another picture" if styled != outputs[0][0] else "WRONG: the same picture"
             self.row("with an adapter of rank 16", outcome, here, time.monotonic() - began_s)
 
-    def killed(self, here: Served, asked: list[dict[str, Any]], before: list[bytes]) -> None:
+    def killed(self, here: Served, requests: list[dict[str, Any]], before: list[bytes]) -> None:
         """Kill the worker when about half of the steps are done."""
         [worker], began_s = here.house.workers()[-1:], time.monotonic()
-        done = here.statistics()["steps"]
-        half = done + sum(body["num_inference_steps"] for body in asked) // 2
+        before_steps = here.statistics()["steps"]
+        half = before_steps + sum(body["num_inference_steps"] for body in requests) // 2
         with ThreadPoolExecutor(1) as pool:
-            answers = pool.submit(here.draw, asked)
+            answers = pool.submit(here.draw, requests)
             while here.statistics()["steps"] < half and not answers.done():
                 time.sleep(LOOK_S)
             os.kill(worker, signal.SIGKILL)
             files = [file for file, _ in answers.result()]
-        steps = sum(body["num_inference_steps"] for body in asked)
+        steps = sum(body["num_inference_steps"] for body in requests)
         again = forwards_of(here.statistics(), by_rows=True)
-        same = "the same pictures" if files == before else "other last bits"
-        outcome = f"{again} of {steps} request-steps ran again or anew in the next worker; {same}"
+        match = "the same pictures" if files == before else "other last bits"
+        outcome = f"{again} of {steps} request-steps ran again or anew in the next worker; {match}"
         self.row("worker killed half way", outcome, here, time.monotonic() - began_s)
 
     def exact(self) -> None:
@@ -215,16 +215,16 @@ class Proof:
             took_s = time.monotonic() - began_s
             self.row("exact: two alone, then together", outcome, here, took_s)
 
-    def quantized(self, what: str, flags: Sequence[str]) -> None:
+    def quantized(self, title: str, flags: Sequence[str]) -> None:
         if (free := free_host_bytes()) < QUANTIZED_BYTES:
             raise RuntimeError(f"left out: {free / 1e9:.1f} GB of memory are free")
-        asked = [{**body, "num_inference_steps": 2} for body in bodies(self.name)[:2]]
+        requests = [{**body, "num_inference_steps": 2} for body in bodies(self.name)[:2]]
         with serving(self.folder, self.model, (*self.flags, *flags)) as here:
-            self.row(f"{what}: start", started(here.house), here, here.ready_s)
+            self.row(f"{title}: start", started(here.house), here, here.ready_s)
             began_s = time.monotonic()
-            files = here.draw(asked)
+            files = here.draw(requests)
             outcome = f"{len(files)} pictures; {forwards_of(here.statistics())} forwards"
-            self.row(f"{what}: two requests", outcome, here, time.monotonic() - began_s)
+            self.row(f"{title}: two requests", outcome, here, time.monotonic() - began_s)
 
     def slow_bus(self) -> None:
         """Weights at 1 GB/s: one sweep for all, and one by one."""
@@ -243,8 +243,8 @@ class Proof:
 
 def forwards_of(stats: dict[str, Any], *, by_rows: bool = False) -> int:
     """Forwards of denoisers, or requests in them."""
-    found = [one for one in stats["forwards"] if one["component"] in DENOISERS]
-    return sum(one["count"] * (one["requests"] if by_rows else 1) for one in found)
+    forwards = [entry for entry in stats["forwards"] if entry["component"] in DENOISERS]
+    return sum(entry["count"] * (entry["requests"] if by_rows else 1) for entry in forwards)
 
 
 def started(house: House) -> str:
@@ -268,7 +268,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"{machine()}; `make real-size`, random bf16 weights.", ""]
     for name, title in TITLES.items():
         for part, heads in HEADS.items():
-            cells = [one["row"] for one in rows if (one["model"], one["table"]) == (name, part)]
+            cells = [row["row"] for row in rows if (row["model"], row["table"]) == (name, part)]
             if cells:
                 lines += [f"**{title}**{'' if part == 'runs' else ', ' + part}", ""]
                 lines += [table(heads, cells), ""]

@@ -31,24 +31,24 @@ def measure(
     requests = []
     for body in bodies:
         width, height = map(int, body["size"].split("x"))
-        more = {n: v for n, v in body.items() if n not in ("size", "prompt", "seed")}
-        more |= {"width": width, "height": height, "num_inference_steps": STEPS}
-        requests.append(carpool.Request(body["prompt"], seed=body["seed"], **more))
-    own = vars(placement)["Bus"]
+        options = {n: v for n, v in body.items() if n not in ("size", "prompt", "seed")}
+        options |= {"width": width, "height": height, "num_inference_steps": STEPS}
+        requests.append(carpool.Request(body["prompt"], seed=body["seed"], **options))
+    bus = vars(placement)["Bus"]
     setattr(placement, "Bus", Bus)  # noqa: B010
     try:
         with carpool.load(model, device="cpu", dtype="bfloat16", memory=memory) as engine:
             engine.generate(requests, progress=False)
             for way, sets in (
                 ("one sweep for all", [requests]),
-                ("one by one", [[one] for one in requests]),
+                ("one by one", [[request] for request in requests]),
             ):
                 before, began_s = engine.statistics()["streaming"], time.monotonic()
-                for one in sets:
-                    engine.generate(one, progress=False)
+                for requests_of_set in sets:
+                    engine.generate(requests_of_set, progress=False)
                 took_s, after = time.monotonic() - began_s, engine.statistics()["streaming"]
                 moved = (after["moved_bytes"] - before["moved_bytes"]) / GIB
                 sweeps = after["sweeps"] - before["sweeps"]
                 yield [f"{way}, {speed / 1e9:g} GB/s", f"{took_s:.0f}", str(sweeps), f"{moved:.0f}"]
     finally:
-        setattr(placement, "Bus", own)  # noqa: B010
+        setattr(placement, "Bus", bus)  # noqa: B010

@@ -57,27 +57,27 @@ def write(name: str, folder: Path, *, is_tiny: bool = False) -> dict[str, int]:
     planned, base = BASES[name]
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors", "carpool.json"))
     index = json.loads((folder / "model_index.json").read_text())
-    written: dict[str, int] = {}
-    for component, (library, *what) in known()[planned]["components"].items():
+    sizes: dict[str, int] = {}
+    for component, (library, *config) in known()[planned]["components"].items():
         place = folder / component
         if library == "tokenizer":
-            _edit(place / "tokenizer_config.json", model_max_length=what[0])
+            _edit(place / "tokenizer_config.json", model_max_length=config[0])
         elif library == "value":
-            index[component] = what[0]
+            index[component] = config[0]
         elif component == "scheduler":
-            more = {"shift": 1.0, "use_dynamic_shifting": False} if name == "flux" else what[1]
-            _edit(place / "scheduler_config.json", **more)
+            values = {"shift": 1.0, "use_dynamic_shifting": False} if name == "flux" else config[1]
+            _edit(place / "scheduler_config.json", **values)
         elif component == "transformer_2":
             index[component] = index["transformer"]
             shutil.copytree(folder / "transformer", place, copy_function=os.link)
-            written[component] = written["transformer"]
+            sizes[component] = sizes["transformer"]
         else:
-            small = TINY.get(what[0], {}) if is_tiny else {}
-            own = SCHNELL if name == "flux" and component == "transformer" else {}
-            module = part([what[0], {**what[1], **own, **small}], DTYPE)
-            written[component] = _write_module(module, library, place)
+            small = TINY.get(config[0], {}) if is_tiny else {}
+            values = SCHNELL if name == "flux" and component == "transformer" else {}
+            module = part([config[0], {**config[1], **values, **small}], DTYPE)
+            sizes[component] = _write_module(module, library, place)
     (folder / "model_index.json").write_text(json.dumps(index, indent=2))
-    return written
+    return sizes
 
 
 def _edit(file: Path, **entries: Any) -> None:
@@ -96,8 +96,8 @@ def _write_module(module: Any, library: str, folder: Path) -> int:
     by_name: dict[str, str] = {}
     total = 0
     for number, shard in enumerate(shards, 1):
-        several = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
-        file = folder / f"{stem}{several}.safetensors"
+        suffix = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
+        file = folder / f"{stem}{suffix}.safetensors"
         total += _write_shard(file, shard)
         by_name |= dict.fromkeys(shard, file.name)
     if len(shards) > 1:
@@ -108,19 +108,19 @@ def _write_module(module: Any, library: str, folder: Path) -> int:
 
 def _weights(module: nn.Module) -> dict[str, torch.Size]:
     """Shapes by name, a weight that has two names once."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     shapes = {}
     for name, weight in module.state_dict(keep_vars=True).items():
-        if id(weight) not in seen:
-            seen.add(id(weight))
+        if id(weight) not in visited:
+            visited.add(id(weight))
             shapes[name] = weight.shape
     return shapes
 
 
-def _shards(shapes: Mapping[str, torch.Size], most: float) -> Iterator[dict[str, torch.Size]]:
+def _shards(shapes: Mapping[str, torch.Size], limit: float) -> Iterator[dict[str, torch.Size]]:
     shard: dict[str, torch.Size] = {}
     for name, shape in shapes.items():
-        if shard and _bytes(shard) + 2 * math.prod(shape) > most:
+        if shard and _bytes(shard) + 2 * math.prod(shape) > limit:
             yield shard
             shard = {}
         shard[name] = shape

@@ -42,17 +42,17 @@ def rows(
         body: what was asked for.
     """
     options = {"num_frames": body["num_frames"]} if "num_frames" in body else {}
-    built = replace(build(str(model)), call=options)
+    shapes = replace(build(str(model)), call=options)
     files = {
         part: sum(file.stat().st_size for file in (model / part).glob("*.safetensors"))
-        for part in built.modules
+        for part in shapes.modules
     }
-    for part, count in built.parameters().items():
+    for part, count in shapes.parameters().items():
         yield [f"{part}, GB", *compared(2 * count / GB, files[part] / GB)]
     streaming = after["streaming"]
     device = here(1 / (streaming["seconds_a_gib"] or 1e-9) * 2**30)
     means = seconds_of(before, after)
-    for stage in stages(built, body["size"]):
+    for stage in stages(shapes, body["size"]):
         name = f"{stage.component}.{stage.method}"
         streamed = streaming["streamed_bytes"].get(stage.component, 0)
         if name in means:
@@ -63,11 +63,12 @@ def rows(
 def seconds_of(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
     """Mean seconds of the forwards between two statistics."""
     means = {}
-    earlier = {one["component"]: one["histogram"] for one in before["seconds"]}
-    for one in after["seconds"]:
-        old, new = earlier.get(one["component"], {"sum": 0.0, "counts": [0]}), one["histogram"]
+    histograms = {entry["component"]: entry["histogram"] for entry in before["seconds"]}
+    for entry in after["seconds"]:
+        new = entry["histogram"]
+        old = histograms.get(entry["component"], {"sum": 0.0, "counts": [0]})
         if count := sum(new["counts"]) - sum(old["counts"]):
-            means[one["component"]] = (new["sum"] - old["sum"]) / count
+            means[entry["component"]] = (new["sum"] - old["sum"]) / count
     return means
 
 

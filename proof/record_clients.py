@@ -44,7 +44,7 @@ SG = "sglang.multimodal_gen.benchmarks"
 REAL = {f"{SG}.bench_serving", f"{SG}.datasets", "sglang.srt.utils.network"}
 REAL |= {"vllm_omni.benchmarks.patch.patch", "vllm_omni.metrics.definitions"}
 REAL |= {"vllm_omni.metrics.utils"}
-KEPT = ("content-type", "authorization", "accept")
+HEADERS = ("content-type", "authorization", "accept")
 PEERS = {"sglang", "vllm", "vllm_omni", "datasets", "transformers", "prettytable"}
 
 
@@ -52,12 +52,12 @@ def card(makes: str) -> Card:
     """A model that makes pictures or videos, from a text or a picture."""
     sizes = {"width": 64, "height": 64, "num_inference_steps": 4}
     sizes |= {"num_frames": 5} if makes == "video" else {}
-    own = [Parameter("prompt", "str"), Parameter("guidance_scale", "float", default=3.5)]
-    own += [Parameter(name, "int", default=value) for name, value in sizes.items()]
-    more = [Parameter("image", "other"), Parameter("strength", "float", default=0.6)]
+    parameters = [Parameter("prompt", "str"), Parameter("guidance_scale", "float", default=3.5)]
+    parameters += [Parameter(name, "int", default=value) for name, value in sizes.items()]
+    extra = [Parameter("image", "other"), Parameter("strength", "float", default=0.6)]
     tasks = (
-        Task(f"text-to-{makes}", "GreyPipeline", tuple(own)),
-        Task(f"image-to-{makes}", "GreyFromImage", tuple(own + more)),
+        Task(f"text-to-{makes}", "GreyPipeline", tuple(parameters)),
+        Task(f"image-to-{makes}", "GreyFromImage", tuple(parameters + extra)),
     )
     return Card("grey", tasks, {}, 16, None, 1 << 20, 100)
 
@@ -75,12 +75,12 @@ class Grey(Supervisor):
 
     async def submit(self, request: CheckedRequest, *_: Any, **__: Any) -> Done:
         grey = b"\x80" * 3 * 16 * 16
-        done = Done(request.request_id, request.seed, [], Timings(), TokenUsage(1, 1))
+        message = Done(request.request_id, request.seed, [], Timings(), TokenUsage(1, 1))
         if self._makes == "image":
-            done.pictures = [Picture(16, 16, grey)]
+            message.pictures = [Picture(16, 16, grey)]
         else:
-            done.clip = RawVideo(16, 16, 2, grey * 2)
-        return done
+            message.clip = RawVideo(16, 16, 2, grey * 2)
+        return message
 
 
 class Recorder:
@@ -98,7 +98,7 @@ class Recorder:
             "client": self.client,
             "method": scope["method"],
             "path": scope["path"],
-            "headers": {name: headers[name] for name in KEPT if name in headers},
+            "headers": {name: headers[name] for name in HEADERS if name in headers},
         }
 
         async def heard() -> Any:
@@ -114,8 +114,8 @@ class Recorder:
         await self.app(scope, heard, told)
         record["body"] = base64.b64encode(body).decode()
         is_poll = scope["method"] == "GET" and scope["path"] != "/v1/model_info"
-        same = [one for one in self.records if one["path"] == record["path"]]
-        if not is_poll and sum(one["client"] == self.client for one in same) < 2:
+        matches = [entry for entry in self.records if entry["path"] == record["path"]]
+        if not is_poll and sum(entry["client"] == self.client for entry in matches) < 2:
             self.records.append(record)
 
 
@@ -179,8 +179,8 @@ async def sglang(url: str, recorder: Recorder, task: str, **options: Any) -> dic
                 sys.argv = before
 
         await asyncio.to_thread(run)
-        told: dict[str, Any] = json.loads(report.read_text())
-        return told
+        report_data: dict[str, Any] = json.loads(report.read_text())
+        return report_data
 
 
 def bench_arguments(bench: types.ModuleType) -> Any:
@@ -198,10 +198,10 @@ class EventLines:
     """In place of vLLM's `StreamedResponseHandler`: messages of a stream, without their ends."""
 
     def __init__(self) -> None:
-        self._left = ""
+        self._rest = ""
 
     def add_chunk(self, chunk: bytes) -> list[str]:
-        *whole, self._left = (self._left + chunk.decode()).split("\n\n")
+        *whole, self._rest = (self._rest + chunk.decode()).split("\n\n")
         return whole
 
 
@@ -225,10 +225,10 @@ async def omni(url: str, recorder: Recorder, kind: str) -> list[Any]:
         "StreamedResponseHandler": EventLines,
         "_validate_api_url": lambda *_: None,
         "_update_headers_common": lambda *_: None,
-        "_update_payload_common": lambda payload, asked: payload.update(asked.extra_body or {}),
-        "_get_chat_content": lambda asked, **_: [
-            {"type": "text", "text": asked.prompt},
-            *(asked.multi_modal_content or []),
+        "_update_payload_common": lambda payload, request: payload.update(request.extra_body or {}),
+        "_get_chat_content": lambda request, **_: [
+            {"type": "text", "text": request.prompt},
+            *(request.multi_modal_content or []),
         ],
         "MixRequestFuncOutput": Outcome,
     }
@@ -253,14 +253,14 @@ async def omni(url: str, recorder: Recorder, kind: str) -> list[Any]:
     async with aiohttp.ClientSession() as session:
         for name, path, extra, pictures in calls:
             recorder.client = f"vllm bench serve --omni {path}"
-            more = "_completions" if "chat" in name else ""
-            ask = getattr(patch, f"async_request_{name}_omni{more}")
-            asked = SimpleNamespace(
+            suffix = "_completions" if "chat" in name else ""
+            ask = getattr(patch, f"async_request_{name}_omni{suffix}")
+            request = SimpleNamespace(
                 prompt="a cat", api_url=url + path, prompt_len=2, output_len=16, model="grey",
                 model_name=None, extra_body=extra, multi_modal_content=pictures,
                 extra_headers=None, request_id=None, ignore_eos=False, mm_position="last",
             )  # fmt: skip
-            outcomes.append((path, await ask(asked, session)))
+            outcomes.append((path, await ask(request, session)))
     return outcomes
 
 
@@ -270,9 +270,9 @@ def _png() -> bytes:
     return out.getvalue()
 
 
-def outcome(one: Any) -> str:
+def outcome(reply: Any) -> str:
     """How a request went, as its client saw it."""
-    return "ok" if one.success else f"FAILED: {str(one.error)[-300:]}"
+    return "ok" if reply.success else f"FAILED: {str(reply.error)[-300:]}"
 
 
 async def run(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -284,14 +284,14 @@ async def run(folders: Sequence[Path]) -> list[dict[str, Any]]:
                 tasks = {"2i": ["text-to-image", "image-to-image"],
                          "2v": ["text-to-video", "image-to-video"]}  # fmt: skip
                 for task in tasks[kind]:
-                    more = {"num_frames": 5, "fps": 8} if kind == "2v" else {}
-                    report = await sglang(url, recorder, task, **size, **more)
-                    done, failed = report["completed_requests"], report["failed_requests"]
-                    print(f"sglang {task}: {done} completed, {failed} failed")
+                    extra = {"num_frames": 5, "fps": 8} if kind == "2v" else {}
+                    report = await sglang(url, recorder, task, **size, **extra)
+                    completed, failed = report["completed_requests"], report["failed_requests"]
+                    print(f"sglang {task}: {completed} completed, {failed} failed")
                 outcomes = await omni(url, recorder, kind)
-                for endpoint, one in outcomes:
-                    print(f"vllm-omni {endpoint}: {outcome(one)}")
-                records += [{"makes": kind, **one} for one in recorder.records]
+                for endpoint, reply in outcomes:
+                    print(f"vllm-omni {endpoint}: {outcome(reply)}")
+                records += [{"makes": kind, **record} for record in recorder.records]
     return records
 
 
@@ -299,8 +299,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sglang", type=Path, required=True)
     parser.add_argument("--vllm-omni", type=Path, required=True)
-    given = parser.parse_args()
-    records = asyncio.run(run([given.sglang, given.vllm_omni]))
+    options = parser.parse_args()
+    records = asyncio.run(run([options.sglang, options.vllm_omni]))
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(json.dumps(records, indent=1) + "\n")
     print(f"{len(records)} requests in {FILE}")

@@ -54,16 +54,16 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made: Any = MagicMock(name=name)
+        fake: Any = MagicMock(name=name)
         if name[0].isupper():
             inherited = {
                 "__class_getitem__": classmethod(lambda cls, _: cls),
                 "__init_subclass__": classmethod(lambda cls, **_: None),
                 "__init__": lambda self, *_, **__: None,
             }
-            made = type(name, (), inherited)
-        setattr(self, name, made)
-        return made
+            fake = type(name, (), inherited)
+        setattr(self, name, fake)
+        return fake
 
 
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -82,8 +82,8 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         if name in self._real:
             file = f"{name.replace('.', '/')}.py"
-            found = next(one / file for one in self._folders if (one / file).exists())
-            return importlib.util.spec_from_file_location(name, found)
+            folder = next(folder / file for folder in self._folders if (folder / file).exists())
+            return importlib.util.spec_from_file_location(name, folder)
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> StandIn:
@@ -98,7 +98,7 @@ class VirtualTime:
 
     def __init__(self, requests: Sequence[dict[str, Any]], arrive: Callable[[int], None]) -> None:
         self.now_s = 0.0
-        self._arrive, self._due = arrive, deque(enumerate(one["at_s"] for one in requests))
+        self._arrive, self._due = arrive, deque(enumerate(request["at_s"] for request in requests))
 
     def move(self, to_s: float) -> None:
         self.now_s = max(self.now_s, to_s)
@@ -110,15 +110,15 @@ class VirtualTime:
         return self._due[0][1] if self._due else None
 
 
-def arrivals(rng: random.Random, one: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+def arrivals(rng: random.Random, make: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
     """Requests in bursts and one by one, on a grid of 10 ms."""
-    at, made = 0.0, []
+    at, entries = 0.0, []
     gap_s = rng.choice((0.02, 0.1, 0.5))
     for _ in range(rng.randint(4, 16)):
         if rng.random() < 0.5:
             at += round(rng.expovariate(1 / gap_s), 2)
-        made.append({"at_s": round(at, 2), **one()})
-    return made
+        entries.append({"at_s": round(at, 2), **make()})
+    return entries
 
 
 # SGLang-Diffusion
@@ -131,7 +131,7 @@ def sglang_trace(rng: random.Random, scheduler: Any, folder: Path) -> dict[str, 
     outputs = rng.choice([(1,), (1, 1, 2), (1, 2, 3, 6)])
 
     def one() -> dict[str, Any]:
-        said = {
+        arguments = {
             "width": rng.choice(sizes),
             "height": rng.choice(sizes),
             "num_inference_steps": rng.choice(steps),
@@ -139,8 +139,8 @@ def sglang_trace(rng: random.Random, scheduler: Any, folder: Path) -> dict[str, 
             "negative_prompt": rng.choice(negatives),
         }
         if rng.random() < 0.05:
-            said["image"] = True
-        return {"arguments": said, "n": rng.choice(outputs)}
+            arguments["image"] = True
+        return {"arguments": arguments, "n": rng.choice(outputs)}
 
     requests = arrivals(rng, one)
     flags = {"batching_max_size": rng.choice([1, 2, 4, 8, 16]),
@@ -152,31 +152,31 @@ def sglang_trace(rng: random.Random, scheduler: Any, folder: Path) -> dict[str, 
                   "resolution": rng.choice(["*", f"{size}x{size}"])}]  # fmt: skip
         if rng.random() < 0.5:
             rules[0]["max_cost"] = rng.choice([10_000, 20_000, 60_000])
-    made = [_sglang_request(scheduler, request) for request in requests]
+    requests_made = [_sglang_request(scheduler, request) for request in requests]
     core = _sglang_core(scheduler, flags, rules, folder)
     read: list[int] = []  # arrived, and not read by the loop yet
     time = VirtualTime(requests, read.append)
     batches: list[dict[str, Any]] = []
     stamps = [0.0] * len(requests)
     scheduler.time.monotonic = lambda: time.now_s
-    core._record_batch_dispatch_metrics = lambda **said: batches.append({"said": said})
+    core._record_batch_dispatch_metrics = lambda **values: batches.append({"said": values})
     time.move(0.0)
-    while sum(len(one["members"]) for one in batches) < len(requests):
+    while sum(len(entry["members"]) for entry in batches) < len(requests):
         for index in read:
             stamps[index] = time.now_s
-            core.waiting_queue.append((None, made[index], time.now_s))
+            core.waiting_queue.append((None, requests_made[index], time.now_s))
         read.clear()
         if items := core.get_next_batch_to_run():
-            batch, members = batches[-1], [made.index(req) for _, req in items]
-            said = batch.pop("said")
+            batch, members = batches[-1], [requests_made.index(req) for _, req in items]
+            values = batch.pop("said")
             batch |= {"at_s": round(time.now_s, 4), "members": members}
-            batch |= {"stop_reason": said["stop_reason"], "outputs": said["output_count"]}
-            batch |= {"cap": said["effective_max_output_count"]}
-            time.move(time.now_s + OUTPUT_S * said["output_count"])
+            batch |= {"stop_reason": values["stop_reason"], "outputs": values["output_count"]}
+            batch |= {"cap": values["effective_max_output_count"]}
+            time.move(time.now_s + OUTPUT_S * values["output_count"])
             continue
         oldest_s = core.waiting_queue[0][2] if core.waiting_queue else None
         leaves = None if oldest_s is None else oldest_s + core._batching_delay_s
-        then = min(one for one in (leaves, time.next_s) if one is not None)
+        then = min(moment for moment in (leaves, time.next_s) if moment is not None)
         time.move(max(then, time.now_s + 1e-6))  # as a loop that spins once more
     for request, stamp in zip(requests, stamps, strict=True):
         request["at_s"] = round(stamp, 4)  # when its loop read it: there its delay begins
@@ -184,10 +184,10 @@ def sglang_trace(rng: random.Random, scheduler: Any, folder: Path) -> dict[str, 
 
 
 def _sglang_request(scheduler: Any, request: dict[str, Any]) -> Any:
-    said = dict(request["arguments"])
-    image = said.pop("image", None)
+    arguments = dict(request["arguments"])
+    image = arguments.pop("image", None)
     params = scheduler.SamplingParams(
-        prompt="a cat", num_outputs_per_prompt=request["n"], num_frames=1, **said
+        prompt="a cat", num_outputs_per_prompt=request["n"], num_frames=1, **arguments
     )
     req = scheduler.Req(sampling_params=params)
     if image:
@@ -237,14 +237,14 @@ def omni_trace(rng: random.Random, omni: Any) -> dict[str, Any]:
 
     def one() -> dict[str, Any]:
         size = rng.choice(sizes)
-        said = {
+        arguments = {
             "width": size,
             "height": size,
             "num_inference_steps": rng.choice(steps),
             "guidance_scale": rng.choice(guidances),
             "negative_prompt": rng.choice(negatives),
         }
-        return {"arguments": said, "n": rng.choice(outputs), "lora": rng.choice(adapters)}
+        return {"arguments": arguments, "n": rng.choice(outputs), "lora": rng.choice(adapters)}
 
     requests = arrivals(rng, one)
     flags = {"max_num_seqs": rng.choice([1, 2, 4, 8]),
@@ -268,14 +268,14 @@ def omni_trace(rng: random.Random, omni: Any) -> dict[str, Any]:
     omni.engine.time.monotonic = lambda: time.now_s
     batches: list[dict[str, Any]] = []
     time.move(0.0)
-    while sum(len(one["members"]) for one in batches) < len(requests):
+    while sum(len(entry["members"]) for entry in batches) < len(requests):
         if not scheduler.num_waiting_requests():
             assert time.next_s is not None
             time.move(time.next_s)
             continue
         omni.engine.DiffusionEngine._wait_for_admission_if_needed_locked(engine)
-        scheduled = [one.request_id for one in scheduler.schedule().scheduled_new_reqs]
-        members = [int(one) for one in scheduled]
+        scheduled = [entry.request_id for entry in scheduler.schedule().scheduled_new_reqs]
+        members = [int(number) for number in scheduled]
         batches.append({"at_s": round(time.now_s, 4), "members": members})
         time.move(time.now_s + OUTPUT_S * sum(requests[index]["n"] for index in members))
         finished = omni.interface.DiffusionRequestStatus.FINISHED_COMPLETED
@@ -284,11 +284,11 @@ def omni_trace(rng: random.Random, omni: Any) -> dict[str, Any]:
 
 
 def _omni_request(omni: Any, request: dict[str, Any], index: int) -> Any:
-    said = {name: one for name, one in request["arguments"].items() if one is not None}
-    negative = said.pop("negative_prompt", None)
+    arguments = {name: value for name, value in request["arguments"].items() if value is not None}
+    negative = arguments.pop("negative_prompt", None)
     prompt = {"prompt": "a cat"} | ({} if negative is None else {"negative_prompt": negative})
     params = omni.inputs.OmniDiffusionSamplingParams(
-        seed=index, num_outputs_per_prompt=request["n"], **said
+        seed=index, num_outputs_per_prompt=request["n"], **arguments
     )
     if request["lora"]:
         number = 1 + ord(request["lora"]) - ord("a")
@@ -318,8 +318,8 @@ def record_sglang(folder: Path) -> list[dict[str, Any]]:
     scheduler.estimate = config.PipelineConfig.estimate_request_cost
     scheduler.BatchAdmissionController._get_device_memory_gb = staticmethod(lambda _: None)
     rng = random.Random(0)
-    with tempfile.TemporaryDirectory() as made:
-        return [sglang_trace(rng, scheduler, Path(made)) for _ in range(TRACES)]
+    with tempfile.TemporaryDirectory() as place:
+        return [sglang_trace(rng, scheduler, Path(place)) for _ in range(TRACES)]
 
 
 def record_omni(folder: Path) -> list[dict[str, Any]]:
@@ -345,11 +345,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sglang", type=Path, required=True)
     parser.add_argument("--vllm-omni", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    for name, folder, record in (("sglang", given.sglang, record_sglang),
-                                 ("vllm_omni", given.vllm_omni, record_omni)):  # fmt: skip
-        traces = ",\n".join(json.dumps(one, separators=(",", ":")) for one in record(folder))
+    for name, folder, record in (("sglang", options.sglang, record_sglang),
+                                 ("vllm_omni", options.vllm_omni, record_omni)):  # fmt: skip
+        traces = ",\n".join(json.dumps(trace, separators=(",", ":")) for trace in record(folder))
         text = f'{{"version":"{version_in(folder)}","traces":[\n{traces}\n]}}\n'
         (FOLDER / f"{name}.json").write_text(text)
 

@@ -10,11 +10,9 @@ the first half does not count. Nobody sends an Idempotency-Key with a request th
 once, since those answers are kept for an hour.
 """
 
-import argparse
 import asyncio
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +24,7 @@ import httpx2
 from proof.clients import Clients
 from proof.diary import Diary, Findings, findings
 from proof.house import MODELS, House, fleet_of, now_s, open_house
-from proof.page import machine, table, write_section
+from proof.page import conclude, machine, parser_of, table
 from proof.tickets import EXACT, Ticket, tickets
 
 CLIENTS = {"waits": 2, "streams": 1, "polls": 2, "vanishes": 1}
@@ -69,16 +67,16 @@ def look(process: str, pid: int, at_s: float) -> Sample:
         OSError: there is none.
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    told = {name: text.split() for name, _, text in (line.partition(":") for line in lines)}
+    fields = {name: text.split() for name, _, text in (line.partition(":") for line in lines)}
 
     def mib(*names: str) -> float:
-        return sum(int(told[name][0]) for name in names if name in told) / 1024
+        return sum(int(fields[name][0]) for name in names if name in fields) / 1024
 
     values = {
         "resident memory (MiB)": mib("VmRSS"),
         "its own memory (MiB)": mib("RssAnon", "VmSwap"),
         OPEN_FILES: float(len(os.listdir(f"/proc/{pid}/fd"))),
-        "threads": float(told["Threads"][0]),
+        "threads": float(fields["Threads"][0]),
     }
     return Sample(process, at_s, values)
 
@@ -91,16 +89,16 @@ def growths(samples: Sequence[Sample], seconds: float) -> list[Growth]:
     Args:
         seconds: how long it was in all.
     """
-    found = []
-    for process in dict.fromkeys(one.process for one in samples):
-        own = [one for one in samples if one.process == process]
-        early = [one for one in own if WARM <= one.at_s / seconds < WARM + WINDOW]
-        late = [one for one in own if one.at_s / seconds >= 1 - WINDOW]
-        for measure in own[0].values:
+    growths_found = []
+    for process in dict.fromkeys(sample.process for sample in samples):
+        samples_here = [sample for sample in samples if sample.process == process]
+        early = [sample for sample in samples_here if WARM <= sample.at_s / seconds < WARM + WINDOW]
+        late = [sample for sample in samples_here if sample.at_s / seconds >= 1 - WINDOW]
+        for measure in samples_here[0].values:
             of = min if measure == OPEN_FILES else statistics.median
             values = (of(s.values[measure] for s in w) for w in (early, late))
-            found.append(Growth(process, measure, *values))
-    return found
+            growths_found.append(Growth(process, measure, *values))
+    return growths_found
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +117,13 @@ class Run:
 
     def problems(self) -> list[str]:
         """Promises that do not hold."""
-        grown = [
-            f"{one.process}: {one.measure} grew by {one.share:.1%}"
-            for one in self.growths
-            if one.share > FLAT
+        growths = [
+            f"{growth.process}: {growth.measure} grew by {growth.share:.1%}"
+            for growth in self.growths
+            if growth.share > FLAT
         ]
-        failed = [one.failure for one in self.diary.endings if one.failure]
-        return grown + failed + ([] if self.findings.are_none else [str(self.findings)])
+        failed = [ending.failure for ending in self.diary.endings if ending.failure]
+        return growths + failed + ([] if self.findings.are_none else [str(self.findings)])
 
 
 async def run(minutes: float, seed: int, workers: int = 1) -> Run:
@@ -146,9 +144,9 @@ async def run(minutes: float, seed: int, workers: int = 1) -> Run:
             open_house(house, http),
         ):
             await house.all_ready(http, workers)
-            asked = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
+            requests = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
             await asyncio.gather(*(http.get("/v1/jobs") for _ in range(CROWD)))
-            clients = Clients(http, asked, diary, has_keys=False)
+            clients = Clients(http, requests, diary, has_keys=False)
             began_s = now_s()
             async with asyncio.TaskGroup() as group:
                 for kind, count in CLIENTS.items():
@@ -163,21 +161,21 @@ async def run(minutes: float, seed: int, workers: int = 1) -> Run:
                     await asyncio.sleep(seconds / SAMPLES)
                 clients.is_over = True
             await clients.last_look()
-    return Run(minutes, growths(samples, seconds), diary, asked, workers)
+    return Run(minutes, growths(samples, seconds), diary, requests, workers)
 
 
 def page(run: Run) -> str:
     """The section of the page."""
     rows = [
-        [f"{one.process}: {one.measure}", f"{one.early:.1f}", f"{one.late:.1f}",
-         f"{one.share:+.1%}"]
-        for one in run.growths
+        [f"{growth.process}: {growth.measure}", f"{growth.early:.1f}", f"{growth.late:.1f}",
+         f"{growth.share:+.1%}"]
+        for growth in run.growths
     ]  # fmt: skip
-    failed = sum(bool(one.failure) for one in run.diary.endings)
+    failed = sum(bool(ending.failure) for ending in run.diary.endings)
     early, late = WARM * run.minutes, (1 - WINDOW) * run.minutes
     window = WINDOW * run.minutes
-    several = f" --workers {run.workers}" if run.workers > 1 else ""
-    return f"""Made by `python -m proof.soak --minutes {run.minutes:g}{several}`.
+    flags = f" --workers {run.workers}" if run.workers > 1 else ""
+    return f"""Made by `python -m proof.soak --minutes {run.minutes:g}{flags}`.
 Machine: {machine()}.
 
 {len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that
@@ -192,21 +190,14 @@ by more than {FLAT:.0%}.
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="3: of two models")
-    parser.add_argument(
-        "--write", action="store_true", help="into docs/reliability.md, if all holds"
-    )
     options = parser.parse_args()
-    done = asyncio.run(run(options.minutes, options.seed, options.workers))
-    print(text := page(done))
-    for problem in (wrong := done.problems()):
-        print(problem, file=sys.stderr)
-    if options.write and not wrong:
-        write_section("soak-fleet" if options.workers > 1 else "soak", text)
-    return 1 if wrong else 0
+    result = asyncio.run(run(options.minutes, options.seed, options.workers))
+    section = "soak-fleet" if options.workers > 1 else "soak"
+    return conclude(page(result), result.problems(), section if options.write else None)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Ticket:
         text: str = self.body["prompt"]
         return text
 
-    def verdict(self, file: bytes, others: Sequence["Ticket"]) -> Verdict:
+    def verdict(self, file: bytes, tickets: Sequence["Ticket"]) -> Verdict:
         """What is to be said of a picture that came for this ticket.
 
         Returns:
@@ -47,8 +47,8 @@ class Ticket:
         picture = decoded(file)
         if gap(picture, self.picture) == 0 and shows(picture, self.prompt):
             return "right"
-        strangers = (one for one in others if one.prompt != self.prompt)
-        return "foreign" if any(shows(picture, one.prompt) for one in strangers) else "spoiled"
+        prompts = {ticket.prompt for ticket in tickets} - {self.prompt}
+        return "foreign" if any(shows(picture, prompt) for prompt in prompts) else "spoiled"
 
 
 async def tickets(
@@ -62,7 +62,7 @@ async def tickets(
     Raises:
         RuntimeError: it draws too few right ones.
     """
-    rng, found = random.Random(seed), list[Ticket]()
+    rng, tickets = random.Random(seed), list[Ticket]()
     for number, prompt in enumerate(prompts(count)):
         body = {"prompt": prompt, "seed": number, "num_inference_steps": rng.choice(STEPS)}
         if models:
@@ -72,10 +72,10 @@ async def tickets(
         answer.raise_for_status()
         picture = decoded(base64.b64decode(answer.json()["data"][0]["b64_json"]))
         if shows(picture, prompt):
-            found.append(Ticket(body, picture))
-        if len(found) == count:
-            return found
-    raise RuntimeError(f"only {len(found)} pictures are right, {count} are needed")
+            tickets.append(Ticket(body, picture))
+        if len(tickets) == count:
+            return tickets
+    raise RuntimeError(f"only {len(tickets)} pictures are right, {count} are needed")
 
 
 def decoded(file: bytes) -> Image.Image:
@@ -84,7 +84,7 @@ def decoded(file: bytes) -> Image.Image:
         return image.convert("RGB")
 
 
-def gap(left: Image.Image, right: Image.Image) -> int:
+def gap(first: Image.Image, second: Image.Image) -> int:
     """The largest difference between two pictures, 0-255."""
-    bands = ImageChops.difference(left, right).getextrema()
+    bands = ImageChops.difference(first, second).getextrema()
     return max(int(high) for _, high in bands)  # type: ignore[misc]

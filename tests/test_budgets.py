@@ -29,18 +29,18 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 24_840),
+    "engine": (13_800, 24_935),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_285),
     "worker": (2_500, 3_320),
-    "server": (5_000, 7_120),
-    "compat": (1_300, 2_400),
-    "jobs, media": (3_000, 3_840),
+    "server": (5_000, 7_240),
+    "compat": (1_300, 2_355),
+    "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_285),
-    "others": (4_200, 4_475),
-    "lab": (4_200, 5_460),
-    "benchmarks, proof": (7_000, 9_520),
-    "tests": (50_000, 80_250),
+    "others": (4_200, 4_616),
+    "lab": (4_200, 5_420),
+    "benchmarks, proof": (7_000, 9_505),
+    "tests": (50_000, 80_550),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 28), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
@@ -54,6 +54,7 @@ NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
     "python, cli, settings": (0.5, 0.5),
     "others": (0.5, 0.5),
     "lab": (0.5, 0.5),
+    "benchmarks, proof": (0.5, 0.5),
 }
 FREE = 0.06  # of a ceiling above its goal: what may be free below it
 

@@ -88,7 +88,7 @@ def test_a_failure_that_a_fault_on_purpose_makes_is_no_loss() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_broken_server_loses_nothing_and_comes_back() -> None:
-    done = asyncio.run(chaos.run(minutes=9, seed=5, most=9))
+    done = asyncio.run(chaos.run(minutes=9, seed=5, limit=9))
 
     assert chaos_report.problems(done) == []
     assert len({one.what for one in done.struck}) == 9
@@ -99,7 +99,7 @@ def test_a_broken_server_loses_nothing_and_comes_back() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_broken_fleet_loses_nothing_and_comes_back() -> None:
-    done = asyncio.run(chaos.run(minutes=12, seed=5, most=11, workers=3))
+    done = asyncio.run(chaos.run(minutes=12, seed=5, limit=11, workers=3))
 
     assert chaos_report.problems(done) == []
     assert len({one.what for one in done.struck}) == 11

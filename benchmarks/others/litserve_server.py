@@ -36,8 +36,8 @@ class Pictures(litserve.LitAPI):  # type: ignore[misc]
             alike[body.settings].append(place)
         images: dict[int, Image.Image] = {}
         for places in alike.values():
-            drawn = plain.draw(self.pipe, [x[place] for place in places])
-            images.update(zip(places, drawn, strict=True))
+            pictures = plain.draw(self.pipe, [x[place] for place in places])
+            images.update(zip(places, pictures, strict=True))
         return [images[place] for place in range(len(x))]
 
     def encode_response(self, output: Image.Image) -> dict[str, Any]:

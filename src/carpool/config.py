@@ -94,6 +94,19 @@ class ServeSettings(EngineSettings, ScaleSettings):
     allow_remote_media: bool = setting(
         False, "fetch pictures that requests name by http(s) URLs, from public addresses only"
     )
+    webhook_secret: str | None = setting(
+        None,
+        "let jobs name a webhook, and sign what it is sent: whsec_ and base64 of 24 to 64 bytes; "
+        "better said in the environment",
+    )
+    webhook_host: tuple[str, ...] = setting(
+        (), "host that webhooks may name though its address is not public; repeatable"
+    )
+    upload: str | None = setting(
+        None,
+        "copy files of jobs to s3://BUCKET/FOLDER (gs:, az: likewise); credentials and endpoint by "
+        "AWS_* variables; needs obstore",
+    )
     metadata: bool = setting(True, "write into files what made them, and that a model did")
     metadata_prompt: bool = setting(False, "write prompts there too")
     max_frames: int = setting(512, "most frames of a video", least=1)

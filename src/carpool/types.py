@@ -104,6 +104,7 @@ class CheckedRequest:
     step_cache: float | None = None  # threshold of skipped steps; 0: none; None: the server's own
     scheduler: str | None = None  # name of a sampler, of `request.samplers`; None: the model's own
     enhance_prompt: bool = False  # the server's rewriter writes the prompt anew
+    prompt_weights: bool | None = None  # weights in prompts are read; None: it does not say
 
 
 @dataclass(frozen=True, slots=True)

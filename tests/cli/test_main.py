@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import carpool
-from carpool.cli.bars import MoveBar, Previews
+from carpool.cli.bars import AdvanceBar, Previews
 from carpool.cli.main import cli
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import PipelineFailed
@@ -332,7 +332,7 @@ def test_each_picture_has_a_bar_that_its_own_steps_move(
     moves: list[tuple[int, float]] = []
 
     @contextmanager
-    def bars(names: Sequence[str], previews: Previews | None) -> Iterator[MoveBar]:
+    def bars(names: Sequence[str], previews: Previews | None) -> Iterator[AdvanceBar]:
         assert names == ["one", "one", "two", "two"]
         assert previews is None  # without --show
         yield lambda place, done: moves.append((place, done))
@@ -356,7 +356,7 @@ def test_what_is_drawn_so_far_is_shown_where_the_terminal_can(
     seen: list[Previews] = []
 
     @contextmanager
-    def bars(names: Sequence[str], previews: Previews) -> Iterator[MoveBar]:
+    def bars(names: Sequence[str], previews: Previews) -> Iterator[AdvanceBar]:
         seen.append(previews)
         yield lambda place, done: None
 

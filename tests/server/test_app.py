@@ -216,3 +216,19 @@ def test_the_document_has_every_error_of_a_path_and_a_start_makes_no_validators_
         for field in route.response_fields.values()
     ]
     assert fields.count(schema.Error) <= 2  # downloads: these bring the schema in
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/v1/image/generations", "/v1/images/generations"),
+        ("/v1/model", "/v1/models"),
+        ("/heatlh", "/health"),
+        ("/sdapi/v1/text2img", "/sdapi/v1/txt2img"),
+        ("/docz", "/docs"),
+    ],
+)
+def test_a_path_that_is_nearly_right_is_told_the_right_one(path: str, near: str) -> None:
+    message = ask(ServeSettings(), path).json()["error"]["message"]
+
+    assert f"did you mean {near!r}?" in message

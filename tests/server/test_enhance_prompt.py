@@ -22,14 +22,12 @@ class Writing(Grey):
         super().__init__()
         self.ready = protocol.WorkerReady(replace(CARD, enhancer=REWRITER), {}, 0.0)
 
-    async def submit(
-        self, request: CheckedRequest, _: Any = None, on_preview: Any = None, **__: Any
-    ) -> protocol.Done:
+    async def submit(self, request: CheckedRequest, *_: Any, **followers: Any) -> protocol.Done:
         done = await super().submit(request)
         if request.enhance_prompt:
-            if on_preview is not None:
+            if "on_preview" in followers:
                 about = request.request_id, 0, 0, None, "a cat, fr"
-                on_preview(protocol.Preview(*about, is_prompt=True))
+                followers["on_preview"](protocol.Preview(*about, is_prompt=True))
             prompt = f"{request.arguments['prompt']}, framed"
             done.settings = {"enhance_prompt": True, "revised_prompt": prompt}
         return done

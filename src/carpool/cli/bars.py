@@ -18,7 +18,7 @@ MOST_SHOWN = 12
 PREVIEW_WIDTH = 24  # columns
 MOST_PREVIEWS = 4  # side by side; of more pictures the first ones
 
-MoveBar = Callable[[int, float], None]
+AdvanceBar = Callable[[int, float], None]
 """Moves one bar: its place, and how much is done, from 0 to 1. From any thread."""
 
 
@@ -56,7 +56,7 @@ class Previews:
 @contextmanager
 def bars(
     names: Sequence[str], previews: Previews | None = None, *, are_shown: bool | None = None
-) -> Iterator[MoveBar]:
+) -> Iterator[AdvanceBar]:
     """A bar for each name, and one for all where there are several.
 
     Args:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 import carpool
 from carpool import jsonfile
-from carpool.cli.bars import MoveBar, Previews, bars
+from carpool.cli.bars import AdvanceBar, Previews, bars
 from carpool.cli.files import FORMATS, check_output, output_for, path_of, write
 from carpool.cli.options import GenerateHelp, parameter_option, settings_from, settings_options
 from carpool.cli.show import Protocol, protocol_of, show, why_not
@@ -274,7 +274,7 @@ def _shown(is_wanted: bool) -> Protocol | None:
     return protocol_of(os.environ)
 
 
-def _moved(move: MoveBar, previews: Previews | None, i: int, event: Event) -> None:
+def _moved(move: AdvanceBar, previews: Previews | None, i: int, event: Event) -> None:
     """Move the bar of one request by what happened to it."""
     if event.kind == "preview" and previews is not None:
         from carpool.worker.protocol import Picture, image_of

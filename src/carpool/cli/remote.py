@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from carpool.cli.bars import MoveBar, Previews, bars
+from carpool.cli.bars import AdvanceBar, Previews, bars
 from carpool.cli.jobs import JobsClient
 from carpool.errors import CarpoolError, Overloaded
 
@@ -120,7 +120,7 @@ class _Jobs:
         self.ids: list[str] = []  # of those that were accepted
         self.ended: dict[str, dict[str, Any]] = {}  # as the server showed them last
 
-    def run(self, move: MoveBar) -> None:
+    def run(self, move: AdvanceBar) -> None:
         """Submit all, and wait until they have ended; `move` shows how far they are."""
         while len(self.ended) < len(self._prompts):
             self._submit()
@@ -139,7 +139,7 @@ class _Jobs:
             if len(self.ended) == len(self.ids):
                 raise
 
-    def _look(self, place: int, job_id: str, move: MoveBar) -> None:
+    def _look(self, place: int, job_id: str, move: AdvanceBar) -> None:
         job = self._server.ask("GET", job_id)
         is_open = job["status"] in OPEN
         if job["status"] != "queued":

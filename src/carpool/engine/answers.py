@@ -32,7 +32,7 @@ class AnswerList:
     """Makes the sources of all requests, and asks them. For the engine's thread."""
 
     def __init__(self, parts: EngineParts) -> None:
-        self._identity = Identity(parts.loaded, parts.adapters.identity)
+        self._identity = Identity(parts.loaded, parts.adapters.digest)
         self._threshold = parts.settings.step_cache  # default of requests; None or 0: no cache
         self._stages, self._stats = parts.stages, parts.stats
         self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (

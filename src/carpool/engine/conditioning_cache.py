@@ -97,7 +97,7 @@ class ConditioningCache:
             return None
         adapters, strides = self._adapters, tuple([tensor.stride() for tensor in tensors])
         lora = [
-            (name, scale, adapters.identity(name))
+            (name, scale, adapters.digest(name))
             for name, scale in call.lora
             if adapters.acts_on(name, module)
         ]

@@ -26,8 +26,8 @@ from carpool.engine.execute import Wrapper
 from carpool.engine.journal import Journal
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model_runner import ModelRunner
-from carpool.engine.observe.forward import ForwardObserver
 from carpool.engine.observe.load_report import LoadReport
+from carpool.engine.observe.timeline import ForwardObserver
 from carpool.engine.parts import EngineParts
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests

@@ -167,11 +167,12 @@ def unpredicted_request(state: RequestState) -> QueuedRequest:
 def unpredicted_call(state: RequestState) -> ParkedCall:
     """A parked call, as a policy sees it, with nothing predicted: it runs alone."""
     request, phase = state.request, state.call.target.phase
-    return ParkedCall(
+    state.parked = ParkedCall(
         state.order, state.number, ("unpredicted", state.order), state.rows, state.rows, phase,
         arrived_s=state.submitted_s, deadline_s=state.deadline_at_s, priority=request.priority,
         tenant=request.tenant, user=request.user,
     )  # fmt: skip
+    return state.parked
 
 
 def _size(request: CheckedRequest) -> RequestSize:

@@ -26,6 +26,7 @@ from carpool.engine.pixel_limit import PixelLimit
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.tokenizers import HostCall
 from carpool.request.card import Card
+from carpool.request.prompt_weights import PROMPTS, weights_warning
 from carpool.request.sizes import rounded_size
 from carpool.schedule.views import ParkedCall, QueuedRequest
 from carpool.types import CheckedRequest, Event, Phase, Timings
@@ -161,6 +162,9 @@ class RequestState:
         context.names, context.note_texts = effects.arguments.keys(), effects.tokenizes
         if (warning := rounded_size(card, task, request.arguments)) is not None:
             self.warnings.append(warning)
+        if request.prompt_weights is None and task.makes != "text":
+            for name in PROMPTS:
+                self.warnings += weights_warning(request.arguments.get(name), name, card)
 
     def start(
         self,

@@ -131,7 +131,7 @@ class Scheduler:
         contain = self._stages.contain
         view = self._view
         parked = [
-            contain("parked", None, view, state, states=[state]) or _unpredicted(state)
+            contain("parked", None, view, state, states=[state]) or unpredicted_call(state)
             for state in states
         ]
         chosen_calls: list[tuple[Choice, list[RequestState]]] = []
@@ -297,11 +297,6 @@ class Scheduler:
             "speed_factor": self.costs.slowdown,
             "batches": self._dispatches.summary(),
         }
-
-
-def _unpredicted(state: RequestState) -> ParkedCall:
-    view = state.parked = unpredicted_call(state)
-    return view
 
 
 def _selected(choice: Choice, states: Sequence[RequestState]) -> list[RequestState]:

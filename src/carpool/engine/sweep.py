@@ -131,7 +131,7 @@ class Sweeps:
         """
         is_token = call.target.method == "generate"  # whose forward changes its module for a while
         is_apart = call.target.is_exclusive or is_token
-        return not is_apart and self._pausing.get(_kind(call), False)
+        return not is_apart and self._pausing.get(_sharing_key(call), False)
 
     def execute(
         self,
@@ -163,7 +163,7 @@ class Sweeps:
         if together:
             first = selections[next(iter(together))][0].call
             look = self._looking(first) if len(together) == 1 else None
-            results = self.run(list(together.values()), look.look if look else _nothing)
+            results = self.run(list(together.values()), look.look if look else lambda: None)
             answers |= zip(together, results, strict=True)
             if look is not None:
                 self._note(first, look)
@@ -255,11 +255,11 @@ class Sweeps:
 
     def _looking(self, call: Call) -> "_ForwardState | None":
         """Observes a forward, if it is not yet known whether others may run while it pauses."""
-        kind = _kind(call)
+        kind = _sharing_key(call)
         return None if kind in self._pausing else _ForwardState(call.target.module, self._streamer)
 
     def _note(self, call: Call, look: "_ForwardState") -> None:
-        kind = _kind(call)
+        kind = _sharing_key(call)
         if look.changed is None:
             self._pausing[kind] = True
             return
@@ -297,7 +297,7 @@ class _ForwardState:
             self.changed = ModuleSnapshot.of(self._module).differs(self._before)
 
 
-def _kind(call: Call) -> Hashable:
+def _sharing_key(call: Call) -> Hashable:
     """Calls that take the same way through their module, as far as one can tell."""
     present = frozenset(name for name, value in call.arguments().items() if value is not None)
     return id(call.target.module), call.target.method, present, bool(call.lora)
@@ -307,7 +307,3 @@ def _free_last(free: Callable[[], None]) -> None:
     """Free memory when the other forwards of the sweep have ended, too."""
     wait_for_others()
     free()
-
-
-def _nothing() -> None:
-    """For forwards that need not be observed."""

@@ -195,7 +195,7 @@ class PoolQueue:
         size = (request.arguments.get(name) for name in ("width", "height", "num_frames"))
         return RoutedRequest(
             next(self._numbers),
-            self._kind(*size),
+            self._size(*size),
             max(1, card.steps(request.arguments)),
             now_s,
             float("inf") if request.deadline_s is None else now_s + request.deadline_s,
@@ -204,7 +204,7 @@ class PoolQueue:
             request.user,
         )
 
-    def _kind(self, width: int | None, height: int | None, frames: int | None) -> RequestSize:
+    def _size(self, width: int | None, height: int | None, frames: int | None) -> RequestSize:
         """The size of a request, with the default where it says none."""
         card = self._card()
         default = (card.usual_size_px if card else None) or (None, None)
@@ -265,7 +265,7 @@ class PoolQueue:
             Predicted seconds of its part of the work that is held.
         """
         tables: dict[Hashable, StepTable] = {
-            self._kind(cost.width, cost.height, cost.frames): tuple(cost.seconds)
+            self._size(cost.width, cost.height, cost.frames): tuple(cost.seconds)
             for cost in report.costs
         }
         self.router.learned(worker, tables, shares_sweeps=report.shares_sweeps)

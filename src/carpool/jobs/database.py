@@ -50,6 +50,8 @@ CREATE TABLE jobs (
   timings TEXT,  -- JSON: where the time of a completed one went
   skipped_steps TEXT,  -- JSON: of each output
   settings TEXT,  -- JSON: those that decided the first output of a completed one
+  deliveries TEXT,  -- JSON: webhooks and uploads of its end
+  due_s REAL,  -- uptime at which the next of them is tried; NULL: there is none
   idempotency_key TEXT,
   digest TEXT,
   UNIQUE (owner, idempotency_key)
@@ -62,11 +64,13 @@ CREATE INDEX IF NOT EXISTS by_age ON jobs (ended_up_s);
 CREATE INDEX IF NOT EXISTS by_owner ON jobs (owner, number);
 DROP INDEX IF EXISTS by_end;
 CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
+CREATE INDEX IF NOT EXISTS by_due ON jobs (due_s) WHERE due_s IS NOT NULL;
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
 """  # what older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # columns of every version
 _LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
 _LATER_COLUMNS |= {"timings": "TEXT", "skipped_steps": "TEXT", "settings": "TEXT"}
+_LATER_COLUMNS |= {"deliveries": "TEXT", "due_s": "REAL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class Record:
     timings: dict[str, float] | None = field(default=None, hash=False)  # its longest request's
     skipped_steps: tuple[int, ...] = ()  # steps that `step_cache` skipped, by output; () for none
     settings: dict[str, Any] | None = field(default=None, hash=False)  # the first output's
+    deliveries: dict[str, Any] | None = field(default=None, hash=False)  # see `outbox.py`
+    due_s: float | None = None  # uptime at which the next of them is tried
 
     @property
     def is_open(self) -> bool:
@@ -99,7 +105,7 @@ class Record:
 
 
 _FIELDS = tuple(column.name for column in fields(Record))
-_JSON = ("asked", "work", "error", "files", "timings", "settings")
+_JSON = ("asked", "work", "error", "files", "timings", "settings", "deliveries")
 
 
 def record_of(row: sqlite3.Row) -> Record:

@@ -39,9 +39,11 @@ from carpool.jobs.database import (
     wants_room,
 )
 from carpool.jobs.job_files import JobFiles
+from carpool.jobs.outbox import Outbox
 from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
 
+_COLUMNS_OF_ENDS = ("error", "warnings", "timings", "skipped_steps", "settings")
 _FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
 _SHARE_OF_FREE = (
     7  # jobs of one API key that may wait for each place that is free: see `schedule.overload`
@@ -93,6 +95,7 @@ class JobStore:
                 undo.callback(self._claim.close)
                 self._db = Database(None if folder is None else self.folder / NAME)
                 undo.callback(self._db.close)
+                self.outbox = Outbox(self._db)
                 self._files = JobFiles(self.folder, self._db, max_bytes)
                 self.file, self.input = self._files.output, self._files.input
                 self.journals = self._files.journals
@@ -144,6 +147,7 @@ class JobStore:
         digest: str = "",
         room: Callable[[int], None] | None = None,
         inputs: Mapping[str, bytes] | None = None,
+        deliveries: Mapping[str, Any] | None = None,
     ) -> Record:
         """Accept a job; it is on the disk when this returns. The same `key` gives the same job.
 
@@ -154,6 +158,7 @@ class JobStore:
             digest: of what the client sent with that key.
             room: is called with the number of the owner's open jobs; raises if it is too many.
             inputs: files that the job needs to be run, by name: see `input`.
+            deliveries: what is to be sent once it has ended: see `outbox.py`.
 
         Raises:
             IdempotencyMismatch: this key came before with another digest.
@@ -177,10 +182,11 @@ class JobStore:
                     return record
                 [row] = db.execute(
                     "INSERT INTO jobs (id, kind, owner, state, asked, work, created_s,"
-                    " created_up_s, bytes, idempotency_key, digest)"
-                    " VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?) RETURNING *",
+                    " created_up_s, bytes, idempotency_key, digest, deliveries, due_s)"
+                    " VALUES (?, ?, ?, 'queued', ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING *",
                     [job_id, kind, owner, json.dumps(dict(asked)), json.dumps(dict(work)),
-                     self.clock(), self.clock.uptime_s(), size, key, digest],
+                     self.clock(), self.clock.uptime_s(), size, key, digest,
+                     *((json.dumps(dict(deliveries)), 0) if deliveries else (None, None))],
                 ).fetchall()  # fmt: skip
             is_new = True
         finally:
@@ -323,16 +329,9 @@ class JobStore:
             files = places.write(places.outputs, job_id, write_all)
             places.outputs.publish(job_id)
             is_ours = self._end(
-                job_id,
-                "completed",
-                100,
-                files=files,
-                error=None,
-                warnings=warnings,
-                timings=timings,
-                skipped_steps=list(skipped_steps),
-                settings=settings,
-            )
+                job_id, "completed", 100, files=files, warnings=warnings, timings=timings,
+                skipped_steps=list(skipped_steps), settings=settings,
+            )  # fmt: skip
         finally:
             if is_ours:
                 places.drop(job_id, places.inputs)
@@ -342,16 +341,7 @@ class JobStore:
 
     def end(self, job_id: str, state: End, error: CarpoolError, *, progress: int = 0) -> bool:
         """End an open job without files; returns whether this call ended it."""
-        if is_ours := self._end(
-            job_id,
-            state,
-            progress,
-            error=error.body,
-            warnings=(),
-            timings=None,
-            skipped_steps=None,
-            settings=None,
-        ):
+        if is_ours := self._end(job_id, state, progress, error=error.body):
             self._files.drop(job_id, self._files.inputs)
         return is_ours
 
@@ -371,6 +361,7 @@ class JobStore:
             ended_s = :now, ended_up_s = :up WHERE id = :id
             AND (state = 'in_progress' OR (state = 'queued' AND :state != 'completed'))
             RETURNING id"""
+        columns = dict.fromkeys(_COLUMNS_OF_ENDS) | columns
         values: dict[str, Any] = {
             **{name: json.dumps(value) if value else None for name, value in columns.items()},
             **{"id": job_id, "state": state, "progress": progress},

@@ -1,4 +1,4 @@
-"""Fetch a picture by its URL, from public addresses only (no server-side request forgery).
+"""Fetch pictures and send webhooks, to public addresses only (no server-side request forgery).
 
 A host name is resolved once, all its addresses are checked, and the connection goes to a checked
 address: a later answer of the name server changes nothing. Each redirect is checked like a URL.
@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 
 import httpx2
@@ -79,8 +79,10 @@ async def fetch(
     is_allowed: Callable[[IpAddress], bool] = is_public,
     trusted: ssl.SSLContext | None = None,
     took: Callable[[int], Awaitable[None]] | None = None,
+    headers: Mapping[str, str] = _ASK,
+    content: bytes | None = None,
 ) -> bytes:
-    """Download a picture.
+    """Download a picture, or send a body.
 
     Args:
         url: `http:` or `https:`, without a user name.
@@ -90,6 +92,7 @@ async def fetch(
         is_allowed: may this address be connected to?
         trusted: certificate authorities; None: the usual ones.
         took: is called with the number of bytes that have arrived since; may raise.
+        content: is posted, and nothing is read: the answer must be 2xx at once.
 
     Raises:
         InvalidValue: an address that is not public, another type, no answer, not in time.
@@ -98,21 +101,24 @@ async def fetch(
     try:
         async with asyncio.timeout(timeout_s):
             for _ in range(REDIRECTS + 1):
-                target = _parse(url, name)
+                target = check_url(url, name)
                 address = await _address(target, name, resolve, is_allowed)
                 # a client each: a connection never serves two names
                 async with httpx2.AsyncClient(
                     verify=trusted or authorities(), trust_env=False, timeout=None
                 ) as client:
                     request = client.build_request(
-                        "GET",
+                        "GET" if content is None else "POST",
                         target.copy_with(host=address, fragment=None),
-                        headers={**_ASK, "host": target.netloc.decode("ascii")},
+                        headers={**headers, "host": target.netloc.decode("ascii")},
+                        content=content,
                         extensions={"sni_hostname": target.raw_host.decode("ascii").strip("[]")},
                     )
                     answer = await client.send(request, stream=True)
                     try:
-                        if answer.status_code not in _REDIRECTED:
+                        if content is not None and answer.is_success:
+                            return b""
+                        if content is not None or answer.status_code not in _REDIRECTED:
                             return await _read(answer, max_bytes, name, took)
                         url = str(target.join(answer.headers.get("location", "")))
                     finally:
@@ -130,7 +136,8 @@ def authorities() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def _parse(url: str, name: str) -> httpx2.URL:
+def check_url(url: str, name: str) -> httpx2.URL:
+    """A URL of http or https without a user name; raises InvalidValue for another one."""
     try:
         target = httpx2.URL(url)
     except httpx2.InvalidURL as error:

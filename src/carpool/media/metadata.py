@@ -50,6 +50,7 @@ def file_metadata(
         options: dict[str, Any] = {"lora": request.lora, "step_cache": request.step_cache}
         options["scheduler"] = request.scheduler
         options["enhance_prompt"] = request.enhance_prompt
+        options["prompt_weights"] = request.prompt_weights
         metadata = {"model": model, "seed": request.seed, **request.arguments}
         metadata |= {name: value for name, value in options.items() if value}
         metadata |= {**(settings_used or {}), **extra}

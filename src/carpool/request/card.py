@@ -13,7 +13,7 @@ from carpool.request.values import ParameterKind
 
 OWN_KEYS = (
     *("n", "seed", "timeout_s", "lora", "deadline_s", "priority", "step_cache", "scheduler"),
-    "enhance_prompt",
+    *("enhance_prompt", "prompt_weights"),
 )
 PER_PROMPT = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 INSTEAD = {
@@ -93,6 +93,7 @@ class Card:
     scheduler: str = ""  # class of the model's own
     schedulers: tuple[str, ...] = ()  # samplers that a request may name; see `request.samplers`
     enhancer: str = ""  # what writes prompts anew, by `request.enhancement`; "": nothing
+    weights_reader: str = ""  # of weights in prompts: see `request.prompt_weights`
     enhances: bool = False  # prompts of requests that do not choose are written anew
     has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
     writers: tuple[Task, ...] = ()  # of language models inside of the pipeline

@@ -19,6 +19,7 @@ from carpool.request.images import NAMES as PICTURE_NAMES
 from carpool.request.images import check_pictures
 from carpool.request.lora import check_lora, refuse_scale
 from carpool.request.own_values import check_priority, check_seed, check_step_cache, check_timeout
+from carpool.request.prompt_weights import check_weights
 from carpool.request.rules import check_rules, check_strength, check_texts
 from carpool.request.samplers import check_scheduler
 from carpool.request.texts import check_text
@@ -63,6 +64,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     step_cache, scheduler = values.pop("step_cache", None), values.pop("scheduler", None)
     task = card.task_for(name for name, value in values.items() if value is not None)
     declared = {parameter.name: parameter for parameter in task.parameters}
+    weights = None if "prompt_weights" in declared else values.pop("prompt_weights", None)
     wish = None if "enhance_prompt" in declared else values.pop("enhance_prompt", None)
     arguments = {name: value for name, value in card.defaults.items() if name in declared}
     for name, value in values.items():
@@ -81,6 +83,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
             refuse_scale(name, value)
         arguments[name] = None if value is None else _value(task, declared[name], value, from_json)
     enhance_prompt = check_enhancement(card, task, wish, arguments, values)
+    prompt_weights = check_weights(card, task, weights, arguments)
     check_texts({name: value for name, value in arguments.items() if name in values})
     if "negative_prompt" in declared and arguments.get("negative_prompt_embeds") is not None:
         arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
@@ -119,6 +122,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         step_cache=None if step_cache is None else check_step_cache(step_cache),
         scheduler=_scheduler(card, scheduler),
         enhance_prompt=enhance_prompt,
+        prompt_weights=prompt_weights,
     )
 
 

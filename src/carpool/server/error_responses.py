@@ -1,5 +1,6 @@
 """Map exceptions to HTTP responses of the shape that OpenAI's clients expect."""
 
+import asyncio
 import json
 import logging
 import re
@@ -10,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.routing import Match, Route
+from starlette.routing import Match
 
 from carpool import errors
 from carpool.errors import CarpoolError, InvalidJSON, in_full, nearest, show
@@ -35,7 +36,8 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Make the response to any exception."""
     api_error = _api_error(error)
     if api_error.message == _NO_PATH:
-        paths = [route.path for route in request.app.routes if isinstance(route, Route)]
+        document = await asyncio.to_thread(request.app.openapi)  # made once
+        paths = ["/docs", "/openapi.json", *document["paths"]]
         api_error = errors.NoSuchEndpoint(f"no such path{nearest(request.url.path, paths)}{_SEE}")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(api_error, errors.MethodNotAllowed):

@@ -95,6 +95,9 @@ class ParsedImageRequest:
         if body.output_compression is not None and body.output_format in (None, "png"):
             rule = "is for jpeg and webp: png loses nothing"
             raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
+        if body.webhook is not None and not body.background_job:
+            rule = "is for jobs: send background_job too, or leave it out"
+            raise UnsupportedParameter(f"webhook {rule}", param="webhook")
         for name in schema.NULL_FIELDS:
             if parameters.pop(name, None) is not None:
                 raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)

@@ -21,6 +21,7 @@ from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
 from carpool.schedule.policy import weights
 from carpool.server.access.keys import Keyring
+from carpool.server.deliveries import courier_of
 from carpool.server.draining import DrainingServer
 from carpool.server.greeting import greet, served_names
 from carpool.server.routes.artifacts import write_mesh, write_sound
@@ -112,6 +113,7 @@ async def _serve(
     at_once = sum(len(spec.devices) * spec.settings.max_running for spec in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, backend, keys)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, backend.roll)
+    courier = courier_of(store, settings)
     runner = Runner(
         store,
         backend,
@@ -126,6 +128,7 @@ async def _serve(
         read=_read,
         journals=_job_journals(store, journals, settings),
     )
+    runner.listen(courier)
     server = DrainingServer(backend, settings, runner, keys, traces)
     at_start = [spec for spec in models if not spec.is_on_demand]
     for spec in at_start:
@@ -134,7 +137,7 @@ async def _serve(
     worker = backend.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(greet(backend, server, settings))
-    jobs = asyncio.create_task(runner.run())
+    jobs = asyncio.gather(runner.run(), courier.run())
     try:
         await asyncio.wait({worker, http, jobs}, return_when=asyncio.FIRST_COMPLETED)
         if worker.done() and not worker.cancelled() and (error := worker.exception()):

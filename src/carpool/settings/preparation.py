@@ -157,7 +157,7 @@ def _check_group(settings: Any) -> None:
         )
 
 
-def kind_of(settings: Any, component: str) -> Quantization | None:
+def component_quantization(settings: Any, component: str) -> Quantization | None:
     """The kind of quantized weights that settings have a component have."""
     kinds = quantizations(settings.quantize)
     return kinds.get(component) or (kinds.get(DEFAULT) if is_denoiser(component) else None)
@@ -174,7 +174,7 @@ def check_gguf(settings: Any, component: str, where: str) -> None:
     Raises:
         SettingRejected: it is.
     """
-    if is_gguf(where) and kind_of(settings, component) is not None:
+    if is_gguf(where) and component_quantization(settings, component) is not None:
         raise SettingRejected(
             f"{component}={where}: its weights are quantized in the file, and quantize has "
             f"{component}, too: leave one of them out",
@@ -200,7 +200,7 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
                 f"compile: {rule}, and compiled blocks cannot wait for their weights: leave "
                 "compile out, or let the model fit: quantize=int8, or more memory"
             )
-        kind = kind_of(settings, name)
+        kind = component_quantization(settings, name)
         if kind is not None and kind.backend not in STREAMED:
             raise SettingRejected(
                 f"quantize={settings.quantize!r}: {rule}, which those of {kind.backend} cannot be: "

@@ -34,6 +34,19 @@ def _with_images(
     return tuple(one | {"image": image} for one, image in zip(requests, images, strict=False))
 
 
+def _case(
+    name: str, requests: tuple[dict[str, Any], ...], images: list[Any] | None = None, **rest: Any
+) -> Case:
+    """A case of `FAMILY-t2i`, or with pictures of `FAMILY-edit`."""
+    matters = ("prompt", "seed", *(["guidance_scale"] if requests is GUIDED else []))
+    own: dict[str, Any] = {"family": name.rpartition("-")[0].replace("-", "_"), "matters": matters}
+    own |= {"task": "text-to-image", "requests": requests, "fuses": TEXT_TO_IMAGE}
+    if images is not None:
+        own |= {"task": "edit", "requests": _with_images(requests, images), "fuses": EDIT}
+        own["matters"] = (*matters, "image")
+    return Case(name=name, **(own | rest))
+
+
 CASES = [
     Case(
         name="kontext-edit",
@@ -57,68 +70,18 @@ CASES = [
             "vae.decode": 1.2,
         },
     ),
-    Case(
-        name="flux2-t2i",
-        family="flux2",
-        task="text-to-image",
-        requests=GUIDED,
-        matters=("prompt", "seed", "guidance_scale"),
-        fuses=TEXT_TO_IMAGE,
-    ),
-    Case(
-        name="flux2-edit",
-        family="flux2",
-        task="edit",
-        requests=_with_images(GUIDED, IMAGES),
-        matters=("prompt", "seed", "guidance_scale", "image"),
-        fuses=EDIT,
-    ),
-    Case(
-        name="flux2-edit-two",
-        family="flux2",
-        task="edit",
-        requests=_with_images(GUIDED, [IMAGES[i : i + 2] for i in range(4)]),
-        matters=("prompt", "seed", "guidance_scale", "image"),
-        fuses=EDIT,
-    ),
-    Case(
-        name="flux2-klein-base-t2i",
-        family="flux2_klein_base",
-        task="text-to-image",
-        requests=GUIDED,
-        matters=("prompt", "seed", "guidance_scale"),
-        fuses=TEXT_TO_IMAGE,
-    ),
-    Case(
-        name="flux2-klein-base-edit",
-        family="flux2_klein_base",
-        task="edit",
-        requests=_with_images(GUIDED, IMAGES),
-        matters=("prompt", "seed", "guidance_scale", "image"),
-        fuses=EDIT,
-    ),
-    Case(
-        name="flux2-klein-t2i",
-        family="flux2_klein",
-        task="text-to-image",
-        requests=PLAIN,
-        fuses=TEXT_TO_IMAGE,
-    ),
-    Case(
-        name="flux2-klein-edit",
-        family="flux2_klein",
-        task="edit",
-        requests=_with_images(PLAIN, IMAGES),
-        matters=("prompt", "seed", "image"),
-        fuses=EDIT,
-    ),
-    Case(
-        name="flux2-klein-kv-edit",
+    _case("flux2-t2i", GUIDED),
+    _case("flux2-edit", GUIDED, IMAGES),
+    _case("flux2-edit-two", GUIDED, [IMAGES[i : i + 2] for i in range(4)], family="flux2"),
+    _case("flux2-klein-base-t2i", GUIDED),
+    _case("flux2-klein-base-edit", GUIDED, IMAGES),
+    _case("flux2-klein-t2i", PLAIN),
+    _case("flux2-klein-edit", PLAIN, IMAGES),
+    _case(
+        "flux2-klein-kv-edit",
+        PLAIN,
+        IMAGES,
         is_fast=True,
-        family="flux2_klein_kv",
-        task="edit",
-        requests=_with_images(PLAIN, IMAGES),
-        matters=("prompt", "seed", "image"),
         fuses={"text_encoder.forward": 2.5, "vae.encode": 2.5, "vae.decode": 1.2},
         alone=("transformer.forward",),  # keys and values of the pictures belong to one request
     ),

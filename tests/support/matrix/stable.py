@@ -21,35 +21,20 @@ MASKS = [
 """Each square of 16x16 pixels is repainted (white) or kept."""
 
 GUIDED = (
-    {
-        "prompt": CAT,
-        "seed": 1,
-        "num_inference_steps": 5,
-        "guidance_scale": 7.5,
-        "negative_prompt": "blurry",
-    },
-    {
-        "prompt": LONG,
-        "seed": 2,
-        "num_inference_steps": 5,
-        "guidance_scale": 3.0,
-        "negative_prompt": "a red balloon, bad quality",
-    },
+    {"prompt": CAT, "seed": 1, "num_inference_steps": 5, "guidance_scale": 7.5,
+     "negative_prompt": "blurry"},
+    {"prompt": LONG, "seed": 2, "num_inference_steps": 5, "guidance_scale": 3.0,
+     "negative_prompt": "a red balloon, bad quality"},
     {"prompt": "", "seed": 3, "num_inference_steps": 3, "guidance_scale": 1.0},
     {"prompt": "a dog", "seed": 4, "num_inference_steps": 2},
-)
+)  # fmt: skip
 EMBEDDED = (  # of FLUX: its guidance is an argument of the model
     {"prompt": CAT, "seed": 1, "num_inference_steps": 5, "guidance_scale": 3.5},
     {"prompt": LONG, "seed": 2, "num_inference_steps": 5, "guidance_scale": 1.5},
     {"prompt": "", "seed": 3, "num_inference_steps": 3},
-    {
-        "prompt": "a dog",
-        "seed": 4,
-        "num_inference_steps": 2,
-        "negative_prompt": "blurry",
-        "true_cfg_scale": 3.0,
-    },
-)
+    {"prompt": "a dog", "seed": 4, "num_inference_steps": 2, "negative_prompt": "blurry",
+     "true_cfg_scale": 3.0},
+)  # fmt: skip
 
 
 def from_pictures(requests: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
@@ -86,145 +71,47 @@ def _ancestral(pipe: DiffusionPipeline) -> DiffusionPipeline:
     return pipe
 
 
-_FLUX = {
-    "text_encoder.forward": 2.2,
-    "text_encoder_2.forward": 2.2,
-    "transformer.forward": 1.8,
-    "vae.decode": 1.2,
-}
-_SD3 = {
-    "text_encoder.forward": 2.5,
-    "text_encoder_2.forward": 2.5,
-    "text_encoder_3.forward": 2.5,
-    "transformer.forward": 1.7,
-    "vae.decode": 1.2,
-}
-_SDXL = {
-    "text_encoder.forward": 3.0,
-    "text_encoder_2.forward": 3.0,
-    "unet.forward": 2.4,
-    "vae.decode": 1.8,
-}
+_FLUX = {"text_encoder.forward": 2.2, "text_encoder_2.forward": 2.2,
+         "transformer.forward": 1.8, "vae.decode": 1.2}  # fmt: skip
+_SD3 = {"text_encoder.forward": 2.5, "text_encoder_2.forward": 2.5, "text_encoder_3.forward": 2.5,
+        "transformer.forward": 1.7, "vae.decode": 1.2}  # fmt: skip
+_SDXL = {"text_encoder.forward": 3.0, "text_encoder_2.forward": 3.0,
+         "unet.forward": 2.4, "vae.decode": 1.8}  # fmt: skip
 _SD15 = {"text_encoder.forward": 2.5, "unet.forward": 2.6, "vae.decode": 1.8}
 _ENCODES = {"vae.encode": 1.8}
 _SHOWS = ("prompt", "seed", "guidance_scale")
 
+_PICTURE = ("image", "strength")
+_FROM_PICTURES = {"without": ("height", "width")}  # they have the picture's size
+
+
+def _case(name: str, requests: Any, fuses: dict[str, float], cls: str = "", **rest: Any) -> Case:
+    """A case of a family from text, from pictures (`-i2i`) or inpainting, by its name."""
+    family, _, kind = name.partition("-")
+    guides = _SHOWS if requests is EMBEDDED else (*_SHOWS, "negative_prompt")
+    own: dict[str, Any] = {"task": "text-to-image", "matters": guides, "fuses": fuses}
+    if kind in ("i2i", "inpaint"):
+        own = {"task": "image-to-image", "matters": (*guides, *_PICTURE)}
+        own["fuses"] = {**fuses, **_ENCODES}
+        requests = (from_pictures if kind == "i2i" else inpainting)(requests)
+    if kind == "inpaint":
+        own |= {"task": "inpaint", "matters": (*own["matters"], "mask_image")}
+    own |= {"family": family, "requests": requests, "adapt": to(cls) if cls else None}
+    return Case(name=name, **(own | rest))
+
+
 CASES = [
-    Case(
-        name="flux-t2i",
-        family="flux",
-        task="text-to-image",
-        requests=EMBEDDED,
-        matters=_SHOWS,
-        fuses=_FLUX,
-        is_fast=True,
-    ),
-    Case(
-        name="flux-i2i",
-        family="flux",
-        task="image-to-image",
-        requests=from_pictures(EMBEDDED),
-        matters=(*_SHOWS, "image", "strength"),
-        fuses={**_FLUX, **_ENCODES},
-        adapt=to("FluxImg2ImgPipeline"),
-    ),
-    Case(
-        name="flux-inpaint",
-        family="flux",
-        task="inpaint",
-        requests=inpainting(EMBEDDED),
-        matters=(*_SHOWS, "image", "strength", "mask_image"),
-        fuses={**_FLUX, **_ENCODES},
-        adapt=to("FluxInpaintPipeline"),
-    ),
-    Case(
-        name="sd3-t2i",
-        family="sd3",
-        task="text-to-image",
-        requests=GUIDED,
-        matters=(*_SHOWS, "negative_prompt"),
-        fuses=_SD3,
-        is_fast=True,
-    ),
-    Case(
-        name="sd3-i2i",
-        family="sd3",
-        task="image-to-image",
-        requests=from_pictures(GUIDED),
-        matters=(*_SHOWS, "negative_prompt", "image", "strength"),
-        fuses={**_SD3, **_ENCODES},
-        adapt=to("StableDiffusion3Img2ImgPipeline"),
-    ),
-    Case(
-        name="sd3-inpaint",
-        family="sd3_inpaint",
-        task="inpaint",
-        requests=inpainting(GUIDED),
-        matters=(*_SHOWS, "negative_prompt", "image", "strength", "mask_image"),
-        fuses={**_SD3, **_ENCODES},
-    ),
-    Case(
-        name="sdxl-t2i",
-        family="sdxl",
-        task="text-to-image",
-        requests=GUIDED,
-        matters=(*_SHOWS, "negative_prompt"),
-        fuses=_SDXL,
-        is_fast=True,
-    ),
-    Case(
-        name="sdxl-t2i-ancestral",
-        family="sdxl",
-        task="text-to-image",
-        requests=GUIDED,
-        matters=(*_SHOWS, "negative_prompt"),
-        fuses=_SDXL,
-        adapt=_ancestral,
-    ),
-    Case(
-        name="sdxl-i2i",
-        family="sdxl",
-        task="image-to-image",
-        requests=from_pictures(GUIDED),
-        without=("height", "width"),
-        matters=(*_SHOWS, "negative_prompt", "image", "strength"),
-        fuses={**_SDXL, **_ENCODES},
-        adapt=to("StableDiffusionXLImg2ImgPipeline"),
-    ),
-    Case(
-        name="sdxl-inpaint",
-        family="sdxl",
-        task="inpaint",
-        requests=inpainting(GUIDED),
-        matters=(*_SHOWS, "negative_prompt", "image", "strength", "mask_image"),
-        fuses={**_SDXL, **_ENCODES},
-        adapt=to("StableDiffusionXLInpaintPipeline"),
-    ),
-    Case(
-        name="sd15-t2i",
-        family="sd15",
-        task="text-to-image",
-        requests=GUIDED,
-        matters=(*_SHOWS, "negative_prompt"),
-        fuses=_SD15,
-    ),
-    Case(
-        name="sd15-i2i",
-        family="sd15",
-        task="image-to-image",
-        requests=from_pictures(GUIDED),
-        without=("height", "width"),
-        matters=(*_SHOWS, "negative_prompt", "image", "strength"),
-        fuses={**_SD15, **_ENCODES},
-        adapt=to("StableDiffusionImg2ImgPipeline"),
-    ),
-    Case(
-        name="sd15-inpaint",
-        family="sd15",
-        task="inpaint",
-        requests=inpainting(GUIDED),
-        matters=(*_SHOWS, "negative_prompt", "image", "strength", "mask_image"),
-        fuses={**_SD15, **_ENCODES},
-        adapt=to("StableDiffusionInpaintPipeline"),
-    ),
+    _case("flux-t2i", EMBEDDED, _FLUX, is_fast=True),
+    _case("flux-i2i", EMBEDDED, _FLUX, "FluxImg2ImgPipeline"),
+    _case("flux-inpaint", EMBEDDED, _FLUX, "FluxInpaintPipeline"),
+    _case("sd3-t2i", GUIDED, _SD3, is_fast=True),
+    _case("sd3-i2i", GUIDED, _SD3, "StableDiffusion3Img2ImgPipeline"),
+    _case("sd3-inpaint", GUIDED, _SD3, family="sd3_inpaint"),
+    _case("sdxl-t2i", GUIDED, _SDXL, is_fast=True),
+    _case("sdxl-t2i-ancestral", GUIDED, _SDXL, adapt=_ancestral),
+    _case("sdxl-i2i", GUIDED, _SDXL, "StableDiffusionXLImg2ImgPipeline", **_FROM_PICTURES),
+    _case("sdxl-inpaint", GUIDED, _SDXL, "StableDiffusionXLInpaintPipeline"),
+    _case("sd15-t2i", GUIDED, _SD15),
+    _case("sd15-i2i", GUIDED, _SD15, "StableDiffusionImg2ImgPipeline", **_FROM_PICTURES),
+    _case("sd15-inpaint", GUIDED, _SD15, "StableDiffusionInpaintPipeline"),
 ]

@@ -209,7 +209,7 @@ class Adapters:
                 yield module
 
     def _take(self, name: str, parts: AdapterParts) -> None:
-        self._identities[name] = _identity(parts)
+        self._identities[name] = _digest_of(parts)
         self.take(name, parts)
 
     def check(self, applied: AdapterScales) -> None:
@@ -243,7 +243,7 @@ class Adapters:
         """Which rows of the running forward have which adapters, and whether sizes are equal."""
         return self._plan, self._is_even
 
-    def identity(self, name: str) -> bytes:
+    def digest(self, name: str) -> bytes:
         """A digest of some values of an adapter: another file by its name has another."""
         return self._identities.get(name, b"")
 
@@ -332,7 +332,7 @@ def _uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
     return stance
 
 
-def _identity(parts: Mapping[tuple[str, str], Part]) -> bytes:
+def _digest_of(parts: Mapping[tuple[str, str], Part]) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for place, part in sorted(parts.items(), key=lambda item: item[0]):
         digest.update(f"{place}{part.scaling}".encode() + sample(part.down) + sample(part.up))

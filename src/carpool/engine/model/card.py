@@ -10,6 +10,7 @@ from typing import Any
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.modular import Pipeline
+from carpool.engine.model.prompt_weights import weights_reader
 from carpool.engine.model.samplers import offered
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
@@ -23,7 +24,7 @@ _OPEN_CLIP_WIDTH = 1024  # of Stable Diffusion 2's text encoder; that of 1 has 7
 log = logging.getLogger("carpool")
 
 
-def describe(
+def card_of(
     pipe: Pipeline,
     name: str,
     extra: Mapping[str, Any],
@@ -59,6 +60,7 @@ def describe(
         if is_elsewhere
         else enhancer_of({**pipe.components, **vars(pipe)}, takes),
         enhances=settings.enhance_prompt,
+        weights_reader=weights_reader(pipe, tasks),
     )
     if card.enhances and not card.enhancer:
         raise SettingRejected(

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_log
 
 from carpool.config import EngineSettings
 from carpool.engine.model.assembly import read
-from carpool.engine.model.card import describe
+from carpool.engine.model.card import card_of
 from carpool.engine.model.compiling import warm_up
 from carpool.engine.model.device import Device
 from carpool.engine.model.embeddings import add_embeddings
@@ -245,7 +245,7 @@ def load(
         return LoadedPipeline(
             pipe,
             replace(
-                describe(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
+                card_of(pipe, name, extra, settings, tuple(task for task, _ in tasks.values())),
                 embeddings=words,
                 writers=tuple(task for task, _ in writers.values()),
             ),

@@ -53,6 +53,7 @@ class SettingsUsed:
         threshold = self._step_cache if request.step_cache is None else request.step_cache
         settings |= {"step_cache": threshold} if threshold else {}
         settings |= {"enhance_prompt": True} if request.enhance_prompt else {}
+        settings |= {"prompt_weights": True} if request.prompt_weights else {}
         return settings | self._sampler(request.scheduler)
 
     def _sampler(self, name: str | None) -> dict[str, Any]:

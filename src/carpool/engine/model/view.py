@@ -27,6 +27,7 @@ from carpool.engine.model.artifacts import SOUNDS, rate_of
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
+from carpool.engine.model.prompt_weights import embedded
 from carpool.engine.model.rewriter import TellPrompt, noting, rewrite
 from carpool.errors import InvalidValue
 from carpool.request.card import Card, Task
@@ -173,8 +174,11 @@ def call(
         else:
             arguments["prompt"] = rewrite(pipe, prompt, tell)
         note(arguments["prompt"])
+    task = card.task(request.task)
+    if request.prompt_weights:
+        arguments = embedded(pipe, task, arguments)
     with noting(pipe, note, tell), plans:
-        output = _called(pipe, request, card.task(request.task), arguments)
+        output = _called(pipe, request, task, arguments)
     return replace(output, revised_prompt=texts[-1]) if texts else output
 
 

@@ -105,9 +105,9 @@ class Dispatches:
         for counts in (self._totals, self._last):
             counts.add(size, cap, requests, wait_s, can_fill=user_max > 1)
         self._last.rejects.update(rejects)
-        self._totals.stop_reasons[_kind(stop_reason)] += 1
+        self._totals.stop_reasons[_reason_group(stop_reason)] += 1
         for reason, count in rejects.items():
-            self._totals.rejects[_kind(reason)] += count
+            self._totals.rejects[_reason_group(reason)] += count
         if self._form == "docs":
             sizes = f"size={size}/{cap}, user_max={user_max}"
         else:
@@ -154,7 +154,7 @@ class Dispatches:
         )
 
 
-def _kind(reason: str) -> str:
+def _reason_group(reason: str) -> str:
     """The reason without its numbers, of which there may be any number of different ones."""
     return reason.partition(":")[0]
 

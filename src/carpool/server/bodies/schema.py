@@ -89,8 +89,19 @@ class GenerationRequest(BaseModel):
         "`--rewriter` or `--language-url`; the answer has it as `revised_prompt`; default: the "
         "server's own",
     )
+    prompt_weights: Any = ours(
+        "boolean",
+        "read weights in prompts as AUTOMATIC1111 writes them, `(word:1.3)`, `(word)`, `[word]`; "
+        "for SD 1.5 and SDXL, where compel is installed; default: they are drawn as words",
+    )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
+    webhook: str | None = Field(
+        None,
+        max_length=2048,
+        description="of a job: a URL that is sent a signed event once it has ended, by servers "
+        "with --webhook-secret",
+    )
     user: Name = Field(None, description="of the client's own: users divide a key's share")
     safety_identifier: Name = Field(None, description="as `user`; given back in the answer")
 
@@ -174,7 +185,8 @@ class RemixRequest(BaseModel):
 
 
 _PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_cfg_scale
-negative_prompt num_frames lora deadline_s priority step_cache scheduler enhance_prompt"""
+negative_prompt num_frames lora deadline_s priority step_cache scheduler enhance_prompt
+prompt_weights"""
 PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
 """Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
 

@@ -12,6 +12,14 @@ class JobError(BaseModel):
     type: str
 
 
+class Delivery(BaseModel):
+    state: Literal["waiting", "delivered", "failed"]
+    attempts: int
+    error: str | None = Field(description="of the last attempt")
+    url: str | None = Field(None, description="of the webhook")
+    files: list[str] | None = Field(None, description="where the copies are")
+
+
 class JobRecord(BaseModel):
     """The fields of any job. Moments are Unix time, seconds."""
 
@@ -33,6 +41,9 @@ class JobRecord(BaseModel):
     )
     revised_prompt: str | None = Field(
         default=None, description="the first prompt as a language model wrote it anew"
+    )
+    deliveries: dict[Literal["upload", "webhook"], Delivery] | None = Field(
+        default=None, description="what is sent elsewhere once it has ended"
     )
 
 

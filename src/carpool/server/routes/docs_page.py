@@ -98,7 +98,7 @@ def _operations(document: Schema) -> Iterator[str]:
                 names = [field["name"] for field in parameters if field["required"]]
                 yield from _table(fields, names)
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
-                yield f"<p>Body: <code>{escape(kind)}</code> {_kind(body['schema'])}"
+                yield f"<p>Body: <code>{escape(kind)}</code> {_type_name(body['schema'])}"
                 yield from _fields(body["schema"])
             command = escape(curl(method, path, operation, schemas))
             yield f'<pre class="curl" tabindex="0">{command}</pre>'
@@ -122,7 +122,7 @@ def _trial(method: str, path: str, operation: Schema, schemas: Schema) -> str:
 
 def _content(answer: Schema) -> str:
     return " ".join(
-        _kind(content["schema"]) if content.get("schema") else f"<code>{escape(kind)}</code>"
+        _type_name(content["schema"]) if content.get("schema") else f"<code>{escape(kind)}</code>"
         for kind, content in answer.get("content", {}).items()
     )
 
@@ -147,21 +147,21 @@ def _table(fields: Schema, required: list[str]) -> Iterator[str]:
         default = escape(json.dumps(schema["default"])) if "default" in schema else ""
         default = "required" if name in required else default
         text = _inline(schema.get("description", ""))
-        yield f"<tr><td><code>{escape(name)}</code><td>{_kind(schema)}<td>{default}<td>{text}"
+        yield f"<tr><td><code>{escape(name)}</code><td>{_type_name(schema)}<td>{default}<td>{text}"
     yield "</table>"
 
 
-def _kind(schema: Schema) -> str:
+def _type_name(schema: Schema) -> str:
     """A type in words."""
     if reference := schema.get("$ref"):
         name = escape(reference.rsplit("/", 1)[-1])
         return f'<a href="#{name}">{name}</a>'
     if choices := schema.get("anyOf"):
-        return " or ".join(_kind(choice) for choice in choices if choice.get("type") != "null")
+        return " or ".join(_type_name(choice) for choice in choices if choice.get("type") != "null")
     if "enum" in schema or "const" in schema:
         return ", ".join(map(escape, map(json.dumps, schema.get("enum", [schema.get("const")]))))
     if schema.get("type") == "array":
-        return f"list of {_kind(schema.get('items', {}))}"
+        return f"list of {_type_name(schema.get('items', {}))}"
     bounds = [f"{word} {schema[name]:g}" for name, word in _BOUNDS.items() if name in schema]
     kind = "file" if schema.get("format") == "binary" else str(schema.get("type", "anything"))
     return escape(" ".join([kind, *bounds]))

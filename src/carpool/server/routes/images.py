@@ -168,9 +168,11 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
         parameters["scheduler"] = reports.ModelParameter(
             name="scheduler", kind="str", required=False, default=card.scheduler, tasks=tasks
         )
-    if card.enhancer:
-        parameters["enhance_prompt"] = reports.ModelParameter(
-            name="enhance_prompt", kind="bool", required=False, default=card.enhances,
+    switches = ["enhance_prompt"] if card.enhancer else []
+    for name in [*switches, *(["prompt_weights"] if card.weights_reader == "compel" else [])]:
+        parameters[name] = reports.ModelParameter(
+            name=name, kind="bool", required=False,
+            default=name == "enhance_prompt" and card.enhances,
             tasks=[task.name for task in card.tasks],
         )  # fmt: skip
     return list(parameters.values())

@@ -19,6 +19,7 @@ from carpool.media.metadata import with_used, without_prompts
 from carpool.media.outputs import write_pictures
 from carpool.server.access.idempotency import digest_of, key_of
 from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
+from carpool.server.deliveries import deliveries_of
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.responses.downloads import PARTS, Download
@@ -69,6 +70,7 @@ async def submit(
     """
     request = context.request
     digest = digest_of(kind, request.url.path, body)
+    deliveries = deliveries_of(context.state.settings, body.get("webhook"))
     request.state.slot.release()  # a job counts as one in the store
     record = await context.state.runner.submit(
         kind,
@@ -79,6 +81,7 @@ async def submit(
         digest=digest,
         room=request.state.slot.check,
         inputs=inputs,
+        deliveries=deliveries,
     )
     shown_fields = fields | record.asked
     tracing.asked(shown_fields["model"], shown_fields["seeds"], kind, job_id=record.id)
@@ -158,6 +161,7 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
         "warnings": list(record.warnings) or None,
         "skipped_steps": list(record.skipped_steps) or None,
         "revised_prompt": (record.settings or {}).get("revised_prompt"),
+        "deliveries": record.deliveries or None,
     }
 
 

@@ -152,8 +152,8 @@ def parse_rules(data: Any, source: str) -> tuple[BatchingRule, ...]:
         entries = [(f"{source}: rule {number}", rule) for number, rule in enumerate(data, start=1)]
     else:
         raise SettingRejected(
-            f"{source} is {_kind(data)}: must be {{'schema_version': 1, 'rules': [...]}}, a list "
-            "of rules, or a mapping from 'MODEL|WIDTHxHEIGHT' to rules"
+            f"{source} is {_type_name(data)}: must be {{'schema_version': 1, 'rules': [...]}}, a "
+            "list of rules, or a mapping from 'MODEL|WIDTHxHEIGHT' to rules"
         )
     if not entries:
         raise SettingRejected(f"{source} has no rules: leave it out, or write one")
@@ -166,7 +166,7 @@ def _listed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
         if key not in keys:
             raise _wrong(source, key, f"is not a key of a batching config{nearest(key, keys)}")
     if not isinstance(data["rules"], list):
-        raise _wrong(source, "rules", f"is {_kind(data['rules'])}: must be a list of rules")
+        raise _wrong(source, "rules", f"is {_type_name(data['rules'])}: must be a list of rules")
     return [(f"{source}: rule {i}", rule) for i, rule in enumerate(data["rules"], start=1)]
 
 
@@ -177,7 +177,7 @@ def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
             continue
         if not isinstance(entry, dict):
             hint = nearest(key, ("schema_version", "rules"))
-            raise _wrong(source, key, f"is {_kind(entry)}: must be an object, a rule{hint}")
+            raise _wrong(source, key, f"is {_type_name(entry)}: must be an object, a rule{hint}")
         model, _, size = key.partition("|")
         filled = {name: value for name, value in (("model", model), ("resolution", size)) if value}
         entries.append((f"{source}: rule {key!r}", filled | entry))
@@ -187,7 +187,7 @@ def _keyed(data: dict[str, Any], source: str) -> list[tuple[str, Any]]:
 def _rule(entry: Any, where: str) -> BatchingRule:
     keys = [*_KINDS, "calibration", *COMMENTS]
     if not isinstance(entry, dict):
-        raise SettingRejected(f"{where} is {_kind(entry)}: must be an object")
+        raise SettingRejected(f"{where} is {_type_name(entry)}: must be an object")
     for key in entry:
         if key not in keys:
             raise _wrong(where, key, f"is not a key of a rule{nearest(key, keys)}")
@@ -234,7 +234,7 @@ def _wrong(where: str, key: str, problem: str) -> SettingRejected:
     return SettingRejected(f"{where}: {key} {problem}", param=key)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "text", bool: "a truth value"}
     return "null" if value is None else kinds.get(type(value), "a number")
 

@@ -11,14 +11,13 @@ from typing import Any
 
 from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, show
 from carpool.request.card import Card
+from carpool.request.prompt_weights import has_weights, weights_warning, without_escapes
 from carpool.request.values import is_int, is_number
 from carpool.server.compat.automatic1111.bodies import SAMPLER, Image2Image, Text2Image
 from carpool.server.compat.automatic1111.prompt_tags import (
     adapters_of,
     refuse_tags,
     split_tags,
-    syntax_warning,
-    without_escapes,
 )
 
 _RESTING: dict[str, tuple[Any, ...]] = {  # values with which a field does nothing
@@ -74,14 +73,18 @@ def translated(
     prompt, tags = split_tags(body.prompt)
     refuse_tags(body.negative_prompt or "", "negative_prompt")
     negative = body.negative_prompt or ""
-    translation = Translation({"prompt": without_escapes(prompt), "n": _pictures(body)})
-    translation.warnings += syntax_warning(prompt, "prompt")
-    translation.warnings += syntax_warning(negative, "negative_prompt")
+    is_weighted = card.weights_reader == "compel" and (has_weights(prompt) or has_weights(negative))
+    translation = Translation({"n": _pictures(body), "prompt_weights": is_weighted})
+    for name, text in (("prompt", prompt), ("negative_prompt", negative)):
+        translation.warnings += weights_warning(
+            text, name, card, is_notation=True, is_read=is_weighted
+        )
+        if text or name == "prompt":
+            translation.values[name] = text if is_weighted else without_escapes(text)
     if tags and not extra.get("disable_extra_networks"):
         translation.values["lora"] = adapters_of(tags, card.adapters)
     fields = {
         "seed": None if body.seed in (-1, "") else body.seed,
-        "negative_prompt": without_escapes(negative) or None,
         "num_inference_steps": body.steps,
         "width": None if keeps_size else body.width,
         "height": None if keeps_size else body.height,

@@ -21,11 +21,6 @@ _KINDS = ("lora", "lyco")  # the same since its version 1.5
 _FORM = "write <lora:NAME:SCALE>"
 _SCALES = ("te", "unet")
 _TEXT_ENCODER = "text_encoder"  # begins the names of such modules
-_ESCAPE = re.compile(r"\\([()\[\]\\]?)")
-_SYNTAX = re.compile(  # brackets around words alone are left to prose
-    r"\([^()]{1,200}:\s*[+-]?\d*\.?\d+\s*\)|\(\([^()]{1,200}\)\)|\[[^\[\]]{1,200}\]|\b(?:BREAK|AND)\b"
-)
-_MOST_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +88,6 @@ def refuse_tags(prompt: str, param: str) -> None:
     if tag := _TAG.search(prompt) or _BROKEN.search(prompt):
         text = show(tag[0].strip())
         raise UnsupportedParameter(f"{param} has {text}: adapters stand in prompt", param=param)
-
-
-def without_escapes(prompt: str) -> str:
-    """The text that a prompt means: there, `\\(` is a bracket that weighs nothing."""
-    return _ESCAPE.sub(r"\1", prompt)
-
-
-def syntax_warning(prompt: str, param: str) -> list[str]:
-    """A warning of a prompt with weights, emphasis, editing or composition; empty without any."""
-    parts = dict.fromkeys(_SYNTAX.findall(_ESCAPE.sub(" ", prompt)))
-    if not parts:
-        return []
-    text = ", ".join(show(part) for part in list(parts)[:_MOST_SHOWN])
-    rule = "weights, editing and composition of prompts are not applied, and are drawn as words"
-    return [f"{param} has {text}: {rule}"]
 
 
 def _tag(kind: str, content: str, param: str) -> Tag:

@@ -1,0 +1,130 @@
+"""What is to be sent once a job has ended: webhooks and uploads, at least once each.
+
+They stand in the job's own row from its acceptance on, so its end and the duty to tell of it are
+one change on the disk. An attempt that a crash cut short is made again.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from carpool.errors import CarpoolError, StoreFailed, in_full
+from carpool.jobs.database import Database, Record, record_of
+from carpool.jobs.interfaces import JobListener
+from carpool.types import Clock
+
+log = logging.getLogger("carpool")
+
+WAITS_S = (5.0, 20.0, 80.0, 320.0, 1280.0, 5120.0)
+"""Between attempts, about two hours in all. A receiver that is down for longer misses its event."""
+POLL_S = 5.0  # until a full house, or a disk that refuses, is tried again
+MOST_AT_ONCE = 8  # attempts; each holds a connection, and of uploads some memory
+
+Send = Callable[[Record], Awaitable[Mapping[str, Any]]]
+"""Makes a delivery; returns what clients see of it, or raises."""
+
+
+def waiting(**fields: Any) -> dict[str, Any]:
+    """A delivery that was not tried yet, with further fields that clients see."""
+    return {"state": "waiting", "attempts": 0, "error": None, **fields}
+
+
+class Outbox:
+    """The deliveries of a store's jobs that have ended. Waits for the disk."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def due(self) -> list[Record]:
+        """The jobs with a delivery to be made, the first due first."""
+        query = "SELECT * FROM jobs WHERE due_s IS NOT NULL AND ended_s IS NOT NULL"
+        return [record_of(row) for row in self._db.read(f"{query} ORDER BY due_s LIMIT 32")]
+
+    def note(self, job_id: str, deliveries: Mapping[str, Any], due_s: float | None) -> None:
+        query = "UPDATE jobs SET deliveries = ?, due_s = ? WHERE id = ?"
+        self._db.write(query, [json.dumps(dict(deliveries)), due_s, job_id])
+
+
+class Courier(JobListener):
+    """Makes the deliveries of an outbox, until `run` is cancelled.
+
+    Args:
+        senders: by kind, in order: a later kind waits until an earlier one is settled.
+        uptime_s: the store's.
+        waits_s: between attempts, of which there is one more.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        senders: Mapping[str, Send],
+        uptime_s: Clock,
+        waits_s: Sequence[float] = WAITS_S,
+    ) -> None:
+        self._outbox, self._senders, self._uptime_s = outbox, senders, uptime_s
+        self._waits_s, self._news = waits_s, asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def ended(self, *args: Any) -> None:
+        self._news.set()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(await self._begin()):
+                        await self._news.wait()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _begin(self) -> float | None:
+        """Begin what is due; returns the seconds until there is more, None for no limit."""
+        try:
+            records = await asyncio.to_thread(self._outbox.due)
+        except StoreFailed as error:
+            log.error("deliveries cannot be read: %s", in_full(error))
+            return POLL_S
+        waits_s = list[float]()
+        for record in (record for record in records if record.id not in self._tasks):
+            left_s = (record.due_s or 0.0) - self._uptime_s()
+            if left_s <= 0 and len(self._tasks) < MOST_AT_ONCE:
+                self._tasks[record.id] = asyncio.create_task(self._deliver(record))
+            else:
+                waits_s.append(left_s if left_s > 0 else POLL_S)
+        return min(waits_s, default=None)
+
+    async def _deliver(self, record: Record) -> None:
+        deliveries, due_s = dict(record.deliveries or {}), None
+        try:
+            for kind, send in self._senders.items():
+                entry = deliveries.get(kind)
+                if not isinstance(entry, dict) or entry["state"] != "waiting":
+                    continue
+                deliveries[kind] = entry = await self._tried(send, record, entry)
+                record = replace(record, deliveries=deliveries)
+                if entry["state"] == "waiting":
+                    due_s = self._uptime_s() + self._waits_s[entry["attempts"] - 1]
+                    break
+                log.info("%s of job %s: %s", kind, record.id, entry["state"])
+            await asyncio.to_thread(self._outbox.note, record.id, deliveries, due_s)
+        except StoreFailed as error:
+            log.error("a delivery of job %s is not noted: %s", record.id, in_full(error))
+            await asyncio.sleep(POLL_S)  # and it is made again
+        finally:
+            del self._tasks[record.id]
+            self._news.set()
+
+    async def _tried(self, send: Send, record: Record, entry: dict[str, Any]) -> dict[str, Any]:
+        entry = {**entry, "attempts": entry["attempts"] + 1}
+        try:
+            return {**entry, "state": "delivered", "error": None, **await send(record)}
+        except Exception as error:  # of libraries and networks, of any class
+            message = error.message if isinstance(error, CarpoolError) else type(error).__name__
+            is_last = entry["attempts"] > len(self._waits_s)
+            return {**entry, "state": "failed" if is_last else "waiting", "error": message[:300]}

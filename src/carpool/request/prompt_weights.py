@@ -1,0 +1,123 @@
+"""`prompt_weights`: weights of words in a prompt, in the notation of AUTOMATIC1111's web UI.
+
+`(word:1.3)` weighs 1.3, `(word)` 1.1, `[word]` 1 / 1.1; brackets may nest, and then multiply. After
+a backslash a bracket is a character. Source: `parse_prompt_attention` of AUTOMATIC1111 1.10.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from carpool.errors import InvalidValue, UnsupportedParameter, show
+from carpool.request.card import Card, Task
+
+NAME = "prompt_weights"
+PROMPTS = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2")
+
+WeightsReader = Literal["", "missing", "compel"]
+"""What reads them for a model: nothing, the library compel once it is installed, or compel."""
+
+_FACTOR = 1.1  # of a pair of brackets without a number
+_TOKEN = re.compile(r"\\.?|[(\[]|:\s*([+-]?\d*\.?\d+)\s*\)|[)\]]|[^\\()\[\]:]+|:", re.DOTALL)
+_ESCAPE = re.compile(r"\\([()\[\]\\]?)")
+_WEIGHTS = re.compile(r"\([^()]{1,200}:\s*[+-]?\d*\.?\d+\s*\)|\(\([^()]{1,200}\)\)")
+_EDITING = re.compile(r"\[[^\[\]]{0,200}[:|][^\[\]]{0,200}\]|\b(?:BREAK|AND)\b")
+_BRACKETS = re.compile(r"\[[^\[\]]{1,200}\]")
+
+
+def fragments(prompt: str) -> list[tuple[str, float]]:
+    """The texts of a prompt with their weights, in order; InvalidValue: a weight is below 0."""
+    parts, opened = list[tuple[str, float]](), list[tuple[str, int]]()
+
+    def close(bracket: str, factor: float) -> bool:
+        place = next((at for at in reversed(range(len(opened))) if opened[at][0] == bracket), None)
+        if place is not None:
+            _, begin = opened.pop(place)
+            parts[begin:] = [(text, weight * factor) for text, weight in parts[begin:]]
+        return place is not None
+
+    for match in _TOKEN.finditer(prompt):
+        token, number = match[0], match[1]
+        if token in ("(", "["):
+            opened.append((token, len(parts)))
+            continue
+        if number is not None and float(number) < 0:
+            raise InvalidValue(f"prompt has {show(token)}: a weight must be 0 or more", param=NAME)
+        is_closed = (
+            (number is not None and close("(", float(number)))
+            or (token == ")" and close("(", _FACTOR))
+            or (token == "]" and close("[", 1 / _FACTOR))
+        )
+        if not is_closed:
+            parts.append((_ESCAPE.sub(r"\1", token) if token[0] == "\\" else token, 1.0))
+    for kind, _ in list(opened):  # what is never closed is weighted to the end
+        close(kind, _FACTOR if kind == "(" else 1 / _FACTOR)
+    joined = list[tuple[str, float]]()
+    for text, weight in parts:
+        if joined and joined[-1][1] == weight:
+            text = joined.pop()[0] + text
+        joined.append((text, weight))
+    return joined or [("", 1.0)]
+
+
+def check_weights(card: Card, task: Task, wish: Any, arguments: Mapping[str, Any]) -> bool | None:
+    """Check `prompt_weights`: whether weights are read; None where the request does not say.
+
+    Raises:
+        Rejected: nothing reads weights here, or one of them, or another argument, is not taken.
+    """
+    if wish is not None and not isinstance(wish, bool):
+        raise InvalidValue.of(NAME, wish, "must be true or false")
+    if not wish:
+        return wish
+    if task.makes == "text" or card.weights_reader != "compel":
+        raise UnsupportedParameter(f"{NAME}: {without_reader(card)}", param=NAME)
+    if not isinstance(arguments.get("prompt"), str):
+        raise InvalidValue(f"{NAME}: there is no prompt that could be weighted", param=NAME)
+    if (arguments.get("clip_skip") or 0) > (0 if task.takes("prompt_2") else 1):
+        rule = "weighted prompts take clip_skip=1 of SD 1.5, and no other"
+        raise UnsupportedParameter(f"{NAME}: {rule}", param="clip_skip")
+    for name in PROMPTS:
+        if isinstance(text := arguments.get(name), str):
+            fragments(text)
+    return True
+
+
+def without_reader(card: Card) -> str:
+    """Why a model reads no weights, and what to do."""
+    if card.weights_reader == "compel":
+        return f"send {NAME}=true to have weights read"
+    if card.weights_reader == "missing":
+        return "the library compel reads weights, and is not installed: pip install compel"
+    return f"weights are read for pipelines of SD 1.5, SD 2 and SDXL, not {card.pipeline}"
+
+
+def has_weights(prompt: str | None) -> bool:
+    """Whether a prompt of that program has words of another weight than 1."""
+    return any(weight != 1 for _, weight in fragments(prompt or ""))
+
+
+def without_escapes(prompt: str) -> str:
+    """The text that a prompt of that program means: `\\(` is a bracket that weighs nothing."""
+    return _ESCAPE.sub(r"\1", prompt)
+
+
+def weights_warning(
+    prompt: Any, param: str, card: Card, *, is_notation: bool = False, is_read: bool = False
+) -> list[str]:
+    """A warning of what looks like that notation, and nothing reads; empty without any.
+
+    Args:
+        is_notation: it is written for that program, where square brackets and BREAK mean something.
+        is_read: its weights are read.
+    """
+    text = _ESCAPE.sub(" ", prompt) if isinstance(prompt, str) else ""
+    weights = [] if is_read else _WEIGHTS.findall(text)
+    weights += _BRACKETS.findall(text) if is_notation and not is_read else []
+    edits = _EDITING.findall(text) if is_notation else []
+    edit_rule = "editing and composition are not applied"
+    return [
+        f"{param} has {', '.join(map(show, [*dict.fromkeys(parts)][:3]))}, drawn as words: {rule}"
+        for parts, rule in ((weights, without_reader(card)), (edits, edit_rule))
+        if parts
+    ]
