@@ -226,15 +226,13 @@ class Continuous:
         """
         if len(candidates) == 1:
             return Choice((candidates[0],), why="nobody")
-        turns, why = list(self._turns(candidates)), "knee"
         mean_s = sum([call.left_s for call in candidates]) / len(candidates)
         present = work_s / mean_s if mean_s else float(len(candidates))
         backlog = self._load.backlog(present, now_s, self.costs.load_ratio)
         arrivals_s = [call.arrived_s for call in candidates]
-        is_together = max(arrivals_s) - min(arrivals_s) <= turns[-1][1]
-        width = best_width(
-            turns, backlog, self.min_gain, is_burst=is_together and backlog <= present
-        )
+        is_burst = backlog <= present and max(arrivals_s) - min(arrivals_s) <= mean_s
+        turns, why = list(self._turns(candidates, is_burst=is_burst)), "knee"
+        width = best_width(turns, backlog, self.min_gain, is_burst=is_burst)
         if width == len(candidates):
             why = "nobody"
         elif width == len(turns):
@@ -242,17 +240,25 @@ class Continuous:
             why = "cap" if rows > candidates[0].max_rows else "untried"
         return Choice(tuple(candidates[:width]), why)
 
-    def _turns(self, candidates: Sequence[ParkedCall]) -> Iterator[tuple[int, float]]:
-        """Rows and hoped-for seconds of a turn of the first candidate, the first two, and so on."""
+    def _turns(
+        self, candidates: Sequence[ParkedCall], *, is_burst: bool
+    ) -> Iterator[tuple[int, float]]:
+        """Rows and seconds of a turn of the first candidate, the first two, and so on.
+
+        At trials the seconds that are hoped for. In a burst those of the widest, which runs until
+        it is known to pay no more; narrower trials would only tear apart calls that are in step.
+        """
         kind, rows = candidates[0].kind, 0
-        curve = self.costs.curve(kind)
-        is_trial = self._forwards % (1 if curve.is_young else TRIAL_EVERY) == 0
+        curve, max_rows = self.costs.curve(kind), candidates[0].max_rows
+        is_trial = not is_burst and self._forwards % (1 if curve.is_young else TRIAL_EVERY) == 0
         for calls, call in enumerate(candidates, 1):
             rows += call.rows
-            is_wide = rows > candidates[0].max_rows or not curve.may_try(rows, call.rows)
+            is_wide = rows > max_rows or not (is_burst or curve.may_try(rows, call.rows))
             if calls > 1 and is_wide:
                 return
-            forward_s = curve.hoped_s(rows) if is_trial else curve.seconds(rows)
+            is_widest = calls == len(candidates) or rows + candidates[calls].rows > max_rows
+            is_hope = is_widest if is_burst else is_trial
+            forward_s = curve.hoped_s(rows) if is_hope else curve.seconds(rows)
             yield rows, self.costs.turn_s(kind, calls, forward_s)
 
     def _baseline_s(self, choice: Choice) -> float:

@@ -29,10 +29,11 @@ def best_width(
         turns: rows and seconds of a turn of 1 call, of 2 calls, and so on.
         backlog: work in the engine, in requests like these.
         min_gain: a row more must raise the requests a second by this part, unless many wait.
-        is_burst: all came at once and no others are expected. Then every gain counts, and the end
-            of the last request, n rounds of t(w) / w, counts as much as the mean.
+        is_burst: no others are expected before these are done. Then every gain counts, and the end
+            of the last request, n rounds of t(w) / w, counts 15 times as much as the mean: a width
+            is narrower than the fastest only if it loses less than one or two percent.
     """
-    queue = 3 * backlog if is_burst else backlog
+    queue = 16 * backlog if is_burst else backlog
     width, least_s, throughput, gainful_rows = 1, inf, 0.0, 0
     for calls, (rows, seconds) in enumerate(turns, 1):
         if calls > 1 and backlog < LONG_QUEUE and not is_burst:
