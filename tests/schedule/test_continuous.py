@@ -208,7 +208,9 @@ def test_a_choice_says_why_it_is_not_wider() -> None:
     assert why(FREE, *calls) == "nobody"
     assert why(FREE, *(replace(call, max_rows=3) for call in calls)) == "cap"
     assert why(SLOW, *calls) == "knee"
-    assert why(measured, *(replace(call, arrived_s=9.0 * call.order) for call in calls)) == "untried"
+    assert (
+        why(measured, *(replace(call, arrived_s=9.0 * call.order) for call in calls)) == "untried"
+    )
     assert why(measured, *calls) == "nobody"  # a burst is as wide as may be at once
     assert why(FREE, replace(calls[0], key=("f", "w")), replace(calls[1], key=("f", "v"))) == (
         "nobody"

@@ -22,12 +22,10 @@ from carpool.settings.peers.sglang_rules import Caps
 LOOKED_AT = 1024  # queued requests that a batch is formed from
 
 
-@dataclass(slots=True)
-class Off:
-    """One request after the other, and of it one call after the other."""
+class _WholeBatches:
+    """What these modes have in common: all that may share a forward does."""
 
-    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
-        return Admission(()) if running or not waiting else Admission((waiting[0].request,))
+    __slots__ = ()
 
     def choose(
         self,
@@ -40,7 +38,15 @@ class Off:
 
 
 @dataclass(slots=True)
-class Dynamic:
+class Off(_WholeBatches):
+    """One request after the other, and of it one call after the other."""
+
+    def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
+        return Admission(()) if running or not waiting else Admission((waiting[0].request,))
+
+
+@dataclass(slots=True)
+class Dynamic(_WholeBatches):
     """SGLang-Diffusion's dynamic batching: whoever is compatible joins the head of the queue."""
 
     max_size: int = 1
@@ -80,18 +86,9 @@ class Dynamic:
         batched = [queue[0], *(queue[1 + place] for place in batch.joined)]
         return Admission(_numbers(batched), stop_reason=batch.stop_reason)
 
-    def choose(
-        self,
-        parked: Sequence[ParkedCall],
-        waiting_s: float,
-        now_s: float,
-        all_parked: Sequence[ParkedCall] | None = None,
-    ) -> Choice:
-        return together(parked)
-
 
 @dataclass(slots=True)
-class Waves:
+class Waves(_WholeBatches):
     """vLLM-Omni's request-level batching: the first of the queue, as far as they are equal."""
 
     max_num_seqs: int = 1
@@ -119,15 +116,6 @@ class Waves:
         self._free_since_s = None
         size = wave([entry.view.wave for entry in queue], self.max_num_seqs)
         return Admission(_numbers(queue[:size]))
-
-    def choose(
-        self,
-        parked: Sequence[ParkedCall],
-        waiting_s: float,
-        now_s: float,
-        all_parked: Sequence[ParkedCall] | None = None,
-    ) -> Choice:
-        return together(parked)
 
 
 def _numbers(groups: Sequence[GroupedRequest]) -> tuple[int, ...]:

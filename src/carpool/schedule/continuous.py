@@ -138,7 +138,14 @@ class Continuous:
         others may be encoded with it. A text that has begun does not wait again for each token.
         """
         first, leader = side.calls[0], denoise.calls[0]
-        if first.phase == "encode" and denoise.why != "nobody" and not first.is_token:
+        has_room = denoise.why == "nobody"
+        if (
+            first.phase == "encode"
+            and has_room
+            and all(c.left_s >= c.whole_s for c in denoise.calls)
+        ):
+            return True  # those that have not begun begin together
+        if first.phase == "encode" and not has_room and not first.is_token:
             goes_first = self._rank(first, now_s) < self._rank(leader, now_s)
             if not (goes_first or self._starvation.is_late(first)):
                 return False
@@ -231,8 +238,11 @@ class Continuous:
         backlog = self._load.backlog(present, now_s, self.costs.load_ratio)
         arrivals_s = [call.arrived_s for call in candidates]
         is_burst = backlog <= present and max(arrivals_s) - min(arrivals_s) <= mean_s
-        turns, why = list(self._turns(candidates, is_burst=is_burst)), "knee"
+        turns, why = list(self._turns(candidates, is_burst)), "knee"
         width = best_width(turns, backlog, self.min_gain, is_burst=is_burst)
+        if is_burst:  # calls that are in step stay in step
+            in_step = len([call for call in candidates if call.request in self._cohort])
+            width = max(width, min(in_step, len(turns)))
         if width == len(candidates):
             why = "nobody"
         elif width == len(turns):
@@ -241,12 +251,11 @@ class Continuous:
         return Choice(tuple(candidates[:width]), why)
 
     def _turns(
-        self, candidates: Sequence[ParkedCall], *, is_burst: bool
+        self, candidates: Sequence[ParkedCall], is_burst: bool
     ) -> Iterator[tuple[int, float]]:
         """Rows and seconds of a turn of the first candidate, the first two, and so on.
 
-        At trials the seconds that are hoped for. In a burst those of the widest, which runs until
-        it is known to pay no more; narrower trials would only tear apart calls that are in step.
+        Those hoped for at trials, and in a burst for the widest, which runs until it pays no more.
         """
         kind, rows = candidates[0].kind, 0
         curve, max_rows = self.costs.curve(kind), candidates[0].max_rows

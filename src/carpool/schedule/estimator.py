@@ -171,11 +171,7 @@ class Curve:
         return self._speedups[max_rows]
 
     def may_try(self, rows: int, step: int) -> bool:
-        """Whether a forward is at most twice as wide as all before, or wider by one call.
-
-        Args:
-            more: rows of its last call.
-        """
+        """Whether a forward is at most twice as wide as all before, or a call of `step` wider."""
         max_measured = self._max_measured
         return rows <= max(2, 2 * max_measured, max_measured + step if max_measured else 0)
 

@@ -30,8 +30,7 @@ def best_width(
         backlog: work in the engine, in requests like these.
         min_gain: a row more must raise the requests a second by this part, unless many wait.
         is_burst: no others are expected before these are done. Then every gain counts, and the end
-            of the last request, n rounds of t(w) / w, counts 15 times as much as the mean: a width
-            is narrower than the fastest only if it loses less than one or two percent.
+            of the last request, n rounds of t(w) / w, counts 15 times as much as the mean.
     """
     queue = 16 * backlog if is_burst else backlog
     width, least_s, throughput, gainful_rows = 1, inf, 0.0, 0
