@@ -390,6 +390,17 @@ def test_who_goes_before_all_who_run_is_encoded_whether_there_is_room_or_not() -
     assert chosen(policy, step(2, 1, left=3), encode_of(3, 2, left=1)) == [2]
 
 
+def test_requests_that_have_not_begun_wait_for_encodes_and_not_for_a_text_that_is_written() -> None:
+    policy, ready, begun = Continuous(FREE), step(1, 1), step(1, 1, left=3)
+    encodes = [encode_of(n, n) for n in range(2, 5)]
+    turns = [chosen(policy, ready, replace(call, max_rows=1)) for call in encodes]
+    assert turns == [[2], [3], [4]]
+    assert chosen(policy, begun, encode_of(5, 5)) == [1]
+
+    tokens = [replace(encode_of(n, 6), is_token=True) for n in range(6, 20)]
+    assert [1] in [chosen(policy, ready, token) for token in tokens]
+
+
 def test_a_text_that_has_begun_does_not_wait_again_for_each_token() -> None:
     policy, full = Continuous(SLOW), dict[str, Any](max_rows=1)
     assert chosen(policy, step(1, 1, **full), step(2, 2, **full)) == [1]

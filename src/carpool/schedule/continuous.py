@@ -135,19 +135,17 @@ class Continuous:
         """Whether encodes or decodes run before the next denoising forward.
 
         Where that has no room for more requests an encode waits: the requests in it end sooner, and
-        others may be encoded with it. A text that has begun does not wait again for each token.
+        others may be encoded with it. Before the first step of all that would run there is no wait,
+        and a text that has begun does not wait again for each token.
         """
         first, leader = side.calls[0], denoise.calls[0]
-        has_room = denoise.why == "nobody"
-        if (
-            first.phase == "encode"
-            and has_room
-            and all(c.left_s >= c.whole_s for c in denoise.calls)
-        ):
-            return True  # those that have not begun begin together
-        if first.phase == "encode" and not has_room and not first.is_token:
-            goes_first = self._rank(first, now_s) < self._rank(leader, now_s)
-            if not (goes_first or self._starvation.is_late(first)):
+        if first.phase == "encode" and not first.is_token:
+            if denoise.why == "nobody":
+                if all(call.left_s >= call.whole_s for call in denoise.calls):
+                    return True  # requests that have not begun begin together
+            elif self._rank(first, now_s) > self._rank(leader, now_s) and not (
+                self._starvation.is_late(first)
+            ):
                 return False
         spent_s = self._spent_s[first.phase]
         return not spent_s or spent_s + self._baseline_s(side) <= self._baseline_s(denoise)
