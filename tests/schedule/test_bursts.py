@@ -110,7 +110,8 @@ def test_equal_requests_of_a_burst_share_as_wide_forwards_as_in_dynamic(
 
     for one, other in zip(ours(costs, (12,), cap, is_busy=machine == "busy"), theirs, strict=True):
         assert one.forwards["encode"] <= 3
-        assert one.forwards["denoise"] == other.forwards["denoise"] == 12 * CLIENTS // cap
+        assert other.forwards["denoise"] == 12 * CLIENTS // cap
+        assert one.forwards["denoise"] <= other.forwards["denoise"] + 2  # once one runs alone
         if machine == "quiet":
             assert one.took_s <= other.took_s / 0.95
             assert one.mean_s <= 1.05 * other.mean_s

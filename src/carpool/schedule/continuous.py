@@ -238,7 +238,10 @@ class Continuous:
         is_burst = backlog <= present and max(arrivals_s) - min(arrivals_s) <= mean_s
         turns, why = list(self._turns(candidates, is_burst)), "knee"
         width = best_width(turns, backlog, self.min_gain, is_burst=is_burst)
-        if is_burst:  # calls that are in step stay in step
+        curve, alone = self.costs.curve(candidates[0].kind), candidates[0].rows
+        if is_burst and not curve.is_known and curve.is_proven and alone not in curve.measured:
+            width = 1  # once: it shows whether rows gain anything
+        elif is_burst and not curve.has_run(turns[width - 1][0]):  # what is in step stays in step
             in_step = len([call for call in candidates if call.request in self._cohort])
             width = max(width, min(in_step, len(turns)))
         if width == len(candidates):
