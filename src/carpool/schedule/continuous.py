@@ -256,7 +256,7 @@ class Continuous:
     ) -> Iterator[tuple[int, float]]:
         """Rows and seconds of a turn of the first candidate, the first two, and so on.
 
-        Those hoped for at trials, and in a burst for the widest, which runs until it pays no more.
+        Those hoped for at trials, and in a burst for the widest until it ran.
         """
         kind, rows = candidates[0].kind, 0
         curve, max_rows = self.costs.curve(kind), candidates[0].max_rows
@@ -267,7 +267,7 @@ class Continuous:
             if calls > 1 and is_wide:
                 return
             is_widest = calls == len(candidates) or rows + candidates[calls].rows > max_rows
-            is_hope = is_widest if is_burst else is_trial
+            is_hope = is_widest and not curve.has_run(rows) if is_burst else is_trial
             forward_s = curve.hoped_s(rows) if is_hope else curve.seconds(rows)
             yield rows, self.costs.turn_s(kind, calls, forward_s)
 
