@@ -40,7 +40,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_616),
     "lab": (4_200, 5_420),
     "benchmarks, proof": (7_000, 9_505),
-    "tests": (50_000, 80_550),
+    "tests": (50_000, 80_590),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 28), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
