@@ -14,6 +14,7 @@ from carpool import errors
 from carpool.cli.config_file import schema
 from carpool.cli.main import cli
 from carpool.config import ENV_PREFIX, JOBS, WORKERS, EngineSettings, ServeSettings
+from carpool.engine.model.quantize import READ_METHODS
 from carpool.engine.specs import SPECS
 from carpool.telemetry.metric_list import METRICS
 
@@ -53,6 +54,15 @@ def page() -> str:
             "| status | code | class | meaning | same request later? |",
             "| --- | --- | --- | --- | --- |",
             *_errors(),
+            "",
+            "## Weights that are quantized already",
+            "",
+            "By `quant_method` of a component's `config.json`; what is needed and not there is "
+            "named when the model is loaded, with what works instead.",
+            "",
+            "| method | package | needs besides |",
+            "| --- | --- | --- |",
+            *(f"| `{m}` | {p or '-'} | {c or '-'} |" for m, (p, c) in READ_METHODS.items()),
             "",
             "## Metrics",
             "",

@@ -9,7 +9,8 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from support.engine_driver import Drive, Recorder, driving, fresh
+from support.engine_driver import CLOSE, Drive, Recorder, driving, fresh
+from support.tiny import ARGUMENTS
 
 COMMON: dict[str, Any] = {
     "height": 32, "width": 32, "guidance_scale": 3.5, "output_type": "pt", "num_inference_steps": 4
@@ -142,6 +143,24 @@ def test_the_scale_of_a_lora_that_the_user_has_loaded_is_each_requests_own() -> 
         assert gap(recorder, image) < 1e-5
     [warning] = recorders[1].outcome.warnings
     assert re.fullmatch(r".*StableDiffusionPipeline changed text_encoder\S+ and \d+ more", warning)
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fast"])
+def test_scales_that_turn_no_layer_share_forwards(numerics: Any) -> None:
+    kwargs: list[Any] = [None, {}, {"scale": 0.2}, {"scale": 0.8}]
+    common: dict[str, Any] = {**ARGUMENTS["sd15"], "num_inference_steps": 3}
+    with driving(fresh("sd15"), numerics=numerics) as drive:
+        recorders = [
+            drive.submit("a cat", seed=seed, **common, cross_attention_kwargs=value)
+            for seed, value in enumerate(kwargs)
+        ]
+        drive.finish()
+        assert drive.widths("unet")[-1] == len(kwargs)
+
+    for seed, (value, recorder) in enumerate(zip(kwargs, recorders, strict=True)):
+        generator, pipe = torch.Generator().manual_seed(seed), fresh("sd15")
+        image = pipe("a cat", generator=generator, **common, cross_attention_kwargs=value).images
+        assert gap(recorder, image) <= (0 if numerics == "exact" else CLOSE)
 
 
 def test_a_request_that_rides_alone_says_why_and_so_do_the_statistics() -> None:

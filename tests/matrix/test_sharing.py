@@ -20,8 +20,12 @@ from diffusers import DiffusionPipeline
 from support import torchvision_cpu
 from support.diffusers_tests import configurations, pipeline, requests
 from support.engine_driver import driving, fresh, mean
+from support.isolation import build
 from support.matrix import CASES
-from support.tiny import ARGUMENTS
+from support.modular import CLASSES, modular
+from support.modular import arguments as modular_arguments
+from support.newcomers import NEWCOMERS
+from support.tiny import ARGUMENTS, newest
 from support.tiny.outsiders_videos import picture
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -61,12 +65,24 @@ def builds() -> Iterator[Any]:
             yield pytest.param("family", family, id=family)
     for name in configurations():
         yield pytest.param("test", name, id=name)
+    for name in newest.DATA.keys() & NEWCOMERS.keys():
+        yield pytest.param("data", name, id=name)
+    for name, (family, _) in CLASSES.items():
+        if family in newest.DATA:
+            yield pytest.param("modular", name, id=name)
 
 
 def built(place: str, name: str) -> tuple[DiffusionPipeline, list[dict[str, Any]]]:
     """A pipeline, and requests of mixed steps for it."""
+    steps = [{"prompt": "a cat", "num_inference_steps": n} for n in (4, 6, 5)]
     if place == "test":
         return pipeline(name), requests(name)
+    if place == "data":
+        make, arguments = NEWCOMERS[name]
+        return build(make), [{**arguments, **request} for request in steps]
+    if place == "modular":
+        pipe = modular(name)
+        return pipe, [{**modular_arguments(pipe), **request} for request in steps]
     if place == "family":
         more = {"image": picture(1), "prompt": None} if name == "svd" else {"prompt": "a cat"}
         arguments = {**ARGUMENTS[name], **more}
@@ -84,7 +100,7 @@ def built(place: str, name: str) -> tuple[DiffusionPipeline, list[dict[str, Any]
 @pytest.mark.parametrize(("place", "name"), builds() if IS_ASKED else [])
 def test_six_at_once_share_forwards_of_a_denoiser_or_it_is_said_why(place: str, name: str) -> None:
     pipe, arguments = built(place, name)
-    class_name = name if place == "test" else type(pipe).__name__
+    class_name = name if place in ("test", "data") else type(pipe).__name__
     pipe.set_progress_bar_config(disable=True)
 
     widths = shares(pipe, arguments)

@@ -11,14 +11,13 @@ from diffusers import (
     AnimaTextConditioner,
     CosmosTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
-    Krea2Transformer2DModel,
     ModularPipeline,
 )
 from PIL import Image
 from torch import nn
-from transformers import Qwen3VLConfig, Qwen3VLModel
 
 from support.isolation import build
+from support.tiny import newest
 from support.tiny.checkpoints import ARGUMENTS, FAMILIES
 from support.tiny.parts import drawn, qwen2_tokenizer, t5_tokenizer
 from support.tiny.qwen import causal_vae
@@ -65,44 +64,15 @@ def anima() -> dict[str, Any]:
     }
 
 
-def krea2() -> dict[str, Any]:
-    """Components of Krea 2, whose distilled pipeline diffusers has of blocks only."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 36,
-             "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
-    seen = {"depth": 2, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
-    config = Qwen3VLConfig(
-        text_config={**sizes, "vocab_size": len(qwen2_tokenizer())},
-        vision_config={**seen, "out_hidden_size": 16},
-    )
-    transformer = Krea2Transformer2DModel(
-        in_channels=16,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        timestep_embed_dim=8,
-        text_hidden_dim=16,
-        num_text_layers=12,  # of the 36, as its blocks have it
-        text_num_attention_heads=2,
-        text_num_key_value_heads=1,
-        text_intermediate_size=16,
-        num_layerwise_text_blocks=1,
-        num_refiner_text_blocks=1,
-        axes_dims_rope=(4, 2, 2),
-        rope_theta=1000.0,
-    )
-    return {
-        "text_encoder": drawn(Qwen3VLModel(config)),
-        "tokenizer": qwen2_tokenizer(),
-        "vae": causal_vae(4),
-        "transformer": drawn(transformer),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-    }
-
-
-PARTS = {"anima": anima, "krea2": krea2}
+PARTS = {**newest.PARTS, "anima": anima}
 _SMALL = {"height": 32, "width": 32, "max_sequence_length": 16}
+_FLUX3 = {"height": 64, "width": 64, "text_encoder_out_layers": (1, 2), "max_new_tokens": 3}
+_COSMOS3 = {
+    **{"height": 16, "width": 16, "num_frames": 1, "guidance_scale": 2.0, "negative_prompt": "no"},
+    **dict.fromkeys(
+        ("use_system_prompt", "add_resolution_template", "add_duration_template"), False
+    ),
+}
 _PYRAMID = {"pyramid_num_inference_steps_list": [2, 2, 2]}
 CLASSES: dict[
     str, tuple[str, dict[str, Any]]
@@ -110,6 +80,10 @@ CLASSES: dict[
     "FluxModularPipeline": ("flux", {}),
     "Flux2KleinBaseModularPipeline": ("flux2_klein_base", {}),
     "AnimaModularPipeline": ("anima", _SMALL),
+    "Cosmos3OmniModularPipeline": ("cosmos3", _COSMOS3),
+    "Flux3DistilledModularPipeline": ("flux3_distilled", _FLUX3),
+    "Flux3ModularPipeline": ("flux3", _FLUX3),
+    "MiniMaxH3ModularPipeline": ("minimax_h3", {"height": 32, "width": 32, "num_frames": 124}),
     "ErnieImageModularPipeline": ("ernie", {}),
     "Flux2KleinModularPipeline": ("flux2_klein", {}),
     "Flux2ModularPipeline": ("flux2", {}),
@@ -141,6 +115,8 @@ def modular(name: str, **others: Any) -> ModularPipeline:
         have = PARTS[family]() if family in PARTS else FAMILIES[family]().components
         taken = {n: one for n, one in have.items() if n in pipe.pretrained_component_names}
         pipe.update_components(**{**taken, **others})
+        if hasattr(pipe, "disable_safety_checker"):  # of Cosmos 3, whose package is not here
+            pipe.disable_safety_checker()
         return pipe
 
     fake_ftfy()

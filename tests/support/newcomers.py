@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import numpy as np
 from diffusers import (
     ControlNetModel,
@@ -36,6 +37,7 @@ from diffusers import (
 )
 from PIL import Image
 
+from support.tiny import newest
 from support.tiny.control import flux_control, sdxl_control
 from support.tiny.parts import drawn
 from support.tiny.stable import flux, sd3, sd15, sdxl
@@ -92,6 +94,11 @@ def pix2pix_xl() -> DiffusionPipeline:
     )
 
 
+def of_data(name: str, **arguments: Any) -> "Newcomer":
+    """A class of the newest, which `newest.json` has under its name."""
+    return lambda: getattr(diffusers, name)(**newest.components(name)), arguments
+
+
 IMAGE = {"image": PICTURE}
 CHANGED = {"image": PICTURE, "strength": 0.8}
 FILLED = {**CHANGED, "mask_image": MASK}
@@ -99,6 +106,19 @@ PAG = {"pag_scale": 3.0}
 
 Newcomer = tuple[Callable[[], DiffusionPipeline], dict[str, Any]]
 NEWCOMERS: dict[str, Newcomer] = {
+    "Cosmos3OmniPipeline": of_data(
+        "Cosmos3OmniPipeline",
+        **{"height": 16, "width": 16, "num_frames": 1, "use_system_prompt": False},
+        **{"add_resolution_template": False, "add_duration_template": False},
+    ),
+    "Ideogram4Pipeline": of_data(
+        "Ideogram4Pipeline", **SIZE, guidance_scale=5.0, guidance_schedule=None
+    ),
+    "Kandinsky6TI2VAPipeline": of_data(
+        "Kandinsky6TI2VAPipeline", **SIZE, num_frames=5, sample_audio=False
+    ),
+    "LongCatImagePipeline": of_data("LongCatImagePipeline", **SIZE, enable_prompt_rewrite=False),
+    "ZImageOmniPipeline": of_data("ZImageOmniPipeline", **SIZE),
     "FluxControlNetImg2ImgPipeline": (
         lambda: FluxControlNetImg2ImgPipeline(**parts(flux_control())),
         {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE},

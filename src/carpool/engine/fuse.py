@@ -146,6 +146,8 @@ class Fuser:
         """Whether calls that leave this argument out, or pass another, may share its forward."""
         if target.spec is not None and target.spec.rule(name).is_implied(name, value, context):
             return True
+        if name == target.idle_scale and (not value or value.keys() == {"scale"}):
+            return True
         default = target.defaults.get(name, target)  # `target`: equal to no argument
         return type(value) is type(default) and isinstance(value, PLAIN) and bool(value == default)
 

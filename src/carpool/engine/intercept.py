@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from msgspec import Struct
 from torch import nn
@@ -29,6 +29,7 @@ from carpool.request.lora import AdapterScales
 from carpool.types import Phase, phase_of
 
 _ABSENT = object()
+_SCALING = "diffusers.utils.peft_utils"  # has the decorator `apply_lora_scale`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Target:
     is_exclusive: bool = False  # of one request, in whose own state it runs: see `isolation.py`
     is_doubted: bool = False  # its table was written for other code: it is proven first
     modes: str = ""  # of torch that it runs in, where they are not the usual ones
+    idle_scale: str = ""  # attention kwargs whose scale turns no layer: there are none of PEFT
 
 
 class Call(Struct, frozen=True, eq=False):
@@ -82,6 +84,13 @@ def methods_of(module: nn.Module) -> list[str]:
     return methods
 
 
+def _called_layers(module: nn.Module) -> Iterable[nn.Module]:
+    """Layers of a text encoder that its pipeline calls one by one, as Ideogram 4 does."""
+    if type(module).__name__ != "Qwen3VLModel":
+        return ()
+    return cast("nn.ModuleList", module.get_submodule("language_model.layers"))
+
+
 class Interception:
     """The intercepted methods of one pipeline's modules.
 
@@ -105,6 +114,8 @@ class Interception:
             visited.add(id(module))
             for method in methods_of(module):
                 self.targets.append(_target(component, module, method))
+            for index, layer in enumerate(_called_layers(module)):
+                self.targets.append(_target(f"{component}.{index}", layer, "forward"))
 
     def install(self) -> None:
         writers = {id(t.module): t for t in self.targets if t.method == "generate"}
@@ -130,8 +141,10 @@ class Interception:
                     self._replace(target, head, _attribute("forward"), method)
             for part in (target.module, *called_parts(target.module)):
                 if not any(part is module for module, _, _ in self._replaced):
-                    call = _target(target.component, target.module, "generate", part)
-                    method = _parking(call.original, None, call, reader)
+                    call, direct = _target(target.component, target.module, "generate", part), None
+                    if part is getattr(target.module, "model", None):  # MiniMax-H3 calls it
+                        direct = _target(f"{target.component}.model", part, "forward")
+                    method = _parking(call.original, direct, call, reader)
                     self._replace(target, part, _attribute("forward"), method)
 
     def _replace(
@@ -236,7 +249,19 @@ def _target(
         defaults={p.name: p.default for p in parameters if p.default is not p.empty},
         is_exclusive=mixes_rows(module) is not None,
         is_doubted=_has_other_code(module, method),
+        idle_scale=_idle_scale(module) if method == "forward" else "",
     )
+
+
+def _idle_scale(module: nn.Module) -> str:
+    """The attention kwargs out of which diffusers takes a scale for layers that are not there."""
+    forward = type(module).forward
+    if getattr(forward, "__globals__", {}).get("__name__") != _SCALING:
+        return ""
+    kinds = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+    if "BaseTunerLayer" in kinds:
+        return ""
+    return str(inspect.getclosurevars(forward).nonlocals.get("kwargs_name", ""))
 
 
 def _has_other_code(module: nn.Module, method: str) -> bool:

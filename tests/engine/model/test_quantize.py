@@ -1,7 +1,9 @@
 """Quantized weights: which components have them, from which files, and whether rows stay apart."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from carpool.config import EngineSettings
 from carpool.engine.intercept import Interception
 from carpool.engine.model.load import load
-from carpool.engine.model.quantize import quantize_read
+from carpool.engine.model.quantize import READ_METHODS, quantize_read, quantized_components
 from carpool.engine.row_mixing import mixes_rows
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.settings.quantization import KINDS, Quantization
@@ -301,3 +303,22 @@ def test_llm_int8_mixes_rows_only_where_it_looks_for_outliers(threshold: float) 
     quantize_read(layer, Quantization("bitsandbytes_8bit", "bitsandbytes", options), torch.float32)
 
     assert (mixes_rows(layer) is not None) == (threshold > 0)
+
+
+@pytest.mark.parametrize("method", [*READ_METHODS, "gptq"])
+def test_weights_quantized_already_that_cannot_be_read_say_how_and_what_works(
+    method: str, tmp_path: Path
+) -> None:
+    copytree(checkpoint("flux"), folder := tmp_path / "model")
+    file = folder / "transformer" / "config.json"
+    config = {**json.loads(file.read_text()), "quantization_config": {"quant_method": method}}
+    file.write_text(json.dumps(config))
+    package, condition = READ_METHODS.get(method, ("", "what diffusers does not have"))
+
+    note = quantized_components(folder)
+    assert all(text in note for text in (package, condition))
+    if method not in ("quanto", "torchao"):  # these are read here
+        with pytest.raises(
+            LoadFailed, match=f"quantized by {method}, which .*: else take its plain"
+        ):
+            load(str(folder), EngineSettings(device="cpu"))

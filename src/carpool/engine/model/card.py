@@ -93,7 +93,8 @@ def _size_multiple(pipe: Pipeline) -> int:
         config = getattr(getattr(pipe, name, None), "config", None)
         factor = getattr(config, "vae_scale_factor", factor)
     if hasattr(pipe, "patch_size"):
-        return int(factor * pipe.patch_size)
+        patch = pipe.patch_size  # of a video model a tuple: frames, height, width
+        return int(factor * (patch if isinstance(patch, int) else patch[-1]))
     # image processors count the denoiser's patches in
     return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
 

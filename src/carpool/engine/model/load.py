@@ -33,6 +33,7 @@ from carpool.engine.model.language_models import (
 )
 from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prepare import apply
+from carpool.engine.model.quantize import quantized_components
 from carpool.engine.model.rewriter import attach
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.model.upcast import hold
@@ -196,6 +197,8 @@ def load(
             if settings.embeddings is not None:
                 words = add_embeddings(pipe, settings.embeddings)
         except RecursionError as error:
+            if quantized := quantized_components(folder):  # sdnq 0.2.8 beside diffusers 0.42
+                raise LoadFailed(f"cannot load {model!s}: {quantized}") from error
             raise _too_deep(model) from error
         except (CarpoolError, torch.OutOfMemoryError, MemoryError):
             raise  # the last two are told by `says_what_does_not_fit`
@@ -300,6 +303,8 @@ def _cause(error: Exception, folder: Path) -> str:
     """Why a model cannot be loaded, in one line: its damaged file, or what a library says."""
     is_text = str(error) and not isinstance(error, LookupError)
     text = " ".join(str(error).split()) if is_text else f"{type(error).__name__}: {error}"
+    if quantized := quantized_components(folder):
+        return f"{quantized} ({text:.200})"
     damage = damage_in(folder)
     return text if damage is None else f"{damage} ({text:.200})"
 

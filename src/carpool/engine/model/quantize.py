@@ -1,6 +1,7 @@
 """Quantized weights: configurations of the back ends, and float8 storage."""
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -9,11 +10,25 @@ import transformers
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.preparation import is_denoiser
 from carpool.settings.quantization import KINDS, Quantization, check_gpu, quantizations
 from carpool.settings.rules import DEFAULT
+
+READ_METHODS: Mapping[str, tuple[str, str]] = {
+    "quanto": ("optimum-quanto", ""),
+    "torchao": ("torchao", ""),
+    "bitsandbytes": ("bitsandbytes", "an accelerator"),
+    "sdnq": ("sdnq", ""),
+    "auto-round": ("auto-round", ""),
+    "modelopt": ("nvidia-modelopt", ""),
+    "nunchaku_lite": ("kernels", "a GPU of NVIDIA from Turing on, but for Hopper; nvfp4 Blackwell"),
+    "bfl": ("", "one file, not a folder: scaled float8 is read by `--component`, nvfp4 is not"),
+    "gguf": ("gguf", "one file, not a folder: `--component transformer=FILE.gguf` reads it"),
+}
+"""Of weights that a folder has quantized already: what reads them, and what else they need."""
 
 BLOCK_IN, BLOCK_OUT = 64, 32  # features of layers for which bitsandbytes has kernels on CPUs
 
@@ -80,6 +95,25 @@ def quantization_of(
         return configs_by_backend[kind.backend](**options)
     except (TypeError, ValueError, ImportError, RuntimeError) as error:
         raise SettingRejected(f"quantize: {kind.backend}: {error}") from error
+
+
+def quantized_components(folder: Path) -> str:
+    """Which components of a folder are quantized already, what that needs, and what works instead.
+
+    Returns:
+        "" if none is.
+    """
+    notes = []
+    for file in sorted(folder.glob("*/config.json")):
+        try:
+            method = jsonfile.loads(jsonfile.read(file))["quantization_config"]["quant_method"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        package, condition = READ_METHODS.get(method, ("", "what diffusers does not have"))
+        needs = " and ".join(filter(None, (package, condition)))
+        notes.append(f"{file.parent.name} is quantized by {method}, which needs {needs}")
+    kinds = "int8, quanto-int4 or another of --quantize"
+    return f"{'; '.join(notes)}: else take its plain weights, and {kinds}" if notes else ""
 
 
 def _torchao(options: dict[str, Any]) -> dict[str, Any]:

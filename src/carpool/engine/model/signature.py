@@ -40,7 +40,8 @@ def _read(parameter: inspect.Parameter, call: Any) -> Parameter:
 def parameter_of(declared: Any) -> Parameter:
     """Read one of a modular pipeline's inputs: diffusers' `InputParam`."""
     hint = _evaluated(declared.type_hint, {})
-    return _parameter(declared.name, hint, declared.default, declared.required)
+    is_required = declared.required and declared.default is None  # else diffusers sets its default
+    return _parameter(declared.name, hint, declared.default, is_required)
 
 
 def _parameter(name: str, annotation: Any, default: Any, required: bool) -> Parameter:
