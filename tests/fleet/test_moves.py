@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.fleet.moves import INTERVAL_S, MAX_PAUSES, MIN_LEFT_S, Moves, left
+from carpool.fleet.moves import MAX_PAUSES, MIN_LEFT_S, Moves, left
 from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
+from carpool.worker.watchdog import INTERVAL_S
 
 SHARED: StepTable = (1.0, 1.05, 1.1, 1.15)  # rows are nearly free
 SOLO: StepTable = (1.0, 2.0, 3.0, 4.0)

@@ -194,7 +194,7 @@ def test_garbage_is_refused_after_sixty_four_bytes(said: bytes) -> None:
 def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host.handshake, "CONNECT_S", 0.2)
+    monkeypatch.setattr(handshake, "CONNECT_S", 0.2)
 
     async def story(stage: Stage) -> None:
         silent = [await stage.raw() for _ in range(4 * host.PER_ADDRESS + 4)]

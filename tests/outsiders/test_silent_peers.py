@@ -8,14 +8,14 @@ import pytest
 
 from carpool.config import EngineSettings
 from carpool.fleet import host
-from carpool.fleet.host import WorkerHost
+from carpool.fleet.host import PER_ADDRESS, WorkerHost
 from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
-from carpool.fleet.unproven import LIMIT, PER_ADDRESS
 from carpool.worker import protocol
 from support.app import CARD
 from support.fake_hosts import FakeChild, until
 
 SECRET = bytes(range(32))
+LIMIT = 4 * PER_ADDRESS
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

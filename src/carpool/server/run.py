@@ -138,8 +138,9 @@ async def _serve(
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(greet(backend, server, settings))
     jobs = asyncio.gather(runner.run(), courier.run())
+    tasks: list[asyncio.Future[Any]] = [worker, http, jobs]
     try:
-        await asyncio.wait({worker, http, jobs}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if worker.done() and not worker.cancelled() and (error := worker.exception()):
             if not isinstance(error, LoadFailed):
                 raise error
@@ -152,7 +153,7 @@ async def _serve(
         greeting.cancel()
         jobs.cancel()
         server.should_exit = True
-        await asyncio.wait({http, jobs})
+        await asyncio.wait(tasks[1:])
         if server.unix is not None:
             await asyncio.to_thread(server.unix.remove)
         await runner.stop()
