@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.fleet import host
+from carpool.fleet import handshake
 from carpool.fleet.host import PER_ADDRESS, WorkerHost
 from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 from carpool.worker import protocol
@@ -58,7 +58,7 @@ class Stage:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "HANDSHAKE_S", 1000.0)
+    monkeypatch.setattr(handshake, "CONNECT_S", 1000.0)
 
 
 def play(scene: Callable[[Stage], Awaitable[None]]) -> None:
