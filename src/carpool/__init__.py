@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from carpool.python.jobs import BackgroundJob, Jobs
     from carpool.server.serve import serve
 
-__version__ = "0.1.0"
+__version__ = "0.5.0"
 __all__ = [
     "BackgroundJob",
     "Engine",
