@@ -5,11 +5,9 @@ from carpool.engine.journal import Answered
 from carpool.engine.model.device import Device
 from carpool.worker.journal_sender import EVERY_S, MOST_BYTES, AnswerBatch, JournalSender
 
-CPU = Device(EngineSettings(device="cpu"))
-
 
 def answered(size: int = 100) -> Answered:
-    return Answered("a", 0, b"", b"", CPU, None, size)
+    return Answered("a", 0, b"", b"", Device(EngineSettings(device="cpu")), None, size)
 
 
 def test_answers_of_short_steps_share_a_message_and_those_of_long_ones_do_not_wait() -> None:
