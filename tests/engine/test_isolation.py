@@ -400,12 +400,6 @@ def use_draws(net: Any) -> None:
     net.gain = 1 + float(torch.rand(())) + float(np.random.rand()) + random.random()
 
 
-def numpy_state() -> list[int]:
-    state: Any = np.random.get_state(legacy=False)
-    keys: list[int] = state["state"]["key"].tolist()
-    return keys
-
-
 def test_global_random_numbers_are_the_requests_own_whatever_runs_between() -> None:
     torch.manual_seed(11), np.random.seed(12), random.seed(13)
     before = (

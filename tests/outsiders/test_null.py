@@ -163,7 +163,6 @@ DOORS = [
     Door("/v1/unmerge_lora_weights", {}),
     Door("/sdapi/v1/options", {}),
 ]
-NESTING = (ENDPOINT, EDITS, VIDEOS, MESHES, SOUND)
 NOT_HERE = {"/v1/videos/{video_id}/remix"}  # takes a prompt and nothing else
 
 

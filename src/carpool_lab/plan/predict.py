@@ -114,7 +114,6 @@ class Plan:
     steps: int
     weights: Mapping[str, float]  # bytes by component
     streamed: Mapping[str, float]  # of those, bytes that do not fit
-    activations_bytes: float  # of one request, at most
     seconds: Mapping[Phase, Mapping[int, float]]  # of a request's calls, by requests that share
     widest: int  # requests whose activations fit
 
@@ -175,7 +174,7 @@ def plan(
                     streamed_bytes=streamed[stage.component],
                     is_compiled=is_compiled,
                 )
-        return Plan(size, steps, weights, streamed, peak, seconds, max_requests)
+        return Plan(size, steps, weights, streamed, seconds, max_requests)
 
     plans = [at(width) for width in WIDTHS]
     fitting = [plan for plan in plans if plan.fits]

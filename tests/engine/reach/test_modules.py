@@ -179,10 +179,6 @@ class Hook:
         self.n += 1
 
 
-def pure_forward(self: Any, x: Tensor, t: Any = None) -> Any:
-    return self.first(x)
-
-
 def counting_forward(self: Any, x: Tensor, t: Any = None) -> Any:
     self.count = getattr(self, "count", 0) + 1
     return self.first(x)

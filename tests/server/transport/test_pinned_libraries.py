@@ -30,7 +30,6 @@ CALLED = {  # what uvicorn calls, and so must go on calling, by where it stands
     "on_message_complete": ("self.cycle.more_body = False", "self.cycle.message_event.set"),
     "on_body": ("self.flow.pause_reading", "HIGH_WATER_LIMIT"),
 }
-OVERRIDDEN = sorted(set(vars(StrictHTTPProtocol)) & {*vars(HttpToolsProtocol)} - {*vars(object)})
 
 
 def used(object_: str) -> Iterator[str]:

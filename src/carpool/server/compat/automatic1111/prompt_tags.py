@@ -32,7 +32,7 @@ class Tag:
     text_scale: float  # for text encoders
 
 
-def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[Tag]]:
+def split_tags(prompt: str) -> tuple[str, list[Tag]]:
     """Split the adapters that a prompt names from its text.
 
     Returns:
@@ -45,9 +45,9 @@ def split_tags(prompt: str, param: str = "prompt") -> tuple[str, list[Tag]]:
     text = _TAG.sub("", prompt).strip() if tags else prompt
     if match := _BROKEN.search(text):
         raise InvalidValue(
-            f"{param} has a tag that is none, {show(match[0])}: {_FORM}", param=param
+            f"prompt has a tag that is none, {show(match[0])}: {_FORM}", param="prompt"
         )
-    return text, [_tag(tag[1], tag[2], param) for tag in tags]
+    return text, [_tag(tag[1], tag[2]) for tag in tags]
 
 
 def adapters_of(tags: Iterable[Tag], adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
@@ -90,11 +90,11 @@ def refuse_tags(prompt: str, param: str) -> None:
         raise UnsupportedParameter(f"{param} has {text}: adapters stand in prompt", param=param)
 
 
-def _tag(kind: str, content: str, param: str) -> Tag:
+def _tag(kind: str, content: str) -> Tag:
     tag = show(f"<{kind}:{content}>")
     if kind not in _KINDS:
         rule = _FORM if kind.lower() in _KINDS else f"no network of that kind is known, {_FORM}"
-        raise UnsupportedParameter(f"{param} has {tag}: {rule}", param=param)
+        raise UnsupportedParameter(f"prompt has {tag}: {rule}", param="prompt")
     name, *settings = content.split(":")
     numbers, named = list[str](), dict[str, str]()
     for setting in settings:
@@ -106,17 +106,17 @@ def _tag(kind: str, content: str, param: str) -> Tag:
     unknown = [f"{key}=" for key in named if key not in _SCALES] + numbers[2:]
     if unknown:
         rule = "is not known here: a tag has a name and a scale, or te= and unet="
-        raise UnsupportedParameter(f"{param} has {tag}: {show(unknown[0])} {rule}", param=param)
-    text_scale = _number(named.get("te", next(iter(numbers), "1")), tag, param)
-    scale = _number(named.get("unet", next(iter(numbers[1:]), str(text_scale))), tag, param)
+        raise UnsupportedParameter(f"prompt has {tag}: {show(unknown[0])} {rule}", param="prompt")
+    text_scale = _number(named.get("te", next(iter(numbers), "1")), tag)
+    scale = _number(named.get("unet", next(iter(numbers[1:]), str(text_scale))), tag)
     return Tag(name.strip(), scale, text_scale)
 
 
-def _number(text: str, tag: str, param: str) -> float:
+def _number(text: str, tag: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InvalidValue(f"{param} has {tag}: {show(text)} is no number, {_FORM}", param=param)
+        raise InvalidValue(f"prompt has {tag}: {show(text)} is no number, {_FORM}", param="prompt")
     return number
