@@ -10,7 +10,7 @@ little slower may join. A call that many forwards overtook leads next (`starvati
 
 *Encodes and decodes* run between denoising forwards, as many as take no longer than the forward
 itself. A request that would not share the next forward is encoded later, with others. A text
-that is being written goes on, token by token, between all forwards.
+that is being written goes on, token by token, between all forwards; prompts and tokens take turns.
 
 *Shares.* With `fair_share` the tenant that was served least for its weight leads
 (`fair_shares.py`); all of the above orders the requests of one tenant, and of tenants that are
@@ -56,6 +56,7 @@ class Continuous:
     _ranks: dict[int, Rank] = field(default_factory=dict)  # by order
     _shares: FairShares | None = field(init=False)
     _forwards: int = 0  # so far
+    _is_prompts_turn: bool = False  # texts that begin and texts that go on take turns
 
     def __post_init__(self) -> None:
         self._shares = None if self.fair_share is None else FairShares(self.fair_share)
@@ -106,7 +107,9 @@ class Continuous:
             candidates = self._candidates(self._grouped(phases["denoise"], now_s), now_s)
             denoise = self._fill(candidates, work_s, now_s)
         tokens = [call for call in phases["encode"] if call.is_token]
-        for calls in (phases["decode"], tokens, phases["encode"]):
+        prompts = [call for call in phases["encode"] if not call.is_token]
+        texts = [prompts, tokens] if self._is_prompts_turn else [tokens, prompts]
+        for calls in (phases["decode"], *texts):
             due = self._due(calls, denoise.calls[:1] if denoise else parked)
             if not due:
                 continue
@@ -294,6 +297,7 @@ class Continuous:
                 self._cohort = {call.request for call in choice.calls}
         else:
             self._spent_s[leader.phase] += self._baseline_s(choice)
+            self._is_prompts_turn = leader.is_token
         if self._shares is not None:
             # a copy of streamed weights serves all that share the sweep: no tenant pays for it
             seconds = self.costs.compute_s(leader.kind, sum(call.rows for call in choice.calls))
