@@ -29,7 +29,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_005),
+    "engine": (13_800, 25_400),
     "schedule": (2_200, 2_400),
     "fleet": (3_200, 4_285),
     "worker": (2_500, 3_320),
@@ -40,7 +40,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_616),
     "lab": (4_200, 5_420),
     "benchmarks, proof": (7_000, 9_505),
-    "tests": (50_000, 80_740),
+    "tests": (50_000, 80_930),
 }
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 28), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names

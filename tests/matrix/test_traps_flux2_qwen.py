@@ -168,4 +168,4 @@ def test_keys_and_values_of_references_stay_with_their_request() -> None:
         {"prompt": LONG, "seed": 4},
     )
 
-    assert sorted(drive.widths("transformer")) == [1] * 6 + [2] * 3  # the last two ride together
+    assert drive.widths("transformer") == [2] * 6  # two with references, two without

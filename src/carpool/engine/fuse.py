@@ -7,14 +7,16 @@ tables in `specs/` say what each argument means; nothing here knows a model.
 
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from carpool.engine.digests import Digests, Unfusable, name_of
-from carpool.engine.intercept import Call, Target
-from carpool.engine.numerics import DATA, ROW, ROWS, Exact
+from carpool.engine.intercept import Call, Target, computes_together
+from carpool.engine.numerics import DATA, ROW, ROWS, Exact, is_followed
 from carpool.engine.specs.rule import PLAIN, JoinContext, KeyContext, Rule
 from carpool.engine.split import split
 from carpool.engine.stacks import Stacks
@@ -32,6 +34,7 @@ class Fuser:
         self.is_exact = is_exact
         self.digests = Digests()
         self._dtypes: dict[tuple[int, torch.dtype], torch.dtype] = {}  # see `_dtype`
+        self._followed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
         self.stacks = Stacks()
 
     def describe(self, call: Call) -> tuple[Hashable, int]:
@@ -49,7 +52,7 @@ class Fuser:
             rows = len(arguments[target.spec.rows])
             if not rows:
                 return _Alone(call), 1
-            context = KeyContext(rows, arguments, self.digests, self.is_exact)
+            context = KeyContext(rows, arguments, self.digests, self.is_exact, self._follows(call))
             parts = [
                 (name, target.spec.rule(name).key_part(value, context))
                 for name, value in sorted(arguments.items(), key=name_of)
@@ -102,7 +105,8 @@ class Fuser:
                 rule.align(name, batch, target.defaults)
         leading = batch[0][spec.rows]  # it may have no rows
         device = (leading if isinstance(leading, Tensor) else leading[0]).device
-        context, fused = JoinContext(rows, device, self.stacks), dict(spec.adds)
+        context = JoinContext(rows, device, self.stacks, batch[0], exact is not None)
+        fused = dict(spec.adds)
         for name in batch[0]:
             values = [arguments[name] for arguments in batch if name in arguments]
             if len(values) == len(calls):  # else it was the default, or is not read
@@ -111,17 +115,19 @@ class Fuser:
             dtype = self._dtype(target.module)
             fused = {name: _cast(value, dtype) for name, value in fused.items()}
         lists = {name: list(value) for name, value in fused.items() if type(value) is list}
-        if exact is None:
-            answer = target.original(**fused)
-        else:
+        if exact is not None:
             for name, value in fused.items():
                 values = [arguments.get(name) for arguments in batch]
                 for leaf in spec.rule(name).leaves(name, value, values):
                     _mark(exact, *leaf)
-            with exact:
-                answer = target.original(**fused)
+        within = nullcontext() if spec.within is None else spec.within(target.module, batch, rows)
+        with within, exact or nullcontext():
+            answer = target.original(**fused)
         if len(calls) == 1:
             return [answer]
+        for name, rule in rules:
+            if batch[0].get(name) is not None and name in fused:
+                rule.give_back(fused[name], [arguments.get(name) for arguments in batch], rows)
         for name, entries in lists.items():
             if len(fused[name]) != len(entries) and type(batch[0].get(name)) is list:
                 _take_out(entries, fused[name], [arguments[name] for arguments in batch])
@@ -150,6 +156,11 @@ class Fuser:
             return True
         default = target.defaults.get(name, target)  # `target`: equal to no argument
         return type(value) is type(default) and isinstance(value, PLAIN) and bool(value == default)
+
+    def _follows(self, call: Call) -> bool:
+        if (module := call.target.module) not in self._followed:
+            self._followed[module] = is_followed(module) and not computes_together(module)
+        return self._followed[module] and not (call.lora and self.is_exact)
 
     def forget(self) -> None:
         """Drop tensors that are only kept for speed: memory is short."""

@@ -189,8 +189,8 @@ class RequestContext:
         is_usual = self._modes.can_share and not self._functions.are_changed
         is_usual = is_usual and contextvars.copy_context() == self._variables
         is_usual = is_usual and (target.method != "generate" or target.spec is not None)
-        if self.changes.has_state:
-            is_usual = is_usual and not self.changes.has_own(target.module)
+        if self.changes.has_state or self.changes.before:
+            is_usual = not self.changes.has_own(target.module) and is_usual
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
         is_plain = not (is_autocast_on() or torch.is_inference_mode_enabled())
         if is_usual and is_in_half(target.module, self):

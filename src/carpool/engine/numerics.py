@@ -13,6 +13,7 @@ batch, the mode also notes what a forward reads of single rows (`Exact.suspicion
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ from carpool.engine.operations import (
     is_unbatched,
     tensors,
 )
+from carpool.engine.per_call import PerCall, by_call
 
 # the marks of a tensor are bits
 ROWS = 1  # axis 0 is the batch, or is folded with it, call after call
@@ -120,7 +122,11 @@ class Exact(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in HANDLES:
             return func(*args, **kwargs)
-        marks = [self.mark_of(tensor) for tensor in tensors(args, kwargs)]
+        operands = tensors(args, kwargs)
+        if any(type(tensor) is PerCall for tensor in operands):
+            join = partial(self._joined, mark=ROWS | DATA)
+            return by_call(func, args, kwargs, self.rows, self._rows_of, join)
+        marks = [self.mark_of(tensor) for tensor in operands]
         union = 0
         for mark in marks:
             union |= mark
@@ -154,6 +160,17 @@ class Exact(TorchFunctionMode):
         if name == "__setitem__":
             self.mark(args[0], ROWS | union)
         return result
+
+    def _rows_of(self, value: Tensor) -> Sequence[Tensor] | None:
+        """Each call's rows of a tensor beside one that is each call's own."""
+        if not self.mark_of(value) & ROWS or not value.ndim:
+            return None
+        times, rest = divmod(value.shape[0], self._total)
+        if rest or not times:
+            return None
+        parts = torch.split(value, [n * times for n in self.rows])
+        layouts = self._layouts(value) or (None,) * len(parts)
+        return [as_alone(part, layout) for part, layout in zip(parts, layouts, strict=True)]
 
     def mark_of(self, value: Tensor) -> int:
         return getattr(value, self._name, 0)

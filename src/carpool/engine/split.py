@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from carpool.engine.per_call import CACHES, PerCall, share
 from carpool.engine.specs.rules import Spec
 
 
@@ -21,6 +22,8 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
         ValueError: a tensor does not have one entry a row.
     """
     total = sum(rows)
+    if isinstance(value, PerCall) or type(value).__name__ in CACHES:
+        return [share(value, call, rows) for call in range(len(rows))]
     if isinstance(value, Tensor):
         times, rest = divmod(value.shape[0], total) if value.ndim else (0, 0)
         if rest or not times or (times > 1 and not spec.is_inferred):

@@ -77,12 +77,5 @@ CASES = [
     _case("flux2-klein-base-edit", GUIDED, IMAGES),
     _case("flux2-klein-t2i", PLAIN),
     _case("flux2-klein-edit", PLAIN, IMAGES),
-    _case(
-        "flux2-klein-kv-edit",
-        PLAIN,
-        IMAGES,
-        is_fast=True,
-        fuses={"text_encoder.forward": 2.5, "vae.encode": 2.5, "vae.decode": 1.2},
-        alone=("transformer.forward",),  # keys and values of the pictures belong to one request
-    ),
+    _case("flux2-klein-kv-edit", PLAIN, IMAGES, is_fast=True),
 ]

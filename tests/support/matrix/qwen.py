@@ -70,6 +70,27 @@ def shrunk(pipe: DiffusionPipeline) -> DiffusionPipeline:
 
 CASES = [
     Case(
+        name="qwen-image-21-t2i",
+        family="qwen_21",
+        task="text-to-image",
+        requests=REQUESTS,
+        matters=MATTERS,
+        fuses={"transformer.forward": 1.8, "vae.decode": 1.0},
+        alone=("text_encoder.forward",),  # the pipeline hooks it around the call
+        needs_torchvision=True,
+    ),
+    Case(
+        name="qwen-image-21-edit",
+        family="qwen_21",
+        task="edit",
+        common={"output_resolution": 64},
+        requests=_with("image", IMAGES),
+        matters=(*MATTERS, "image"),
+        fuses={"transformer.forward": 1.8, "vae.encode": 1.0, "vae.decode": 1.0},
+        alone=("text_encoder.forward",),  # the pipeline hooks it around the call
+        needs_torchvision=True,
+    ),
+    Case(
         name="qwen-image-t2i",
         family="qwen_image",
         task="text-to-image",

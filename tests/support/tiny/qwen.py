@@ -4,7 +4,10 @@ from typing import Any
 
 from diffusers import (
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     FlowMatchEulerDiscreteScheduler,
+    QwenImage21Pipeline,
+    QwenImage21Transformer2DModel,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
     QwenImageLayeredPipeline,
@@ -138,7 +141,26 @@ def qwen_layered() -> QwenImageLayeredPipeline:
     return QwenImageLayeredPipeline(**parts, processor=qwen_processor())
 
 
+def qwen_21(processor: Any = None) -> QwenImage21Pipeline:
+    """Qwen-Image-2.1: keys and values of a prompt and its pictures are computed once."""
+    transformer = QwenImage21Transformer2DModel(
+        in_channels=64, out_channels=64, num_layers=2, attention_head_dim=32,
+        num_attention_heads=2, context_in_dim=_WIDTH, axes_dims_rope=(8, 12, 12),
+    )  # fmt: skip
+    vae = AutoencoderKLQwenImage21(
+        base_dim=8, decoder_base_dim=8, z_dim=64, dim_mult=[1] * 5, num_res_blocks=1
+    )
+    return QwenImage21Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=drawn(vae),
+        text_encoder=qwen_vl(),
+        processor=processor or qwen_processor(),
+        transformer=sharpened(drawn(transformer, last="proj_out", gain=0.3)),
+    )
+
+
 FAMILIES = {
+    "qwen_21": qwen_21,
     "qwen_image": qwen_image,
     "qwen_edit": qwen_edit,
     "qwen_edit_plus": qwen_edit_plus,
@@ -152,6 +174,7 @@ _IMAGE: dict[str, Any] = {
     "output_type": "pt",
 }
 ARGUMENTS = {
+    "qwen_21": _IMAGE,
     "qwen_image": _IMAGE,
     "qwen_edit": _IMAGE,
     "qwen_edit_plus": _IMAGE,

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from carpool.engine.overlay.module_state import ABSENT, ModuleState
+from carpool.engine.overlay.module_state import ABSENT, ModuleState, is_same
 from carpool.engine.overlay.shared_modules import SharedModules
 
 
@@ -50,6 +50,7 @@ class Changes:
         self._parts: set[int] = set()  # ids of all modules of components that have generated
         self._private: dict[tuple[int, Any], OwnEntry] = {}  # by the id of the dictionary, and name
         self._changed: set[int] = set()  # ids of the parts with such entries
+        self._hooked: set[int] = set()  # ids of the modules on which it has put hooks
 
     @contextmanager
     def generating(self, component: nn.Module) -> Iterator[None]:
@@ -70,7 +71,13 @@ class Changes:
         return id(component) in self._generating
 
     def has_own(self, component: nn.Module) -> bool:
-        """Whether the request has changed this component, which generates."""
+        """Whether the request has changed this component, which generates, or put hooks on it."""
+        for module_id, (module, state) in self.before.items():
+            if _differs_in_hooks(module, state, is_hooked=module_id in self._hooked):
+                self._hooked.add(module_id)
+                self._parts.add(module_id)
+                self._changed.add(module_id)
+                self.has_state = True
         return bool(self._changed) and any(
             id(part) in self._changed for part in component.modules()
         )
@@ -152,3 +159,17 @@ class Changes:
                 self._private[place].private = now
             else:
                 self._private[place] = OwnEntry(container, name, now, then)
+
+
+def _differs_in_hooks(module: nn.Module, state: ModuleState, *, is_hooked: bool) -> bool:
+    """Whether nothing but forward hooks differs from then, and these are of diffusers' own code.
+
+    Qwen-Image-2.1 puts one on its text encoder around the call: it is the request's own.
+    """
+    hooks = [id(value) for name, value in vars(module).items() if name.startswith("_forward_")]
+    changed = [(now, then) for now, then in state.dicts if not is_same(now, then)]
+    if not changed or any(id(now) not in hooks for now, _ in changed):
+        return False
+    added = [now[name] for now, then in changed for name in now.keys() - then.keys()]
+    names = [getattr(hook, "__module__", "diffusers.") for hook in added]
+    return bool(added or is_hooked) and all(name.startswith("diffusers.") for name in names)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
+from carpool.engine.per_call import CACHES
 from carpool.engine.random_state import default_generators
 
 _DEPTH = 3  # of lists and dicts in a module's attributes that are looked into
@@ -182,6 +183,8 @@ def _unlike(fused: Any, reference: Any, where: str) -> str | None:
         return _unlike(fused.parameters, reference.parameters, where)
     elif fused is None or isinstance(fused, (bool, int, float, str)):
         return None if fused == reference else f"{where} is {fused!r}, and {reference!r} alone"
+    elif type(fused).__name__ in CACHES:
+        return _unlike(vars(fused), vars(reference), where)
     else:
         return f"{where} holds a {type(fused).__name__}, which cannot be split"
     changes = (_unlike(a, b, f"{where}, {name}") for name, a, b in pairs)

@@ -20,12 +20,15 @@ tensor or an object under a name the table does not know runs alone.
 | Pad | like STACK, but one axis may differ in length; exact when the mask is honoured | padded |
 | State | an object, of which the table says what must be equal | that of the first, or as it says |
 | Keyed | like the rule that it holds, with something that must be equal | by that rule |
+| Own | each call has its own: keys and values, of any length | read and written call by call |
+| Prefix | like its rule until keys and values are cached, then unread | by its rule, or the first |
 | a dict | a dict argument, with a rule for each of its entries | entry by entry |
 
 Sources: the `forward` methods of diffusers 0.42 and transformers 5, and what their pipelines pass.
 """
 
 from carpool.engine.specs import autoencoders, image, text, video
+from carpool.engine.specs.own import Own, Prefix
 from carpool.engine.specs.padding import Pad
 from carpool.engine.specs.rule import Rule
 from carpool.engine.specs.rules import (
@@ -64,7 +67,9 @@ __all__ = [
     "UNUSED",
     "Rule",
     "Keyed",
+    "Own",
     "Pad",
+    "Prefix",
     "ArgumentRule",
     "Spec",
     "State",

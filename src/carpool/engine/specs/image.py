@@ -1,9 +1,18 @@
 """Denoisers of image models."""
 
-from collections.abc import Hashable
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from carpool.engine.digests import Unfusable
+from carpool.engine.per_call import PerCall
+from carpool.engine.specs.own import Own, Prefix
 from carpool.engine.specs.padding import Pad
+from carpool.engine.specs.rule import JoinContext
 from carpool.engine.specs.rules import (
     FACTOR,
     LAYERS,
@@ -20,10 +29,42 @@ from carpool.engine.specs.rules import (
 _OF_ONE_REQUEST = State(state_key=lambda _: None)
 
 
-def _reads_no_cache(caches: Any) -> Hashable | None:
+@contextmanager
+def own_positions(
+    module: Any, batch: Sequence[Mapping[str, Any]], rows: Sequence[int]
+) -> Iterator[None]:
+    """Qwen-Image-2.1 places a picture after its prompt: give each call the places of its own."""
+    shapes, is_cached = batch[0]["img_shapes"][0], batch[0].get("kv_cache_mode") == "cached"
+
+    def places(rope: Any, args: Any, kwargs: Any, first: Tensor) -> Any:
+        if not is_cached or args[0] is not shapes:  # another forward's
+            return None
+        target, own = math.prod(shapes[-1]), []
+        for mask in [arguments["img_mask"] for arguments in batch]:
+            pads = torch.repeat_interleave(mask[0], torch.where(mask[0], 4, 1))
+            whole = rope.forward(shapes, pads, **kwargs)
+            own.append(torch.cat([first[:-target], whole[-target:]]))
+        return PerCall(own, rows)
+
+    handle = module.pos_embed.register_forward_hook(places, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _GlmCaches(Own):
     """GLM-Image's caches of pictures to edit are only read and written in calls with the prompt."""
-    modes = {layer.mode for layer in caches.caches}
-    return None if modes & {"read", "write"} else "not read"
+
+    def form(self, value: Any) -> Hashable:
+        modes = {layer.mode for layer in value.caches}
+        if "write" in modes:
+            raise Unfusable
+        return Own.form(self, value) if "read" in modes else "not read"
+
+    def join(self, values: Sequence[Any], context: JoinContext) -> Any:
+        is_read = self.form(values[0]) != "not read"
+        return Own.join(self, values, context) if is_read else values[0]
 
 
 def _first_row(ids: Any) -> Hashable:
@@ -120,7 +161,8 @@ SPECS: dict[tuple[str, str], Spec] = {
             "encoder_hidden_states": STACK,  # (rows, text tokens, 15360): no mask, never padded
             "txt_ids": SHARE,  # (rows, text tokens, 4), of which row 0 is read
             "img_ids": SHARE,  # (rows, image tokens, 4), of which row 0 is read
-            "kv_cache_mode": _OF_ONE_REQUEST,  # with references: keys and values of their tokens
+            # keys and values of reference tokens: made by the first forward, read by all others
+            "kv_cache": Own(unread=("num_ref_tokens",)),
         },
     ),
     ("GlmImageTransformer2DModel", "forward"): Spec(
@@ -135,7 +177,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "prior_token_drop": STACK,  # (rows, image tokens): without the prompt, true
             "target_size": STACK,  # (rows, 2)
             "crop_coords": STACK,  # (rows, 2)
-            "kv_caches": State(_reads_no_cache),
+            "kv_caches": _GlmCaches(),
         },
     ),
     ("HiDreamImageTransformer2DModel", "forward"): Spec(
@@ -205,6 +247,19 @@ SPECS: dict[tuple[str, str], Spec] = {
             "additional_t_cond": STACK,  # (rows,), of layered models
             # img_shapes, a flag: [[(frames, height, width), ...]], of which the first entry is read
         },
+    ),
+    ("QwenImage21Transformer2DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, image tokens, 64), of pictures to edit too
+            "timestep": Own(if_exact=True),  # (rows,), 0-1; time 0 of the prompt is put after it
+            # (rows, text tokens, 4096), read by the first forward alone: no mask, never padded
+            "encoder_hidden_states": Prefix(STACK),
+            "encoder_hidden_states_mask": _OF_ONE_REQUEST,  # of texts that a request pads
+            "img_mask": Prefix(SHARE),  # (1, tokens), of which row 0 is read
+            "kv_cache": Own(),
+        },
+        within=own_positions,
     ),
     ("SD3Transformer2DModel", "forward"): Spec(
         rows="hidden_states",

@@ -71,6 +71,7 @@ class KeyContext:
     arguments: Mapping[str, Any]
     digests: Digests
     is_exact: bool  # lengths are not padded
+    is_followed: bool  # its code runs here, operation by operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class JoinContext:
     rows: Sequence[int]
     device: torch.device
     stacks: Stacks
+    arguments: Mapping[str, Any]  # of the first call
+    is_exact: bool
 
 
 class Rule:
@@ -148,6 +151,9 @@ class Rule:
         """As `join`, also for None, and for a single call."""
         first = values[0]
         return first if first is None or len(values) == 1 else self.join(values, context)
+
+    def give_back(self, joined: Any, values: Sequence[Any], rows: Sequence[int]) -> None:
+        """Put what a forward wrote into a joined argument into each call's own one."""
 
     def divide(self, values: Sequence[Any], answers: list[Any]) -> list[Any]:
         """The answers of several calls, as each gets it alone with its argument."""

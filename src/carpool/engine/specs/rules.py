@@ -4,6 +4,7 @@ Each is a class or an object with all that the engine asks of an argument; see `
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -341,6 +342,8 @@ class Spec:
     is_inferred: bool = False  # guessed from shapes: see `infer.py`
     casts: bool = False  # float inputs are cast to the module's own dtype first
     peak: int = 0  # decoders: values alive at once per latent position of a row; 0: unknown
+    # stands around a forward of several calls: (module, their arguments, their rows)
+    within: Callable[..., AbstractContextManager[object]] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", {n: as_rule(rule) for n, rule in self.rules.items()})

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from carpool.engine.specs.own import Own
 from carpool.engine.specs.padding import Pad
 from carpool.engine.specs.rules import (
     CONCAT,
@@ -56,6 +57,18 @@ _HUNYUAN3D = Spec(
 )
 
 SPECS: dict[tuple[str, str], Spec] = {
+    ("AnyFlowFARTransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={
+            "hidden_states": STACK,  # (rows, frames, 16, H / 8, W / 8), of one chunk
+            "timestep": STACK,  # (rows, frames), 0-1000
+            "r_timestep": STACK,  # (rows, frames), 0-1000
+            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096)
+            "encoder_hidden_states_image": STACK,  # (rows, 257, 1280)
+            "kv_cache": Own(),  # of each layer (2, rows, heads, tokens, D): as many as flags say
+            # attention_mask, an object, in calls that fill the cache after a chunk: they run alone
+        },
+    ),
     ("CogVideoXTransformer3DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
