@@ -137,8 +137,8 @@ async def _serve(
     worker = backend.start()
     http = asyncio.create_task(server.serve())
     greeting = asyncio.create_task(greet(backend, server, settings))
-    jobs = asyncio.gather(runner.run(), courier.run())
-    tasks: list[asyncio.Future[Any]] = [worker, http, jobs]
+    jobs = [asyncio.create_task(work) for work in (runner.run(), courier.run())]
+    tasks: list[asyncio.Future[Any]] = [worker, http, *jobs]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if worker.done() and not worker.cancelled() and (error := worker.exception()):
@@ -146,12 +146,12 @@ async def _serve(
                 raise error
             say(settings, str(error), is_error=True)
             return 1
-        if jobs.done():
-            jobs.result()  # raises: it ends only by a defect
+        for job in filter(asyncio.Task.done, jobs):
+            job.result()  # raises: it ends only by a defect
         return server.exit_status if server.started else 1
     finally:
-        greeting.cancel()
-        jobs.cancel()
+        for task in (greeting, *jobs):
+            task.cancel()
         server.should_exit = True
         await asyncio.wait(tasks[1:])
         if server.unix is not None:
