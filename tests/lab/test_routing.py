@@ -48,7 +48,7 @@ def test_one_slow_worker_in_ten_keeps_few_requests() -> None:
 def test_workers_that_die_lose_no_request() -> None:
     scene = Scene("flux-512", "steps", 0.6, workers=6, lifetime_s=60.0)
 
-    found = compare_routers(scene, (OWN_ROUTER, "least-work"), seeds=(0,), count=400)
+    found = compare_routers(scene, (OWN_ROUTER, "least-work"), seeds=range(4), count=400)
 
     assert all(one.ended_s < float("inf") for one in found.values())
     assert found[OWN_ROUTER].mean_s <= MOST_MEAN * found["least-work"].mean_s
@@ -73,6 +73,7 @@ def test_of_workers_that_seem_equal_the_one_takes_it_that_waited_longest(load: f
     assert p99 <= MOST_P99
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_moves_lose_no_request_and_cost_next_to_nothing(load: float) -> None:
     model = Model(siblings(TABLES["sana-512"]))
