@@ -109,6 +109,7 @@ class Alone:
     """The context of a fiber that shares nothing."""
 
     is_running = False
+    watch = None  # no prompt is written anew
 
     def __init__(self) -> None:
         self._generating = list[nn.Module]()

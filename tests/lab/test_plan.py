@@ -107,7 +107,6 @@ def test_modular_pipelines_are_planned_of_their_configs_alone(name: str, tmp_pat
         ["plan", "FLUX.1-dev", "--sizes", "3y4"],
         ["plan", "FLUX.1-dev", "--quantize", "int9"],
         ["check", "nosuch"],
-        ["tune", "nosuch"],
         ["models", "nosuch"],
     ],
 )

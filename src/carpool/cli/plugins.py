@@ -20,8 +20,6 @@ LAB = {  # of `carpool_lab`, which is in the same wheel; what each does, so that
     "alone.",
     "plan": "Predict what MODEL takes and gives on devices that are not here: from configs alone.",
     "simulate": "Say how a scheduling mode would do, without a model or a device.",
-    "tune": "Measure what forwards of MODEL take by their rows, and where one more row no longer "
-    "pays.",
 }
 
 
