@@ -164,7 +164,7 @@ def test_a_full_disk_fails_what_is_written_and_nothing_else(tmp_path: Path) -> N
         with pytest.raises(StoreFailed, match=r"could not be stored: .*File too large"):
             store.complete(kept[0], lambda folder: (folder / "a").write_bytes(b"x" * 2 * ROOM))
         with pytest.raises(StoreFailed, match="the store of jobs cannot be written"):
-            kept.extend(store.submit("video", {"filler": "x" * 9000}, {}).id for _ in range(999))
+            kept.extend(store.submit("video", {"filler": "x" * 4000}, {}).id for _ in range(999))
         assert len(kept) > 4
 
         assert store.end(kept[0], "failed", StoreFailed("the disk is full"))
