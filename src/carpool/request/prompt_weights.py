@@ -112,12 +112,12 @@ def weights_warning(
         is_read: its weights are read.
     """
     text = _ESCAPE.sub(" ", prompt) if isinstance(prompt, str) else ""
-    weights = [] if is_read else _WEIGHTS.findall(text)
-    weights += _BRACKETS.findall(text) if is_notation and not is_read else []
+    weights = _WEIGHTS.findall(text) + _BRACKETS.findall(text) * is_notation
     edits = _EDITING.findall(text) if is_notation else []
-    edit_rule = "editing and composition are not applied"
+    weights = [] if is_read else [part for part in weights if part not in edits]
+    rules = ((weights, without_reader(card)), (edits, "editing and composition are not applied"))
     return [
         f"{param} has {', '.join(map(show, [*dict.fromkeys(parts)][:3]))}, drawn as words: {rule}"
-        for parts, rule in ((weights, without_reader(card)), (edits, edit_rule))
+        for parts, rule in rules
         if parts
     ]
