@@ -12,36 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from support.rooms import LINES, ROOMS, ROOT, files_of
 
-ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belongs to the deeper one
-    "engine": ["src/carpool/engine"],
-    "schedule": ["src/carpool/schedule"],
-    "fleet": ["src/carpool/fleet"],
-    "worker": ["src/carpool/worker"],
-    "server": ["src/carpool/server"],
-    "compat": ["src/carpool/server/compat"],
-    "jobs, media": ["src/carpool/jobs", "src/carpool/media"],
-    "python, cli, settings": ["src/carpool/python", "src/carpool/cli", "src/carpool/settings"],
-    "others": ["src/carpool"],
-    "lab": ["src/carpool_lab"],
-    "benchmarks, proof": ["benchmarks", "proof"],
-    "tests": ["tests"],
-}
-LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_400),
-    "schedule": (2_200, 2_400),
-    "fleet": (3_200, 4_285),
-    "worker": (2_500, 3_320),
-    "server": (5_000, 7_240),
-    "compat": (1_300, 2_355),
-    "jobs, media": (3_000, 3_995),
-    "python, cli, settings": (4_800, 5_285),
-    "others": (4_200, 4_616),
-    "lab": (4_200, 5_420),
-    "benchmarks, proof": (7_000, 9_505),
-    "tests": (50_000, 80_930),
-}
 CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 28), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
     "engine": (0.5, 0.5),
@@ -73,19 +45,6 @@ earlier earliest later latest newer newest older oldest higher highest lower low
 farther bigger biggest sooner soonest closer closest younger youngest"""
 NO_NOUNS = frozenset(f"{_PRONOUNS} {_PARTICIPLES} {_COMPARATIVES}".split())
 EXCEPTIONS = frozenset({"__all__"})
-
-
-def room_of(file: Path) -> str:
-    """The room whose folder is the deepest above a file."""
-    path = file.relative_to(ROOT)
-    rooms = [(len(top), room) for room in ROOMS for top in ROOMS[room] if path.is_relative_to(top)]
-    return max(rooms)[1]
-
-
-@cache
-def files_of(room: str) -> list[Path]:
-    files = [file for top in ROOMS[room] for file in (ROOT / top).rglob("*.py")]
-    return sorted(file for file in files if room_of(file) == room)
 
 
 @cache

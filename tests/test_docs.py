@@ -13,8 +13,8 @@ import pytest
 from make_reference import PAGE, page
 from PIL import Image
 
-import test_budgets
 from carpool.cli.main import cli
+from support import rooms
 from support.server_process import serving
 from training.shapes.judge import shows
 
@@ -118,10 +118,10 @@ def test_the_page_about_scheduling_is_made_of_its_data_file() -> None:
     assert len(re.findall(r"\w[\w.-]*", text)) <= 1500
 
 
-@pytest.mark.parametrize("room", test_budgets.ROOMS)
+@pytest.mark.parametrize("room", rooms.ROOMS)
 def test_each_file_of_a_room_is_in_one_mechanism_of_the_page_of_weight(room: str) -> None:
     about = make_weight.ROOMS[room]
     listed = [file for entry in about["mechanisms"] for file in make_weight.files_of(room, entry)]
 
-    assert sorted(listed) == test_budgets.files_of(room), "docs/weight.toml"
-    assert about["budget"] == test_budgets.LINES[room][0], "docs/weight.toml"
+    assert sorted(listed) == rooms.files_of(room), "docs/weight.toml"
+    assert about["budget"] == rooms.LINES[room][0], "docs/weight.toml"

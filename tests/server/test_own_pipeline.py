@@ -64,7 +64,7 @@ def test_that_requests_ride_alone_is_shown_with_the_reason(file: Path) -> None:
         told = lambda: server.get("/health").json().get("private", {}).keys() == tasks  # noqa: E731
         eventually(told, 20, "they are reported")
         health, model = server.get("/health").json(), server.get("/v1/models").json()["data"][0]
-        command = [sys.executable, "-m", "carpool", "models", "--url", server.url]
+        command = sys.executable, "-m", "carpool", "models", "--url", server.url
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert health["status"] == "ready"
