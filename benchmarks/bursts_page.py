@@ -71,7 +71,7 @@ def rows(part: str, rounds: Mapping[str, Sequence[Played]]) -> list[Row]:
     """Medians of the rounds, against the best of the others.
 
     Args:
-        seen: the bursts of each party, in the order of the rounds.
+        rounds: the bursts of each party, in the order of the rounds.
     """
 
     def median(party: str, of: Callable[[Played], float]) -> float:

@@ -144,7 +144,7 @@ def judged(
     """Shares of pictures that are right, of plain diffusers' that are, and of those alike.
 
     Args:
-        drawn: by seed; one that is missing is neither right nor alike.
+        pictures: by seed; one that is missing is neither right nor alike.
         plain: by seed, all of them.
     """
     right = plain_right = alike = 0

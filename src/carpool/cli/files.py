@@ -31,7 +31,7 @@ def path_of(
 
     Args:
         i: its place, from 0.
-        taken: files of the others so far; none of them is chosen again.
+        used_paths: files of the others so far; none of them is chosen again.
     """
     words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
     fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}

@@ -211,7 +211,7 @@ class RequestQueue:
         """Take no more requests.
 
         Args:
-            lost: why; given to who brings some.
+            error: raised for later requests.
         """
         with self._changed:
             self._closing_error = self._closing_error or error

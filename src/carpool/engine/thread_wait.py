@@ -64,7 +64,7 @@ def are_at_work(idents: Collection[int]) -> bool:
     """Whether a thread of the process, beside ours and others, does something but wait.
 
     Args:
-        others: threads that do not count.
+        idents: of threads that do not count.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, name in names.items():

@@ -40,7 +40,7 @@ def wrappers(
 
     Args:
         fused: makes a forward to compare with, for probation.
-        own: of the engine's owner.
+        inner: of the engine's owner.
         observe: the model runner's.
         free: gives cached device memory back.
     """

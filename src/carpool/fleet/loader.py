@@ -26,7 +26,7 @@ class Loader:
     """Loads the models of one fleet; on the event loop.
 
     Args:
-        most: models that may be loaded at the same time; None: any number.
+        limit: models that may be loaded at the same time; None: any number.
         start: starts the workers of a model.
     """
 

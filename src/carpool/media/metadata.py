@@ -43,7 +43,7 @@ def file_metadata(
     Args:
         settings: say what of it files may carry.
         settings_used: the settings as the engine used them, once it is made.
-        more: of this output alone, such as its size.
+        extra: of this output alone, such as its size.
     """
     metadata: dict[str, Any] = {}
     if request is not None:

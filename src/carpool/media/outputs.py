@@ -34,7 +34,7 @@ def check_fps(rate: float, name: str, text: str) -> float:
     """A rate of frames a second, or InvalidValue.
 
     Args:
-        name, shown: of the parameter and its value, for the message.
+        name, text: of the parameter and its value, for the message.
     """
     if not 1 <= rate <= MOST_FPS:
         raise InvalidValue(f"{name}={text}: must be from 1 to {MOST_FPS}", param=name)

@@ -33,7 +33,7 @@ def check_pictures(
         arguments: of the pipeline's `__call__`; each picture a PIL image, a tensor or an array
             (C, H, W), (1, C, H, W) or a batch of one image (1, H, W, C), or a list of them.
         mode: of PIL images that the model reads: "RGB", or "RGBA".
-        most: reference images that the pipeline takes.
+        max_images: reference images that the pipeline takes.
         least_px: shortest side.
         max_pixels: largest picture.
         takes_image: a mask goes with a picture; DiffEdit's goes with latents.

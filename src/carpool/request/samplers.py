@@ -83,7 +83,7 @@ def check_scheduler(name: Any, offered: Collection[str], default: str) -> str | 
 
     Args:
         offered: by the model; none where its scheduler cannot be exchanged.
-        own: the class of the model's own scheduler.
+        default: the class of the model's own scheduler.
 
     Returns:
         None for the model's own.

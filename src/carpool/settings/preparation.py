@@ -256,7 +256,7 @@ def check_components(settings: Any, components: Collection[str]) -> None:
     """Check that a model has the components that settings name.
 
     Args:
-        known: of the model's modules.
+        components: of the model's modules.
 
     Raises:
         SettingRejected: it has not; says which there are.

@@ -221,7 +221,7 @@ def _family(name: str, values: Mapping[Any, Any], extra: tuple[str, ...] = ()) -
     """Make a metric from its values by labels: numbers, or buckets with their sum.
 
     Args:
-        more: labels, beside its own.
+        extra: labels, beside its own.
     """
     info = METRICS[name]
     family = _FAMILIES[info.type](name, info.text, labels=(*info.labels, *extra))

@@ -94,7 +94,7 @@ def answer(plan: Plan, lines: list[str], quantize: str | None) -> str:
     """Whether a model fits, in a word or two.
 
     Args:
-        found: its command lines.
+        lines: its command lines.
     """
     if plan.fits:
         return "fits quantized" if quantize else "fits"

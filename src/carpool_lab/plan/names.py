@@ -32,7 +32,7 @@ def check(model: str, sizes: list[str], quantize: str | None) -> None:
     """Check what a plan is asked for, but what only the model's configs tell.
 
     Args:
-        wanted: sizes, as people write them.
+        sizes: sizes, as people write them.
 
     Raises:
         CarpoolError: the model, a size or a kind of quantized weights is none.

@@ -158,7 +158,7 @@ def _from_elsewhere(
 
     Args:
         classes: of all modules of the pipeline.
-        wanted: names of those to read.
+        component_names: names of those to read.
 
     Returns:
         Components by name; and marks of files that say how the model was trained.
@@ -196,7 +196,7 @@ def _pipeline(
     Its modules are read one by one: with `from_pretrained` it would draw weights that are missing.
 
     Args:
-        given: modules that are there already; None: to be left out.
+        supplied: modules that are there already; None: to be left out.
     """
     options: dict[str, Any] = {"revision": settings.revision, "use_safetensors": True}
     if settings.variant is not None:

@@ -243,7 +243,7 @@ def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *extra_ent
     """Refuse a component with a configuration of its own that a pipeline cannot use.
 
     Args:
-        more: entries of the configuration that must be the pipeline's, besides widths.
+        extra_entries: entries of the configuration that must be the pipeline's, besides widths.
 
     Raises:
         ValueError: names an entry that differs.

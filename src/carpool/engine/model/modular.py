@@ -50,7 +50,7 @@ def read_modular(
     Args:
         source: a folder or a hub id.
         modules: names of the components that are modules.
-        given: modules that are there already; None: to be left out.
+        supplied: modules that are there already; None: to be left out.
         quantized: configurations of quantization by component.
 
     Raises:

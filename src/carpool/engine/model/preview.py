@@ -41,7 +41,7 @@ class SchedulerHook:
     """Takes estimates from the steps of one request's scheduler.
 
     Args:
-        wanted: estimates to take, at most.
+        count: estimates to take, at most.
         show: called with each, on the engine's thread.
         stages: of the engine: a step goes on without an estimate that fails.
     """

@@ -29,7 +29,7 @@ def exchanged(scheduler: Any, name: str) -> Any:
     """A new scheduler; as `CLASS.from_config(pipe.scheduler.config, **options)` of diffusers.
 
     Args:
-        own: the model's.
+        scheduler: the model's.
         name: of `offered`.
 
     Raises:

@@ -164,7 +164,7 @@ def read_whole(
 
     Args:
         classes: of all modules of the pipeline, by name.
-        chosen: names of those to read.
+        names: names of those to read.
         quantized: configurations of quantization for components of transformers, by name.
 
     Returns:

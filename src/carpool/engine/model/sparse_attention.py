@@ -140,7 +140,7 @@ def block_sparse_attention(
     Args:
         query: (rows, heads, blocks, block, width).
         key: (rows, heads, key blocks, key block, width); `value` alike.
-        chosen: (rows, heads, blocks, kept), numbers of blocks of keys.
+        places: (rows, heads, blocks, kept), numbers of blocks of keys.
         is_token: (key blocks, key block); false for zeros that fill a block.
     """
     rows, heads, blocks, count = places.shape

@@ -57,7 +57,7 @@ def grouped_requests(
 
     Args:
         waiting: every output queued, those that wait longest first.
-        most: requests.
+        max_groups: requests.
         now_s: engine clock.
 
     Returns:

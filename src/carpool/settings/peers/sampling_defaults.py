@@ -46,7 +46,7 @@ def split(
     """The values that a model takes, and a message for each that it does not.
 
     Args:
-        given: from `sampling_defaults`.
+        defaults: from `sampling_defaults`.
         takes: the parameters of requests, by name.
     """
     accepted = {name: value for name, value in defaults.items() if name in takes}
