@@ -41,7 +41,7 @@ def check_lora(
     """Check the adapters of a request; scale 0 means no adapter.
 
     Args:
-        entries: `[{"id": NAME, "scale": NUMBER, "target": MODULE}, ...]`, scale 1 where left out; or
+        entries: `[{"id": NAME, "scale": NUMBER, "target": MODULE}, ...]`, scale 1 by default; or
             None. A name is an adapter's id, or what its file is called. An entry without a target
             is for all modules of which no entry says otherwise.
         known: ids of the adapters that are offered.
