@@ -106,7 +106,7 @@ class RequestContext:
     """The private state of one request; see `fiber.FiberContext`."""
 
     is_private = is_running = False
-    watch: Any = None  # gives options of `generate` with which a text is told; see `rewriter`
+    watch: Any = None  # adds options to `generate` that report its text; see `rewriter`
 
     def __init__(
         self,

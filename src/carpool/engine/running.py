@@ -34,7 +34,7 @@ from carpool.types import Event
 
 log = logging.getLogger("carpool")
 
-PROMPT_EVERY_S = 0.2  # half: twice the messages, which nobody reads so fast; twice: it jerks
+PROMPT_EVERY_S = 0.2  # half: twice as many messages; twice: the text visibly jumps
 
 
 class RunningRequests:
@@ -320,7 +320,7 @@ class RunningRequests:
         self._tell(state, Event("preview", state.request_id, now_s, tokens, limit, text=text))
 
     def _tell_prompt(self, state: RequestState, text: str, *, is_whole: bool = False) -> None:
-        """Tell the prompt that is written for a request, as far as it is. On any thread.
+        """Report the rewritten prompt of a request as written so far. On any thread.
 
         Raises:
             Cancelled: the request has ended.
