@@ -17,7 +17,7 @@ import pytest
 from support.server_process import eventually
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-PATIENCE_MS = 30_000
+PATIENCE_MS = 90_000
 
 
 def chromium() -> str:

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 from support.browser import Tab, browsing, tab
 from support.server_process import Server, serving
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(250)
 KEY = "a-secret-key"
 
 
@@ -69,20 +69,20 @@ def test_a_stranger_begins_with_an_example(browser: Any, server: Server) -> None
 
 
 def test_two_drawings_at_once_share_forwards_and_the_page_shows_it(page: Tab) -> None:
-    page.draw("a red circle on a blue background", num_inference_steps="400")
-    page.draw("a green square on a yellow background", num_inference_steps="400")
+    page.draw("a red circle on a blue background", num_inference_steps="200")
+    page.draw("a green square on a yellow background", num_inference_steps="200")
     page.page.get_by_text("2 requests running").first.wait_for()
     page.until("document.querySelectorAll('#results img').length === 2")
     page.picture("drawing")
 
     for prompt in ("red circle", "green square"):
         card = page.card(prompt)
-        card.get_by_text("of 400 steps shared with others").wait_for()
+        card.get_by_text("of 200 steps shared with others").wait_for()
 
     page.card("red circle").locator(".card-open").click()
     dialog = page.page.locator("#detail")
     dialog.get_by_text("“a green square on a yellow background”").wait_for()
-    assert re.search(r"[1-9]\d* of its 400 steps shared", dialog.inner_text())
+    assert re.search(r"[1-9]\d* of its 200 steps shared", dialog.inner_text())
     page.picture("details")
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.browser import Tab, browsing, tab
 from support.server_process import Server, eventually, serving
 
-pytestmark = pytest.mark.timeout(170)
+pytestmark = pytest.mark.timeout(250)
 SIZES = {"phone": (390, 844), "laptop": (1366, 768), "wide": (2560, 1440)}
 FOCUS = "document.activeElement"
 
