@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.estimator import PRIOR
 from carpool.schedule.views import CallKind, ParkedCall
 
 KIND = CallKind("transformer.forward", 1024)
@@ -80,7 +79,7 @@ def test_a_cold_run_of_a_width_is_ignored_and_four_warm_ones_mend_three() -> Non
 def test_a_table_4_times_too_high_at_one_width_is_nearly_ignored_there(wrong: int) -> None:
     table = {**TRUE_S, wrong: TRUE_S[wrong] * 4}
 
-    curve = Curve(table, PRIOR)
+    curve = Curve(table, 1.0)
 
     assert curve.seconds(wrong) == pytest.approx(TRUE_S[wrong], rel=0.25)
 
@@ -277,7 +276,7 @@ def test_what_runs_for_weeks_at_changing_speeds_stays_known() -> None:
 
 def test_a_table_keeps_its_proportions_where_the_usual_speed_of_the_machine_changes() -> None:
     """Those of its widths that did not run are in the same units as those that did."""
-    costs = Costs({KIND: Curve({1: 1.0, 2: 1.5, 4: 2.5, 8: 4.5}, PRIOR)})
+    costs = Costs({KIND: Curve({1: 1.0, 2: 1.5, 4: 2.5, 8: 4.5}, 1.0)})
     for _ in range(3000):  # the device is three times as fast by now, and so usually
         costs.learn(KIND, 4, 2.5 / 3)
 
@@ -325,7 +324,7 @@ def test_a_table_of_two_widths_of_which_one_is_wrong_is_mended_within_200_forwar
 ) -> None:
     """Nothing in the table contradicts it."""
     table = {n: TRUE.seconds(n) / 1000 * (times if n == wrong else 1) for n in widths}
-    costs = Costs({KIND: Curve(table, PRIOR)})
+    costs = Costs({KIND: Curve(table, 1.0)})
 
     chosen = play(costs, 200, lambda n: TRUE.seconds(n) / 1000, line=8)
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.turn_overhead import RECENT_TURNS, TurnOverhead
+from carpool.schedule.estimator import RECENT
+from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 from carpool.schedule.width import best_width
 
@@ -39,9 +40,9 @@ def test_a_turn_that_took_a_hundred_times_as_long_moves_nothing() -> None:
 
 
 def test_a_change_is_believed_once_most_of_the_last_turns_show_it() -> None:
-    known = learned(*[(0.002, 0.001)] * RECENT_TURNS)
+    known = learned(*[(0.002, 0.001)] * RECENT)
 
-    for _ in range(RECENT_TURNS // 2 + 1 + RECENT_TURNS // 3):
+    for _ in range(RECENT // 2 + 1 + RECENT // 3):
         known.learn(0.004, 0.003)
 
     assert known.to_json() == {"loop_s": 0.004, "own_s": 0.003}

@@ -20,7 +20,6 @@ from carpool.engine.identity import identity_of_costs
 from carpool.engine.model.load import LoadedPipeline
 from carpool.errors import named
 from carpool.schedule.cost import Costs
-from carpool.schedule.estimator import PRIOR
 from carpool.types import Clock
 
 log = logging.getLogger("carpool")
@@ -59,7 +58,7 @@ class StoredCosts:
             identity, costs = data["identity"], data["costs"]
             self._is_ours = True
             if all(identity.get(name) == self._identity[name] for name in MUST_BE_SAME):
-                weight = PRIOR * self._trust(identity, data.get("learned_unix_s"))
+                weight = self._trust(identity, data.get("learned_unix_s"))
                 return Costs.from_json(costs, weight=weight)
             log.info("%s was measured with something else: it begins anew", self.path)
         except FileNotFoundError:

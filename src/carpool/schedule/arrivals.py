@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from carpool.schedule.cost import LOAD_MEMORY, Curve
+from carpool.schedule.estimator import HALF_LIFE, Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
 MAX_GROWTH = 20  # times the present requests: as many are expected before the engine is empty
@@ -22,7 +22,7 @@ class LoadEstimate:
     """Arrivals and denoising forwards, remembered for a while."""
 
     # of each: seconds that other requests had run by then, and `_arrived_work_s`
-    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LOAD_MEMORY))
+    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HALF_LIFE))
     _arrived_work_s: float = 0.0  # alone on the device
     _busy_s: float = 0.0  # that other requests ran, up to `_forward_s`
     _forward_s: float | None = None  # when the last forward began; None: only one burst so far
@@ -45,7 +45,7 @@ class LoadEstimate:
         if waiting and waiting[-1].request > self._last_request:
             if self._forward_s is not None:
                 busy_s = self._busy_by(now_s)
-                for request in waiting[-LOAD_MEMORY:]:
+                for request in waiting[-HALF_LIFE:]:
                     if request.request > self._last_request:
                         self._arrived_work_s += request.whole_s
                         self._arrivals.append((busy_s, self._arrived_work_s))
@@ -58,7 +58,7 @@ class LoadEstimate:
         self._first_forward_s = min(self._first_forward_s, now_s)
         self._forward_s = now_s if now_s > self._first_forward_s else None
         alone_s = sum([curve.seconds(call.rows) for call in calls])
-        decay = 1 - 1 / LOAD_MEMORY
+        decay = 1 - 1 / HALF_LIFE
         self._alone_s = decay * self._alone_s + alone_s
         self._best_s = decay * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
 

@@ -13,11 +13,10 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, ValidationError, convert
 
 from carpool.schedule.estimator import Curve as Curve
-from carpool.schedule.estimator import MachineSpeed
+from carpool.schedule.estimator import HALF_LIFE, MachineSpeed
 from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 
-LOAD_MEMORY = 1000  # forwards: of the mean that `load_ratio` is
 SECONDS = (1e-9, 1e6)  # of a forward: a nanosecond and twelve days are no measurement
 
 _Rows = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -51,7 +50,7 @@ class Costs:
                 curve = self._curves[kind] = Curve()
                 curve.speed = self._speed
             if curve.has_run(rows):
-                baseline_s, decay = curve.seconds(rows), 1 - 1 / LOAD_MEMORY
+                baseline_s, decay = curve.seconds(rows), 1 - 1 / HALF_LIFE
                 for time_s in times_s:
                     self._baseline_s = decay * self._baseline_s + baseline_s
                     # a single forward that took an hour does not fill the device

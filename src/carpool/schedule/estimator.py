@@ -25,9 +25,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, inf, log, sqrt
 
-PRIOR = 0.6  # entries of an earlier table: this many times as sure as the line
-MISFIT = 0.15  # relative standard deviation of widths from the line
-OUTLIER = 0.3  # relative distance from the line at which a point has half its weight
+MISFIT = 0.15  # relative sd of widths from the line; twice as far a point has half its weight
 HALF_LIFE = 300  # runs of a kind after which older ones count half; a width keeps as many
 OPTIMISM = 3.0  # standard deviations by which a width may be faster than it looks
 RECENT = 9  # runs whose median ratio is the machine's speed
@@ -194,7 +192,7 @@ class Curve:
             total = sure * line
             for width, seconds, variance in points:
                 if width == rows:
-                    weight = 1 / (variance * (1 + ((seconds - line) / OUTLIER) ** 2))
+                    weight = 1 / (variance * (1 + ((seconds - line) / (2 * MISFIT)) ** 2))
                     total, sure = total + weight * seconds, sure + weight
             known_s[rows], sd[rows] = exp(total / sure), sqrt(1 / sure)
         first, last = min(known_s, default=1), max(known_s, default=1)
@@ -233,7 +231,7 @@ def _line(points: Sequence[tuple[int, float, float]]) -> Callable[[int], float]:
         aa = ab = bb = ay = by = 0.0  # the normal equations of relative errors
         for n, s, weight in data:
             miss = log((a + b * n) / s)
-            weight /= (1 + (miss / OUTLIER) ** 2) * s * s
+            weight /= (1 + (miss / (2 * MISFIT)) ** 2) * s * s
             aa, ab, bb = aa + weight, ab + weight * n, bb + weight * n * n
             ay, by = ay + weight * s, by + weight * n * s
         det = aa * bb - ab * ab

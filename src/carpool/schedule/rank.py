@@ -11,7 +11,6 @@ from carpool.schedule.fair_shares import FairShares
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
 AGEING = 3.0  # seconds of work that a second of waiting is worth
-URGENT_SLACK = 2.0  # times the work left: with less slack than this a deadline goes first
 PRIORITY = 4.0  # times a request's work that one step of its priority is worth
 
 Rank = tuple[float, ...]
@@ -35,7 +34,7 @@ def rank(
         left_s = request.left_s * slowdown
         slack_s = request.deadline_s - now_s - left_s
         # a request that is late already gains nothing by going first
-        urgency = slack_s if 0 <= slack_s < URGENT_SLACK * left_s else inf
+        urgency = slack_s if 0 <= slack_s < left_s else inf
     tenant_s, user_s = (0.0, 0.0) if shares is None else shares.rank(request)
     bonus_s = request.priority * PRIORITY * request.whole_s
     work_s = request.left_s + AGEING * request.arrived_s - bonus_s

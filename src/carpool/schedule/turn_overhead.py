@@ -9,11 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-RECENT_TURNS = 25  # turns
+from carpool.schedule.estimator import RECENT
 
 
 def _empty() -> deque[float]:
-    return deque(maxlen=RECENT_TURNS)
+    return deque(maxlen=RECENT)
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class TurnOverhead:
         if self._until <= 0:
             self.loop_s = statistics.median(self._loop)
             self.own_s = statistics.median(self._samples)
-            self._until = min(RECENT_TURNS // 3, len(self._loop))
+            self._until = min(RECENT // 3, len(self._loop))
 
     def seconds(self, calls: int) -> float:
         return self.loop_s + calls * self.own_s

@@ -20,7 +20,6 @@ from math import exp
 from statistics import NormalDist
 
 from carpool.schedule.cost import Costs, Curve
-from carpool.schedule.estimator import PRIOR
 from carpool.schedule.views import CallKind
 
 SPREAD = 0.2  # standard deviation of the logarithm of a forward's seconds
@@ -100,5 +99,5 @@ def wrong(costs: Costs, seed: int) -> Costs:
     for kind, curve in costs:
         table: Mapping[int, float] = {rows: curve.seconds(rows) for rows in WIDTHS}
         width, times = rng.choice(WIDTHS), rng.choice((1 / WRONG, WRONG))
-        curves[kind] = Curve({**table, width: table[width] * times}, PRIOR)
+        curves[kind] = Curve({**table, width: table[width] * times}, 1.0)
     return Costs(dict(curves))
