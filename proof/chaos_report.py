@@ -63,25 +63,19 @@ def page(run: Run) -> str:
 --seed {run.seed}{flags}`.
 Machine: {machine()}. The disk is {run.disk}.
 
-Lost: **{len(findings.lost)}**. Duplicated: **{len(findings.duplicated)}**. Foreign pictures: \
-**{findings.foreign}**; other than drawn alone: **{findings.spoiled}**. Left over in the server: \
-**{len(run.left_over)}**.
+Lost: **{len(findings.lost)}**. Duplicated: **{len(findings.duplicated)}**. Another request's \
+picture: **{findings.foreign}**; changed picture: **{findings.spoiled}**. Left over in the \
+server: **{len(run.left_over)}**.
 
 {_endings(run)}
 
-{run.diary.gone} clients disconnected. The others asked again because of: {reasons or "nothing"}.
+{run.diary.gone} clients disconnected. The others retried because of: {reasons or "nothing"}.
 
 {_faults(run)}
 
 {_again(run)}
 
-All the while every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
-
-*Away* is from the fault to the next `/health` 200, *loading* from the start of the new worker's
-process, or of the front whose workers live on Ray. A stopped worker is taken for dead after
-{WORKER_TIMEOUT_S:g} s (`--worker-timeout`), one that loads after twice as long, a silent one on
-another node after 2.25 s. Then what it ran goes on elsewhere, and another worker is asked for on
-another node, whichever answers first.
+Every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
 """
 
 
@@ -90,13 +84,12 @@ def _again(run: Run) -> str:
     deaths = sum("killed" in fault.what or "stopped" in fault.what for fault in run.struck)
     average = run.steps_again / deaths if deaths else 0.0
     return (
-        f"Steps that were told for the second time: {run.steps_again}, {average:.1f} for each of "
-        f"{deaths} deaths."
+        f"Repeated steps: {run.steps_again}, {average:.1f} for each of {deaths} deaths."
     )
 
 
 def _endings(run: Run) -> str:
-    heads = ["client", "requests", "right pictures", "told that it failed", "asked again"]
+    heads = ["client", "requests", "right pictures", "failed", "retried"]
     rows, verdicts = [], run.diary.verdicts(run.tickets)
     for kind in dict.fromkeys(ending.kind for ending in run.diary.endings):
         if endings := [ending for ending in run.diary.endings if ending.kind == kind]:

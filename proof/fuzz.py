@@ -129,7 +129,7 @@ def page(runs: list[Run], examples: int, seed: int) -> str:
 Machine: {machine()}.
 
 {sum(run.cases for run in runs)} cases; server errors, undocumented statuses, content types or
-bodies: **{sum(len(run.failures) for run in runs)}**. The right columns count statuses of answers.
+bodies: **{sum(len(run.failures) for run in runs)}**. The right columns count answers by status.
 
 {table(heads, rows)}
 """

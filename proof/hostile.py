@@ -219,10 +219,10 @@ def page(attacks: Sequence[Attacked]) -> str:
 Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`,
 with two keys: one worker, two workers, two models; and without keys.
 
-The other tenant's one-step picture must take at most {PROMISED:g} times as long as when it is quiet
-(medians; without keys there is one tenant), the front grow by at most {PROMISED_MIB:.0f} MiB, and
-nothing be answered that should not be: **{len(problems(attacks))}** times it was otherwise. The
-attacks are in `proof/attacks.py`.
+Limits: another tenant's one-step picture takes at most {PROMISED:g} times as long as without the
+attack (medians; without keys there is one tenant), the front grows by at most {PROMISED_MIB:.0f} MiB,
+and no forbidden request is answered. Violations: **{len(problems(attacks))}**.
+The attacks are in `proof/attacks.py`.
 
 {table(heads, rows)}
 """

@@ -180,7 +180,7 @@ def page(run: Run) -> str:
         ["latency alone, median", f"{run.alone_s:.2f} s", ""],
         [f"latency of {ABOARD} at once, median", f"{run.service_s:.2f} s", ""],
         ["capacity", f"{run.capacity_qps:.2f}/s", ""],
-        ["asked for", f"{len(run.outcomes) / run.seconds:.1f}/s for {run.seconds:.0f} s", ""],
+        ["offered load", f"{len(run.outcomes) / run.seconds:.1f}/s for {run.seconds:.0f} s", ""],
         ["refused", len(refused), ""],
         ["a refusal takes, median", f"{1000 * quantiles[49]:.0f} ms",
          f"under {1000 * REFUSED_S:.0f} ms"],
@@ -195,10 +195,10 @@ def page(run: Run) -> str:
     return f"""Made by `python -m proof.overload --seconds {run.seconds:.0f}`.
 Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`; {STEPS} steps.
 
-{table(["what", "measured", "promise"], rows)}
+{table(["measure", "result", "promise"], rows)}
 
-Goodput counts pictures within {SLO:g} times the latency at capacity, which is a service time here.
-Normal is {AT_REST:g} times the latency alone.
+Goodput counts pictures within {SLO:g} service times; a service time is the latency at capacity.
+Normal latency is at most {AT_REST:g} times the latency alone.
 """
 
 

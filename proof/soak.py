@@ -178,14 +178,13 @@ def page(run: Run) -> str:
     return f"""Made by `python -m proof.soak --minutes {run.minutes:g}{flags}`.
 Machine: {machine()}.
 
-{len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients and {run.diary.gone} that
-disconnected; failed: **{failed}**. Medians of {window:.3g} minutes, and of open files the \
-fewest; nothing may grow
-by more than {FLAT:.0%}.
+{len(run.diary.endings)} requests of {sum(CLIENTS.values())} clients, {run.diary.gone} of clients
+that disconnected; failed: **{failed}**. Medians over {window:.3g} minutes (open files: the \
+minimum). The limit of growth is {FLAT:.0%}.
 
-{table(["what", f"from minute {early:.3g}", f"from minute {late:.3g}", "grown"], rows)}
+{table(["measure", f"from minute {early:.3g}", f"from minute {late:.3g}", "grown"], rows)}
 
-*Its own memory* are pages that no file is behind, in memory or swapped out.
+*Its own memory* counts anonymous pages, in memory or swapped out.
 """
 
 
