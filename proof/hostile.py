@@ -220,9 +220,9 @@ Machine: {machine()}. Server: `carpool serve shapes {" ".join(FLAGS)}`,
 with two keys: one worker, two workers, two models; and without keys.
 
 Limits: another tenant's one-step picture takes at most {PROMISED:g} times as long as without the
-attack (medians; without keys there is one tenant), the front grows by at most {PROMISED_MIB:.0f} MiB,
-and no forbidden request is answered. Violations: **{len(problems(attacks))}**.
-The attacks are in `proof/attacks.py`.
+attack (medians; without keys there is one tenant), the front grows by at most
+{PROMISED_MIB:.0f} MiB, and no forbidden request is answered.
+Violations: **{len(problems(attacks))}**. The attacks are in `proof/attacks.py`.
 
 {table(heads, rows)}
 """

@@ -184,8 +184,8 @@ Machine: {machine()}.
 
 **{right}** of {len(result.jobs)} jobs of {result.steps} steps ended bit for bit with the \
 picture of a run without faults, in {result.took_s:.0f} s and under {len(result.struck)} faults, \
-each at most {result.calm_s:g} s after any job had advanced since the last. Jobs whose progress fell: \
-**{sum(job.has_fallen for job in result.jobs)}**.
+each at most {result.calm_s:g} s after any job had advanced since the last. \
+Jobs whose progress fell: **{sum(job.has_fallen for job in result.jobs)}**.
 
 {table(["fault", "times"], [[fault, count] for fault, count in counts.most_common()])}
 """
