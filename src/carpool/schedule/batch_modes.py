@@ -19,8 +19,6 @@ from carpool.schedule.peers.sglang_metrics import Dispatches, processed
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import Caps
 
-LOOKED_AT = 1024  # queued requests that a batch is formed from
-
 
 class _WholeBatches:
     """What these modes have in common: all that may share a forward does."""
@@ -64,7 +62,7 @@ class Dynamic(_WholeBatches):
         if self._running > 1:
             self.say(processed(self._running, self.max_size, self.delay_s))
         self._running = 0
-        queue, again_s = grouped_requests(waiting, LOOKED_AT, now_s)
+        queue, again_s = grouped_requests(waiting, len(waiting), now_s)
         if not queue:
             return Admission((), wake_s=again_s)
         head, rest = queue[0].view, [entry.view for entry in queue[1:]]

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from carpool.schedule.estimator import Curve as Curve
 from carpool.schedule.estimator import HALF_LIFE, MachineSpeed
+from carpool.schedule.estimator import Curve as Curve
 from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 

@@ -15,7 +15,7 @@ Sizes are outputs. Knows no clock and writes nothing itself.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 from carpool.settings.engine import MetricsFormat
 
 SUMMARY_EVERY = 5  # dispatches
-KEPT_WAITS = 1000  # the newest, for the percentile
 TOP_REJECTS = 5  # reasons in a summary
 
 
@@ -39,7 +38,6 @@ class _Counts:
     merged: int = 0  # dispatches of several requests
     full: int = 0
     waited_s: float = 0.0
-    waits_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_WAITS))
     rejects: Counter[str] = field(default_factory=Counter)
     stop_reasons: Counter[str] = field(default_factory=Counter)
 
@@ -52,19 +50,16 @@ class _Counts:
         self.merged += requests > 1
         self.full += can_fill and size >= cap
         self.waited_s += wait_s
-        self.waits_s.append(wait_s)
 
     def figures(self) -> dict[str, float]:
         """Averages and shares, 0 before the first dispatch."""
         count = max(self.dispatches, 1)
-        ordered = sorted(self.waits_s) or [0.0]
         return {
             "avg_size": self.outputs / count,
             "merged_rate": self.merged / count,
             "full_rate": self.full / count,
             "utilization": self.filled / max(self.capacity, 1),
             "wait_avg_s": self.waited_s / count,
-            "wait_p95_s": ordered[math.ceil(0.95 * len(ordered)) - 1],
         }
 
 
@@ -74,6 +69,7 @@ class Dispatches:
     def __init__(self, form: MetricsFormat = "current") -> None:
         self._form = form
         self._totals, self._last = _Counts(), _Counts()
+        self._waits_s: list[float] = []  # since the last summary line
 
     def record(
         self,
@@ -104,6 +100,7 @@ class Dispatches:
         requests = size if requests is None else requests
         for counts in (self._totals, self._last):
             counts.add(size, cap, requests, wait_s, can_fill=user_max > 1)
+        self._waits_s.append(wait_s)
         self._last.rejects.update(rejects)
         self._totals.stop_reasons[_reason_group(stop_reason)] += 1
         for reason, count in rejects.items():
@@ -119,10 +116,11 @@ class Dispatches:
     def window(self) -> list[str]:
         """The summary of the dispatches since the last one, if there are any, for the log."""
         counts, self._last = self._last, _Counts()
-        return [self._summary_line(counts)] if counts.dispatches else []
+        waits_s, self._waits_s = sorted(self._waits_s), []
+        return [self._summary_line(counts, waits_s)] if counts.dispatches else []
 
     def summary(self) -> dict[str, Any]:
-        """Counts since the start; the 95th percentile is that of the newest thousand waits.
+        """Counts since the start.
 
         Rates are shares from 0 to 1. Reasons are counted by their kind, without their numbers.
         """
@@ -136,7 +134,7 @@ class Dispatches:
             "rejects": dict(counts.rejects),
         }
 
-    def _summary_line(self, counts: _Counts) -> str:
+    def _summary_line(self, counts: _Counts, waits_s: list[float]) -> str:
         figures, count = counts.figures(), counts.dispatches
         top = counts.rejects.most_common(TOP_REJECTS)
         sizes, utilization = f"avg_size={figures['avg_size']:.2f}", figures["utilization"]
@@ -144,12 +142,12 @@ class Dispatches:
             sizes = f"avg_requests={counts.requests / count:.2f}, "
             sizes += f"avg_outputs={counts.outputs / count:.2f}"
             utilization = counts.outputs / max(counts.capacity, 1)
-        waits_ms = [wait_s * 1000 for wait_s in counts.waits_s]
+        p95_s = waits_s[math.ceil(0.95 * count) - 1]
         return (
             f"Dynamic batch stats (last {count} dispatches): {sizes}, "
             f"merged_rate={figures['merged_rate']:.1%}, full_rate={figures['full_rate']:.1%}, "
-            f"utilization={utilization:.1%}, wait_avg={sum(waits_ms) / count:.2f}ms, "
-            f"wait_p95={figures['wait_p95_s'] * 1000:.2f}ms, "
+            f"utilization={utilization:.1%}, wait_avg={figures['wait_avg_s'] * 1000:.2f}ms, "
+            f"wait_p95={p95_s * 1000:.2f}ms, "
             f"top_rejects={', '.join(f'{reason}={count}' for reason, count in top) or 'none'}"
         )
 
