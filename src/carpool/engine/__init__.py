@@ -2,7 +2,7 @@
 
 import logging
 
-# diffusers imports torchao wherever it is installed, and both tell every process which of torchao's
-# kernels do not suit this machine
+# diffusers imports torchao wherever it is installed; both warn in every process about torchao
+# kernels that do not suit this machine
 for _name in ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer"):
     logging.getLogger(_name).setLevel(logging.ERROR)

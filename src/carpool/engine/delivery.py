@@ -19,10 +19,10 @@ RunOffLoop = Callable[[Callable[[], None]], object]
 
 
 class OffLoop:
-    """Threads beside the main loop: for outcomes and previews, for host calls, and for waits.
+    """Threads outside the main loop: for outcomes and previews, for host calls, and for waits.
 
     Args:
-        run: runs all of it instead, for tests.
+        run: replaces all of these threads, for tests.
     """
 
     def __init__(self, run: RunOffLoop | None) -> None:
@@ -33,13 +33,13 @@ class OffLoop:
         self.wait: RunOffLoop = run or _in_thread
 
     def close(self) -> None:
-        """Wait for the outcomes that are under way; drop host calls, which nobody waits for."""
+        """Wait for outcomes in progress; drop queued host calls: their requests have ended."""
         self._hosting.shutdown(cancel_futures=True)
         self._finishing.shutdown()
 
 
 def _in_thread(work: Callable[[], None]) -> None:
-    """Run work that waits on a thread of its own, which no end of the engine waits for."""
+    """Run blocking work on its own daemon thread; the engine's end does not wait for it."""
     Thread(target=work, name="carpool-language", daemon=True).start()
 
 
@@ -56,9 +56,9 @@ def deliver(
     """Give a finished request's outcome to its listener, whatever fails; once.
 
     Args:
-        output: of the pipeline, on the device; not read if there is an error.
+        output: the pipeline's output, on the device; not read if there is an error.
         now_s: engine clock.
-        off_loop: where it happens.
+        off_loop: runs the conversion and the delivery.
     """
     if not state.take_answer():
         return
@@ -91,19 +91,19 @@ def deliver(
 
     try:
         off_loop(convert_and_tell)
-    except RuntimeError:  # the thread has ended
+    except RuntimeError:  # the thread pool is shut down
         convert_and_tell()
 
 
 def _other_size(
     request: CheckedRequest, settings_used: Mapping[str, Any], warnings: Sequence[str]
 ) -> list[str]:
-    """The warning for an output of another size than was asked for, unless there is one."""
+    """The warning for an output of a size that differs from the request, if not yet warned."""
     sides = [request.arguments.get(name) for name in ("width", "height")]
     output_sides = [settings_used.get(name) for name in ("width", "height")]
     if None in sides or None in output_sides or sides == output_sides:
         return []
-    is_pasted = request.arguments.get("padding_mask_crop") is not None  # into its picture
+    is_pasted = request.arguments.get("padding_mask_crop") is not None  # the input image's size
     if is_pasted or any("size" in warning or "width" in warning for warning in warnings):
         return []
     return ["size {}x{} was drawn as {}x{}".format(*sides, *output_sides)]

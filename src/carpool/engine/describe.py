@@ -1,8 +1,8 @@
 """Describe the calls of running requests: fuse key, rows, adapters.
 
-A request makes nearly the same call at every step: other latents, everything else as before. So
-the description of its last call of each method is kept with what the fuse key was made from, and
-used again while that has not changed. The comparison costs a tenth of `Fuser.describe`.
+A request makes nearly the same call at every step: only the latents differ. So the description of
+its last call of each method is cached with tests of its arguments, and reused while the arguments
+pass them. The tests cost a tenth of `Fuser.describe`.
 """
 
 import logging
@@ -23,12 +23,12 @@ log = logging.getLogger("carpool")
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a call, and the tests by which it holds for a later one."""
+    """The description of a call, and the tests that a later call must pass to reuse it."""
 
-    positional: int  # arguments without a name
-    names: tuple[str, ...]  # named arguments, in their order
+    positional: int  # number of positional arguments
+    names: tuple[str, ...]  # keyword arguments, in order
     tests: tuple[Test, ...]  # one for each argument
-    is_tried: bool  # calls of its key may be found not to fuse
+    is_tried: bool  # on probation: calls of its key may turn out not to fuse
     key: Hashable
     rows: int
 
@@ -43,7 +43,7 @@ class Description:
                     return False
             elif not isinstance(value, Tensor):
                 return False
-            elif len(test) == 2:  # as `rules.passes`, without its call
+            elif len(test) == 2:  # inlined `rules.passes`, for speed
                 if test[0]() is not value or value._version != test[1]:
                     return False
             elif (value.shape, value.dtype, value.device) != test:
@@ -56,17 +56,17 @@ Descriptions = dict[int, Description]
 
 
 class Describer:
-    """Gives calls the key by which they are fused."""
+    """Assigns fuse keys to calls."""
 
     def __init__(self, fuser: Fuser, probation: Probation, *, is_grouped_by_lora: bool) -> None:
         self._fuser, self._probation = fuser, probation
         self._is_grouped = is_grouped_by_lora
-        self._logged: set[str] = set()  # classes that are not fused
+        self._logged: set[str] = set()  # classes without a table, logged once
 
     def describe(
         self, call: Call, request: CheckedRequest, descriptions: Descriptions
     ) -> tuple[Call, Hashable, int]:
-        """The call as it is to be run, its fuse key and its rows.
+        """The call to run, its fuse key and its rows.
 
         Args:
             descriptions: those of the same request; a new description is added.
@@ -74,7 +74,7 @@ class Describer:
         target = call.target
         if request.lora:
             call = replace(call, lora=request.lora)
-        # other targets are made anew for each call: their `id` says nothing
+        # other targets are created for each call: their `id` is not stable
         is_lasting = target.spec is not None and not target.is_exclusive
         before = descriptions.get(id(target)) if is_lasting else None
         if before is not None and before.holds_for(call):
@@ -98,7 +98,7 @@ class Describer:
         return call, (key, request.lora) if self._is_grouped else key, rows
 
     def alone(self, call: Call, request: CheckedRequest) -> tuple[Call, Hashable, int]:
-        """The answer of `describe` for a call on which it raises: the call runs alone."""
+        """The fallback when `describe` raises: the call runs alone."""
         if request.lora:
             call = replace(call, lora=request.lora)
         return call, self._fuser.alone(call), 1
@@ -115,10 +115,10 @@ class Describer:
 
 
 def _tests(target: Target, call: Call) -> tuple[Test, ...] | None:
-    """A test for each argument; None where the description must not be used again."""
+    """A test for each argument; None: the description must not be reused."""
     spec = target.spec
     if spec is None or any(call.arguments().get(name) is None for name in spec.needs):
-        return None  # it runs alone: its key is equal to no other
+        return None  # it runs alone: no other call has its key
     if not isinstance(call.arguments().get(spec.rows), Tensor):
         return None
     arguments = [*zip(target.positional, call.args, strict=False), *call.kwargs.items()]

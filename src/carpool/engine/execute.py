@@ -1,9 +1,9 @@
 """Run calls together; when that fails, find the calls at fault and run the others.
 
 A forward that raises is cut in two and each half runs again, until the calls that raise alone are
-found: their inputs are still there, so nothing is lost but time. Running out of memory is cut the
-same way, and the width that did fit is remembered for that key. So is a width that raises again
-though each of its halves runs: a back end that refuses the mask of a fused forward, say.
+isolated: their inputs still exist, so only time is lost. An out-of-memory error is handled the same
+way, and the width that did fit is remembered for that key. So is a width that raises again though
+each of its halves runs, as when a back end refuses the mask of a fused forward.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -18,7 +18,7 @@ from carpool.errors import OutOfMemory, text_of
 
 
 class Ready(Protocol):
-    """Has a described call: `RequestState`, while it is parked."""
+    """Holds a described call: `RequestState`, while it is parked."""
 
     @property
     def call(self) -> Call: ...
@@ -37,20 +37,20 @@ class Failure:
     error: BaseException
 
 
-REFUSALS = 2  # refusals of one key that narrow its forwards: more than chance
+REFUSALS = 2  # refusals of one key before its forwards are narrowed; one may be chance
 
 
 class WidthLimits:
-    """The widest forward of a key that fits the memory, or that runs at all."""
+    """The widest forward of each key that fits in memory, or runs at all."""
 
     def __init__(self) -> None:
         self._refusals: dict[Hashable, int] = {}
-        self._too_wide: dict[Hashable, int] = {}  # rows that did not fit
+        self._too_wide: dict[Hashable, int] = {}  # rows that ran out of memory
         self.are_limited = False  # whether any key has run out of memory
-        self._fitted: dict[Hashable, int] = {}  # rows that did, of keys that ran out once
+        self._fitted: dict[Hashable, int] = {}  # rows that fit, after a lack of memory
 
     def cap(self, key: Hashable, default: int) -> int:
-        """Rows that a forward of this key may have: what fitted, or half of what did not."""
+        """Max rows of a forward of this key: those that fitted, or half of those that did not."""
         if key not in self._too_wide:
             return default
         return min(default, self._fitted.get(key, max(1, self._too_wide[key] // 2)))
@@ -59,10 +59,10 @@ class WidthLimits:
         self.are_limited = True
         self._too_wide[key] = min(rows, self._too_wide.get(key, rows))
         if self._fitted.get(key, 0) >= rows:
-            del self._fitted[key]  # there is less memory than there was
+            del self._fitted[key]  # less memory is free than before
 
     def refused(self, key: Hashable, rows: int) -> None:
-        """A forward raised though its calls run in narrower ones."""
+        """Note a forward that raised though its calls run in narrower forwards."""
         self._refusals[key] = self._refusals.get(key, 0) + 1
         if self._refusals[key] >= REFUSALS:
             self.too_wide(key, rows)
@@ -73,10 +73,10 @@ class WidthLimits:
 
 
 RunCalls = Callable[[Sequence[Any]], list[Any]]
-"""Makes one forward of calls of one key, each of them `Ready`: their answers, in order."""
+"""Runs calls of one key, each `Ready`, as one forward; returns their answers in order."""
 
 Wrapper = Callable[[RunCalls], RunCalls]
-"""Stands around a forward: gives a function that does the same, and something beside."""
+"""Wraps the function that runs a forward, like a decorator."""
 
 T = TypeVar("T", bound=Ready)
 
@@ -91,9 +91,9 @@ def execute(
 
     Args:
         ready: one or more calls with equal keys.
-        run: makes one forward of them.
-        widths: learns from forwards that ran out of memory.
-        free: gives cached device memory back before another try.
+        run: runs them as one forward.
+        widths: records widths that ran out of memory.
+        free: releases cached device memory before a retry.
     """
     rows = sum([call.rows for call in ready])
     try:

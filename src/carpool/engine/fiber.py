@@ -1,9 +1,9 @@
 """Run blocking code so that it can be paused from the outside.
 
 A *fiber* is a greenlet with three verbs: `start`, `resume`, `fail`. The code inside stays
-ordinary and synchronous; when it wants something done for it, it calls `park(call)`, which hands
-`call` to the caller that resumed the fiber last and sleeps until an answer, or an exception, comes
-back. A fiber may have a context, which is entered whenever its body runs and left when it pauses.
+ordinary and synchronous; when it needs work done for it, it calls `park(call)`, which hands `call`
+to the caller that resumed the fiber last and sleeps until an answer, or an exception, comes back.
+A fiber may have a context, which is entered whenever its body runs and left when it pauses.
 
 All fibers live on the thread that starts them. This is the only module that imports greenlet.
 Nothing here knows about tensors, models or schedules.
@@ -19,7 +19,7 @@ import greenlet
 
 
 class FiberExit(BaseException):
-    """Unwinds a fiber that nobody needs any more; `except Exception` does not stop it."""
+    """Unwinds a fiber that is no longer needed; `except Exception` does not stop it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ FiberKind = Literal["request", "forward"]
 class Fiber:
     """One run of `body`, pausable wherever it parks.
 
-    Every verb runs the body until its next `park` and gives what it parked there, or `Returned`
-    or `Raised` once it has ended.
+    Every verb runs the body until its next `park` and returns the parked call, or `Returned` or
+    `Raised` once the body has ended.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Fiber:
         *,
         kind: FiberKind = "request",
     ) -> None:
-        # the greenlet does not know its fiber: a forgotten one is in no cycle, and unwinds
+        # a greenlet without a reference to its fiber: no cycle, so a dropped fiber unwinds
         self._greenlet = _Body(functools.partial(_run, body))
         self._greenlet.context = self._context = context
         self._greenlet.kind = kind
@@ -82,7 +82,7 @@ class Fiber:
         return self._switch(self._greenlet.switch, answer)
 
     def fail(self, error: BaseException) -> Any:
-        """Let `park` raise `error`. The body may catch it, as it may any exception."""
+        """Let `park` raise `error`. The body may catch it like any exception."""
         return self._switch(self._greenlet.throw, error)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Fiber:
             if not self.is_alive:
                 return
             self.fail(FiberExit())
-        raise RuntimeError("a fiber refuses to end: it parks again whenever it is told to exit")
+        raise RuntimeError("a fiber refuses to end: it parks again after each request to exit")
 
     def _switch(self, switch: Callable[..., Any], *answer: Any) -> Any:
         if self._context is None:
@@ -110,12 +110,12 @@ class Fiber:
 def _run(body: Callable[[], Any]) -> Returned | Raised:
     try:
         return Returned(body())
-    except BaseException as error:  # handed on, not swallowed: the engine decides
+    except BaseException as error:  # passed on, not swallowed: the engine decides
         return Raised(error)
 
 
 class _Body(greenlet.greenlet):
-    """Marks our greenlets, so that `in_fiber` is not fooled by those of other libraries."""
+    """Marks our greenlets: `in_fiber` must ignore those of other libraries."""
 
     context: Any = None
     kind: FiberKind = "request"
@@ -137,7 +137,7 @@ def park(call: Any) -> Any:
     """Pause this fiber and hand `call` to the caller that resumed it; return its answer.
 
     Raises:
-        whatever the engine throws into the fiber: the call's own failure, or `FiberExit`.
+        any exception the engine throws into the fiber: the call's failure, or `FiberExit`.
     """
     hub = greenlet.getcurrent().parent
     assert hub is not None, "park() outside of a fiber"

@@ -1,8 +1,8 @@
-"""Which calls may share a forward, and how they do: describe, stack, run.
+"""Fuse calls into shared forwards: describe, stack, run, split.
 
-`Fuser.describe` gives a call's fuse key and rows. Calls with equal keys can be handed to
-`Fuser.run`, which makes one forward of them and gives each its own part of the answer. The
-tables in `specs/` say what each argument means; nothing here knows a model.
+`Fuser.describe` returns a call's fuse key and rows. `Fuser.run` runs calls with equal keys as one
+forward and returns to each its own part of the answer. The tables in `specs/` define the meaning
+of each argument; this module knows no model.
 """
 
 import math
@@ -23,11 +23,11 @@ from carpool.engine.stacks import Stacks
 
 
 class Fuser:
-    """Makes one forward of several calls. Keeps joined tensors and digests between forwards.
+    """Runs several calls as one forward. Caches joined tensors and digests between forwards.
 
     Args:
-        is_exact: fused forwards give each call the bits that it gets alone; see `numerics.py`.
-            Lengths are not padded then, and masks not made: both change the kernels.
+        is_exact: each call gets the same bits in a fused forward as alone; see `numerics.py`. Then
+            lengths are not padded and no masks are added: both change the kernels.
     """
 
     def __init__(self, *, is_exact: bool = False) -> None:
@@ -58,14 +58,14 @@ class Fuser:
                 for name, value in sorted(arguments.items(), key=name_of)
                 if not self._is_implied(target, name, value, context)
             ]
-        except (Unfusable, AttributeError, KeyError, TypeError):  # the rules do not cover it
+        except (Unfusable, AttributeError, KeyError, TypeError):  # no rule covers it
             return _Alone(call), 1
         if target.modes:
             parts.append(("modes", target.modes))
         return (target.component, target.method, tuple(parts)), rows
 
     def alone(self, call: Call) -> Hashable:
-        """A key that fuses with no other."""
+        """A key that no other call shares."""
         return _Alone(call)
 
     def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
@@ -81,7 +81,7 @@ class Fuser:
         target, first = calls[0].target, calls[0]
         spec = target.spec
         if spec is None:
-            [_] = calls  # such calls never share a key
+            [_] = calls  # calls without a table never share a key
             return [target.original(*first.args, **first.kwargs)]
         if len(calls) == 1 and not spec.casts:
             return [target.original(*first.args, **{**spec.adds, **first.kwargs})]
@@ -91,10 +91,10 @@ class Fuser:
     def fused(
         self, calls: Sequence[Call], rows: Sequence[int], exact: Exact | None = None
     ) -> list[Any]:
-        """Run calls of one key, which have a table, as one forward; see `run`.
+        """Run calls of one key that has a table as one forward; see `run`.
 
         Args:
-            exact: an unused mode for these rows: the forward is run in exact numerics.
+            exact: a fresh mode for these rows: run the forward in exact numerics.
         """
         target, spec = calls[0].target, calls[0].target.spec
         assert spec is not None
@@ -103,13 +103,13 @@ class Fuser:
         if len(calls) > 1:
             for name, rule in rules:
                 rule.align(name, batch, target.defaults)
-        leading = batch[0][spec.rows]  # it may have no rows
+        leading = batch[0][spec.rows]  # may have no rows
         device = (leading if isinstance(leading, Tensor) else leading[0]).device
         context = JoinContext(rows, device, self.stacks, batch[0], exact is not None)
         fused = dict(spec.adds)
         for name in batch[0]:
             values = [arguments[name] for arguments in batch if name in arguments]
-            if len(values) == len(calls):  # else it was the default, or is not read
+            if len(values) == len(calls):  # else a call left it at its default, or it is not read
                 fused[name] = spec.rule(name).fuse(values, context)
         if spec.casts:
             dtype = self._dtype(target.module)
@@ -137,10 +137,10 @@ class Fuser:
         return parts
 
     def _dtype(self, module: nn.Module) -> torch.dtype:
-        """The number type that a module computes in, asked once while its weights are of one type.
+        """The dtype that a module computes in, cached while its weights have one dtype.
 
-        One whose weights are stored as float8 computes in another type, and says so, but diffusers
-        looks at every weight to answer.
+        A module whose weights are stored as float8 reports another compute dtype, and diffusers
+        inspects every weight to find it.
         """
         stored = next(module.parameters()).dtype
         place = id(module), stored
@@ -149,12 +149,12 @@ class Fuser:
         return self._dtypes[place]
 
     def _is_implied(self, target: Target, name: str, value: Any, context: KeyContext) -> bool:
-        """Whether calls that leave this argument out, or pass another, may share its forward."""
+        """Whether a call with this argument may share a forward with calls that lack or vary it."""
         if target.spec is not None and target.spec.rule(name).is_implied(name, value, context):
             return True
         if name == target.idle_scale and (not value or value.keys() == {"scale"}):
             return True
-        default = target.defaults.get(name, target)  # `target`: equal to no argument
+        default = target.defaults.get(name, target)  # `target`: equals no argument
         return type(value) is type(default) and isinstance(value, PLAIN) and bool(value == default)
 
     def _follows(self, call: Call) -> bool:
@@ -163,12 +163,12 @@ class Fuser:
         return self._followed[module] and not (call.lora and self.is_exact)
 
     def forget(self) -> None:
-        """Drop tensors that are only kept for speed: memory is short."""
+        """Drop cached tensors to free memory."""
         self.stacks.clear()
 
 
 class _Alone:
-    """The key of a call that fuses with no other: equal to itself only."""
+    """The key of a call that runs alone: equal only to itself."""
 
     def __init__(self, call: Call) -> None:
         self._name = f"{call.target.component}.{call.target.method}"
@@ -178,7 +178,7 @@ class _Alone:
 
 
 def _take_out(before: list[Any], after: list[Any], lists: Sequence[list[Any]]) -> None:
-    """Take the entries out of the lists of calls that a forward took out of its joined list."""
+    """Remove from each call's list the entries that the forward removed from the joined list."""
     places = [i for i, entry in enumerate(before) if any(entry is survivor for survivor in after)]
     for entries in lists:
         entries[:] = [entries[i] for i in places]
@@ -193,14 +193,14 @@ def _mark(exact: Exact, rule: Rule, name: str, value: Any, values: Sequence[Any]
 
 
 def _is_length(name: str, value: Any) -> bool:
-    """Whether an argument is one of masks, lengths or ids, on which a model may well decide."""
+    """Whether an argument holds masks, lengths or ids: a model's control flow may depend on it."""
     if not isinstance(value, Tensor) or value.is_floating_point():
         return isinstance(value, Tensor) and "mask" in name
     return value.ndim >= 2 or "len" in name
 
 
 def decode_bytes(call: Call) -> int:
-    """Bytes that a row of a decode takes at its peak, by its table; 0 where the table has none."""
+    """Peak bytes of one row of a decode, by its table; 0 where the table states none."""
     spec = call.target.spec
     if spec is None or not spec.peak:
         return 0

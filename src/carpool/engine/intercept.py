@@ -1,13 +1,13 @@
 """Intercept the heavy methods of a pipeline's modules.
 
 While an `Interception` is installed, calling `transformer.forward`, `vae.decode`, ... inside a
-fiber parks the fiber with a `Call` instead of running anything. Outside of fibers, and so inside
-the forward that the engine itself runs, the methods do what they always did.
+fiber parks the fiber with a `Call` instead of running the method. Outside of fibers, and so inside
+the forward that the engine itself runs, the methods work as before.
 
 The methods are replaced on the instance, because pipelines read attributes of the module
-(`.config`, `.dtype`) and a wrapped module would have to fake them all. `forward` itself is left to
-the hooks of diffusers and accelerate, which put it in and out while they run: what is replaced is
-`_compiled_call_impl`, which `Module.__call__` runs first.
+(`.config`, `.dtype`) and a wrapped module would have to fake them all. `forward` itself is left
+alone, because hooks of diffusers and accelerate set and remove it at run time; instead the engine
+replaces `_compiled_call_impl`, which `Module.__call__` runs first.
 """
 
 import functools
@@ -29,12 +29,12 @@ from carpool.request.lora import AdapterScales
 from carpool.types import Phase, phase_of
 
 _ABSENT = object()
-_SCALING = "diffusers.utils.peft_utils"  # has the decorator `apply_lora_scale`
+_SCALING = "diffusers.utils.peft_utils"  # module of the decorator `apply_lora_scale`
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A method that is intercepted."""
+    """An intercepted method."""
 
     component: str  # the pipeline's name for the module
     module: nn.Module
@@ -43,11 +43,11 @@ class Target:
     positional: tuple[str, ...]  # parameter names in order
     phase: Phase
     spec: Spec | None  # None: calls of this method run alone
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of what a call may leave out
-    is_exclusive: bool = False  # of one request, in whose own state it runs: see `isolation.py`
-    is_doubted: bool = False  # its table was written for other code: it is proven first
-    modes: str = ""  # of torch that it runs in, where they are not the usual ones
-    idle_scale: str = ""  # attention kwargs whose scale turns no layer: there are none of PEFT
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of optional parameters
+    is_exclusive: bool = False  # runs in the state of one request: see `isolation.py`
+    is_doubted: bool = False  # its code is not the code its table was written for: prove first
+    modes: str = ""  # torch modes in effect, where they are not the default
+    idle_scale: str = ""  # attention kwargs whose scale changes no layer: no PEFT layers
 
 
 class Call(Struct, frozen=True, eq=False):
@@ -56,7 +56,7 @@ class Call(Struct, frozen=True, eq=False):
     target: Target
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    lora: AdapterScales = ()  # of its request
+    lora: AdapterScales = ()  # the adapters of its request
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name."""
@@ -65,7 +65,7 @@ class Call(Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """In the place of an answer: the fiber makes it, in the state that its code is in."""
+    """Stands for an answer that the fiber computes itself, in its own state."""
 
     run: Callable[[], Any]
 
@@ -73,8 +73,8 @@ class Inside:
 def methods_of(module: nn.Module) -> list[str]:
     """The heavy methods of a pipeline component.
 
-    An autoencoder is called through `encode` and `decode`. A model that generates text is met at
-    each token: `generate` is the name of these calls.
+    An autoencoder is called through `encode` and `decode`. A text generator is intercepted at each
+    token: `generate` is the name of those calls.
     """
     methods = [name for name in ("encode", "decode") if callable(getattr(module, name, None))]
     methods = methods or ["forward"]
@@ -95,7 +95,7 @@ class Interception:
     """The intercepted methods of one pipeline's modules.
 
     Args:
-        reader_of: reads the calls of a model that generates; None: its tokens run alone.
+        reader_of: reads the calls of a text generator; None: its tokens run alone.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Interception:
         self._installed.append((target, attributes, name, method))
 
     def check(self) -> None:
-        """Raise if somebody has replaced a method again: its calls would run unseen, in fibers.
+        """Raise if other code has replaced a method: its calls would bypass the engine.
 
         Raises:
             RuntimeError: names the method.
@@ -169,7 +169,7 @@ class Interception:
                 )
 
     def remove(self) -> None:
-        """Leave every module exactly as `install` found it. Harmless when not installed."""
+        """Restore every module to its state before `install`. Harmless when not installed."""
         while self._replaced:
             module, method, before = self._replaced.pop()
             if before is _ABSENT:
@@ -180,7 +180,7 @@ class Interception:
 
 
 def _attribute(method: str) -> str:
-    """The attribute that is replaced on a module to intercept one of its methods."""
+    """The module attribute to replace in order to intercept a method."""
     return "_compiled_call_impl" if method == "forward" else method
 
 
@@ -192,12 +192,12 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def computes_together(module: nn.Module) -> bool:
-    """Whether other processes run its forwards, too: see `engine.group`."""
+    """Whether several processes run each forward of it: see `engine.group`."""
     return getattr(vars(module).get("forward"), "leads", False)
 
 
 class _Compilations(Protocol):
-    """Is told when code is compiled: `observe.loop_progress.LoopProgress`."""
+    """Observes compilations: `observe.loop_progress.LoopProgress`."""
 
     def compiling(self) -> None: ...
 
@@ -207,10 +207,10 @@ class _Compilations(Protocol):
 def tell_of_compilations(
     modules: Iterable[nn.Module], listener: _Compilations
 ) -> Callable[[], None]:
-    """Tell a listener when torch compiles code, if any part of the modules is compiled at all.
+    """Notify a listener when torch compiles code, if any part of the modules is compiled.
 
     Returns:
-        ends that.
+        A function that stops the notifications.
     """
     if not any(is_compiled(part) for module in modules for part in module.modules()):
         return lambda: None
@@ -229,11 +229,11 @@ def tell_of_compilations(
 def _target(
     component: str, module: nn.Module, method: str, part: nn.Module | None = None
 ) -> Target:
-    """A method of a component; `generate` stands for each call of a part that generates."""
+    """A method of a component; `generate` stands for each token's call of a part."""
     part = part or module
     is_forward = method in ("forward", "generate")
     original = signed = part.forward if is_forward else getattr(module, method)
-    if is_forward:  # as `Module.__call__` chooses
+    if is_forward:  # same choice as `Module.__call__`
         original = part._compiled_call_impl or part._call_impl
     parameters = list(inspect.signature(signed).parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -254,7 +254,7 @@ def _target(
 
 
 def _idle_scale(module: nn.Module) -> str:
-    """The attention kwargs out of which diffusers takes a scale for layers that are not there."""
+    """The attention kwargs from which diffusers reads a LoRA scale, if no LoRA layer uses it."""
     forward = type(module).forward
     if getattr(forward, "__globals__", {}).get("__name__") != _SCALING:
         return ""
@@ -265,7 +265,7 @@ def _idle_scale(module: nn.Module) -> str:
 
 
 def _has_other_code(module: nn.Module, method: str) -> bool:
-    """Whether code runs in a module that the author of its table cannot have known."""
+    """Whether a module runs code that the author of its table cannot have known."""
     is_ours = (type(module).__name__, method) in SPECS and not is_of_a_library(type(module))
     return is_ours or next(foreign_parts(module), None) is not None
 
@@ -277,13 +277,13 @@ def _parking(
     reader: TokenReader | None,
     component: nn.Module | None = None,
 ) -> Callable[..., Any]:
-    """A method that parks in fibers.
+    """Wrap a method so that it parks when called in a fiber.
 
     Args:
-        target: the call that it is; None: it runs where it is called.
-        token: the call that it is instead while its component generates.
-        reader: of what generates: a token that can be packed parks further inside.
-        component: that generates; default: the module of `token`.
+        target: the method as a target; None: it runs where it is called.
+        token: the target to use instead while its component generates text.
+        reader: of the text generator: a token that can be packed parks further inside.
+        component: the text generator; default: the module of `token`.
     """
     if component is None and token is not None:
         component = token.module
@@ -312,7 +312,7 @@ def _parked(call: Call) -> Any:
 
 
 def _parking_packed(token: Target, reader: TokenReader) -> Callable[..., Any]:
-    """The forward of the layers of a language model, which parks in fibers while it generates.
+    """The forward of a language model's layers, wrapped to park in fibers during generation.
 
     Calls of one token share forwards.
     """
@@ -361,7 +361,7 @@ def _generating(module: nn.Module) -> Callable[..., Any]:
 
 
 def _uncompiled(module: nn.Module) -> Callable[..., Any]:
-    """What transformers calls for each token where it would compile: that cannot pause."""
+    """Replace transformers' compiled call for each token: compiled code cannot pause."""
     original: Any = getattr(module, "get_compiled_call", None)
 
     def get_compiled_call(*args: Any, **kwargs: Any) -> Any:

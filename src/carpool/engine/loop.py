@@ -1,8 +1,8 @@
 """The main loop: admit requests, choose calls, run them as one forward, resume their fibers.
 
-An `EngineCore` is driven by one thread, which calls `step` again and again (`run` does). `submit`,
-`cancel`, `release`, `add_lora`, `reload`, `close`, `statistics`, `timeline` and `requests` may be
-called from any thread.
+One thread drives an `EngineCore` by calling `step` in a loop (`run` does). Any thread may call
+`submit`, `cancel`, `release`, `add_lora`, `reload`, `close`, `statistics`, `timeline` and
+`requests`.
 """
 
 import logging
@@ -42,21 +42,21 @@ from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
 
-MOST_FAILED_TURNS = 3  # one after the other, after which the next one is not going to be better
+MOST_FAILED_TURNS = 3  # in a row; after these, the next turn is not expected to succeed either
 
 
 class EngineCore:
     """Runs the requests of one pipeline, several at a time.
 
     Args:
-        off_loop: runs outcomes, previews and host calls; default: threads of the engine's own.
-        observers: called after every forward, besides the engine's own.
-        table: learned costs, kept in a file.
-        policy: default: that of the settings' batching mode.
-        around: of its owner, around the forwards that answer requests; see `wrappers.py`.
-        is_restart: an engine like it ran before: adapters that cannot be read any more are refused
-            to the requests that name them, and end nothing.
-        deadlock: the line at which an engine like it stood still: all requests ride privately.
+        off_loop: runs outcomes, previews and host calls; default: the engine's own threads.
+        observers: called after every forward, in addition to the engine's own.
+        table: learned costs, stored in a file.
+        policy: default: the one of the settings' batching mode.
+        around: the owner's wrapper around forwards that answer requests; see `wrappers.py`.
+        is_restart: a replacement for an earlier engine: an adapter that can no longer be read
+            fails only the requests that name it, not the engine.
+        deadlock: the line where an earlier engine deadlocked: all requests ride privately.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class EngineCore:
         deadlock: str = "",
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
-        self.after_turn: Callable[[], None] | None = None  # called when all have got answers
-        self.at_deadlock: Callable[[str], None] = lambda place: None  # from the watch's thread
-        self.is_stuck, self._end = False, threading.Event()  # its thread never goes on
+        self.after_turn: Callable[[], None] | None = None  # called once all have answers
+        self.at_deadlock: Callable[[str], None] = lambda place: None  # on the watchdog's thread
+        self.is_stuck, self._end = False, threading.Event()  # stuck: its thread will not go on
         self.parts = parts = EngineParts.of(loaded, settings, clock, off_loop)
         self.stages, self.heartbeat, self._stats = parts.stages, parts.heartbeat, parts.stats
         self.contain, self._timelines = parts.stages.contain, parts.timelines
@@ -110,16 +110,16 @@ class EngineCore:
         *,
         is_admitted: bool = False,
     ) -> None:
-        """Queue a checked request, which may have waited elsewhere, and have run there.
+        """Queue a checked request, which may already have waited or run elsewhere.
 
         Args:
-            waited_s: its times count from so long before.
-            journal: the request goes on where that ends, and adds to it; for one run of one
-                request. None: none is kept.
-            is_admitted: it was accepted elsewhere: that it takes too long is no reason any more.
+            waited_s: seconds already waited: its times count from that much earlier.
+            journal: the request resumes at the end of this journal and appends to it; for one
+                run of one request. None: no journal.
+            is_admitted: another process accepted it: skip the checks for lateness.
 
         Raises:
-            InvalidValue: an adapter of the request is not here.
+            InvalidValue: the engine lacks an adapter of the request.
             TooLate, Overloaded, Draining: see `AdmissionControl.check`, `RequestQueue.put`.
         """
         self._installation.adapters.check(request.lora)
@@ -135,7 +135,7 @@ class EngineCore:
         )
 
     def together(self) -> AbstractContextManager[object]:
-        """Have the requests that are submitted inside of it start together."""
+        """Requests submitted inside this `with` start together."""
         return self._queue.together()
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
@@ -143,22 +143,22 @@ class EngineCore:
         self._queue.cancel(request_id, error)
 
     def release(self, request_id: str) -> None:
-        """Give a request up before its next forward, for another engine that goes on with it.
+        """Give up a request before its next forward, so that another engine can continue it.
 
-        It ends with `Released`, after all that is to be known of it went to its journal. Where that
-        lacks more than a step, it stays.
+        It ends with `Released` once its journal is complete. If the journal lacks more than one
+        step, the request stays.
         """
         self._queue.release(request_id)
 
     def add_lora(self, name: str, path: str | Path) -> None:
-        """Register an adapter while requests run; see `Adapters.add` for what it raises."""
+        """Register an adapter while requests run; for its errors see `Adapters.add`."""
         self._registry.add(name, path)
 
     def reload(self) -> list[str]:
         """Read the folder of adapters and the batching config again, while requests run.
 
         Returns:
-            What is wrong with them, one line each: that was not taken, the rest was.
+            Their problems, one line each: a faulty entry is skipped, the rest is taken.
         """
         return [*self._registry.reload(), *self.scheduler.reload()]
 
@@ -171,7 +171,7 @@ class EngineCore:
         self._queue.close()
 
     def wait_end(self) -> Self:
-        """Wait until `run` has returned, or stands still for good: see `is_stuck`."""
+        """Wait until `run` has returned, or is stuck (see `is_stuck`)."""
         self._end.wait()
         return self
 
@@ -189,11 +189,11 @@ class EngineCore:
         }
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
-        """The timeline of a request, with what it waited for; None if it is not known any more."""
+        """The timeline of a request, with the causes of its waits; None once it was dropped."""
         return self._timelines.to_json(request_id, self._clock())
 
     def requests(self) -> Snapshot:
-        """The running and the queued requests, for those who watch the engine."""
+        """The running and the queued requests, for monitoring."""
         return self.scheduler.snapshot(self.running.states)
 
     @property
@@ -202,11 +202,11 @@ class EngineCore:
         return self.loaded.card
 
     def free_bytes(self) -> int | None:
-        """Memory of the device that is free; None: not known."""
+        """Free device memory; None: unknown."""
         return self.loaded.device.free_bytes()
 
     def hold(self, work_s: float) -> None:
-        """Count work that waits elsewhere for this engine: more of it makes forwards wider."""
+        """Set the backlog queued upstream for this engine: a larger one makes forwards wider."""
         self.scheduler.held_s = work_s
 
     def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
@@ -222,7 +222,7 @@ class EngineCore:
         return self.heartbeat.read()
 
     def load_report(self) -> LoadReport:
-        """What steps take, and what running requests have left."""
+        """Seconds per step, and the steps that running requests have left."""
         return LoadReport(
             self.scheduler.step_costs,
             {
@@ -241,7 +241,7 @@ class EngineCore:
         """Step until closed, sleeping while there is nothing to do.
 
         Args:
-            entered: called once modules and libraries are changed: others may go on then.
+            entered: called once modules and libraries are patched: other threads may go on then.
         """
         parts = self._queue, self.running, self.heartbeat, self._answers, self._stand
         watch = DeadlockWatch(WatchedEngine(*parts), time.monotonic)
@@ -255,7 +255,7 @@ class EngineCore:
             log.exception("the engine ends")
             self._queue.close()
             if not self.loaded.device.is_lost:
-                self.loaded.device.at_loss()  # a worker ends here, and what it ran goes on
+                self.loaded.device.at_loss()  # the worker ends here; its requests resume in another
             why = str(error) if isinstance(error, EngineLost) else f"the engine: {named(error)}"
             self.running.end_all(WorkerLost(f"{why}: load the model again, in a new process"))
         finally:
@@ -265,7 +265,7 @@ class EngineCore:
             self._end.set()
 
     def _stand(self, place: str) -> None:
-        """The engine's thread does not go on from a line. From the thread that watches it."""
+        """Give up an engine thread that is stuck at a line. Runs on the watchdog's thread."""
         reason: CarpoolError = Cancelled("the engine was closed")
         if self._queue.is_closed:
             log.error("the engine is closed, and its thread left behind at %s", place)
@@ -292,10 +292,10 @@ class EngineCore:
     def _turn(self) -> None:
         """Make a turn, and sleep if there was nothing to do.
 
-        If one fails beside its stages, the next one finds the calls parked that it had not run.
+        If a turn fails outside its stages, the next turn still has the calls it did not run.
 
         Raises:
-            EngineLost: several have failed, one after the other.
+            EngineLost: several turns in a row have failed.
         """
         try:
             if not self.step():
@@ -314,13 +314,13 @@ class EngineCore:
     def enter(self) -> None:
         """Make the calling thread the engine's own."""
         self.loaded.device.enter(self.loaded.parameters)
-        torch.set_grad_enabled(False)  # of the thread, for good: fibers would swap it under us
+        torch.set_grad_enabled(False)  # thread-wide, kept: fibers would switch it under us
         self._installation.install()
         self.running.rides.walk()
 
     def leave(self) -> None:
-        """End what still runs and give the modules back as they were."""
-        self._queue.close()  # after a crash, too: no request may be queued that never runs
+        """End all requests and restore the modules."""
+        self._queue.close()  # after a crash, too: nothing may stay in a queue that no longer runs
         self.running.end_all(Cancelled("the engine was closed"))
         if not self.is_stuck:
             self._installation.remove()

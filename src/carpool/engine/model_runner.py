@@ -1,8 +1,8 @@
-"""Run chosen calls on the device: one forward or one sweep, observers told.
+"""Run chosen calls on the device as one forward or one sweep, and notify observers.
 
-How calls are described, proven to fuse, and joined is put together here (`describe.py`,
-`probation`, `fuse.py`); what stands around a forward, in `wrappers.py`. What a forward raises
-becomes the failure of the calls that cause it (`execute.py`). Which calls run is not decided here.
+This module combines the parts that describe calls, prove that they fuse, and join them
+(`describe.py`, `probation`, `fuse.py`, `wrappers.py`). An exception of a forward becomes the
+failure of the calls that cause it (`execute.py`). The scheduler decides which calls run.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ class ModelRunner:
     """Runs the forwards of one engine, on its thread.
 
     Attributes:
-        describer: gives calls the keys by which they fuse.
-        probation: what is known of how calls fuse.
-        fuser: makes one forward of several calls.
+        describer: gives calls their fuse keys.
+        probation: records which calls are proven to fuse.
+        fuser: runs several calls as one forward.
 
     Args:
         observers: called after every forward that answers requests.
-        around: of the engine's owner; see `wrappers.py`.
-        verdicts: file in which is kept how calls fuse.
+        around: the owner's wrapper; see `wrappers.py`.
+        verdicts: the file that stores the verdicts of probation.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class ModelRunner:
             self._run_forward = wrap(self._run_forward)
 
     def execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
-        """Run each selection as one forward; their calls' answers, or `Failure`s, in order.
+        """Run each selection as one forward; returns the calls' answers or `Failure`s, in order.
 
-        Where something beside the forwards fails, each call is run by itself.
+        If code outside the forwards fails, each call runs by itself.
         """
         run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
         try:
@@ -96,12 +96,12 @@ class ModelRunner:
         return [answer for state in states for answer in self.execute([[state]])]
 
     def inside(self, state: RequestState) -> Inside:
-        """Have a private ride run its call itself, inside of its fiber."""
+        """Let a private ride run its own call, inside its fiber."""
         call, context = state.call, state.context
 
         def run() -> Any:
             assert context is not None
-            state.call, context.is_running = call, True  # `resume` has dropped the call
+            state.call, context.is_running = call, True  # `resume` has removed the call
             try:
                 [answer] = self.execute([[state]])
             finally:
@@ -114,7 +114,7 @@ class ModelRunner:
         return Inside(run)
 
     def statistics(self) -> dict[str, Any]:
-        """How calls fuse, memory, and what a streamed model or a group does. From any thread."""
+        """How calls fuse, memory, weight streaming, and the group of devices. From any thread."""
         sweeps, group = self._sweeps, self._loaded.group
         return {
             "fusing": self.probation.statistics(),
@@ -124,7 +124,7 @@ class ModelRunner:
         }
 
     def _observed(self, run: RunCalls) -> RunCalls:
-        """The same forward, which observers are told of."""
+        """Wrap a forward so that observers see it."""
         runs_ahead = self._device.runs_ahead
 
         def observed(states: Sequence[RequestState]) -> list[Any]:
@@ -143,7 +143,7 @@ class ModelRunner:
             except RuntimeError as error:
                 self._device.check(error)
                 raise
-            why = self._scheduler.width_reasons.get(len(states), "split")  # after one that failed
+            why = self._scheduler.width_reasons.get(len(states), "split")  # split: after a failure
             forward = _record(states, began_s, spent_s, why)
             for observe in self._observers:
                 self._stages.contain("observe", None, observe, forward, states=states)

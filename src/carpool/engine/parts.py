@@ -1,4 +1,4 @@
-"""The parts of one engine that its rooms share, made once."""
+"""The shared parts of one engine, built once."""
 
 import os
 from collections.abc import Callable
@@ -32,10 +32,10 @@ from carpool.types import Clock
 
 
 class Installation:
-    """What an engine changes in modules and libraries while it runs. For its thread.
+    """The patches of an engine on modules and libraries while it runs. For its thread.
 
-    The order counts: isolation notes how modules are before anything of them is patched, so it is
-    made first, and taken out last.
+    The order matters: isolation records the modules before they are patched, so it is created
+    first and removed last.
     """
 
     def __init__(self, loaded: LoadedPipeline, heartbeat: LoopProgress, *, is_exact: bool) -> None:
@@ -69,7 +69,7 @@ class Installation:
 
 
 class Deliver(Protocol):
-    """Gives a finished request's outcome to its listener: see `delivery.deliver`."""
+    """Delivers a finished request's outcome to its listener: see `delivery.deliver`."""
 
     def __call__(
         self, state: RequestState, output: Any, error: Exception | None, now_s: float
@@ -78,12 +78,12 @@ class Deliver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """One engine's model, settings, clock, and what its rooms report to."""
+    """One engine's model, settings, clock, and shared services."""
 
     loaded: LoadedPipeline
     settings: EngineSettings
     clock: Clock
-    faults: Faults | None  # that are switched on
+    faults: Faults | None  # None: no fault injection
     stages: Stages
     heartbeat: LoopProgress
     stats: Stats
@@ -91,7 +91,7 @@ class EngineParts:
     queue: RequestQueue
     installation: Installation
     watch: Stopwatch  # times forwards on the device
-    sweeps: Sweeps | None  # of a model whose weights are streamed
+    sweeps: Sweeps | None  # with streamed weights only
     off_loop: OffLoop
     deliver: Deliver
     conditioning: ConditioningCache

@@ -1,7 +1,7 @@
 """The bounded request queue, and the only way for other threads to reach the engine's.
 
-Everything here may be called from any thread. The engine's thread takes requests and results out,
-asks which requests are to be ended, and sleeps here while there is nothing to do.
+Any thread may call anything here. The engine's thread takes requests and results out, asks which
+requests must end, and sleeps here while idle.
 """
 
 import threading
@@ -28,12 +28,12 @@ class RequestQueue:
         self._cancelled: dict[str, CarpoolError] = {}
         self._released: set[str] = set()
         self._host_results: list[tuple[RequestState, Any]] = []
-        self._next_timeout_s = inf  # no timeout, of queued or running requests, is earlier
+        self._next_timeout_s = inf  # earliest timeout of queued and running requests
         self._completions = _CompletionRate()
-        self._closing_error: CarpoolError | None = None  # why no request will run any more
+        self._closing_error: CarpoolError | None = None  # why the queue takes no requests any more
         self.submitted = 0  # requests ever put into the queue
         self.is_closed = False
-        self.version = 0  # every change of what is queued counts it up
+        self.version = 0  # counts the changes of the queue
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,16 +52,16 @@ class RequestQueue:
 
         Args:
             request: checked.
-            listener: receives every event of it, `queued` first.
+            listener: receives its events, `queued` first.
             free_places: requests that could run at once, which do not count towards the limit.
-            place_s: predicted seconds until the next place is free; None: not known.
-            waited_s: how long it waited before it came here.
-            journal: of an earlier run of it, or to be kept.
+            place_s: predicted seconds until the next place is free; None: unknown.
+            waited_s: seconds it waited elsewhere before.
+            journal: holds an earlier run of it, or is empty.
 
         Raises:
             Overloaded: the queue is full; `retry_after_s` says when a place is likely to be free.
             Draining: the queue is closed.
-            CarpoolError: the reason of a queue that was closed for one.
+            CarpoolError: the error with which the queue was closed.
         """
         now_s = self._clock()
         with self._changed:
@@ -85,12 +85,12 @@ class RequestQueue:
             self._changed.notify()
 
     def together(self) -> AbstractContextManager[object]:
-        """Requests that are put inside of this `with` are seen by the engine's thread at once.
+        """Make the requests put inside this `with` visible to the engine's thread at once.
 
-        So those of one list are admitted, and encoded, together. Nothing in it may wait for the
-        engine.
+        So the requests of one list are admitted, and encoded, together. Code inside must not wait
+        for the engine.
         """
-        return self._changed  # whose lock may be taken again by the thread that has it
+        return self._changed  # a reentrant lock
 
     def snapshot(self) -> tuple[int, list[RequestState]]:
         """The queue's version, and its requests, oldest first."""
@@ -113,31 +113,31 @@ class RequestQueue:
         return removed
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
-        """Have a request ended, queued or running. Unknown ids do nothing."""
+        """Ask the engine to end a request, queued or running. Unknown ids are ignored."""
         with self._changed:
             self._cancelled[request_id] = error or Cancelled("the request was cancelled")
             self._changed.notify()
 
     def release(self, request_id: str) -> None:
-        """Have a request given up between two forwards, if another engine can go on with it."""
+        """Ask the engine to give up a request, if another engine can continue it."""
         with self._changed:
             self._released.add(request_id)
             self._changed.notify()
 
     @property
     def has_ended(self) -> bool:
-        """Whether a request was cancelled or has timed out: seldom, and asked twice a turn."""
+        """Whether a request was cancelled or has timed out. Cheap: read twice a turn."""
         return bool(self._cancelled) or self._clock() >= self._next_timeout_s
 
     @property
     def has_news(self) -> bool:
-        """Whether that is so, or one was released, or the result of a host call has come."""
+        """Whether a request has ended or was released, or a host call has a result."""
         if self._released or self._host_results or self._cancelled:
             return True
         return self._clock() >= self._next_timeout_s
 
     def take_released(self, running: Iterable[RequestState]) -> list[RequestState]:
-        """Requests to be given up, as far as that costs no more than a step; leaves the others."""
+        """Released requests that lose at most one step; drops the other releases."""
         with self._changed:
             names, self._released = self._released, set()
             waiting = [state for state in self._waiting if state.request_id in names]
@@ -173,26 +173,26 @@ class RequestQueue:
         return ended
 
     def put_host_result(self, state: RequestState, result: Any) -> None:
-        """Hand over what a running request's call on another thread gave."""
+        """Hand over the result of a running request's host call."""
         with self._changed:
             self._host_results.append((state, result))
             self._changed.notify()
 
     def take_host_results(self) -> list[tuple[RequestState, Any]]:
-        """Take the results that were handed over since the last time."""
+        """Take the results handed over since the last call."""
         with self._changed:
             results, self._host_results = self._host_results, []
         return results
 
     def note_completion(self) -> None:
-        """A request ended: for the next `retry_after_s`."""
+        """Note that a request ended, for the next `retry_after_s`."""
         self._completions.note(self._clock())
 
     def wait(self, since: int, wake_s: float) -> None:
-        """Sleep until the queue is no longer that of version `since`, or a moment has come.
+        """Sleep until the queue's version is no longer `since`, or until a time.
 
         Args:
-            wake_s: on the queue's clock; a request's timeout wakes, too.
+            wake_s: on the queue's clock; a request's timeout wakes it earlier.
         """
         with self._changed:
             left_s = min(wake_s, self._next_timeout_s) - self._clock()
@@ -220,7 +220,7 @@ class RequestQueue:
 
 
 class _CompletionRate:
-    """How fast requests complete: `retry_after_s` while nothing better is known."""
+    """How fast requests complete: `retry_after_s` while there is no prediction."""
 
     def __init__(self) -> None:
         self._last_s: float | None = None

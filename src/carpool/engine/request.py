@@ -1,9 +1,9 @@
 """The state of one request in the engine.
 
-A `RequestState` is `queued`, then `running` in a fiber, then `finished`; it is created by the
-queue and changed by the engine's thread only. While it runs, its fiber is either parked on a call
+A `RequestState` is `queued`, then `running` in a fiber, then `finished`; the queue creates it and
+only the engine's thread changes it. While it runs, its fiber is either parked on a call
 (`is_parked`), or waits for work on another thread. Policies see frozen views of it
-(`carpool.schedule.views`); what it did when is in its `timeline`, which outlives it.
+(`carpool.schedule.views`); its `timeline` records its history and outlives it.
 """
 
 import logging
@@ -38,36 +38,36 @@ RideContext = RequestContext | PrivateContext
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended: with the fields of the pipeline's output, or with an error."""
+    """The result of a request: the fields of the pipeline's output, or an error."""
 
     request: CheckedRequest
-    fields: dict[str, Any]  # "images", "frames", ...: on the host, in the type asked for
+    fields: dict[str, Any]  # "images", "frames", ...: on the host, in the requested type
     error: Exception | None
     timings: Timings
-    warnings: tuple[str, ...] = ()  # that the caller should see, such as of a truncated prompt
+    warnings: tuple[str, ...] = ()  # for the client, such as of a truncated prompt
     skipped_steps: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that decided it, as they were used
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as the pipeline used them
 
 
 class Listener(Protocol):
-    """Receives what happens to one request. Called on the engine's threads: must not block."""
+    """Receives the events of one request. Called on the engine's threads: must not block."""
 
     def event(self, event: Event) -> None: ...
 
     def done(self, outcome: Outcome) -> None:
-        """Called once, after every event but before `finished`."""
+        """Called once: before the `finished` event, after all the others."""
         ...
 
 
 class AnswerSource(Protocol):
     """Answers some calls of one request."""
 
-    stage: ClassVar[TurnStage]  # the boundary of what it does
-    phases: ClassVar[tuple[Phase, ...]]  # whose calls it is asked for, and learns of
-    warning: ClassVar[str]  # for the client of a request that goes on without it; "": none
+    stage: ClassVar[TurnStage]  # the boundary that contains its failures
+    phases: ClassVar[tuple[Phase, ...]]  # it may answer, and observes, calls of these phases
+    warning: ClassVar[str]  # for the client whose request continues without it; "": no warning
 
     def answer(self, call: Call) -> Any | None:
-        """The answer of a call; None: it has none. Asked once for each call at most.
+        """The answer of a call; None: it has none. Called at most once for each call.
 
         Raises:
             Mismatch: the request has to run from its start, without earlier answers.
@@ -85,34 +85,34 @@ class RequestState:
 
     request: CheckedRequest
     listener: Listener
-    number: int  # requests are numbered in the order of their submission
+    number: int  # numbered in the order of submission
     timeline: Timeline
     status: Literal["queued", "running", "finished"] = "queued"
-    queued: QueuedRequest | None = None  # what a policy sees while it is queued
-    parked: ParkedCall | None = None  # what a policy saw of the last call
+    queued: QueuedRequest | None = None  # the policy's view while it is queued
+    parked: ParkedCall | None = None  # the policy's view of its last call
     fiber: Fiber | None = None
     view: Any = None  # its private copy of the pipeline
-    context: RideContext | None = None  # what is private to it while its fiber runs
+    context: RideContext | None = None  # its private state while its fiber runs
     preview_hook: SchedulerHook | None = None
-    sources: list[AnswerSource] = field(default_factory=list)  # of answers without a forward
-    answered_phases: set[Phase] = field(default_factory=set)  # whose calls those may answer
+    sources: list[AnswerSource] = field(default_factory=list)  # answer without a forward
+    answered_phases: set[Phase] = field(default_factory=set)  # `sources` may answer these
     pixel_limit: PixelLimit | None = None  # set once it runs
     effects: EffectObserver | None = None  # set once it runs
     descriptions: Descriptions = field(default_factory=dict)
     is_parked: bool = False
-    is_private: bool = False  # it rides alone, on the pipeline itself
-    has_company: bool = False  # another request was in the engine while it was
-    has_failed: bool = False  # among others
+    is_private: bool = False  # it rides alone, on the original pipeline
+    has_company: bool = False  # another request was in the engine at the same time
+    has_failed: bool = False  # in company, so that it runs again alone
     warnings: list[str] = field(default_factory=list)
-    journal: Journal | None = None  # of the answers its calls got, and get
+    journal: Journal | None = None  # records the answers of its calls
     call: Call = field(init=False)  # the call it is parked on; unset while it is not
     key: Hashable = None  # the fuse key of that call
     rows: int = 0  # batch rows of that call
-    order: int = 0  # calls are numbered in the order in which they parked; 0: none has
+    order: int = 0  # calls are numbered as they park; 0: before the first call
     denoiser_calls: int = 0
-    counted_step: int = 0  # the last step whose denoiser calls the predictor has counted
-    prompt_told_s: float = -inf  # when its rewritten prompt was last told; engine clock
-    is_answered: bool = False  # its listener has got its outcome, or is about to
+    counted_step: int = 0  # last step whose denoiser calls the predictor has counted
+    prompt_told_s: float = -inf  # when its rewritten prompt was last reported; engine clock
+    is_answered: bool = False  # its listener has the outcome, or is about to get it
     _answering: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -133,28 +133,28 @@ class RequestState:
 
     @property
     def timeout_at_s(self) -> float:
-        """When the request is ended if it is not done; engine clock."""
+        """When the request times out; engine clock."""
         timeout_s = self.request.timeout_s
         return inf if timeout_s is None else self.submitted_s + timeout_s
 
     @property
     def deadline_at_s(self) -> float:
-        """When the client wants it done; engine clock."""
+        """The client's deadline; engine clock."""
         deadline_s = self.request.deadline_s
         return inf if deadline_s is None else self.submitted_s + deadline_s
 
     @property
     def is_replaying(self) -> bool:
-        """Whether it does what an earlier run of it did."""
+        """Whether it still repeats an earlier run from its journal."""
         return self.journal is not None and self.journal.is_replaying
 
     def forget_earlier_run(self) -> None:
-        """Have all its calls run that get no other answers."""
+        """Drop the answers of an earlier run: its calls run again."""
         if self.journal is not None:
             self.journal.drop()
 
     def observe(self, pipe: Any, context: RideContext, card: Card) -> None:
-        """Prepare what is noted about the request while its pipeline runs, and told its client."""
+        """Set up the checks and warnings that observe the request while its pipeline runs."""
         request, task = self.request, card.task(self.request.task)
         self.pixel_limit = PixelLimit(pipe, card, task)
         self.effects = effects = EffectObserver(card, task, request.arguments)
@@ -173,7 +173,7 @@ class RequestState:
         body: Callable[[], Any],
         now_s: float,
     ) -> None:
-        """From queued to running. The fiber is to be started next, with `resume`."""
+        """From queued to running. The caller starts the fiber next, with `resume`."""
         self.status, self.view, self.context = "running", view, context
         self.fiber = Fiber(body, context)
         self.timeline.start(now_s)
@@ -182,17 +182,17 @@ class RequestState:
         """Run the pipeline's code until its next call or its end.
 
         Args:
-            answer: of the call it waited for; ignored at the start.
+            answer: the answer of the call that it waited for; ignored at the start.
             error: raised in the pipeline instead.
 
         Returns:
-            A `Call`, a `HostCall`, or what `Fiber` gives at the end: `Returned` or `Raised`.
+            A `Call`, a `HostCall`, or the result of `Fiber` at the end: `Returned` or `Raised`.
         """
         fiber = self.fiber
         assert fiber is not None, "only running requests are resumed"
         if self.is_parked:
             self.is_parked = False
-            del self.call  # its tensors are free as soon as the pipeline lets them go
+            del self.call  # frees its tensors as soon as the pipeline drops them
         elif not fiber.is_alive:
             return fiber.start()
         return fiber.resume(answer) if error is None else fiber.fail(error)
@@ -200,7 +200,7 @@ class RequestState:
     def park(
         self, call: Call, key: Hashable, rows: int, order: int, steps_done: int, now_s: float
     ) -> bool:
-        """Wait for a forward of this call. Returns whether it completed a denoising step."""
+        """Wait for a forward of this call. Returns whether a denoising step was completed."""
         self.call, self.key, self.rows, self.order, self.is_parked = call, key, rows, order, True
         phase, timeline = call.target.phase, self.timeline
         if phase != timeline.phase:
@@ -208,9 +208,9 @@ class RequestState:
         return timeline.reached(timeline.steps if phase == "decode" else steps_done)
 
     def steps_done(self, phase: Phase) -> int:
-        """Steps done, by the request's own scheduler; by denoiser calls where it does not count.
+        """Steps done, as its scheduler counts them, else by its denoiser calls.
 
-        To be asked once for each call.
+        Call it once for each call that parks.
         """
         if phase != "denoise":
             return self.step
@@ -224,19 +224,19 @@ class RequestState:
             return min(calls, steps)
 
     def take_answer(self) -> bool:
-        """Whether the caller may give the listener the outcome: the first one. From any thread."""
+        """Claim the delivery of the outcome: True for the first caller. From any thread."""
         self.is_answered = True
         return self._answering.acquire(blocking=False)
 
     def rewind(self) -> None:
-        """Back to where it had not begun, though it runs: `start` comes next."""
+        """Reset to before the pipeline began, still running: `start` comes next."""
         self._unwind()
         self.warnings.clear()
         self.denoiser_calls = self.counted_step = 0
         self.timeline.rewind()
 
     def finish(self) -> None:
-        """From queued or running to finished: unwind the fiber and drop what it held."""
+        """From queued or running to finished: unwind the fiber and drop its references."""
         self.status = "finished"
         self._unwind()
         self.view = self.fiber = self.preview_hook = self.parked = self.context = None
@@ -246,7 +246,7 @@ class RequestState:
         if self.fiber is not None:
             try:
                 self.fiber.close()
-            except RuntimeError:  # concerns this request only
+            except RuntimeError:  # a defect of this request only
                 log.exception("request %s could not be unwound", self.request_id)
         if self.is_parked:
             self.is_parked = False
@@ -257,4 +257,4 @@ class RequestState:
 
 
 FiberState = Call | HostCall | Returned | Raised
-"""What `RequestState.resume` returns."""
+"""The results of `RequestState.resume`."""

@@ -1,7 +1,7 @@
 """Running requests: start them, resume their fibers, park their calls, end them.
 
-Whatever is raised by a pipeline, or by what is done for one request, ends that request only. For
-the engine's thread.
+An exception of a pipeline, or of work done for one request, ends that request only. For the
+engine's thread.
 """
 
 import logging
@@ -38,7 +38,7 @@ PROMPT_EVERY_S = 0.2  # half: twice as many messages; twice: the text visibly ju
 
 
 class RunningRequests:
-    """The requests between their start and their end."""
+    """The requests that have started and not ended."""
 
     def __init__(
         self,
@@ -59,19 +59,19 @@ class RunningRequests:
         self.answers = AnswerList(parts)
         self.rides, self._second_runs = RideChoice(loaded, parts.settings.isolation), SecondRuns()
         self.by_number: dict[int, RequestState] = {}  # by number
-        self.private: RequestState | None = None  # the request that the engine belongs to
-        self._next: RequestState | None = None  # waits for the end of all others; none may start
-        self.postponed: list[Callable[[], None]] = []  # until it has ended
-        self._calls = 0  # that ever parked
-        self.fiber_s = 0.0  # spent in the pipelines' own code, in this turn
-        self.longest_s = 0.0  # of those, in one go
+        self.private: RequestState | None = None  # the request that runs alone in the engine
+        self._next: RequestState | None = None  # starts after all others have ended; blocks others
+        self.postponed: list[Callable[[], None]] = []  # runs after the private ride
+        self._calls = 0  # calls parked so far
+        self.fiber_s = 0.0  # seconds in the pipelines' own code, this turn
+        self.longest_s = 0.0  # the longest of these stretches
 
     def __len__(self) -> int:
         return len(self.by_number)
 
     @property
     def states(self) -> list[RequestState]:
-        """All of them. From any thread."""
+        """All running requests. From any thread."""
         return list(self.by_number.values())
 
     @property
@@ -81,7 +81,7 @@ class RunningRequests:
         return [state for state in states if state.is_parked]
 
     def admit(self, states: Iterable[RequestState]) -> None:
-        """Take in requests that have left the queue, before the first of them starts."""
+        """Add requests that have left the queue, before the first of them starts."""
         if not self.by_number and self._isolation.note_weights():
             self.answers.forget()
         self.by_number.update((state.number, state) for state in states)
@@ -90,7 +90,7 @@ class RunningRequests:
                 state.has_company = True
 
     def start(self, state: RequestState) -> None:
-        """Start the pipeline of a request that was queued."""
+        """Start the pipeline of a queued request."""
         now_s = self._clock()
         self._stages.contain("count", None, self._stats.start, now_s - state.submitted_s)
         self._tell(state, Event("started", state.request_id, now_s))
@@ -108,14 +108,14 @@ class RunningRequests:
             self._do("start", self._begin, state, self._clock())
 
     def _must_wait(self, state: RequestState) -> bool:
-        """Whether a request may not start yet; one that failed among others waits for their end."""
+        """Whether a request may not start yet; one that failed in company waits for all others."""
         if self.private is not None or self._next not in (None, state):
             return True
         fibers = [entry.fiber for entry in self.by_number.values() if entry is not state]
         return state is self._next and any(fiber and fiber.is_alive for fiber in fibers)
 
     def resume(self, answered: Iterable[tuple[RequestState, Any]]) -> None:
-        """Give requests the answers, or `Failure`s, that they wait for; ended ones get none."""
+        """Resume requests with their answers or `Failure`s; skip ended requests."""
         for state, answer in answered:
             if self.private not in (None, state):
                 self.postponed.append(partial(self.resume, [(state, answer)]))
@@ -125,7 +125,7 @@ class RunningRequests:
     def _do(
         self, stage: RequestStage, work: Callable[..., None], state: RequestState, *args: Any
     ) -> None:
-        """Do something for one request; it ends with an exception of that, and no other does."""
+        """Do work for one request; an exception ends this request and no other."""
         try:
             if self._stages.has_faults:
                 self._stages.reach(stage, [state])
@@ -147,7 +147,7 @@ class RunningRequests:
         original = self._loaded.originals[request.task]
         pipe = original if is_private else view(self._loaded, request.task)
         state.context = context = self._context(state, pipe)
-        if request.scheduler is not None:  # not by its setter, which writes the configuration, too
+        if request.scheduler is not None:  # bypass its setter, which writes the configuration
             vars(pipe)["scheduler"] = exchanged(original.scheduler, request.scheduler)
         hook, tell = self._previews.hook, partial(self._tell, state)
         state.preview_hook = self._stages.contain("preview", None, hook, pipe, request, tell)
@@ -169,7 +169,7 @@ class RunningRequests:
         return PrivateContext(pipe, loaded.modules, request.seed, loaded.device.torch)
 
     def resume_held(self) -> bool:
-        """Start and resume what waited for the end of a private ride. Returns whether any did."""
+        """Do the work postponed during a private ride. Returns whether there was any."""
         postponed, self.postponed = ([], self.postponed) if self.private else (self.postponed, [])
         for work in postponed:
             work()
@@ -182,9 +182,9 @@ class RunningRequests:
                 self._end(state, None, error)
 
     def take_news(self) -> bool:
-        """Do what other threads ask for: end requests, and resume those with results from there.
+        """Process the inbox from other threads: cancellations, releases, results of host calls.
 
-        Given up are those that another engine is to go on with.
+        A released request continues in another engine.
 
         Returns:
             Whether there were results.
@@ -198,7 +198,7 @@ class RunningRequests:
         return bool(results)
 
     def end_all(self, error: CarpoolError) -> None:
-        """End all requests, running or queued, also in an engine that is lost."""
+        """End all requests, running or queued, even in a lost engine."""
         for state in [*self._queue.take_all(), *self.states]:
             with suppress(EngineLost):
                 self._end(state, None, error)
@@ -209,13 +209,13 @@ class RunningRequests:
         if is_answer and state.call.target.phase in state.answered_phases:
             self.answers.ran(state, state.call, answer)
         while (answer := self._advance(state, answer)) is not None:
-            pass  # a call that needs no forward
+            pass  # answered without a forward
 
     def _advance(self, state: RequestState, answer: Any) -> Any | None:
-        """Run a request's pipeline until its next call or its end, and act on that.
+        """Run a request's pipeline until its next call or its end, and handle that.
 
         Returns:
-            The answer of a call that the request's own cache answers.
+            The answer of a call that one of the request's own sources answers.
         """
         began_s, failed_forward = self._clock(), None
         self._heartbeat.beat()
@@ -264,7 +264,7 @@ class RunningRequests:
         try:
             if state.pixel_limit is not None:
                 state.pixel_limit.check(parked)
-        except BaseException as error:  # above the limit; or a shape that cannot be measured
+        except BaseException as error:  # above the limit, or no measurable shape
             return Failure(error)
         self._calls += 1
         contain, describer, request = self._stages.contain, self._describer, state.request
@@ -290,7 +290,7 @@ class RunningRequests:
         return answer
 
     def _go_private(self, state: RequestState, note: Callable[[], str], now_s: float) -> None:
-        """Run a request from its beginning once more, alone; `note` gives its client's warning."""
+        """Run a request again from the start, alone; `note` returns the warning for its client."""
         state.forget_earlier_run()
         warning = note()
         state.rewind()
@@ -300,7 +300,7 @@ class RunningRequests:
         self.postponed.append(partial(self._start_late, state))
 
     def _start_over(self, state: RequestState, why: StartOver, now_s: float) -> None:
-        """Run a request from its beginning whose earlier answers are not its own."""
+        """Run a request again from the start: its recorded answers do not match it."""
         log.warning("request %s starts over, %s", state.request_id, why.reason)
         state.forget_earlier_run()
         state.rewind()
@@ -309,7 +309,7 @@ class RunningRequests:
 
     def _tell_step(self, state: RequestState, now_s: float) -> None:
         if state.journal is not None and state.is_replaying:
-            return  # it was told before
+            return  # reported by its earlier run
         self._stats.step(now_s)
         timeline = state.timeline
         event = Event("step", timeline.request_id, now_s, timeline.step, timeline.steps)
@@ -334,7 +334,7 @@ class RunningRequests:
 
     def _tell(self, state: RequestState, event: Event) -> None:
         if state.is_answered:
-            return  # while the thread stood still
+            return  # the client already got its answer from the watchdog
         self._stages.contain("tell", None, state.listener.event, event, states=[state])
 
     def _fail(
@@ -343,17 +343,17 @@ class RunningRequests:
         """End a request with an exception, unless it has ended.
 
         Args:
-            mapped: what its client gets for that.
+            mapped: the error for the client; default: derived from `error`.
         """
         if state.status != "finished":
             self._stages.contain("count", None, self._loaded.device.check, error)
             self._end(state, None, mapped or to_api_error(error, is_early=False))
 
     def _end(self, state: RequestState, output: Any, error: Exception | None) -> None:
-        """Finish a request, keep nothing of it, and deliver its outcome, whatever fails.
+        """Finish a request, drop its state, and deliver its outcome, whatever fails.
 
         Raises:
-            EngineLost: weights were changed while it ran; no other engine may go on from here.
+            EngineLost: weights were changed while it ran; the engine cannot continue.
         """
         now_s, contain = self._clock(), self._stages.contain
         if error is None and state is not self.private:

@@ -1,6 +1,6 @@
 """The scheduler: asks the policy which requests to start and which calls share the next forward.
 
-It gives the policy its views of requests. What forwards take is learned in `learning.py`.
+It builds the policy's views of requests. `learning.py` learns the durations of forwards.
 """
 
 import logging
@@ -39,10 +39,10 @@ REPORT_EVERY_S = 1.0
 
 
 class Scheduler:
-    """The engine's scheduling: for its thread only.
+    """The engine's scheduler, for the engine's thread only.
 
     Args:
-        policy: default: that of the settings' batching mode.
+        policy: default: the one of the settings' batching mode.
     """
 
     def __init__(
@@ -65,26 +65,26 @@ class Scheduler:
         self._server = loaded.server
         self.costs.runs_ahead = loaded.device.runs_ahead
         self._policy = policy or build(settings, self.costs, self._server, self._dispatches, say)
-        self.kind = NO_KIND  # of the forward that was chosen last
-        self._sweep_s: float | None = None  # predicted seconds of a sweep; 0: not known
+        self.kind = NO_KIND  # kind of the last chosen forward
+        self._sweep_s: float | None = None  # predicted seconds of the sweep; 0: unknown
         self.admission = AdmissionControl(queue, settings, self._predictor, clock)
         self.learning = CostLearning(
             self.costs, self.admission, self._predictor, parts.watch,
             runs_ahead=loaded.device.runs_ahead, streams=self._streamer is not None,
         )  # fmt: skip
-        self._waiting: list[QueuedRequest] = []  # of the queue, at its `_version`
+        self._waiting: list[QueuedRequest] = []  # the queue at `_version`
         self._version, self._waiting_s = -1, 0.0
-        self.held_s = 0.0  # predicted work that waits elsewhere for this engine
+        self.held_s = 0.0  # predicted seconds of work queued upstream
         self.step_costs: dict[RequestSize, list[float]] = {}  # as of `_reported_s`
         self._reported_s = -inf
-        self.wake_s = inf  # when to ask again, if nothing happens before
+        self.wake_s = inf  # the latest time of the next decision
         self._width_reasons: Counter[tuple[str, str]] = Counter()
-        self.width_reasons: dict[int, str] = {}  # of the last choices, by their requests
+        self.width_reasons: dict[int, str] = {}  # of the last choices, by their number of requests
 
     def check(
         self, request: CheckedRequest, running: Sequence[RequestState], waited_s: float
     ) -> None:
-        """Refuse a request that would be too late or wait too long, as far as that is predicted.
+        """Refuse a request that is predicted to miss its deadline or to wait too long.
 
         From any thread; see `AdmissionControl.check`.
         """
@@ -105,7 +105,7 @@ class Scheduler:
         """Take the requests that start now out of the queue.
 
         Args:
-            running: how many run already.
+            running: the number of running requests.
         """
         if self._queue.version != self._version:
             self._version, queued = self._queue.snapshot()
@@ -115,7 +115,7 @@ class Scheduler:
             return []
         contain, policy = self._stages.contain, self._policy
         admission = contain("admit", None, policy.admit, self._waiting, running, self._clock())
-        if admission is None:  # those that wait longest
+        if admission is None:  # by default, the oldest first
             free = max(0, self._settings.max_running - running)
             admission = Admission(tuple([queued.request for queued in self._waiting[:free]]))
         self.wake_s = admission.wake_s
@@ -124,8 +124,8 @@ class Scheduler:
     def select(self, states: Sequence[RequestState]) -> list[list[RequestState]]:
         """Choose the parked requests that share the next forward, in their order in it.
 
-        Several lists where weights are streamed: one for each of the forwards that share the next
-        sweep over them.
+        With streamed weights: several lists, one for each forward that shares the next sweep over
+        the weights.
         """
         self.width_reasons.clear()
         contain = self._stages.contain
@@ -136,7 +136,7 @@ class Scheduler:
         ]
         chosen_calls: list[tuple[Choice, list[RequestState]]] = []
         chosen_calls = contain("choose", chosen_calls, self._choices, parked, states, states=states)
-        if parked and not chosen_calls:  # the call that waits longest, alone
+        if parked and not chosen_calls:  # by default, the oldest call alone
             choice = Choice((min(parked, key=attrgetter("order")),), "failed")
             chosen_calls = [(choice, _selected(choice, states))]
         contain("count", None, self._count, chosen_calls, parked)
@@ -147,8 +147,8 @@ class Scheduler:
     def _choices(
         self, parked: Sequence[ParkedCall], states: Sequence[RequestState]
     ) -> list[tuple[Choice, list[RequestState]]]:
-        """The policy's choices of forwards, with their requests; empty ones are left out."""
-        work_ahead_s = self._waiting_s  # of requests that do not run, here and elsewhere
+        """The policy's choices of forwards, with their requests; empty choices are dropped."""
+        work_ahead_s = self._waiting_s  # queued work, here and upstream
         if self.held_s:
             work_ahead_s += self.held_s / self.costs.slowdown
         if self._sweeps is not None:
@@ -171,14 +171,14 @@ class Scheduler:
         assert streamer is not None
         for kind_name, component in {(s.kind.name, s.kind.name.rpartition(".")[0]) for s in parked}:
             self.costs.streams[kind_name] = streamer.seconds_of(component)
-        able = {call.order: state for call, state in zip(parked, states, strict=True)}
+        state_by_order = {call.order: state for call, state in zip(parked, states, strict=True)}
         choices = choose_sweep(
             self._policy,
             parked,
             work_ahead_s,
             self._clock(),
             self.costs,
-            lambda call: sweeps.may_pause(able[call.order].call),
+            lambda call: sweeps.may_pause(state_by_order[call.order].call),
         )
         are_known = not any(self.costs.curve(choice.calls[0].kind).is_empty for choice in choices)
         self._sweep_s = sweep_s(choices, self.costs) if are_known else 0.0
@@ -188,7 +188,7 @@ class Scheduler:
         return choices
 
     def _count(self, pairs: Sequence[tuple[Choice, object]], parked: Sequence[ParkedCall]) -> None:
-        """Note what is left of all requests, and why forwards are not wider."""
+        """Record the remaining work of all requests, and why forwards are not wider."""
         lefts_s = [call.left_s for call in parked]
         self.admission.update(len(self._waiting), self._waiting_s, lefts_s)
         for choice, _ in pairs:
@@ -196,7 +196,7 @@ class Scheduler:
             self._width_reasons[choice.calls[0].kind.name, why] += 1
 
     def _queued_request(self, state: RequestState) -> QueuedRequest:
-        """The policy's view of a queued request; one that nothing is predicted of if that fails."""
+        """The policy's view of a queued request; without predictions if predicting fails."""
         view = self._stages.contain(
             "queued", None, self._predictor.queued_request, state, states=[state]
         )
@@ -205,10 +205,10 @@ class Scheduler:
         return view
 
     def _view(self, state: RequestState) -> ParkedCall:
-        """The policy's view of a call: made once, and again if its memory limit has changed."""
+        """The policy's view of a call, cached until its memory limit changes."""
         view = state.parked
         if view is not None and view.key is state.key and not self.widths.are_limited:
-            cap = view.max_rows  # the usual case: the next step
+            cap = view.max_rows  # common case: the next step
         else:
             cap = self.widths.cap(state.key, self._most_rows(state))
         if view is None or view.order != state.order or view.max_rows != cap:
@@ -216,7 +216,7 @@ class Scheduler:
         return view
 
     def _most_rows(self, state: RequestState) -> int:
-        """Rows that a forward of a request's call may have by the settings."""
+        """Max rows of a forward of this request's call, by the settings."""
         settings, phase = self._settings, state.call.target.phase
         max_rows = widest(settings, phase)
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
@@ -224,17 +224,17 @@ class Scheduler:
         return max_rows
 
     def expected_s(self, rows: Sequence[int]) -> float | None:
-        """Predicted seconds of a forward of the selected; None if this process never ran its like.
+        """Predicted seconds of the selected forward; None if this process never ran one like it.
 
-        Of a sweep over streamed weights: the seconds of all its forwards.
+        With streamed weights: the seconds of the whole sweep.
         """
         if self._sweep_s is not None:
             return self._sweep_s or None
         return self.learning.expected_s(self.kind, sum(rows))
 
     def forward(self, forward: Forward) -> None:
-        """An observer of forwards: notes what each took."""
-        self.kind = forward.kind  # forwards of several kinds end in one sweep
+        """An observer of forwards: records the duration of each."""
+        self.kind = forward.kind  # one sweep may hold forwards of several kinds
         if forward.began_s - self._reported_s >= REPORT_EVERY_S:
             self._reported_s = forward.began_s
             self.step_costs = self._predictor.step_costs(
@@ -252,7 +252,7 @@ class Scheduler:
         """Read the batching config again, from any thread; see `schedule.policy.reload`.
 
         Returns:
-            What is wrong with it, if anything is: then the old one stays.
+            The problems; with any, the old config stays.
         """
         try:
             reload(self._policy, self._settings, self._server)
@@ -278,7 +278,7 @@ class Scheduler:
             self._stages.contain("learn", None, work)
 
     def snapshot(self, running: Sequence[RequestState]) -> Snapshot:
-        """These requests and the queued ones, for those who watch. From any thread."""
+        """These requests and the queued ones, for monitoring. From any thread."""
         _, queued = self._queue.snapshot()
         starts_s = self.admission.starts_s(queued, len(running))
         return snapshot(self._clock(), running, queued, starts_s, self.costs.slowdown)
@@ -303,6 +303,6 @@ def _selected(choice: Choice, states: Sequence[RequestState]) -> list[RequestSta
     """The requests whose calls were chosen for a forward, in their order in it."""
     numbers = {call.request for call in choice.calls}
     selected = [state for state in states if state.number in numbers]
-    # the same adapters side by side; else a stable order, so that stacks are used again
+    # equal adapters adjacent; else a stable order, so that cached stacks are reused
     selected.sort(key=lambda state: (state.request.lora, state.number))
     return selected

@@ -14,12 +14,12 @@ def split(value: Any, rows: Sequence[int], spec: Spec) -> list[Any]:
 
     Args:
         value: a tensor with sum(rows) entries on axis 0, or tuples, lists, model outputs and
-            latent distributions of such; anything else that sums the batch up (a key-value
-            cache) has no reader and becomes None.
+            latent distributions of such; any other value that covers the whole batch (a
+            key-value cache) has no reader and becomes None.
         rows: the number of rows of each call, in the order in which they were stacked.
 
     Raises:
-        ValueError: a tensor does not have one entry a row.
+        ValueError: a tensor's length is not the number of rows.
     """
     total = sum(rows)
     if isinstance(value, PerCall) or type(value).__name__ in CACHES:

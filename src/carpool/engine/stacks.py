@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_STACKS = 32  # kept at once: about ten companies of three constants each
+MAX_STACKS = 32  # about ten groups of requests, three constants each
 MAX_STACK_BYTES = 512 * 2**20
-MAX_PARTS = 128  # sets of parts joined once
+MAX_PARTS = 128  # sets of parts that were joined once
 
 _Ids = tuple[int, ...]  # ids of the parts
 
@@ -27,15 +27,15 @@ class Stacks:
         return len(self._stacks)
 
     def join(self, values: Sequence[Tensor]) -> Tensor:
-        """Concatenate along the rows, or reuse what the same tensors gave before.
+        """Concatenate along the rows, or reuse the earlier result for the same tensors.
 
-        Text embeddings are the same objects at every step, latents never are. So a stack is only
-        kept from the second time on, and is dropped as soon as one of its parts is gone.
+        Text embeddings are the same objects at every step, latents never are. So a stack is cached
+        from the second time on, and is dropped as soon as one of its parts is freed.
         """
         parts = list(values)
         try:
             ids, versions = tuple(map(id, parts)), tuple([part._version for part in parts])
-        except RuntimeError:  # tensors of inference mode do not count their versions
+        except RuntimeError:  # inference-mode tensors have no version counter
             return torch.cat(parts)
         stack = self._stacks.pop(ids, None)
         if stack is None or stack.versions != versions:
@@ -44,7 +44,7 @@ class Stacks:
             forget = _Forget(self._stacks, ids)
             stack = _Stack(versions, [weakref.ref(part, forget) for part in parts])
         if len(self._stacks) >= MAX_STACKS:
-            del self._stacks[next(iter(self._stacks))]  # the least recently used
+            del self._stacks[next(iter(self._stacks))]  # the least recently used stack
         self._stacks[ids] = stack
         joined = stack.joined
         if joined is None or joined._version != stack.joined_version:
@@ -54,7 +54,7 @@ class Stacks:
         return joined
 
     def _were_seen(self, ids: _Ids, versions: tuple[int, ...], parts: Sequence[Tensor]) -> bool:
-        """Whether these very tensors were joined before, unchanged; else they are noted."""
+        """Whether these very tensors were joined before, unchanged; else they are recorded."""
         before, refs = self._parts.pop(ids, ((), []))
         if before == versions and all(r() is p for r, p in zip(refs, parts, strict=True)):
             return True
@@ -65,7 +65,7 @@ class Stacks:
 
     @property
     def joined(self) -> list[Tensor]:
-        """The concatenated tensors that are held."""
+        """The cached tensors."""
         return [stack.joined for stack in self._stacks.values() if stack.joined is not None]
 
     def clear(self) -> None:
@@ -76,7 +76,7 @@ class Stacks:
         entries = ((ids, stack.joined) for ids, stack in self._stacks.items())
         sizes = [(ids, joined.nbytes) for ids, joined in entries if joined is not None]
         total = sum(size for _, size in sizes)
-        for ids, size in sizes:  # the least recently used first
+        for ids, size in sizes:  # least recently used first
             if total <= most_bytes:
                 return
             del self._stacks[ids]
@@ -86,13 +86,13 @@ class Stacks:
 @dataclass(slots=True)
 class _Stack:
     versions: tuple[int, ...]
-    parts: list[weakref.ref[Tensor]]  # alive: their ids still mean them
+    parts: list[weakref.ref[Tensor]]  # live weakrefs, so that ids are not reused
     joined: Tensor | None = None
     joined_version: int = 0
 
 
 class _Forget:
-    """Drops a remembered stack when one of its parts dies."""
+    """Drops a cached stack when one of its parts is freed."""
 
     def __init__(self, stacks: dict[_Ids, _Stack], ids: _Ids) -> None:
         self._stacks, self._ids = stacks, ids
@@ -110,6 +110,6 @@ def join_columns(values: Sequence[Any]) -> Any:
 def expand(value: Any, rows: int, device: torch.device) -> Tensor:
     """One number for each row: a single number is repeated, a vector stays as it is."""
     if isinstance(value, Tensor) and value.ndim == 1 and value.device == device:
-        return value  # the usual case
+        return value  # common case
     number: Tensor = torch.as_tensor(value, device=device)
     return number.reshape(1).expand(rows) if number.ndim == 0 else number
