@@ -1,9 +1,9 @@
-"""Estimate the load: the part of its time that the device needs for the requests to come.
+"""Estimate the load: the share of its time that the device needs for future requests.
 
-Only arrivals that find other requests in the engine count. A burst into an idle engine says nothing
-of later arrivals: closed bursts, each sent when the last one is done, never fill each other's
-forwards. Independent arrivals find the engine as it is at any time, so their rate is the same by
-either count (Wolff, Poisson Arrivals See Time Averages, Operations Research 30, 1982).
+Only arrivals that find other requests in the engine count. A burst into an idle engine predicts no
+later arrivals: closed bursts, each sent when the previous one is done, never fill each other's
+forwards. Independent arrivals see the engine at random times, so both counts give the same rate
+(Wolff, Poisson Arrivals See Time Averages, Operations Research 30, 1982).
 """
 
 from collections import deque
@@ -14,31 +14,31 @@ from math import inf
 from carpool.schedule.estimator import HALF_LIFE, Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
-MAX_GROWTH = 20  # times the present requests: as many are expected before the engine is empty
+MAX_GROWTH = 20  # cap on expected requests before the engine is empty, times the present ones
 
 
 @dataclass(slots=True)
 class LoadEstimate:
-    """Arrivals and denoising forwards, remembered for a while."""
+    """A recent history of arrivals and of denoising forwards."""
 
-    # of each: seconds that other requests had run by then, and `_arrived_work_s`
+    # per arrival: `_busy_s` and `_arrived_work_s` at that time
     _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HALF_LIFE))
-    _arrived_work_s: float = 0.0  # alone on the device
-    _busy_s: float = 0.0  # that other requests ran, up to `_forward_s`
-    _forward_s: float | None = None  # when the last forward began; None: only one burst so far
-    _first_forward_s: float = inf  # since a request found the engine empty
+    _arrived_work_s: float = 0.0  # seconds of work, alone on the device
+    _busy_s: float = 0.0  # seconds that earlier requests ran, up to `_forward_s`
+    _forward_s: float | None = None  # start of the last forward; None: only one burst so far
+    _first_forward_s: float = inf  # since the engine was last idle
     _last_request: int = 0
-    _alone_s: float = 0.0  # what the calls that ran lately would take one by one
-    _best_s: float = 0.0  # and at the width that is fastest
+    _alone_s: float = 0.0  # seconds of recent forwards' calls, if run one by one
+    _best_s: float = 0.0  # the same, at the fastest width
 
     def arrived(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> None:
-        """Note the requests of the queue, in order, that were not in it before.
+        """Record the requests that are new in the queue.
 
-        A request that comes before the first denoising forward has ended counts as part of the
-        first burst.
+        A request that arrives before the end of the first denoising forward counts as part of
+        the first burst.
 
         Args:
-            running: requests that were admitted before.
+            running: number of admitted requests.
         """
         if not running:
             self._first_forward_s, self._forward_s = inf, None
@@ -52,7 +52,7 @@ class LoadEstimate:
             self._last_request = waiting[-1].request
 
     def ran(self, calls: Sequence[ParkedCall], curve: Curve, now_s: float) -> None:
-        """Note a denoising forward that begins; those of one sweep begin at the same time."""
+        """Record the start of a denoising forward; forwards of one sweep share a start time."""
         if self._forward_s is not None:
             self._busy_s += now_s - self._forward_s
         self._first_forward_s = min(self._first_forward_s, now_s)
@@ -63,12 +63,12 @@ class LoadEstimate:
         self._best_s = decay * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
 
     def share(self, now_s: float, load_ratio: float = 1.0) -> float:
-        """The part of its time that the device needs for later requests, at the best width.
+        """The share of its time that the device needs for later requests, at the best width.
 
-        Estimated from what it remembers; at most that at which `MAX_GROWTH` times as many come.
+        Estimated from the recent history; capped so that at most `MAX_GROWTH` times as many come.
 
         Args:
-            load_ratio: mean seconds of forwards, as a multiple of what was predicted of them.
+            load_ratio: mean measured over predicted seconds of forwards.
         """
         if len(self._arrivals) < 2:
             return 0.0
@@ -79,7 +79,7 @@ class LoadEstimate:
         return min(limit, load_ratio * work_s / busy_s / speedup) if busy_s > 0 else limit
 
     def backlog(self, present: float, now_s: float, load_ratio: float = 1.0) -> float:
-        """Requests that are in the engine or are likely to come before it is empty."""
+        """Requests in the engine, plus those likely to arrive before it is empty."""
         return present / (1 - self.share(now_s, load_ratio))
 
     def _busy_by(self, now_s: float) -> float:

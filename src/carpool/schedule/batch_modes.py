@@ -1,7 +1,7 @@
 """The modes that decide at admission: `off`, `dynamic` and `request`.
 
-In all three, requests admitted together run together to the end, and nobody joins on the way.
-`batches.py` says who is in a batch; here is when it leaves.
+In all three, requests admitted together run together to the end, and none joins on the way.
+`batches.py` chooses the members of a batch; this module decides when it starts.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from carpool.settings.peers.sglang_rules import Caps
 
 
 class _WholeBatches:
-    """What these modes have in common: all that may share a forward does."""
+    """Common to these modes: all calls that may share a forward do."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class _WholeBatches:
 
 @dataclass(slots=True)
 class Off(_WholeBatches):
-    """One request after the other, and of it one call after the other."""
+    """One request at a time, one call at a time."""
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         return Admission(()) if running or not waiting else Admission((waiting[0].request,))
@@ -45,16 +45,16 @@ class Off(_WholeBatches):
 
 @dataclass(slots=True)
 class Dynamic(_WholeBatches):
-    """SGLang-Diffusion's dynamic batching: whoever is compatible joins the head of the queue."""
+    """SGLang-Diffusion's dynamic batching: compatible requests join the head of the queue."""
 
     max_size: int = 1
     delay_s: float = 0.0
     caps: Callable[[QueuedRequest], Caps] | None = (
-        None  # of a batching config; None: `max_size` alone
+        None  # from a batching config; None: `max_size` alone
     )
     dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
-    say: Callable[[str], None] = lambda line: None  # hears a line for each
-    _running: int = 0  # requests of the batch that runs
+    say: Callable[[str], None] = lambda line: None  # logs a line
+    _running: int = 0  # requests of the running batch
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
         if running:
@@ -87,7 +87,7 @@ class Dynamic(_WholeBatches):
 
 @dataclass(slots=True)
 class Waves(_WholeBatches):
-    """vLLM-Omni's request-level batching: the first of the queue, as far as they are equal."""
+    """vLLM-Omni's request-level batching: the longest prefix of the queue with equal keys."""
 
     max_num_seqs: int = 1
     wait_s: float = 0.0
@@ -121,7 +121,7 @@ def _numbers(groups: Sequence[GroupedRequest]) -> tuple[int, ...]:
 
 
 def together(parked: Sequence[ParkedCall]) -> Choice:
-    """The call that waits longest, with all that may share its forward, memory permitting."""
+    """The oldest call, with all calls that may share its forward, memory permitting."""
     if not parked:
         return Choice(())
     queue = sorted(parked, key=lambda call: call.order)

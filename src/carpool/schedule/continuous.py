@@ -1,22 +1,22 @@
-"""The `continuous` mode: calls of all requests share forwards, as wide as is worth it.
+"""The `continuous` mode: calls of all requests share forwards, as wide as pays off.
 
-Each forward takes two decisions: which call leads it, and how many others of its key run with it.
+Each forward takes two decisions: which call leads it, and how many calls of its key join.
 
-*Order.* Requests are ranked by `rank.py`. Between keys, whose calls cannot share a forward, the key
-runs whose requests end at the highest predicted rate. Requests that started together (the cohort)
-keep sharing forwards until all have ended, unless a much shorter request arrives, or one of higher
-priority that is not much longer; while another key waits, only requests that make its forwards
-little slower may join. A call that many forwards overtook leads next (`starvation.py`).
+*Order.* `rank.py` ranks requests. Calls of different keys cannot share a forward: the key with the
+highest predicted completion rate runs. Requests that started together (the cohort) keep sharing
+forwards until all have ended, unless a much shorter request arrives, or one of higher priority that
+is not much longer. While another key waits, only requests that slow the cohort's forwards a little
+may join. A call that many forwards overtook leads next (`starvation.py`).
 
-*Encodes and decodes* run between denoising forwards, as many as take no longer than the forward
-itself. A request that would not share the next forward is encoded later, with others. A text
-that is being written goes on, token by token, between all forwards; prompts and tokens take turns.
+*Encodes and decodes* run between denoising forwards, for at most the time of one such forward. The
+encode of a request that would not share the next forward waits for others to encode with. A text
+in progress continues, token by token, between all forwards; prompts and tokens take turns.
 
-*Shares.* With `fair_share` the tenant that was served least for its weight leads
-(`fair_shares.py`); all of the above orders the requests of one tenant, and of tenants that are
-even.
+*Shares.* With `fair_share` the tenant with the least service for its weight leads
+(`fair_shares.py`); the rules above order the requests of one tenant, and of tenants with equal
+service.
 
-*Width.* The rule is in `width.py`, the load that it counts on in `arrivals.py`.
+*Width.* `width.py` has the rule, `arrivals.py` estimates the load for it.
 
 Source: iteration-level scheduling, Yu et al., Orca, OSDI 2022.
 """
@@ -35,34 +35,34 @@ from carpool.schedule.starvation import StarvationGuard
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.schedule.width import best_width
 
-MAX_JOIN_COST = 0.2  # of its seconds alone: what a call may add to a forward that others wait for
-TRIAL_EVERY = 32  # forwards: of so many one is as wide as would be best with luck
-INTERRUPT_RATIO = 0.5  # of a cohort's work left: a request with less interrupts it
+MAX_JOIN_COST = 0.2  # times a call's seconds alone: max delay that joining adds while others wait
+TRIAL_EVERY = 32  # forwards: one in so many is a trial at the optimistic width
+INTERRUPT_RATIO = 0.5  # times a cohort's remaining work: a shorter request interrupts it
 
 
 @dataclass(slots=True)
 class Continuous:
-    """The policy, with the little it remembers between forwards."""
+    """The policy, with its small memory of past forwards."""
 
     costs: Costs
     max_running: int = 32
     min_gain: float = 0.05
-    fair_share: Mapping[str, float] | None = None  # weights of tenants; None: not fair
+    fair_share: Mapping[str, float] | None = None  # weights of tenants; None: no fair shares
     _starvation: StarvationGuard = field(default_factory=StarvationGuard)
-    # on encodes and on decodes, since the last denoising forward
+    # seconds of encodes and decodes since the last denoising forward
     _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
-    _ranks: dict[int, Rank] = field(default_factory=dict)  # by order
+    _ranks: dict[int, Rank] = field(default_factory=dict)  # by the order of the call
     _shares: FairShares | None = field(init=False)
-    _forwards: int = 0  # so far
-    _is_prompts_turn: bool = False  # texts that begin and texts that go on take turns
+    _forwards: int = 0  # number of forwards so far
+    _is_prompts_turn: bool = False  # prompts and tokens of texts take turns
 
     def __post_init__(self) -> None:
         self._shares = None if self.fair_share is None else FairShares(self.fair_share)
 
     def admit(self, waiting: Sequence[QueuedRequest], running: int, now_s: float) -> Admission:
-        """Choose the requests to admit: as many as there are places for, by their ranks."""
+        """Choose the requests to admit: as many as there are free places, by rank."""
         self._load.arrived(waiting, running, now_s)
         if self._shares is not None:
             self._shares.queued(waiting)
@@ -119,15 +119,15 @@ class Continuous:
             side = self._fill([first, *remainder], work_s, now_s)
             if denoise is None or self._runs_before(side, denoise, now_s):
                 return side
-        assert denoise is not None  # some call is parked
+        assert denoise is not None  # at least one call is parked
         return denoise
 
     def _due(
         self, calls: Sequence[ParkedCall], side_calls: Sequence[ParkedCall]
     ) -> Sequence[ParkedCall]:
-        """With fair shares, the calls of tenants that were served no more than the others' least.
+        """With fair shares, only calls of tenants with no more service than `side_calls` have.
 
-        Else a tenant with much to encode or decode would get more than its share.
+        Otherwise a tenant with many encodes or decodes would get more than its share.
         """
         if self._shares is None:
             return calls
@@ -137,15 +137,15 @@ class Continuous:
     def _runs_before(self, side: Choice, denoise: Choice, now_s: float) -> bool:
         """Whether encodes or decodes run before the next denoising forward.
 
-        Where that has no room for more requests an encode waits: the requests in it end sooner, and
-        others may be encoded with it. Before the first step of all that would run there is no wait,
-        and a text that has begun does not wait again for each token.
+        If that forward has no room for more requests, an encode waits: the requests in the forward
+        end sooner, and later arrivals may share the encode. It does not wait before the first step
+        of all those requests, and a text in progress does not wait again for each token.
         """
         first, leader = side.calls[0], denoise.calls[0]
         if first.phase == "encode" and not first.is_token:
             if denoise.why == "nobody":
                 if all(call.left_s >= call.whole_s for call in denoise.calls):
-                    return True  # requests that have not begun begin together
+                    return True  # new requests start together
             elif self._rank(first, now_s) > self._rank(leader, now_s) and not (
                 self._starvation.is_late(first)
             ):
@@ -156,9 +156,9 @@ class Continuous:
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
     ) -> dict[Hashable, list[ParkedCall]]:
-        """Calls by key, in the order of their ranks, as are the groups by their firsts.
+        """Calls by key, sorted by rank; groups sorted by their first call.
 
-        A call keeps its rank unless any has a deadline or a share.
+        Ranks are cached unless a call has a deadline, or tenants have shares.
         """
         cached = self._ranks
         if self._shares is not None or min([call.deadline_s for call in calls]) < inf:
@@ -173,7 +173,7 @@ class Continuous:
     def _candidates(
         self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float
     ) -> list[ParkedCall]:
-        """The leader and all that may run with it, in the order in which they are taken."""
+        """The leader, then the calls that may run with it, in order of preference."""
         first = next(iter(groups.values()))[0]
         late = [
             call for group in groups.values() for call in group if self._starvation.is_late(call)
@@ -193,9 +193,9 @@ class Continuous:
     def _joined(
         self, cohort: list[ParkedCall], group: Sequence[ParkedCall], *, is_alone: bool
     ) -> list[ParkedCall]:
-        """The calls of a group that are under way, and those that may join them.
+        """The calls of a group's cohort, and those that may join them.
 
-        While other keys wait, only calls that make it little slower.
+        While other keys wait, only calls that slow the forward a little may join.
         """
         newcomers = [call for call in group if call.request not in self._cohort]
         if is_alone:
@@ -211,7 +211,7 @@ class Continuous:
         return joined
 
     def _cheapest(self, groups: Mapping[Hashable, list[ParkedCall]], now_s: float) -> ParkedCall:
-        """The first of the key whose requests end at the highest rate, if all ran now."""
+        """The first call of the key with the highest predicted completion rate."""
 
         def price(group: Sequence[ParkedCall]) -> Rank:
             curve, first = self.costs.curve(group[0].kind), group[0]
@@ -227,7 +227,7 @@ class Continuous:
         return rank(request, now_s, self.costs.slowdown, self._shares)
 
     def _fill(self, candidates: Sequence[ParkedCall], work_s: float, now_s: float) -> Choice:
-        """Choose which candidates run with the leader, and say why no more do.
+        """Choose the candidates that run with the leader, and the reason for the width.
 
         Args:
             work_s: predicted work of all requests in the engine.
@@ -243,8 +243,8 @@ class Continuous:
         width = best_width(turns, backlog, self.min_gain, is_burst=is_burst)
         curve, alone = self.costs.curve(candidates[0].kind), candidates[0].rows
         if is_burst and not curve.is_known and curve.is_proven and alone not in curve.measured:
-            width = 1  # once: it shows whether rows gain anything
-        elif is_burst and not curve.has_run(turns[width - 1][0]):  # what is in step stays in step
+            width = 1  # measure one call alone once, to learn the gain of sharing
+        elif is_burst and not curve.has_run(turns[width - 1][0]):  # requests in step stay in step
             in_step = len([call for call in candidates if call.request in self._cohort])
             width = max(width, min(in_step, len(turns)))
         if width == len(candidates):
@@ -259,7 +259,7 @@ class Continuous:
     ) -> Iterator[tuple[int, float]]:
         """Rows and seconds of a turn of the first candidate, the first two, and so on.
 
-        Those hoped for at trials, and in a burst for the widest until it ran.
+        The seconds are optimistic in trials, and in a burst for the widest turn until it has run.
         """
         kind, rows = candidates[0].kind, 0
         curve, max_rows = self.costs.curve(kind), candidates[0].max_rows
@@ -299,7 +299,7 @@ class Continuous:
             self._spent_s[leader.phase] += self._baseline_s(choice)
             self._is_prompts_turn = leader.is_token
         if self._shares is not None:
-            # a copy of streamed weights serves all that share the sweep: no tenant pays for it
+            # weight copies serve the whole sweep: no tenant pays for them
             seconds = self.costs.compute_s(leader.kind, sum(call.rows for call in choice.calls))
             for call in choice.calls:
                 self._shares.charge(call, seconds / len(choice.calls))

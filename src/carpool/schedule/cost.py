@@ -1,7 +1,7 @@
-"""Costs of a model: a learned curve for each kind of call (`estimator.py`), and overhead of a turn.
+"""Costs of a model: a learned curve for each kind of call (`estimator.py`), and turn overhead.
 
-The baseline is what forwards usually take; `seconds` is what they take just now. Work that is left
-is predicted at the baseline, so that a busy minute changes no order of requests.
+The baseline is the usual duration of forwards; `seconds` is the current one. Remaining work is
+predicted at the baseline, so that a busy minute does not reorder requests.
 """
 
 import math
@@ -17,29 +17,29 @@ from carpool.schedule.estimator import Curve as Curve
 from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 
-SECONDS = (1e-9, 1e6)  # of a forward: a nanosecond and twelve days are no measurement
+SECONDS = (1e-9, 1e6)  # seconds outside this range, of a forward, are no measurement
 
 _Rows = Annotated[int, Meta(ge=1, le=1 << 30)]
 _Seconds = Annotated[float, Meta(ge=SECONDS[0], le=SECONDS[1])]
 
 
 class Costs:
-    """The curves of a model, by kind; other kinds are learned as they run."""
+    """The curves of a model, by kind; further kinds are learned as they run."""
 
     def __init__(self, curves: Mapping[CallKind, Curve] | None = None) -> None:
         self._curves = dict(curves or {})
-        self._guesses: dict[CallKind, Curve] = {}  # of kinds that were never run
+        self._guesses: dict[CallKind, Curve] = {}  # kinds that never ran
         self._turns: dict[CallKind, TurnOverhead] = {}
         self._speed = MachineSpeed()
         for curve in self._curves.values():
             curve.speed = self._speed
         self.runs_ahead = False  # a turn's forward runs while the next turn is prepared
         self.streams: dict[str, float] = {}  # seconds of copying a method's weights once
-        self._measured_s = self._baseline_s = 0.0  # of forwards lately
-        self._lock = threading.Lock()  # `to_json` may be asked from any thread
+        self._measured_s = self._baseline_s = 0.0  # moving sums over recent forwards
+        self._lock = threading.Lock()  # any thread may call `to_json`
 
     def learn(self, kind: CallKind, rows: int, *seconds: float) -> None:
-        """Learn from forwards, but those which no forward can take."""
+        """Learn from forwards; ignore impossible durations."""
         times_s = [s for s in seconds if SECONDS[0] <= s <= SECONDS[1]]
         if rows < 1 or not times_s:
             return
@@ -53,18 +53,18 @@ class Costs:
                 baseline_s, decay = curve.seconds(rows), 1 - 1 / HALF_LIFE
                 for time_s in times_s:
                     self._baseline_s = decay * self._baseline_s + baseline_s
-                    # a single forward that took an hour does not fill the device
+                    # cap outliers: an hour-long forward does not mean a full device
                     self._measured_s = decay * self._measured_s + min(time_s, 16 * baseline_s)
             curve.learn(rows, *times_s)
 
     def learn_turns(
         self, kind: CallKind, calls: int, parts_s: Iterable[tuple[float, float]]
     ) -> None:
-        """Learn what turns took beside their forwards.
+        """Learn the overhead of turns.
 
         Args:
-            calls: of each forward.
-            parts_s: what the engine's loop took, and the pipelines' own code for all calls.
+            calls: number of calls of each forward.
+            parts_s: seconds of the engine's loop, and of the pipelines' code for all calls.
         """
         if (turns := self._turns.get(kind)) is None:
             turns = self._turns[kind] = TurnOverhead()
@@ -74,17 +74,17 @@ class Costs:
                 turns.learn(loop_s / factor, own_s / calls / factor)
 
     def overhead_s(self, kind: CallKind, calls: int) -> float:
-        """Seconds of a turn of so many calls without its forward, at the baseline."""
+        """Baseline seconds of a turn of `calls` calls without its forward."""
         turns = self._turns.get(kind)
         return turns.seconds(calls) if turns is not None else 0.0
 
     def turn_s(self, kind: CallKind, calls: int, forward_s: float) -> float:
-        """Seconds of a turn of so many calls with a forward of `forward_s`, at the baseline."""
+        """Baseline seconds of a turn of `calls` calls with a forward of `forward_s`."""
         overhead_s = self.overhead_s(kind, calls)
         return max(forward_s, overhead_s) if self.runs_ahead else forward_s + overhead_s
 
     def curve(self, kind: CallKind) -> Curve:
-        """The kind's own curve, at the baseline, or that of the nearest kind scaled by size."""
+        """The kind's own curve, at the baseline, or the nearest kind's curve, scaled by size."""
         curve = self._curves.get(kind) or self._guesses.get(kind)
         if curve is None:
             curve = self._guesses[kind] = self._guess(kind)
@@ -94,7 +94,7 @@ class Costs:
         near = self._nearest(kind)
         if near is None:
             return Curve()
-        ratio = max(1, kind.size) / max(1, near.size)  # a kind of no numbers takes time, too
+        ratio = max(1, kind.size) / max(1, near.size)  # a kind without tensors takes time, too
         curve, (low_s, high_s) = self._curves[near], SECONDS
         scaled = {n: min(high_s, max(low_s, s * ratio)) for n, s in curve.measured.items()}
         return Curve(scaled, curve.weight or 1.0)
@@ -106,41 +106,41 @@ class Costs:
         )
 
     def seconds(self, kind: CallKind, rows: int) -> float:
-        """Predicted seconds of a forward just now, if nothing shares its streamed weights."""
+        """Predicted current seconds of a forward that shares its streamed weights with no other."""
         if not self.streams:
             return self.curve(kind).seconds(rows) * exp(self._speed.slowdown)
         return max(self.stream_s(kind), self.compute_s(kind, rows))
 
     def baseline_s(self, kind: CallKind, rows: int) -> float:
-        """The same at the machine's usual speed: the unit of remaining work."""
+        """Like `seconds`, at the machine's usual speed: the unit of remaining work."""
         if not self.streams:
             return self.curve(kind).seconds(rows)
         return max(self.stream_s(kind), self._baseline_compute_s(kind, rows))
 
     def compute_s(self, kind: CallKind, rows: int) -> float:
-        """Predicted seconds of computing a forward just now, without waiting for weights."""
+        """Predicted current seconds of compute of a forward, without waiting for weights."""
         return self._baseline_compute_s(kind, rows) * exp(self._speed.slowdown)
 
     def _baseline_compute_s(self, kind: CallKind, rows: int) -> float:
-        """Of streamed weights nothing until some of the kind have run: the copies last longer."""
+        """0 for streamed weights until the kind has run: the copies take longer than compute."""
         curve = self.curve(kind)
         return 0.0 if self.stream_s(kind) and curve.is_empty else curve.seconds(rows)
 
     def stream_s(self, kind: CallKind) -> float:
-        """Seconds of copying the streamed weights of a forward once; 0 where they are resident."""
+        """Seconds to copy the streamed weights of a forward once; 0 for resident weights."""
         return self.streams.get(kind.name, 0.0)
 
     @property
     def slowdown(self) -> float:
-        """Seconds of work just now, as a multiple of the baseline; copies of weights are as fast
-        as ever."""
+        """Current seconds of work as a multiple of the baseline; 1 with streamed weights, whose
+        copies do not slow down."""
         return 1.0 if self.streams else exp(self._speed.slowdown)
 
     @property
     def load_ratio(self) -> float:
-        """Mean seconds of forwards lately, as a multiple of the baseline.
+        """Mean seconds of recent forwards, as a multiple of the baseline.
 
-        The baseline is a median: outliers and busy moments, which fill the device, are not in it.
+        The baseline is a median: it leaves out outliers and busy moments, which load the device.
         """
         return self._measured_s / self._baseline_s if self._baseline_s else 1.0
 
@@ -159,7 +159,7 @@ class Costs:
                     "sd": {rows: c.sd(rows) for rows in c.measured},
                     "turn": self._turns[k].to_json() if k in self._turns else None,
                 }
-                for k, c in list(self._curves.items())[-4096:]  # as many as are read
+                for k, c in list(self._curves.items())[-4096:]  # the limit of `_Entries`
                 if c.measured and all(map(_is_measurement, c.measured.values()))
             ]
 
@@ -168,10 +168,10 @@ class Costs:
         """Read `to_json`.
 
         Args:
-            weight: see `Curve`; None: the table is known to be true.
+            weight: see `Curve`; None: the table is exact.
 
         Raises:
-            ValueError: something else is in it than seconds by rows.
+            ValueError: it holds anything but seconds by rows.
         """
         try:
             entries = convert(data, _Entries, str_keys=True)
@@ -192,7 +192,7 @@ def _is_measurement(seconds: float) -> bool:
 
 
 class _Entry(Struct):
-    """What was learned of one kind."""
+    """The learned costs of one kind."""
 
     name: str
     size: Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -200,4 +200,4 @@ class _Entry(Struct):
     detail: str = ""
 
 
-_Entries = Annotated[list[_Entry], Meta(max_length=4096)]  # kinds: to read so many takes a second
+_Entries = Annotated[list[_Entry], Meta(max_length=4096)]  # kinds: reading this many takes a second

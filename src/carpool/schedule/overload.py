@@ -1,12 +1,12 @@
 """Overload stages: drop previews, refuse low priority, refuse all new requests.
 
-    1  no previews are made
-    2  requests of priority below 0 are refused
-    3  all new requests are refused
+    1  drop previews
+       2  refuse requests of priority below 0
+       3  refuse all new requests
 
-Running work is never given up. A stage is entered when the queue is long, in predicted seconds or
-in places, and left again when it has become clearly shorter, so that a server at its limit does not
-change its mind at every request.
+Running work is never dropped. A stage starts when the queue is long, in predicted seconds or in
+places, and ends when it is clearly shorter (hysteresis), so that a server at its limit does not
+switch at every request.
 
 Source: staged actions with pressure from 0 to 1 as in Envoy's overload manager.
 """
@@ -19,20 +19,20 @@ from carpool.errors import Overloaded, TooLate
 
 log = logging.getLogger("carpool")
 
-ENTER = (0.5, 0.8, 1.0)  # of what may wait: where stages 1, 2 and 3 begin
-LEAVE = tuple(round(share - 0.1, 1) for share in ENTER)  # and end
+ENTER = (0.5, 0.8, 1.0)  # shares of the limit where stages 1, 2 and 3 start
+LEAVE = tuple(round(share - 0.1, 1) for share in ENTER)  # and where they end
 SHARE_OF_FREE = 7
-"""One tenant alone takes seven eighths of all places, two take 7/15 each. With 3, one alone takes
-three quarters; with 15 a newcomer finds a sixteenth."""
-BOUNDS_S = (0.1, 120.0)  # of hints when to come again; SDKs ignore longer ones
+"""One tenant alone may take seven eighths of all places, two 7/15 each. With 3, one alone may take
+three quarters; with 15, a sixteenth stays free for a newcomer."""
+BOUNDS_S = (0.1, 120.0)  # range of retry hints; SDKs ignore longer ones
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How much waits, as shares of what may: 1 is the limit."""
+    """The queue's length as shares of its limits: 1 is the limit."""
 
-    wait: float  # predicted seconds of the work of those that wait
-    fill: float  # places in the queue
+    wait: float  # predicted seconds of the queued work
+    fill: float  # used places of the queue
 
     @property
     def most(self) -> float:
@@ -40,10 +40,10 @@ class Pressure:
 
 
 def stage(before: int, pressure: Pressure) -> int:
-    """The stage, 0 to 3, that follows the one before.
+    """The stage, 0 to 3, that follows the stage `before`.
 
-    A full queue frees its places one by one and refuses by itself: it makes stage 3, but does not
-    hold it.
+    A full queue frees its places one by one and refuses requests by itself: it starts stage 3,
+    but does not hold it.
     """
     loads = (pressure.most, pressure.most, pressure.wait)
     entered = sum(pressure.most >= share for share in ENTER)
@@ -57,11 +57,11 @@ def refuses(at: int, priority: int) -> bool:
 
 
 class Overload:
-    """The stage of one queue, and the refusals for what waits in it.
+    """The overload stage of one queue, and its refusals.
 
     Args:
-        most_s: predicted wait that is accepted.
-        admits_late: a deadline that cannot be met is a line in the log, no refusal.
+        most_s: longest accepted predicted wait.
+        admits_late: log a deadline that cannot be met, instead of refusing the request.
     """
 
     def __init__(self, most_s: float, *, admits_late: bool) -> None:
@@ -69,7 +69,7 @@ class Overload:
         self.stage = 0
 
     def update(self, wait_s: float, fill: float) -> None:
-        """Follow the queue: predicted seconds of what waits, and the share of places in use."""
+        """Set the predicted seconds of queued work, and the share of used places."""
         pressure = Pressure(wait_s / self._most_s, fill)
         if self.stage or pressure.most >= ENTER[0]:  # else it stays 0
             self.stage = stage(self.stage, pressure)
@@ -80,12 +80,12 @@ class Overload:
         """Refuse a new request if its priority is too low for the stage.
 
         Args:
-            waiting: requests, with work for `wait_s`.
-            fill: as of `Pressure`; a full queue has an error of its own.
-            least_s: until the next place is free.
+            waiting: queued requests, with `wait_s` of work.
+            fill: see `Pressure`; a full queue has its own error.
+            least_s: seconds until the next place is free.
 
         Raises:
-            Overloaded: with when the wait will be short enough.
+            Overloaded: with the time to retry.
         """
         if refuses(self.stage, priority) and fill < 1:
             refusal = "no new one" if self.stage == 3 else "none of priority below 0"
@@ -116,11 +116,11 @@ def check_room(
     """Refuse a new request when `running` requests run and `queued` requests wait already.
 
     Args:
-        occupied: the tenant's requests in flight, where tenants share the places: a tenant may have
-            `SHARE_OF_FREE` times as many as are free, which leaves some for the next tenant.
+        occupied: the tenant's requests in flight, where tenants share the places: a tenant may
+            hold `SHARE_OF_FREE` times the free places, so some stay free for the next tenant.
 
     Raises:
-        Overloaded: to come again after `again_s`.
+        Overloaded: retry after `again_s`.
 
     Source: dynamic queue thresholds, Choudhury and Hahne, IEEE/ACM ToN 6(2), 1998.
     """

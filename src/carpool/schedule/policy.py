@@ -1,7 +1,7 @@
 """The interface of a policy (a scheduling mode), and the choice of one by settings.
 
-A policy has no tensors and no clock. The engine and the simulator ask it at every turn which
-requests to admit and which calls share the next forward; it keeps a small memory of past choices.
+A policy has no tensors and no clock. At every turn the engine or the simulator asks it for the
+requests to admit and the calls of the next forward; it keeps a small memory of past choices.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import BatchingRule, Caps, Server, caps, load_rules
 from carpool.types import Phase
 
-WHOLE_BATCH = 1 << 30  # rows: more than any batch has
+WHOLE_BATCH = 1 << 30  # more rows than any batch has
 
 
 class Policy(Protocol):
@@ -28,8 +28,8 @@ class Policy(Protocol):
         """Choose the requests to admit.
 
         Args:
-            waiting: the whole queue, those that wait longest first.
-            running: how many run.
+            waiting: the whole queue, oldest first.
+            running: the number of running requests.
             now_s: engine clock.
         """
         ...
@@ -41,14 +41,14 @@ class Policy(Protocol):
         now_s: float,
         all_parked: Sequence[ParkedCall] | None = None,
     ) -> Choice:
-        """Choose the calls of the next forward: of one key, and some whenever any are parked.
+        """Choose the calls of the next forward: all of one key; never empty while calls are parked.
 
         Args:
             parked: calls waiting, in any order; no two with the same `order`.
-            waiting_s: predicted work of requests that are not admitted yet.
+            waiting_s: predicted work of the queued requests.
             now_s: engine clock.
-            all_parked: `parked` and the calls that it may not choose, which it must not take for
-                gone; None: there are none.
+            all_parked: `parked` plus calls that are still parked but not eligible now; None: all
+                are eligible.
         """
         ...
 
@@ -63,7 +63,7 @@ def build(
     """The policy of the settings' mode.
 
     Raises:
-        SettingRejected: a batching config, or a tenant's weight, that breaks a rule.
+        SettingRejected: the batching config or a tenant's weight breaks a rule.
     """
     match settings.batching_mode:
         case "off":
@@ -83,9 +83,9 @@ def build(
 
 
 def widest(settings: EngineSettings, phase: Phase) -> int:
-    """Rows that a forward may have, memory permitting.
+    """Max rows of a forward, memory permitting.
 
-    In the modes that batch at admission, a batch runs whole: their own caps are the limit.
+    Modes that batch at admission run whole batches: their own caps are the limit.
     """
     if phase == "decode":
         return settings.max_decode_size
@@ -94,10 +94,10 @@ def widest(settings: EngineSettings, phase: Phase) -> int:
 
 
 def reload(policy: Policy, settings: EngineSettings, server: Server) -> None:
-    """Read the batching config again, where the policy has one; on an error the old one stays.
+    """Reload the batching config, if the policy has one; on an error the old one stays.
 
     Raises:
-        SettingRejected: it cannot be read or breaks a rule.
+        SettingRejected: the config cannot be read or breaks a rule.
     """
     if isinstance(policy, Dynamic):
         policy.caps = _caps(_rules(settings), server, settings.batching_max_size)
@@ -122,10 +122,10 @@ def _caps(
 
 
 def weights(entries: Sequence[str]) -> Mapping[str, float] | None:
-    """Tenants' weights from the setting's entries, each `TENANT=WEIGHT`; None without any.
+    """Tenants' weights from the setting's entries, each `TENANT=WEIGHT`; None for no entries.
 
     Raises:
-        SettingRejected: an entry that is none, or whose weight is not above 0.
+        SettingRejected: an entry has another form, or its weight is not above 0.
     """
     parsed: dict[str, float] = {}
     for entry in entries:

@@ -8,13 +8,13 @@ MAX_OVERTAKEN = 64  # forwards of later requests that may overtake a parked call
 
 
 class StarvationGuard:
-    """Counts the forwards that overtook each parked call, by its order."""
+    """Counts the forwards that overtook each parked call."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
 
     def is_late(self, call: ParkedCall) -> bool:
-        """Whether so many forwards overtook a call that it leads next."""
+        """Whether a call was overtaken so often that it leads next."""
         return self._counts.get(call.order, 0) >= MAX_OVERTAKEN
 
     def ran(
@@ -25,7 +25,7 @@ class StarvationGuard:
         *,
         is_fair: bool,
     ) -> None:
-        """Note a forward that was chosen from `candidates`; calls not in `parked` are forgotten."""
+        """Record a forward chosen from `candidates`; drop the counts of calls not in `parked`."""
         counts = {c.order: self._counts[c.order] for c in parked if c.order in self._counts}
         for call in candidates:
             if _overtakes(batch, call, is_fair=is_fair):
@@ -36,7 +36,7 @@ class StarvationGuard:
 
 
 def _overtakes(batch: Sequence[ParkedCall], call: ParkedCall, *, is_fair: bool) -> bool:
-    """Whether a call had to let a forward pass. With fair shares only its own user's count."""
+    """Whether a forward overtook a call. With fair shares, only by calls of the same user."""
     if call.phase != "denoise":
         return batch[0].phase == "denoise" or call.request < batch[0].request
     if not is_fair:

@@ -1,9 +1,9 @@
 """Choose the forwards that share a sweep over streamed weights: until compute hides the copies.
 
 A sweep takes the longer of copying the weights once and of computing all its forwards. While
-computing takes less, further calls of the same component, of any key and size, cost little or
-nothing. The policy is asked again for each further forward, among the calls that pay: it keeps its
-order, its shares and its widths. Other calls join the next sweep, one step later.
+compute is shorter, further calls of the same component, of any key and size, cost little or
+nothing. The policy chooses each further forward among the calls that pay off, so its order, shares
+and widths hold. Other calls join the next sweep, one step later.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ def choose_sweep(
     costs: Costs,
     may_share: Callable[[ParkedCall], bool] = lambda call: True,
 ) -> list[Choice]:
-    """Choose the forwards that run next: one, or where weights are streamed those of one sweep.
+    """Choose the forwards that run next: one, or with streamed weights those of one sweep.
 
     Args:
         policy: chooses each forward.
         parked: calls waiting, in any order; no two with the same `order`.
-        waiting_s: predicted work of requests that are not running yet.
+        waiting_s: predicted work of queued requests.
         now_s: engine clock.
-        costs: seconds of forwards, and of copying weights.
-        may_share: whether a call can pause for others in the middle of its forward.
+        costs: seconds of forwards, and of weight copies.
+        may_share: whether a call can pause in the middle of its forward.
 
     Returns:
-        Forwards in the order in which they were chosen, all of one component if there are
-        several; empty only if nothing is parked.
+        Forwards in the order of choice, all of one component if there are several; empty only
+        if no call is parked.
     """
 
     def choose(calls: Sequence[ParkedCall]) -> Choice:
@@ -75,7 +75,7 @@ def choose_sweep(
 
 
 def sweep_s(choices: Sequence[Choice], costs: Costs) -> float:
-    """Seconds that the chosen forwards take together."""
+    """Total seconds of the chosen forwards."""
     compute_s = sum(_compute_s(costs, choice) for choice in choices)
     return max(costs.stream_s(choices[0].calls[0].kind), compute_s) if choices else 0.0
 
@@ -83,15 +83,15 @@ def sweep_s(choices: Sequence[Choice], costs: Costs) -> float:
 def step_seconds(
     costs: Costs, kind: CallKind, rows: int, *, most_rows: int, most_running: int
 ) -> list[float]:
-    """Seconds of a step by the requests that share it: entry n - 1 is for n of them.
+    """Seconds of a step by the number of requests that share it: entry n - 1 is for n requests.
 
-    As many as fit into one forward; where weights are streamed as many as run at a time, since all
-    their forwards share the copies.
+    Up to one full forward; with streamed weights up to `most_running` requests, as all their
+    forwards share the copies.
 
     Args:
-        rows: of each request's call.
-        most_rows: of a forward.
-        most_running: requests.
+        rows: rows of each request's call.
+        most_rows: max rows of a forward.
+        most_running: max running requests.
     """
     stream_s, full = costs.stream_s(kind), max(1, most_rows // rows)
     full_s = costs.compute_s(kind, full * rows)
@@ -108,9 +108,9 @@ def _compute_s(costs: Costs, choice: Choice) -> float:
 
 
 def _newcomers(parked: Sequence[ParkedCall], costs: Costs) -> list[ParkedCall]:
-    """Calls of encoders, if the next sweep has room for those who wait for them.
+    """Calls of encoders, if the next sweep has room for their requests.
 
-    A policy may let them wait where a forward has no room; here that is not the question.
+    A policy may delay encodes while a forward has no room; a sweep with room needs them now.
     """
     denoise = [call for call in parked if call.phase == "denoise"]
     stream_s = min((costs.stream_s(call.kind) for call in denoise), default=0.0)
@@ -124,12 +124,12 @@ def _is_dated(choice: Choice) -> bool:
 
 
 def _pays(more_s: float, compute_s: float, stream_s: float, calls: int) -> bool:
-    """Whether a call is hidden by the copies, or is done at no lower rate than the others."""
+    """Whether the copies hide a call, or it does not lower the completion rate."""
     return compute_s + more_s <= stream_s or calls * more_s <= stream_s
 
 
 def _hidden(calls: Sequence[ParkedCall], left_s: float, costs: Costs) -> list[ParkedCall]:
-    """As many calls as the copies hide, those that wait longest first: no deadline suffers."""
+    """The oldest calls that the copies hide entirely, so that no deadline suffers."""
     hidden = []
     for call in sorted(calls, key=lambda call: call.order):
         left_s -= costs.compute_s(call.kind, call.rows)

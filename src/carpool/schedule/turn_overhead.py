@@ -1,7 +1,7 @@
-"""Overhead of a turn of the loop beside its forward: a fixed part, and a part for each call.
+"""Overhead of a loop turn outside its forward: a fixed part, and a part for each call.
 
-The fixed part does not grow with the calls, so sharing a turn saves it; that counts where forwards
-are short. Each part is the median of the last turns.
+Calls that share a turn share the fixed part; that matters for short forwards. Each part is the
+median of the last turns.
 """
 
 import statistics
@@ -21,13 +21,13 @@ class TurnOverhead:
     """The overhead of turns of one kind of call."""
 
     _loop: deque[float] = field(default_factory=_empty)
-    _samples: deque[float] = field(default_factory=_empty)  # a call
-    _until: int = 0  # turns until the medians are taken again
+    _samples: deque[float] = field(default_factory=_empty)  # seconds per call
+    _until: int = 0  # turns until the medians are recomputed
     loop_s: float = 0.0
     own_s: float = 0.0
 
     def learn(self, loop_s: float, own_s: float) -> None:
-        """Take notice of a turn; `own_s` is for each call."""
+        """Record a turn; `own_s` is per call."""
         self._loop.append(loop_s)
         self._samples.append(own_s)
         self._until -= 1

@@ -1,19 +1,19 @@
-"""The width rule: how many calls of one key share a forward, by the mean of rounds.
+"""The width rule: the number of calls in a forward that minimises the mean completion time.
 
-With n requests' worth of work in the engine, of which w share a forward in t(w) seconds a step, the
-work is done in rounds of w, and the mean request is done after (n + w) / 2 of them times t(w) / w.
-The width with the least mean is taken: 1 when rows gain nothing and few wait, the widest that gains
-anything when many wait. n counts the requests that are there and those that are likely to come
-before the engine is empty (`arrivals.py`).
+Let the engine hold n requests' worth of work, and let w of them share a forward of t(w) seconds a
+step. The work runs in rounds of w, and the mean completion time is (n + w) / 2 times t(w) / w. The
+rule takes the width with the least mean: 1 when rows gain nothing and the queue is short, the
+widest with any gain when it is long. n counts the requests in the engine and those likely to arrive
+before it is empty (`arrivals.py`).
 
-The engine's `continuous` and the fleet's router use the same function. The rule is our own:
+The engine's `continuous` and the fleet's router use this function. The rule is our own:
 ARCHITECTURE.md.
 """
 
 from collections.abc import Iterable
 from math import inf
 
-LONG_QUEUE = 20  # requests: with so many, every row that gains anything is worth it
+LONG_QUEUE = 20  # requests: in a longer queue any gain of a row justifies it
 
 
 def best_width(
@@ -23,14 +23,14 @@ def best_width(
     *,
     is_burst: bool = False,
 ) -> int:
-    """The number of calls with the least mean of rounds.
+    """The number of calls with the least mean completion time.
 
     Args:
-        turns: rows and seconds of a turn of 1 call, of 2 calls, and so on.
+        turns: rows and seconds of a turn of 1 call, 2 calls, and so on.
         backlog: work in the engine, in requests like these.
-        min_gain: a row more must raise the requests a second by this part, unless many wait.
-        is_burst: no others are expected before these are done. Then every gain counts, and the end
-            of the last request, n rounds of t(w) / w, counts 15 times as much as the mean.
+        min_gain: one more row must raise the throughput by this share, unless the queue is long.
+        is_burst: no arrivals are expected before these calls are done. Then every gain counts, and
+            the end of the last request, n rounds of t(w) / w, counts 15 times as much as the mean.
     """
     queue = 16 * backlog if is_burst else backlog
     width, least_s, throughput, gainful_rows = 1, inf, 0.0, 0

@@ -1,4 +1,4 @@
-"""Autoencoders of pictures, video and sound."""
+"""Autoencoders of images, video and audio."""
 
 from carpool.engine.specs.rules import STACK, UNUSED, Spec
 
@@ -7,12 +7,12 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("AutoencoderKL", "encode"): Spec(rows="x", rules={"x": STACK}, casts=True),
     ("AutoencoderKL", "decode"): Spec(
         rows="z",
-        rules={"z": STACK, "generator": UNUSED},  # Stable Diffusion 1.5 passes one
+        rules={"z": STACK, "generator": UNUSED},  # Stable Diffusion 1.5 passes `generator`
         casts=True,
     ),
     ("AutoencoderKLFlux2", "encode"): Spec(rows="x", rules={"x": STACK}),
     ("AutoencoderKLFlux2", "decode"): Spec(rows="z", rules={"z": STACK}, peak=72_000),
-    # like Wan's
+    # the code of Wan's
     ("AutoencoderKLQwenImage", "encode"): Spec(rows="x", rules={"x": STACK}),
     ("AutoencoderKLQwenImage", "decode"): Spec(rows="z", rules={"z": STACK}, peak=117_000),
     ("AutoencoderDC", "encode"): Spec(rows="x", rules={"x": STACK}),
@@ -27,7 +27,7 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("AutoencoderKLLTX2Audio", "decode"): Spec(rows="z", rules={"z": STACK}),
     ("LTX2Vocoder", "forward"): Spec(rows="hidden_states", rules={"hidden_states": STACK}),
-    # keeps the last frames of each convolution on itself, but only during a call
+    # caches the last frames of each convolution on itself, only during a call
     ("AutoencoderKLWan", "encode"): Spec(rows="x", rules={"x": STACK}),
     ("AutoencoderKLWan", "decode"): Spec(
         rows="z", rules={"z": STACK}, peak=47_700

@@ -33,11 +33,11 @@ _OF_ONE_REQUEST = State(state_key=lambda _: None)
 def own_positions(
     module: Any, batch: Sequence[Mapping[str, Any]], rows: Sequence[int]
 ) -> Iterator[None]:
-    """Qwen-Image-2.1 places a picture after its prompt: give each call the places of its own."""
+    """Qwen-Image-2.1 positions an image after its prompt: use each call's own positions."""
     shapes, is_cached = batch[0]["img_shapes"][0], batch[0].get("kv_cache_mode") == "cached"
 
     def places(rope: Any, args: Any, kwargs: Any, first: Tensor) -> Any:
-        if not is_cached or args[0] is not shapes:  # another forward's
+        if not is_cached or args[0] is not shapes:  # a call in another forward
             return None
         target, own = math.prod(shapes[-1]), []
         for mask in [arguments["img_mask"] for arguments in batch]:
@@ -54,7 +54,7 @@ def own_positions(
 
 
 class _GlmCaches(Own):
-    """GLM-Image's caches of pictures to edit are only read and written in calls with the prompt."""
+    """GLM-Image reads and writes its caches of input images only in calls with the prompt."""
 
     def form(self, value: Any) -> Hashable:
         modes = {layer.mode for layer in value.caches}
@@ -68,17 +68,17 @@ class _GlmCaches(Own):
 
 
 def _first_row(ids: Any) -> Hashable:
-    """OmniGen takes the places of all rows from the first, and their scale from the last place."""
+    """OmniGen takes the positions of all rows from the first, the scale from the last position."""
     return int(ids.max()), *ids.reshape(-1, ids.shape[-1])[0].tolist()
 
 
 def _sizes(entries: Any) -> Hashable:
-    """Control of Z-Image is padded to the widest row, and comes back so."""
+    """Z-Image pads control inputs to the widest row, and returns them padded."""
     return tuple(sorted({tuple(entry.shape) for entry in entries}))
 
 
 def _lengths(texts: Any) -> Hashable:
-    """As `_sizes`: Z-Image pads each text to 32 tokens."""
+    """Like `_sizes`: Z-Image pads each text to a multiple of 32 tokens."""
     return max(-(-len(text) // 32) for text in texts)
 
 
@@ -120,7 +120,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "hidden_states": STACK,  # (rows, 128, H / 16, W / 16)
             "timestep": STACK,  # (rows,), 0-1000
             "text_bth": Pad(mask="text_lens"),  # (rows, text tokens, 2560)
-            "text_lens": STACK,  # (rows,): the rest is masked, and places the picture
+            "text_lens": STACK,  # (rows,): masks the rest, and positions the image
         },
     ),
     ("FluxTransformer2DModel", "forward"): Spec(
@@ -142,7 +142,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         rules={
             "hidden_states": STACK,  # (rows, image tokens, 64)
             "controlnet_cond": STACK,  # (rows, image tokens, 64), or (rows, 3, H, W)
-            "controlnet_mode": STACK,  # (rows, 1), only of a union of several
+            "controlnet_mode": STACK,  # (rows, 1), only for a union of several
             "conditioning_scale": FACTOR,
             "timestep": STACK,  # (rows,), 0-1
             "guidance": STACK,  # (rows,) or None
@@ -155,13 +155,13 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("Flux2Transformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, image tokens, 128), of reference images too
+            "hidden_states": STACK,  # (rows, image tokens, 128), with reference images
             "timestep": STACK,  # (rows,), 0-1
             "guidance": STACK,  # (rows,), or None for models without guidance embedding
             "encoder_hidden_states": STACK,  # (rows, text tokens, 15360): no mask, never padded
-            "txt_ids": SHARE,  # (rows, text tokens, 4), of which row 0 is read
-            "img_ids": SHARE,  # (rows, image tokens, 4), of which row 0 is read
-            # keys and values of reference tokens: made by the first forward, read by all others
+            "txt_ids": SHARE,  # (rows, text tokens, 4): only row 0 is read
+            "img_ids": SHARE,  # (rows, image tokens, 4): only row 0 is read
+            # keys and values of reference tokens: the first forward makes them, others read them
             "kv_cache": Own(unread=("num_ref_tokens",)),
         },
     ),
@@ -170,11 +170,11 @@ SPECS: dict[tuple[str, str], Spec] = {
         rules={
             "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
             "timestep": STACK,  # (rows,), 0-1000
-            # (rows, text tokens, 1472): what the prompt quotes. Never padded: no mask is passed,
-            # and the model's own, zeros and ones added to the scores, hides nothing
+            # (rows, text tokens, 1472): the quoted text. Never padded: no mask is passed, and the
+            # model's own mask, zeros and ones added to the scores, hides nothing
             "encoder_hidden_states": STACK,
             "prior_token_id": STACK,  # (rows, image tokens)
-            "prior_token_drop": STACK,  # (rows, image tokens): without the prompt, true
+            "prior_token_drop": STACK,  # (rows, image tokens): true without the prompt
             "target_size": STACK,  # (rows, 2)
             "crop_coords": STACK,  # (rows, 2)
             "kv_caches": _GlmCaches(),
@@ -221,7 +221,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
             "timestep": STACK,  # (rows,), 0-1
             "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, 256, 2304)
-            # (rows, 256): its sums place the picture
+            # (rows, 256): its sums position the image
             "encoder_attention_mask": Pad(mask="encoder_attention_mask", places=True),
         },
     ),
@@ -230,33 +230,33 @@ SPECS: dict[tuple[str, str], Spec] = {
         rules={
             "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
             "timestep": STACK,  # (rows,), 0-1
-            "input_ids": STACK,  # (rows, text tokens): no longer than its own
+            "input_ids": STACK,  # (rows, text tokens): padding would need masks
             "attention_mask": STACK,  # (rows, tokens, tokens)
             "position_ids": Keyed(STACK, _first_row),  # (rows, tokens)
-            # of pictures to edit: by the number of their row
+            # input images: keyed by the number of their row
             "input_img_latents": State(lambda latents: None if latents else "no picture"),
         },
     ),
     ("QwenImageTransformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, image tokens, 64), of reference images too
+            "hidden_states": STACK,  # (rows, image tokens, 64), with reference images
             "timestep": STACK,  # (rows,), 0-1
             "encoder_hidden_states": _QWEN_TEXT,  # (rows, text tokens, 3584)
             "encoder_hidden_states_mask": _QWEN_TEXT,  # (rows, text tokens), or None: all ones
-            "additional_t_cond": STACK,  # (rows,), of layered models
-            # img_shapes, a flag: [[(frames, height, width), ...]], of which the first entry is read
+            "additional_t_cond": STACK,  # (rows,), for layered models
+            # img_shapes, a flag: [[(frames, height, width), ...]]; only the first entry is read
         },
     ),
     ("QwenImage21Transformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, image tokens, 64), of pictures to edit too
-            "timestep": Own(if_exact=True),  # (rows,), 0-1; time 0 of the prompt is put after it
-            # (rows, text tokens, 4096), read by the first forward alone: no mask, never padded
+            "hidden_states": STACK,  # (rows, image tokens, 64), with input images
+            "timestep": Own(if_exact=True),  # (rows,), 0-1; the prompt's time 0 is appended
+            # (rows, text tokens, 4096), read only by the first forward: no mask, never padded
             "encoder_hidden_states": Prefix(STACK),
-            "encoder_hidden_states_mask": _OF_ONE_REQUEST,  # of texts that a request pads
-            "img_mask": Prefix(SHARE),  # (1, tokens), of which row 0 is read
+            "encoder_hidden_states_mask": _OF_ONE_REQUEST,  # only where one request pads texts
+            "img_mask": Prefix(SHARE),  # (1, tokens): only row 0 is read
             "kv_cache": Own(),
         },
         within=own_positions,
@@ -275,7 +275,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         rules={
             "hidden_states": STACK,  # (rows, 32, H / 32, W / 32)
             "timestep": STACK,  # (rows,)
-            "guidance": STACK,  # (rows,), only of SANA Sprint
+            "guidance": STACK,  # (rows,), SANA Sprint only
             "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, <= 300, 2304)
             "encoder_attention_mask": Pad(mask="encoder_attention_mask"),  # (rows, <= 300)
             "controlnet_block_samples": STACKS,  # each (rows, image tokens, width)
@@ -291,11 +291,11 @@ SPECS: dict[tuple[str, str], Spec] = {
             "added_cond_kwargs": {  # SDXL; else None
                 "text_embeds": STACK,  # (rows, 1280)
                 "time_ids": STACK,  # (rows, 6)
-                "image_embeds": STACKS,  # of each IP-adapter (rows, pictures, 1024)
+                "image_embeds": STACKS,  # one per IP-adapter (rows, images, 1024)
             },
-            "down_block_additional_residuals": STACKS,  # of a ControlNet, one a layer
+            "down_block_additional_residuals": STACKS,  # from a ControlNet, one a layer
             "mid_block_additional_residual": STACK,
-            "down_intrablock_additional_residuals": STACKS,  # of a T2I-adapter
+            "down_intrablock_additional_residuals": STACKS,  # from a T2I-adapter
         },
     ),
     ("ZImageControlNetModel", "forward"): Spec(

@@ -1,10 +1,10 @@
-"""A table guessed from shapes, for a class that has none.
+"""Guess a table from shapes, for a class without one.
 
-The rows of a call are axis 0 of its main input. A tensor with as many entries stacks; one with a
-multiple of them, by an axis of the main input, has that axis folded into its rows (the frames of
-AnimateDiff); any other is shared. Lists of tensors likewise, and deeper ones are shared; plain
-values are flags, which must be equal; lengths are never padded. A guess proves nothing: see
-`probation.py`.
+The rows of a call are axis 0 of its main input. A tensor of equal length stacks; if its length is
+a multiple, by an axis of the main input, that axis is folded into its rows (the frames of
+AnimateDiff); other tensors are shared. The same goes for lists of tensors; deeper nesting is
+shared; plain values are flags, which must be equal; lengths are never padded. A guess proves
+nothing: see `probation.py`.
 """
 
 import inspect
@@ -29,15 +29,15 @@ MAIN_INPUTS = (
     "inputs_embeds",
     "image_latents",
 )
-GUESSES = (SCALAR, STACK, STACKS, CONCAT, SHARE)  # the first that an argument resembles
+GUESSES = (SCALAR, STACK, STACKS, CONCAT, SHARE)  # first match wins
 
 
 def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | None:
-    """Guess how calls with such arguments fuse; None where nothing has rows.
+    """Guess how calls with such arguments fuse; None if no argument has rows.
 
     Args:
         arguments: of one call, by name.
-        shared: names of tensors that are not to be stacked, because that guess was wrong.
+        shared: names of tensors to share because stacking them proved wrong.
     """
     tensors = {n: v for n, v in arguments.items() if isinstance(v, Tensor) and v.ndim}
     main = next((name for name in MAIN_INPUTS if name in tensors), next(iter(tensors), None))
@@ -53,9 +53,9 @@ def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | 
 
 
 def reads_caches(pipeline: type) -> bool:
-    """Whether a pipeline may read the key-value caches that its language models give.
+    """Whether a pipeline may read the key-value caches that its language models return.
 
-    One of diffusers' does if code of its package names them; of any other it is not known.
+    For diffusers' pipelines: whether their package mentions them. For others: assumed.
     """
     if not pipeline.__module__.startswith("diffusers.pipelines."):
         return True
@@ -64,10 +64,10 @@ def reads_caches(pipeline: type) -> bool:
 
 
 def covers(spec: Spec, arguments: Mapping[str, Any]) -> bool:
-    """Whether a table says what each tensor of a call means.
+    """Whether a table defines the meaning of each tensor of a call.
 
-    A class serves several pipelines: diffusers' UNet gets a tensor from Kandinsky 2.2 under a name
-    that lists have in the table, and a hint that it does not name.
+    One class serves several pipelines: Kandinsky 2.2 passes diffusers' UNet a tensor where the
+    table expects lists, and a hint that the table lacks.
     """
     return all(spec.rule(name).covers(value) for name, value in arguments.items())
 

@@ -1,4 +1,4 @@
-"""The rules for what each call keeps for itself: keys and values of different lengths, say."""
+"""Rules for arguments private to each call, such as keys and values of different lengths."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from carpool.engine.specs.rule import JoinContext, KeyContext, NoTest, RowMark, 
 
 @dataclass(frozen=True, slots=True)
 class Own(Rule):
-    """Tensors, or an object with some, that each call keeps for itself.
+    """Tensors, or an object that holds some, private to each call.
 
-    A forward reads and writes those of all calls; see `per_call`. Their lengths may differ.
+    A forward reads and writes those of all its calls; see `per_call`. Their lengths may differ.
     """
 
     unread: tuple[str, ...] = ()  # attributes that may differ
-    if_exact: bool = False  # else it stacks: beside other rows, which change its bits
+    if_exact: bool = False  # private in exact numerics only, else stacked, which changes bits
     name: ClassVar[str] = "own"
     mark: ClassVar[RowMark] = ""
     varies: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class Own(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Prefix(Rule):
-    """Fuses by `rule` until its keys and values are cached; then only its length is read."""
+    """Fuses by `rule` until its keys and values are cached; after that only its length is read."""
 
     rule: Rule
     name: ClassVar[str] = "prefix"

@@ -21,16 +21,16 @@ from carpool.engine.specs.rules import STACK
 
 @dataclass(frozen=True, slots=True)
 class Pad(Rule):
-    """Stack, with zeros after the shorter ones along `axis`, where calls bring a mask.
+    """Stack texts of different lengths: zeros fill the shorter ones along `axis`, under a mask.
 
-    The mask, (rows, length) with zeros for what is to be ignored, has this rule too, or STACK
-    where it holds lengths instead. Calls that bring no mask only fuse with calls of their own
-    length, unless one may be made for them.
+    The mask, (rows, length) with zeros at positions to ignore, has this rule too, or STACK
+    where it holds lengths instead. Calls without a mask fuse only with calls of equal length,
+    unless `makes_mask` is set.
     """
 
     mask: str  # name of the mask argument
     axis: int = 1
-    cut: tuple[str, ...] = ()  # fields of the output that carry the axis (as axis 1): cut back
+    cut: tuple[str, ...] = ()  # output fields with the padded axis as axis 1: cut back
     makes_mask: bool = False  # where lengths differ, a missing mask becomes ones, int64
     places: bool = False  # packed mask: must be equal in exact numerics
     word: ClassVar[str] = "tensor"
@@ -45,10 +45,10 @@ class Pad(Rule):
             return context.digests.of(value)
         arguments, lengths = context.arguments, [*shape]
         if self.makes_mask or arguments.get(self.mask) is not None:
-            is_tuple = arguments.get("return_dict") is False  # has no names to cut back by
+            is_tuple = arguments.get("return_dict") is False  # a tuple has no field names for `cut`
             can_pad = not (self.cut and is_tuple) and not context.is_exact
             if can_pad and self.axis and shape[self.axis - 1]:
-                lengths[self.axis - 1] = -1  # 0 stays: all of its padding would be hidden
+                lengths[self.axis - 1] = -1  # an empty text stays empty: padding would mask it all
         return dtype, device, tuple(lengths)
 
     def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
@@ -70,14 +70,14 @@ class Pad(Rule):
         )
 
     def align(self, name: str, batch: CallArguments, defaults: Mapping[str, Any]) -> None:
-        """Where lengths differ, give calls without a mask one of ones."""
+        """Where lengths differ, add masks of ones to calls without a mask."""
         if not self.makes_mask or name == self.mask or batch[0].get(name) is None:
             return
         values = [arguments[name] for arguments in batch]
         masks = [arguments.get(self.mask) for arguments in batch]
         if all(mask is None for mask in masks):
             if len({value.shape[self.axis] for value in values}) == 1:
-                return  # no mask, as alone: other kernels are not as exact
+                return  # no mask, as alone: masked kernels round differently
             dtype = torch.int64
         else:
             dtype = next(mask.dtype for mask in masks if mask is not None)
@@ -88,7 +88,7 @@ class Pad(Rule):
             arguments[self.mask] = mask.to(dtype)
 
     def divide(self, values: Sequence[Any], answers: list[Any]) -> list[Any]:
-        """Take the padding off the output fields that carry the padded axis."""
+        """Remove the padding from the output fields with the padded axis."""
         if not self.cut or values[0] is None:
             return answers
         lengths = [value.shape[self.axis] for value in values]

@@ -1,8 +1,8 @@
 """Tables of other packages: entry points of the group `carpool.specs`.
 
-Each names a dict {(class name, method): Spec}, as in the modules beside this one. It is trusted as
-those are: prove it with `carpool check`. A class that Carpool has a table for keeps that one. An
-entry point that cannot be loaded, or is no such dict, is a warning; the others are still used.
+Each names a dict {(class name, method): Spec}, as in this package's modules, and is trusted like
+them: prove it with `carpool check`. Carpool's own table of a class takes precedence. An entry
+point that cannot be loaded, or is no such dict, is a warning; the others are still used.
 """
 
 import logging
@@ -26,7 +26,7 @@ def spec_of(class_name: str, method: str) -> Spec | None:
 
 @cache
 def added_specs() -> Mapping[tuple[str, str], Spec]:
-    """The tables of all entry points, the first by name where two have the same."""
+    """The tables of all entry points; for duplicates, the first entry point by name."""
     specs: dict[tuple[str, str], Spec] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         for name, spec in _loaded(entry).items():
@@ -40,7 +40,7 @@ def added_specs() -> Mapping[tuple[str, str], Spec]:
 def _loaded(entry: EntryPoint) -> Mapping[tuple[str, str], Spec]:
     try:
         tables: Any = entry.load()
-    except (Exception, SystemExit) as error:  # whatever a foreign module raises
+    except (Exception, SystemExit) as error:  # a foreign module may raise anything
         reason = f"{type(error).__name__}: {error}"
     else:
         if isinstance(tables, Mapping) and all(_is_table(*item) for item in tables.items()):

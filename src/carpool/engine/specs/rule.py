@@ -1,8 +1,8 @@
-"""A word of the tables: a class with all that the engine asks of an argument.
+"""A rule of the tables: a class with all operations that the engine needs for an argument.
 
-That is its part of the fuse key (`key`), a quick test of a later argument (`same`), how arguments
-of several calls are joined (`join`) and their answers divided (`divide`), how evidence names it
-(`describe`), what the exact mode follows (`mark`), which arguments look like it (`resembles`).
+Those are its part of the fuse key (`key`), a quick test of a later argument (`same`), the join of
+several calls' arguments (`join`), the division of their answers (`divide`), its name in evidence
+(`describe`), its mark for the exact mode (`mark`), and matching arguments (`resembles`).
 """
 
 import weakref
@@ -17,20 +17,20 @@ from torch import Tensor
 from carpool.engine.digests import Digests, Unfusable, flag
 from carpool.engine.stacks import Stacks
 
-MAX_TESTS = 4096  # kept for all requests: one that a request has just used is in the cache
+MAX_TESTS = 4096  # shared by all requests; tests in recent use stay cached
 PLAIN = (bool, int, float, str, type(None))
 
 TensorForm = tuple[torch.Size, torch.dtype, torch.device]
 SameTensor = tuple[weakref.ref[Tensor], int]
 Test = TensorForm | SameTensor | Callable[[Any], bool]
-"""A quick test whether an argument fuses as an earlier one did: data for tensors."""
+"""A quick test whether an argument fuses like an earlier one; plain data for tensors."""
 RowMark = Literal["rows", "row", ""]
 CallArguments = Sequence[dict[str, Any]]  # the arguments of each call
 Leaf = tuple["Rule", str, Any, Sequence[Any]]  # see `Rule.leaves`
 
 
 class NoTest(Exception):
-    """No cheap test tells whether such an argument has changed."""
+    """There is no cheap test for a change of such an argument."""
 
 
 def passes(test: Test, value: Any) -> bool:
@@ -56,7 +56,7 @@ def same_value(typed: tuple[type, Any]) -> Callable[[Any], bool]:
 
 def same_tensor(value: Any) -> Test:
     if not isinstance(value, Tensor) or value.is_inference():
-        raise NoTest  # it does not count its versions: a change would go unseen
+        raise NoTest  # it has no version counter: a change would go unseen
     return weakref.ref(value), value._version
 
 
@@ -65,36 +65,36 @@ TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a 
 
 @dataclass(frozen=True, slots=True)
 class KeyContext:
-    """The call of an argument, and what its key is made with."""
+    """The call of an argument, and the tools to make its key."""
 
     rows: int
     arguments: Mapping[str, Any]
     digests: Digests
     is_exact: bool  # lengths are not padded
-    is_followed: bool  # its code runs here, operation by operation
+    is_followed: bool  # torch functions run one by one here, not compiled or elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class JoinContext:
-    """The rows of each call, and what their arguments are joined with."""
+    """The rows of each call, and the tools to join their arguments."""
 
     rows: Sequence[int]
     device: torch.device
     stacks: Stacks
-    arguments: Mapping[str, Any]  # of the first call
+    arguments: Mapping[str, Any]  # arguments of the first call
     is_exact: bool
 
 
 class Rule:
-    """A word; this one is for a tensor with one entry a row on axis 0."""
+    """A rule; the default is for a tensor with one entry a row on axis 0."""
 
     name: ClassVar[str] = "stack"
-    word: ClassVar[str] = "stack"  # of its tensors, in the text of evidence
-    mark: ClassVar[RowMark] = "rows"  # a joined one holds all rows, or lists one
-    varies: ClassVar[bool] = True  # in its content, from call to call
+    word: ClassVar[str] = "stack"  # its tensors in evidence texts
+    mark: ClassVar[RowMark] = "rows"  # a joined tensor holds all rows; a list, one tensor a row
+    varies: ClassVar[bool] = True  # its content varies between calls
 
     def key(self, value: Any, context: KeyContext) -> Hashable:
-        """The part of the fuse key of an argument that is not None: all that must be equal.
+        """The fuse-key part of an argument that is not None: all properties that must be equal.
 
         Raises:
             Unfusable, AttributeError, TypeError: the rule does not cover such a value.
@@ -104,7 +104,7 @@ class Rule:
         return value.dtype, value.device, tuple(value.shape[1:])
 
     def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
-        """Whether calls that leave this argument out, or pass another, may share its forward."""
+        """Whether a call with this argument may share a forward with calls that lack or vary it."""
         return False
 
     def key_part(self, value: Any, context: KeyContext) -> Hashable:
@@ -112,22 +112,22 @@ class Rule:
         return None if value is None else self.key(value, context)
 
     def text(self) -> str:
-        """The rule in a list of tables."""
+        """The name of the rule in a list of tables."""
         return self.name
 
     def covers(self, value: Any) -> bool:
-        """Whether the rule says what each tensor of an argument means."""
+        """Whether the rule defines the meaning of each tensor of an argument."""
         return not (isinstance(value, Mapping) and holds_tensors(value))
 
     def resembles(self, name: str, value: Any, lead: Tensor) -> bool:
-        """Whether an argument looks as this rule has it, beside the main input of its call."""
+        """Whether an argument matches this rule, judged against the main input of its call."""
         return isinstance(value, Tensor) and bool(value.ndim) and len(value) == len(lead)
 
     def same(self, value: Any) -> Test:
-        """Whether another value gives the same part of a fuse key as this one.
+        """A test whether another value gives the same fuse-key part as this one.
 
         Raises:
-            NoTest: that cannot be told quickly.
+            NoTest: there is no quick test.
         """
         if isinstance(value, PLAIN):
             return same_value((type(value), value))
@@ -141,10 +141,10 @@ class Rule:
         return value.shape, value.dtype, value.device
 
     def align(self, name: str, batch: CallArguments, defaults: Mapping[str, Any]) -> None:
-        """Add what calls leave out and others of their forward have, before they are joined."""
+        """Before the join: add arguments that some calls of a forward lack and others have."""
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
-        """One argument of those of several calls, none of which is None."""
+        """Join the arguments of several calls into one; none is None."""
         return context.stacks.join(values)
 
     def fuse(self, values: Sequence[Any], context: JoinContext) -> Any:
@@ -153,14 +153,14 @@ class Rule:
         return first if first is None or len(values) == 1 else self.join(values, context)
 
     def give_back(self, joined: Any, values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Put what a forward wrote into a joined argument into each call's own one."""
+        """Copy a forward's writes in a joined argument back to the argument of each call."""
 
     def divide(self, values: Sequence[Any], answers: list[Any]) -> list[Any]:
-        """The answers of several calls, as each gets it alone with its argument."""
+        """Adjust the answers to each call's own argument, as if the call had run alone."""
         return answers
 
     def copy_of(self, value: Any) -> Any:
-        """The argument for a forward that answers no request: it may change it."""
+        """The argument for a trial forward, which may modify it."""
         return value
 
     def entry(self, name: Any) -> "Rule":
@@ -168,11 +168,11 @@ class Rule:
         return FLAG
 
     def leaves(self, name: str, value: Any, values: Sequence[Any]) -> Iterator[Leaf]:
-        """The rules, names, joined values and values by call of an argument's entries."""
+        """The rules, names, joined values and values by call of an argument's leaf entries."""
         yield self, name, value, values
 
     def describe(self, value: Any) -> tuple[str, str]:
-        """The type of an argument, and its size, as text: under it evidence is kept."""
+        """The type and the size of an argument, as texts: the key of its evidence."""
         if isinstance(value, Tensor):
             shape = self._shape(value) if value.ndim else value.shape
             dtype = str(value.dtype).removeprefix("torch.")
@@ -192,7 +192,7 @@ class Rule:
 
 
 class First(Rule):
-    """An argument of which a forward gets that of its first call."""
+    """A rule that passes the argument of the first call."""
 
     word = "tensor"
     mark = ""
@@ -203,7 +203,7 @@ class First(Rule):
 
 
 class Flag(First):
-    """A plain value, equal in all calls of a forward: the rule of what a table does not name."""
+    """A plain value, equal in all calls of a forward: the rule of arguments without a rule."""
 
     name = "flag"
 
@@ -221,7 +221,7 @@ FLAG = Flag()
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether a value is a tensor, or a list, tuple or dict with one in it, however deep."""
+    """Whether a value is a tensor, or a list, tuple or dict with one at any depth."""
     if isinstance(value, (list, tuple, Mapping)):
         entries = value.values() if isinstance(value, Mapping) else value
         return any(holds_tensors(entry) for entry in entries)
@@ -229,7 +229,7 @@ def holds_tensors(value: Any) -> bool:
 
 
 def is_tensor_list(value: Any) -> bool:
-    """Whether a value is a list or tuple of tensors, not an empty one."""
+    """Whether a value is a non-empty list or tuple of tensors."""
     is_list = isinstance(value, (list, tuple)) and bool(value)
     return is_list and all(isinstance(entry, Tensor) for entry in value)
 

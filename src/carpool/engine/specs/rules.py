@@ -1,6 +1,6 @@
-"""The words that the tables are written in: what an argument means, and so how it fuses.
+"""The rules that the tables use: the meaning of an argument, and so how it fuses.
 
-Each is a class or an object with all that the engine asks of an argument; see `rule.py`.
+Each is a class or an object with all operations for an argument; see `rule.py`.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -175,7 +175,7 @@ class Factor(Unused):
     name = "factor"
 
     def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
-        # a product of sums is not to the bit the sum of products
+        # to the bit, a product of sums differs from a sum of products
         return type(value) in (int, float) and not context.is_exact
 
     def same(self, value: Any) -> Test:
@@ -197,11 +197,11 @@ class Factor(Unused):
 
 @dataclass(frozen=True, slots=True)
 class State(Rule):
-    """An object with a state of its own, of which the first call's is passed.
+    """An object with internal state; the first call's is passed.
 
-    `state_key` gives the part that must be equal, or None for a state that belongs to one request.
-    A state that the forward changes says how the objects of several calls are passed
-    (`joined`), and how one is copied for a forward that answers nobody (`copied`).
+    `state_key` returns the part that must be equal, or None for state that belongs to one
+    request. If the forward changes the state, `joined` combines the objects of several calls,
+    and `copied` copies one for a trial forward.
     """
 
     state_key: Callable[[Any], Hashable | None]
@@ -231,7 +231,7 @@ class State(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Keyed(Rule):
-    """Fuses by `rule` with calls whose `part` is equal: a forward reads it of some rows for all."""
+    """Fuses by `rule` among calls with equal `part`: a forward applies one row's part to all."""
 
     rule: Rule
     part: Callable[[Any], Hashable]
@@ -257,7 +257,7 @@ class Keyed(Rule):
 
 @dataclass(frozen=True, slots=True)
 class Entries(Rule):
-    """A dict, with a rule for each of its entries. In tables it is written as a dict."""
+    """A dict with a rule for each of its entries. Tables write it as a dict."""
 
     rules: Mapping[str, Rule]
     word: ClassVar[str] = "tensor"
@@ -307,7 +307,7 @@ ArgumentRule = Rule | Mapping[str, "ArgumentRule"]
 
 
 def as_rule(rule: ArgumentRule) -> Rule:
-    """A rule, as tables may write it: those of a dict's entries as a dict."""
+    """A rule as written in tables, where a dict stands for `Entries`."""
     if isinstance(rule, Rule):
         return rule
     return Entries({name: as_rule(entry) for name, entry in rule.items()})
@@ -335,19 +335,19 @@ class Spec:
 
     rows: str  # the argument whose axis 0 (or length) counts the rows of a call
     rules: Mapping[str, ArgumentRule]
-    adds: Mapping[str, Any] = field(default_factory=dict)  # arguments that skip unread output
+    adds: Mapping[str, Any] = field(default_factory=dict)  # extra kwargs: they skip unread output
     returns_list: bool = False  # lists in the output hold one entry a row, not one a layer
-    needs: tuple[str, ...] = ()  # arguments without which a call reads what its rules call UNUSED
-    unread: tuple[str, ...] = ()  # fields of the output without rows, which no pipeline reads
+    needs: tuple[str, ...] = ()  # without these arguments a call reads those marked UNUSED
+    unread: tuple[str, ...] = ()  # output fields without rows, which no pipeline reads
     is_inferred: bool = False  # guessed from shapes: see `infer.py`
     casts: bool = False  # float inputs are cast to the module's own dtype first
-    peak: int = 0  # decoders: values alive at once per latent position of a row; 0: unknown
-    # stands around a forward of several calls: (module, their arguments, their rows)
+    peak: int = 0  # decoders: peak values alive per latent position of a row; 0: unknown
+    # wraps a forward of several calls: (module, their arguments, their rows)
     within: Callable[..., AbstractContextManager[object]] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", {n: as_rule(rule) for n, rule in self.rules.items()})
 
     def rule(self, name: str) -> Rule:
-        """The rule of an argument, also of one that the table does not name."""
+        """The rule of an argument; `FLAG` where the table has none."""
         return cast("Rule", self.rules.get(name, FLAG))

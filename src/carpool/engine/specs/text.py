@@ -1,4 +1,4 @@
-"""Encoders of text, and of pictures that are read like text."""
+"""Encoders of text, and of images used as conditioning."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ _T5 = Spec(
     },
 )
 
-_DECODER = Spec(  # language models read as encoders: later tokens do not show in earlier ones
+_DECODER = Spec(  # language models as encoders: causal, so end padding changes no earlier token
     rows="input_ids",
     rules={
         "input_ids": Pad(
@@ -27,7 +27,7 @@ _DECODER = Spec(  # language models read as encoders: later tokens do not show i
 )
 
 _UNREAD = {"use_cache": False, "logits_to_keep": 1}
-# padded to a fixed length, and read all the same: never padded more
+# padded to a fixed length that the pipeline reads: never padded further
 _FLUX2 = replace(_TEXT, adds=_UNREAD)
 
 _GEMMA3 = replace(_DECODER, adds={"use_cache": False, "logits_to_keep": 1})
@@ -50,14 +50,14 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("T5EncoderModel", "forward"): _T5,
     ("UMT5EncoderModel", "forward"): _T5,  # Wan, Helios
     ("CLIPVisionModel", "forward"): _PICTURES,
-    ("CLIPVisionModelWithProjection", "forward"): _PICTURES,  # of IP-adapters
+    ("CLIPVisionModelWithProjection", "forward"): _PICTURES,  # IP-adapters
     ("Gemma2Model", "forward"): _DECODER,  # SANA
-    ("Gemma3ForConditionalGeneration", "forward"): _GEMMA3,  # LTX-2: never a picture
+    ("Gemma3ForConditionalGeneration", "forward"): _GEMMA3,  # LTX-2: never gets an image
     ("LlamaModel", "forward"): _DECODER,  # HunyuanVideo
     ("LlavaForConditionalGeneration", "forward"): _LLAVA,  # HunyuanVideo I2V
-    ("Mistral3Model", "forward"): _DECODER,  # ERNIE-Image: no mask, and never a picture
+    ("Mistral3Model", "forward"): _DECODER,  # ERNIE-Image: no mask, never gets an image
     ("Qwen3Model", "forward"): _DECODER,  # Z-Image
-    ("Mistral3ForConditionalGeneration", "forward"): _FLUX2,  # never a picture
+    ("Mistral3ForConditionalGeneration", "forward"): _FLUX2,  # never gets an image
     ("Qwen2_5_VLForConditionalGeneration", "forward"): Spec(  # Qwen-Image
         rows="input_ids",
         rules={

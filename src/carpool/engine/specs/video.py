@@ -21,13 +21,13 @@ _WAN = Spec(
         "hidden_states": STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
         "timestep": STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
         "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
-        "encoder_hidden_states_image": CONCAT,  # (rows, or 2 rows with a last picture, 257, D)
+        "encoder_hidden_states_image": CONCAT,  # (rows, or 2 rows with a last image, 257, D)
     },
 )
 
 _COSMOS = {
     "timestep": STACK,  # (rows,) or (rows, 1, frames, 1, 1)
-    "encoder_hidden_states": CONCAT,  # (rows, 512, 1024), or two such: of a text and a picture
+    "encoder_hidden_states": CONCAT,  # (rows, 512, 1024), or two such: text and image
     "condition_mask": STACK,  # (rows, 1, frames, H / 8, W / 8)
     "padding_mask": SHARE,  # (1, 1, H, W), repeated for all rows
     "attention_mask": STACK,  # (rows, text tokens)
@@ -42,7 +42,7 @@ _HUNYUAN: dict[str, ArgumentRule] = {
 
 
 def _is_blank(pictures: Any) -> bool:
-    """HunyuanVideo 1.5 hides pictures that are all zeros, if those of all rows are."""
+    """HunyuanVideo 1.5 masks images that are all zeros, only if those of all rows are."""
     return not bool(pictures.any())
 
 
@@ -51,8 +51,8 @@ _HUNYUAN3D = Spec(
     rules={
         "x": STACK,  # (rows, 3072 or 512 tokens, 64)
         "t": STACK,  # (rows,), 0-1
-        "contexts": {"main": STACK},  # (rows, tokens of the picture, 1536)
-        "guidance": STACK,  # (rows,), of distilled models
+        "contexts": {"main": STACK},  # (rows, image tokens, 1536)
+        "guidance": STACK,  # (rows,), distilled models
     },
 )
 
@@ -60,12 +60,12 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("AnyFlowFARTransformer3DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, frames, 16, H / 8, W / 8), of one chunk
+            "hidden_states": STACK,  # (rows, frames, 16, H / 8, W / 8), one chunk
             "timestep": STACK,  # (rows, frames), 0-1000
             "r_timestep": STACK,  # (rows, frames), 0-1000
             "encoder_hidden_states": STACK,  # (rows, text tokens, 4096)
             "encoder_hidden_states_image": STACK,  # (rows, 257, 1280)
-            "kv_cache": Own(),  # of each layer (2, rows, heads, tokens, D): as many as flags say
+            "kv_cache": Own(),  # per layer (2, rows, heads, tokens, D): flags fix the count
             # attention_mask, an object, in calls that fill the cache after a chunk: they run alone
         },
     ),
@@ -76,7 +76,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "encoder_hidden_states": STACK,  # (rows, 226, 4096): always padded
             "timestep": STACK,  # (rows,), 0-1000
             "timestep_cond": STACK,
-            "ofs": SHARE,  # (1,), whatever the rows
+            "ofs": SHARE,  # (1,), for any number of rows
             "image_rotary_emb": SHARE,  # two of (video tokens, 64)
         },
     ),
@@ -98,7 +98,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "hidden_states": STACK,  # (rows, 16, frames, h, w): h, w of the pyramid's stage
             "timestep": STACK,  # (rows,), 0-1000
             "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
-            "indices_hidden_states": SHARE,  # (1, frames), whatever the rows
+            "indices_hidden_states": SHARE,  # (1, frames), for any number of rows
             "indices_latents_history_short": SHARE,  # (1, 2)
             "indices_latents_history_mid": SHARE,  # (1, 2)
             "indices_latents_history_long": SHARE,  # (1, 16)
@@ -114,7 +114,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "timestep": STACK,  # (rows,), 0-1000
             "timestep_r": STACK,
             "encoder_hidden_states": STACK,  # (rows, 1000, 3584): always padded
-            "encoder_attention_mask": STACK,  # (rows, 1000): each row is put in order by itself
+            "encoder_attention_mask": STACK,  # (rows, 1000): each row is sorted by itself
             "encoder_hidden_states_2": STACK,  # (rows, 256, 1472)
             "encoder_attention_mask_2": STACK,
             "image_embeds": Keyed(STACK, _is_blank),  # (rows, 729, 1152)
@@ -126,7 +126,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             **_HUNYUAN,
             "hidden_states": STACK,  # (rows, 16, frames, H / 8, W / 8)
             "image_embeds": STACK,  # (rows, 729, 1152)
-            "indices_latents": SHARE,  # (frames,), as are the others
+            "indices_latents": SHARE,  # (frames,), like the others
             "latents_clean": STACK,
             "indices_latents_clean": SHARE,
             "latents_history_2x": STACK,
@@ -139,7 +139,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         rows="hidden_states",
         rules={**_HUNYUAN, "hidden_states": STACK},  # (rows, 16 or 33, frames, H / 8, W / 8)
     ),
-    ("LTX2VideoTransformer3DModel", "forward"): Spec(  # gives video and audio
+    ("LTX2VideoTransformer3DModel", "forward"): Spec(  # returns video and audio
         rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, video tokens, 128)
@@ -171,7 +171,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "encoder_attention_mask": STACK,  # (rows, 256): rows attend one by one
         },
     ),
-    ("LTX2TextConnectors", "forward"): Spec(  # its registers make it depend on the padding
+    ("LTX2TextConnectors", "forward"): Spec(  # its registers depend on the padding
         rows="text_encoder_hidden_states",
         rules={
             "text_encoder_hidden_states": STACK,  # (rows, text tokens, 3840 * 49)

@@ -1,1 +1,1 @@
-"""The batching rules of other engines, as policies over this one."""
+"""The batching rules of other engines, as policies of this one."""

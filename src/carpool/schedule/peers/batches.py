@@ -1,12 +1,12 @@
-"""Form whole-request batches for the modes `dynamic` and `request`, and say when each starts.
+"""Form whole-request batches for the modes `dynamic` and `request`, and compute when each starts.
 
-`dynamic`: the request that waits longest is the head; every queued request that fits joins it,
-up to the caps; one that is not full waits until its head is `--batching-delay-ms` old. `request`:
-the first requests of the queue are a wave as far as their keys are equal; one that differs blocks
-those behind.
+`dynamic`: the oldest queued request is the head; every queued request that fits joins it, up to
+the caps; a batch that is not full waits until its head is `--batching-delay-ms` old. `request`:
+the queue's longest prefix with equal keys is a wave; a request with another key blocks those
+behind it.
 
-Times come in as numbers of the engine's clock. Batches are units of
-admission only; what shares a forward, and what happens when one fails, is the engine's business.
+Times are numbers of the engine's clock. Batches are units of admission only; the engine decides
+which calls share a forward, and handles failures.
 
 Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
 """
@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from carpool.schedule.peers.compatibility import Caps, signature_difference
 from carpool.schedule.views import QueuedRequest
 
-QUIET_S = 0.05  # a wave that waits leaves when nobody came for so long,
-TOGETHER_S = 0.1  # the outputs of one request come this close to each other
-QUIET_SHARE = 0.2  # or for this part of the longest wait, whichever is shorter
+QUIET_S = 0.05  # a waiting wave starts after so long without an arrival,
+TOGETHER_S = 0.1  # the outputs of one request arrive this close to each other
+QUIET_SHARE = 0.2  # or after this share of the longest wait, if shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +32,19 @@ class Batch:
     """The head of the queue, and the requests that would run with it."""
 
     joined: tuple[int, ...]  # places in the queue behind the head
-    outputs: int  # of all, the head's included
-    is_closed: bool  # no later request could join: waiting is for nothing
+    outputs: int  # total, including the head's
+    is_closed: bool  # no later request could join: do not wait
     stop_reason: str
-    rejects: Counter[str]  # why others in the queue do not join, or why the head cannot
-    cap: int  # outputs it could have had
+    rejects: Counter[str]  # why queued requests do not join, or why the head cannot batch
+    cap: int  # max outputs
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedRequest:
     """A request with all its outputs, as both peers count requests."""
 
-    view: QueuedRequest  # its first output, with the number and the cost of all
-    numbers: tuple[int, ...]  # of its outputs
+    view: QueuedRequest  # its first output, with the totals of all outputs
+    numbers: tuple[int, ...]  # numbers of its outputs
 
 
 def grouped_requests(
@@ -52,19 +52,19 @@ def grouped_requests(
 ) -> tuple[list[GroupedRequest], float]:
     """The queue's first requests, each with all its outputs, which are queued one by one.
 
-    One whose outputs have not all come does not count yet, nor do those behind it. It is taken
-    without those that do not come within `TOGETHER_S`: they were refused, cancelled or are done.
+    A request with missing outputs blocks those behind it, at most for `TOGETHER_S`: then the
+    missing outputs were refused, cancelled or are done, and it goes without them.
 
     Args:
-        waiting: every output queued, those that wait longest first.
-        max_groups: requests.
+        waiting: every queued output, oldest first.
+        max_groups: max requests.
         now_s: engine clock.
 
     Returns:
-        The requests, and when to look again for one that is not there yet, engine clock.
+        The requests, and the time to look again for missing outputs, engine clock.
     """
     groups: dict[Hashable, list[QueuedRequest]] = {}
-    missing = 0  # outputs of those groups
+    missing = 0  # outputs still to come in these groups
     for request in waiting:
         key = request.group or request.request
         if key in groups:
@@ -91,21 +91,21 @@ def grouped_requests(
 
 
 def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_max: int) -> Batch:
-    """Choose who joins the head of the queue: whoever fits, in the order of the queue.
+    """Choose the requests that join the head of the queue: all that fit, in queue order.
 
-    Those who differ from the head are passed over and stop nobody. A head above a cap is alone.
-    The next one is taken to cost as much as the head, so a batch closes when that is too much.
+    Requests that differ from the head are skipped and block nothing. A head above a cap is alone.
+    The next request is assumed to cost as much as the head: a batch closes when that is too much.
 
     Args:
-        queue: everybody behind the head, those who wait longest first.
+        queue: the requests behind the head, oldest first.
         caps: for the head's size.
         user_max: `--batching-max-size`, outputs; 1 is off.
 
     Returns:
-        The batch as it would leave now. Its `stop_reason` says what closed it: `dynamic_disabled`,
-        `head:REASON`, `config_cap:N` where the smallest cap was reached, a rule's or the user's,
-        or `cost_budget_next:COST>MOST`. For one that is still open, what keeps it small: the
-        first reject, or `delay` where all queued have joined.
+        The batch as it would start now. `stop_reason` of a closed batch: `dynamic_disabled`,
+        `head:REASON`, `config_cap:N` for the smallest cap reached, a rule's or the user's, or
+        `cost_budget_next:COST>MOST`. Of an open batch: the first reject, or `delay` if all queued
+        requests have joined.
     """
     if user_max <= 1:
         return Batch((), head.outputs, True, "dynamic_disabled", Counter(), head.outputs)
@@ -143,19 +143,19 @@ def fill(head: QueuedRequest, queue: Sequence[QueuedRequest], caps: Caps, user_m
 
 
 def wait_until(head: QueuedRequest, batch: Batch, delay_s: float) -> float:
-    """When a batch leaves, engine clock; a past time means now.
+    """The time when a batch starts, engine clock; a past time means now.
 
-    The delay runs from the head's arrival, not from when the engine was free: under load nobody
-    waits on top.
+    The delay counts from the head's arrival, not from when the engine was free: under load it
+    adds no wait.
     """
     return head.arrived_s if batch.is_closed else head.arrived_s + delay_s
 
 
 def wave(keys: Sequence[Hashable], max_num_seqs: int) -> int:
-    """How many of the queue's first requests run as one wave.
+    """The number of requests at the head of the queue that run as one wave.
 
     Args:
-        keys: `request_key` of the requests queued, those who wait longest first.
+        keys: `request_key` of the queued requests, oldest first.
         max_num_seqs: the most, at least 1.
     """
     return sum(1 for _ in takewhile(lambda key: key == keys[0], keys[:max_num_seqs]))
@@ -169,16 +169,16 @@ def wave_deadline(
     last_arrival_s: float,
     wait_s: float,
 ) -> float:
-    """When the next wave starts, engine clock; to be asked again at every arrival.
+    """The time when the next wave starts, engine clock; recompute it at every arrival.
 
-    It waits at most `wait_s`, and less when nobody comes for 50 ms or a fifth of `wait_s`,
-    whichever is shorter. It starts at once where as many are queued as a wave may have, with
-    whatever keys.
+    It waits at most `wait_s`, and less after 50 ms or a fifth of `wait_s`, whichever is shorter,
+    without an arrival. It starts at once when the queue is as long as the largest wave, whatever
+    the keys.
 
     Args:
-        in_queue: how many requests are queued, at least 1.
-        began_s: when the engine was free and somebody was queued.
-        last_arrival_s: when the last of the queue came.
+        in_queue: queued requests, at least 1.
+        began_s: when the engine was free and the queue not empty.
+        last_arrival_s: when the last queued request arrived.
         wait_s: `--request-batch-max-wait-ms`, in seconds.
     """
     if in_queue >= max_num_seqs:

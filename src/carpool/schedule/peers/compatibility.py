@@ -1,12 +1,12 @@
 """Compatibility rules of whole-request batches: caps, costs, signatures, keys.
 
 Two batching modes form batches of whole requests. `dynamic` is SGLang-Diffusion's: a request
-that equals the head of the queue but for prompt and seed may join it, up to the caps of
-`sglang_rules.py`. `request` is vLLM-Omni's: a request with the head's key may. `batches.py` forms
-the batches.
+that equals the head of the queue except for prompt and seed may join it, up to the caps of
+`sglang_rules.py`. `request` is vLLM-Omni's: a request with the head's key may join. `batches.py`
+forms the batches.
 
-No queue, no clock. Both modes are for those who know them from there; `continuous` lets requests
-share forwards that differ in much of this.
+No queue, no clock. Both modes serve users of those engines; `continuous` fuses requests that
+differ in much of this.
 
 Source: SGLang-Diffusion 0.5.23 and vLLM-Omni 0.30, as their schedulers behave.
 """
@@ -45,14 +45,14 @@ __all__ = [
 ]
 
 Signature = Mapping[str, Hashable]
-"""What a request says, by name, as far as it decides who may share its batch."""
+"""The parameters of a request, by name, that must be equal within a batch."""
 
-PROMPTS = {"prompt", "prompt_2", "prompt_3", "prompt_4"} | {  # or what a text encoder gave for it
+PROMPTS = {"prompt", "prompt_2", "prompt_3", "prompt_4"} | {  # or their encoded embeddings
     "prompt_embeds", "pooled_prompt_embeds", "prompt_embeds_mask", "prompt_attention_mask"
 }  # fmt: skip
 NEGATIVES = {f"negative_{name}" for name in PROMPTS}
 NEGATIVE_TEXTS = {"negative_prompt", *(f"negative_prompt_{n}" for n in (2, 3, 4))}
-FIELDS = (  # that SGLang-Diffusion's requests have too, in the order in which it compares them
+FIELDS = (  # also SGLang-Diffusion's fields, in its order of comparison
     "task_type",
     "negative_prompt",
     "num_outputs_per_prompt",
@@ -71,12 +71,12 @@ FIELDS = (  # that SGLang-Diffusion's requests have too, in the order in which i
     "flow_shift",
     "lora",
 )
-RENAMED = {"frame_rate": "fps"}  # diffusers' name: its name
+RENAMED = {"frame_rate": "fps"}  # diffusers' name: SGLang-Diffusion's name
 
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """Something that cannot be compared by its content: equal to itself only."""
+    """A value without comparison by content: equal only to itself."""
 
     value: object
 
@@ -99,7 +99,7 @@ def _frozen(value: Any) -> Hashable:
 
 
 def resolution(arguments: Mapping[str, Any], default_px: Resolution | None) -> Resolution | None:
-    """The size of a request's output, from what it says and the model's default."""
+    """The size of a request's output, from its arguments and the model's default."""
     default = default_px or (None, None)
     width, height = (
         side if arguments.get(name) is None else arguments[name]
@@ -111,15 +111,15 @@ def resolution(arguments: Mapping[str, Any], default_px: Resolution | None) -> R
 def cost(
     resolution: Resolution | None, *, frames: int = 1, outputs: int = 1, vae_scale_px: int
 ) -> float:
-    """The cost of a request towards `max_cost`: latent places x frames x outputs.
+    """The cost of a request towards `max_cost`: latent positions x frames x outputs.
 
     Not seconds and not bytes. The frames are the video's own, not latent ones.
 
     Args:
-        resolution: None, where it is not known, costs nothing.
-        vae_scale_px: pixels along a side that one latent place stands for.
+        resolution: None: unknown, cost 0.
+        vae_scale_px: pixels per latent position along a side.
 
-    Source: SGLang-Diffusion's `estimate_request_cost`, as most of its pipelines have it.
+    Source: SGLang-Diffusion's `estimate_request_cost`, as in most of its pipelines.
     """
     width, height = resolution or (0, 0)
     places = math.ceil(width / vae_scale_px) * math.ceil(height / vae_scale_px)
@@ -127,13 +127,13 @@ def cost(
 
 
 def signature(request: CheckedRequest, defaults: Mapping[str, Any]) -> Signature:
-    """All that must be equal for two requests to share a dynamic batch: all but prompt and seed.
+    """All parameters that two requests of a dynamic batch must share: all but prompt and seed.
 
-    That includes the negative prompt, the number of outputs, the task and the adapters. Left out
-    is the same as said with the default's value. Tensors and objects are equal to themselves only.
+    They include the negative prompt, the number of outputs, the task and the adapters. A missing
+    parameter equals one with the default's value. Tensors and objects equal only themselves.
 
     Args:
-        defaults: what the pipeline takes for arguments that are left out, as far as it is known.
+        defaults: the pipeline's defaults for missing arguments, if known.
     """
     arguments = _given(request, defaults)
     return {
@@ -147,12 +147,12 @@ def signature(request: CheckedRequest, defaults: Mapping[str, Any]) -> Signature
 def signature_difference(first: Signature, right: Signature) -> str | None:
     """The first reason why two requests cannot share a dynamic batch, or None.
 
-    A request that brings pictures shares with nobody: not even with itself, so that a head is
-    checked against itself.
+    A request with input images shares with none, not even with itself: so a head is checked
+    against itself.
 
     Returns:
         `image_conditioning`, `sampling_params.FIELD` for a parameter that SGLang-Diffusion has
-        too, or `extra.diffusers_kwargs` for others; of several the one it compares first.
+        too, or `extra.diffusers_kwargs` for others; the first in its order.
     """
     if not (first.keys().isdisjoint(PICTURES) and right.keys().isdisjoint(PICTURES)):
         return "image_conditioning"
@@ -167,15 +167,15 @@ def signature_difference(first: Signature, right: Signature) -> str | None:
 
 
 def request_key(request: CheckedRequest, defaults: Mapping[str, Any]) -> Hashable:
-    """All that must be equal for two requests to share a wave of mode `request`.
+    """All parameters that two requests of a wave of mode `request` must share.
 
     All arguments, the task, the number of outputs and the adapters with their scales; of prompts,
-    pictures and latents only which ones there are; of negative prompts only whether one is used:
-    it is not empty, and `guidance_scale` is above 1. docs/scheduling.md says where vLLM-Omni's key
-    differs.
+    images and latents only their presence; of negative prompts only whether one is used: it is
+    not empty, and `guidance_scale` is above 1. docs/scheduling.md lists the differences from
+    vLLM-Omni's key.
 
     Args:
-        defaults: as for `signature`.
+        defaults: as in `signature`.
     """
     free = {*PROMPTS, *NEGATIVES, *PICTURES, "latents"}
     arguments = _given(request, defaults)

@@ -1,17 +1,17 @@
 """The log lines of `--enable-batching-metrics`: one a batch, and a summary after every fifth.
 
-The lines are those of SGLang-Diffusion 0.5.23, which its users read by machine:
+The lines are those of SGLang-Diffusion 0.5.23, which its users parse:
 
     Dynamic batch dispatch: requests=2, outputs=2/8, user_max_outputs=8, queue_wait=5.12ms, ...
     Dynamic batch stats (last 5 dispatches): avg_requests=2.80, avg_outputs=2.80, ...
 
-or, with `--batching-metrics-format docs`, those of the page about it, which are older:
+or, with `--batching-metrics-format docs`, the older ones of its documentation:
 
     Dynamic batch dispatch: size=2/8, user_max=8, queue_wait=5.12ms, stop_reason=delay
     Dynamic batch stats (last 5 dispatches): avg_size=2.80, merged_rate=60.0%, ...
 
-Counting does not depend on whether anybody prints: `summary` has the same figures since the start.
-Sizes are outputs. Knows no clock and writes nothing itself.
+Counting does not depend on logging: `summary` has the same figures since the start. Sizes are
+outputs. This module has no clock and writes nothing itself.
 """
 
 import math
@@ -33,7 +33,7 @@ class _Counts:
     dispatches: int = 0
     requests: int = 0
     outputs: int = 0
-    filled: int = 0  # outputs within the caps: a lone request above its cap fills it, no more
+    filled: int = 0  # outputs up to the cap: a lone request above its cap counts as the cap
     capacity: int = 0  # sum of the caps
     merged: int = 0  # dispatches of several requests
     full: int = 0
@@ -86,16 +86,16 @@ class Dispatches:
 
         Args:
             size: outputs in it.
-            cap: outputs it could have had: the smallest of the user's and the rules' caps, or just
-                its own where it could not be merged.
+            cap: max outputs: the smallest of the user's and the rules' caps, or its own outputs if
+                it could not be merged.
             user_max: `--batching-max-size`, outputs; at 1, no batch counts as full.
-            wait_s: how long its head has waited, seconds.
+            wait_s: wait of its head, seconds.
             stop_reason: why it is no larger, from `batches.fill`.
-            rejects: why others queued did not join, with how many.
-            requests: in it; as many as outputs, unless said.
+            rejects: why queued requests did not join, with counts.
+            requests: number of requests; default: the number of outputs.
 
         Returns:
-            Lines for the log: the dispatch's, and after every fifth one the summary of those five.
+            Lines for the log: one for the dispatch, and a summary after every fifth.
         """
         requests = size if requests is None else requests
         for counts in (self._totals, self._last):
@@ -114,7 +114,7 @@ class Dispatches:
         return lines if self._last.dispatches < SUMMARY_EVERY else [*lines, *self.window()]
 
     def window(self) -> list[str]:
-        """The summary of the dispatches since the last one, if there are any, for the log."""
+        """Log lines that summarise the dispatches since the last summary; empty without any."""
         counts, self._last = self._last, _Counts()
         waits_s, self._waits_s = sorted(self._waits_s), []
         return [self._summary_line(counts, waits_s)] if counts.dispatches else []
@@ -122,7 +122,7 @@ class Dispatches:
     def summary(self) -> dict[str, Any]:
         """Counts since the start.
 
-        Rates are shares from 0 to 1. Reasons are counted by their kind, without their numbers.
+        Rates are shares from 0 to 1. Reasons are counted without their numbers.
         """
         counts = self._totals
         return {
@@ -153,7 +153,7 @@ class Dispatches:
 
 
 def _reason_group(reason: str) -> str:
-    """The reason without its numbers, of which there may be any number of different ones."""
+    """The reason without its numbers, to bound the number of different reasons."""
     return reason.partition(":")[0]
 
 
