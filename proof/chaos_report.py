@@ -83,9 +83,7 @@ def _again(run: Run) -> str:
     """Steps that were made again, for each death."""
     deaths = sum("killed" in fault.what or "stopped" in fault.what for fault in run.struck)
     average = run.steps_again / deaths if deaths else 0.0
-    return (
-        f"Repeated steps: {run.steps_again}, {average:.1f} for each of {deaths} deaths."
-    )
+    return f"Repeated steps: {run.steps_again}, {average:.1f} for each of {deaths} deaths."
 
 
 def _endings(run: Run) -> str:
