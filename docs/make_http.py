@@ -3,7 +3,9 @@
 usage: make docs    (a test fails when the page is behind the code)
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +18,87 @@ from carpool.server.curl_example import curl
 PAGE = Path(__file__).parent / "http.md"
 HEAD = """# The HTTP API
 
-Made from the code by `make docs`; do not edit. The same as a document for programs:
-`GET /openapi.json` of a running server (`GET /docs` shows it). Errors are listed in
-[the reference](reference.md#errors); every answer has the header `x-request-id`, and keys go into
-`authorization: Bearer KEY`.
+`make docs` writes this page from the code; do not edit it. A running server offers the same as
+`GET /openapi.json`, and shows it at `GET /docs`. Keys go into the header
+`authorization: Bearer KEY`. Every answer has the header `x-request-id`; errors have one
+[shape](#error) and are listed in [the reference](reference.md#errors).
 
-A field that is null is absent, in every body, at every depth, also where the pipeline's own default
-is something else (`[]` or `""` switch off what None does in Python); in a form so is the text
-`null`, unless the field is a text of the model's, such as a prompt.
+Bodies that ask for pictures, videos, meshes or sound also take every other parameter of the model's
+pipeline at the top level; `GET /v1/models` lists them with types and defaults. Parameters that are
+pictures are `data:` URLs in JSON; `/v1/images/edits` also takes files, and pictures above 1 MiB.
 
-Bodies that ask for pictures or videos take every other parameter of the model's own pipeline too,
-at the top level: `GET /v1/models` lists them with their types and defaults. In bodies for pictures,
-those that are pictures are `data:` URLs, alone, in lists or in lists of lists, as the pipeline
-takes them; `/v1/images/edits` takes them beyond 1 MiB, too.
+`null` means that a field is absent, at any depth (use `[]` or `""` where Python's None switches
+something off). In a form the text `null` means the same, except in texts such as a prompt.
 """
+COMMON = 4  # bodies that must share a field before it is listed once, above all routes
 Schema = Mapping[str, Any]
+Row = tuple[str, str, str, str]  # name, type, default, description
 
 
 def page() -> str:
     """The whole page."""
     document = _document()
     schemas = document["components"]["schemas"]
-    lines = [HEAD]
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            lines += [f"## {method.upper()} {path}", "", _prose(operation), ""]
-            lines += _section("parameter", _parameters(operation, schemas))
-            lines += _section("field of the body", _body(operation, schemas))
-            lines += ["```sh", curl(method, path, operation, schemas), "```", ""]
-            lines += [f"Answer: {_answer(operation)}", ""]
-    lines += ["## What answers hold", ""]
+    routes = [
+        (method, path, operation, list(_body(operation, schemas)))
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    counts = Counter(row for *_, rows in routes for row in rows)
+    common = [row for row in counts if counts[row] >= COMMON]
+    [(usual, _)] = Counter(_errors(operation) for _, _, operation, _ in routes).most_common(1)
+    lines = [HEAD, f"Statuses of errors, unless a route names others: {usual}.", ""]
+    lines += ["## Common fields", "", "The tables of bodies below leave out these fields.", ""]
+    lines += _section("field", common)
+    groups: dict[str, list[str]] = {}
+    bodies: dict[str, list[Row]] = {}
+    for method, path, operation, rows in routes:
+        name, own = f"{method.upper()} {path}", [row for row in rows if row not in common]
+        known = "[common fields](#common-fields)" if len(own) < len(rows) else ""
+        for earlier, fields in bodies.items():
+            if len(shared := [row for row in own if row in fields]) > max(4, len(fields) - 2):
+                known = f"the fields of [{earlier}](#{_anchor(earlier)})"
+                own = [row for row in own if row not in shared]
+        bodies[name] = [row for row in rows if row not in common]
+        parts = [_prose(operation), "", *_section("parameter", _parameters(operation))]
+        parts += [f"Body: {known}{', and:' if own else '.'}", ""] if known else []
+        errors = _errors(operation)
+        failures = "" if errors == usual else f" Errors: {errors}."
+        parts += [*_section("field", own), f"Answer: {_answer(operation)}.{failures}", ""]
+        text = "\n".join(parts)
+        example = "" if text in groups else curl(method, path, operation, schemas)
+        groups.setdefault(text, [example]).append(name)
+    for text, (example, name, *others) in groups.items():
+        lines += [f"## {name}", ""]
+        lines += [f"Likewise `{'`, `'.join(others)}`.", ""] if others else []
+        lines += [text, "```sh", example, "```", ""]
+    return "\n".join([*lines, *_answers(schemas)]).rstrip() + "\n"
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+
+
+def _answers(schemas: Schema) -> Iterator[str]:
+    """The types of answers; those of jobs name only what they have beside `JobStatus`."""
+    job = set(_fields(schemas["JobStatus"], schemas))
+    yield from ("## Types of answers", "")
     for name, schema in sorted(schemas.items()):
         if name.endswith("Request") or "properties" not in schema:
             continue
-        lines += [f"### {name}", "", _sentence(schema), ""]
-        lines += ["| field | type | what |", "| --- | --- | --- |"]
-        rows = _fields(schema, schemas)
-        lines += [*(f"| `{field}` | {kind} | {what} |" for field, kind, _, what in rows), ""]
-    return "\n".join(lines).rstrip() + "\n"
+        yield from (f"### {name}", "")
+        if sentence := _sentence(schema):
+            yield from (sentence, "")
+        rows = list(_fields(schema, schemas))
+        if name != "JobStatus" and len(job.intersection(rows)) > len(rows) // 3:
+            yield from ("The fields of [JobStatus](#jobstatus) above its `object`, and:", "")
+            rows = [row for row in rows if row not in job]
+        if any(row[3] for row in rows):
+            yield from ("| field | type | meaning |", "| --- | --- | --- |")
+            yield from (f"| `{field}` | {kind} | {text} |" for field, kind, _, text in rows)
+        else:
+            yield ", ".join(f"`{field}` ({kind})" for field, kind, *_ in rows) + "."
+        yield ""
 
 
 def _document() -> dict[str, Any]:
@@ -67,31 +112,39 @@ def _document() -> dict[str, Any]:
         store.close()
 
 
-def _section(title: str, rows: Iterator[tuple[str, str, str, str]]) -> list[str]:
-    table = [f"| `{name}` | {kind} | {default} | {what} |" for name, kind, default, what in rows]
+def _section(title: str, rows: Iterable[Row]) -> list[str]:
+    table = [f"| `{name}` | {kind} | {default} | {text} |" for name, kind, default, text in rows]
     if not table:
         return []
-    return [f"| {title} | type | default | what |", "| --- | --- | --- | --- |", *table, ""]
+    return [f"| {title} | type | default | meaning |", "| --- | --- | --- | --- |", *table, ""]
 
 
-def _parameters(operation: Schema, schemas: Schema) -> Iterator[tuple[str, str, str, str]]:
-    for one in operation.get("parameters", []):
-        schema = one["schema"]
-        what = one.get("description") or schema.get("description") or f"in the {one['in']}"
-        yield one["name"], _type(schema), _default(schema, bool(one.get("required"))), what
+def _parameters(operation: Schema) -> Iterator[Row]:
+    """Parameters of the query and of headers; those of the path are in the heading."""
+    for parameter in operation.get("parameters", []):
+        schema = parameter["schema"]
+        if parameter["in"] == "path":
+            continue
+        text = parameter.get("description") or schema.get("description") or parameter["in"]
+        yield (
+            parameter["name"],
+            _type(schema),
+            _default(schema, bool(parameter.get("required"))),
+            text,
+        )
 
 
-def _body(operation: Schema, schemas: Schema) -> Iterator[tuple[str, str, str, str]]:
+def _body(operation: Schema, schemas: Schema) -> Iterator[Row]:
     """Fields of the JSON body, or of the form where it has more."""
     content = operation.get("requestBody", {}).get("content", {})
-    found: dict[str, tuple[str, str, str, str]] = {}
+    found: dict[str, Row] = {}
     for kind in content.values():
         for row in _fields(_resolved(kind["schema"], schemas), schemas):
             found.setdefault(row[0], row)
     yield from found.values()
 
 
-def _fields(schema: Schema, schemas: Schema) -> Iterator[tuple[str, str, str, str]]:
+def _fields(schema: Schema, schemas: Schema) -> Iterator[Row]:
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         text = field.get("description") or _resolved(field, schemas).get("description", "")
@@ -129,7 +182,7 @@ def _type(schema: Schema) -> str:
 def _default(schema: Schema, is_required: bool) -> str:
     if is_required:
         return "required"
-    return "" if schema.get("default") is None else f"`{schema['default']}`"
+    return "" if schema.get("default") in (None, "") else f"`{schema['default']}`"
 
 
 def _prose(operation: Schema) -> str:
@@ -142,19 +195,20 @@ def _sentence(schema: Schema) -> str:
 
 
 def _answer(operation: Schema) -> str:
-    """What success gives, and the codes of failures."""
-    good, bad = [], []
+    """The statuses and types of success."""
+    good = []
     for status, answer in operation.get("responses", {}).items():
-        if not status.startswith("2"):
-            bad.append(status)
-            continue
-        kinds = [
-            _type(one["schema"]) if one.get("schema") else f"`{media}`"
-            for media, one in answer.get("content", {}).items()
-        ]
-        good.append(f"{status} {' or '.join(kinds)}".strip())
-    failures = f"; {', '.join(sorted(bad))} with an [Error](#error)" if bad else ""
-    return f"{', '.join(good)}{failures}."
+        if status.startswith("2"):
+            kinds = [
+                _type(content["schema"]) if content.get("schema") else f"`{media}`"
+                for media, content in answer.get("content", {}).items()
+            ]
+            good.append(f"{status} {' or '.join(kinds)}".strip())
+    return ", ".join(sorted(good))
+
+
+def _errors(operation: Schema) -> str:
+    return ", ".join(sorted(s for s in operation.get("responses", {}) if not s.startswith("2")))
 
 
 if __name__ == "__main__":

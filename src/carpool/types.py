@@ -118,7 +118,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went, seconds. The phases include waiting for a turn."""
+    """A request's times, seconds. Phases include waiting for a forward."""
 
     queue_s: float = 0.0
     encode_s: float = 0.0

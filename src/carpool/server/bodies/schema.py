@@ -54,8 +54,8 @@ Prompts = Annotated[  # a text, or a list of such
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}),
 ]
 SETTINGS = (
-    "that decided the first output, as they were used: the model's parameters with their defaults, "
-    "and what no request chooses in `engine`; without prompts and seed"
+    "the parameters used for the first output, defaults included, without prompts and "
+    "seed; `engine` holds the server's settings"
 )
 Name = Annotated[str | None, Field(max_length=256)]  # names one of the client's own users
 
@@ -68,42 +68,42 @@ class GenerationRequest(BaseModel):
     prompt: Prompt = Field(description="what to show")
     model: str | None = Field(None, description="the served model's id; default: that model")
     size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
-    seed: Any = ours("integer", "0 to 2**63 - 1; drawn and reported when absent")
-    timeout_s: Any = ours("number", "give up when it is not done in so many seconds")
+    seed: Any = ours("integer", "0 to 2**63 - 1; default: random; the answer reports it")
+    timeout_s: Any = ours("number", "fail if not done after this many seconds")
     priority: Any = ours("integer", "-10 to 10; higher goes first")
     num_inference_steps: Any = ours("integer", "denoising steps")
     step_cache: Any = ours(
         "number",
-        "skip steps while the denoiser's answer is predicted to change by less than this share, "
-        "0 (none) to 1; the header `x-step-cache` says the same; default: the server's own",
+        "skip steps whose predicted change of the denoiser's output is below this share, 0 "
+        "(none) to 1; same as the header `x-step-cache`; default: the server's",
     )
     scheduler: Any = ours(
         "string",
-        "a sampler, by diffusers' class or as AUTOMATIC1111 and ComfyUI call it "
-        "(`dpmpp_2m_karras`, `Euler a`), of those that `GET /v1/models` lists as `schedulers`; "
-        "default: the model's own",
+        "one of the `schedulers` in `GET /v1/models`, by diffusers' class or by "
+        "AUTOMATIC1111's or ComfyUI's name (`dpmpp_2m_karras`, `Euler a`); default: the "
+        "model's",
     )
     enhance_prompt: Any = ours(
         "boolean",
-        "have a language model write the prompt anew first: the pipeline's own, or the server's "
-        "`--rewriter` or `--language-url`; the answer has it as `revised_prompt`; default: the "
-        "server's own",
+        "rewrite the prompt first with the pipeline's own language model or the server's "
+        "(`--rewriter`, `--language-url`); the answer contains `revised_prompt`; default: "
+        "the server's",
     )
     prompt_weights: Any = ours(
         "boolean",
-        "read weights in prompts as AUTOMATIC1111 writes them, `(word:1.3)`, `(word)`, `[word]`; "
-        "for SD 1.5 and SDXL, where compel is installed; default: they are drawn as words",
+        "apply AUTOMATIC1111's prompt weights, `(word:1.3)`, `(word)`, `[word]`; SD 1.5 and"
+        " SDXL, needs compel; default: weights are drawn as words",
     )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
     negative_prompt: Any = ours("string", "what not to show")
     webhook: str | None = Field(
         None,
         max_length=2048,
-        description="of a job: a URL that is sent a signed event once it has ended, by servers "
-        "with --webhook-secret",
+        description="for jobs: URL that receives a signed event when the job has ended; needs "
+        "--webhook-secret",
     )
-    user: Name = Field(None, description="of the client's own: users divide a key's share")
-    safety_identifier: Name = Field(None, description="as `user`; given back in the answer")
+    user: Name = Field(None, description="id of the client's own user; users divide a key's share")
+    safety_identifier: Name = Field(None, description="same as `user`; repeated in the answer")
 
 
 class ImageRequest(GenerationRequest):
@@ -118,44 +118,44 @@ class ImageRequest(GenerationRequest):
     prompt: Prompts = Field(
         description="what to show; each prompt of a list has n images, in order"
     )
-    negative_prompt: Any = ours("string", "what not to show; a list where prompt is one")
+    negative_prompt: Any = ours("string", "what not to show; a list if prompt is a list")
     n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
-    deadline_s: Any = ours("number", "wished for in so many seconds; refused if it cannot be")
+    deadline_s: Any = ours("number", "refuse the request if it cannot end within this many seconds")
     true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
     lora: Any = ours(
         "array",
-        'adapters by id or by their file: [{"id": NAME, "scale": 1.0}, ...]; with two experts also '
-        "`target`",
+        'adapters by id or file name: [{"id": NAME, "scale": 1.0}, ...]; `target` chooses '
+        "one of two experts",
     )
     response_format: Literal["b64_json", "url"] | None = Field(
-        None, description="url: a link that needs no API key, for an hour"
+        None, description="url: a link that works for an hour without an API key"
     )
     output_format: Literal["png", "jpeg", "webp"] | None = "png"
-    output_compression: int | None = Field(None, ge=0, le=100, description="of JPEG and WebP")
+    output_compression: int | None = Field(None, ge=0, le=100, description="for JPEG and WebP")
     quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = (
         Field(
             None,
-            description="steps, times the model's own: low 0.5, medium and standard 1, high and "
-            "hd 1.5, xhigh 2, max 3; no change for models of up to 8 steps; "
-            "num_inference_steps wins",
+            description="multiplies the model's default steps: low 0.5, medium and standard 1, "
+            "high and hd 1.5, xhigh 2, max 3; no effect on models of up to 8 steps; "
+            "num_inference_steps takes precedence",
         )
     )
     background: Literal["auto", "opaque"] | None = Field(
-        None, description="pictures are opaque: both say the same; transparent is refused"
+        None, description="no effect: pictures are opaque; transparent is refused"
     )
     moderation: Literal["auto", "low"] | None = Field(
-        None, description="taken as OpenAI's clients send it; nothing is moderated here"
+        None, description="accepted for OpenAI's clients; nothing is moderated"
     )
     stream: bool | None = Field(None, description="answer with server-sent events")
     partial_images: int | None = Field(
         None,
         ge=0,
         le=3,
-        description="previews of each image, at most: in a stream, or of a job at /v1/events",
+        description="maximum previews per image: in a stream, or for a job at /v1/events",
     )
-    return_stage_metrics: bool | None = Field(None, description="answer with `metrics`")
+    return_stage_metrics: bool | None = Field(None, description="include `metrics` in the answer")
     background_job: bool | None = Field(
-        False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
+        False, description="answer 202 at once, with a job to poll at /v1/jobs/{id}"
     )
 
 
@@ -168,12 +168,12 @@ class VideoRequest(GenerationRequest):
 
     model_config = _example("a red circle moving right on a blue background")
 
-    seconds: Any = ours("string", "how long it is to be; instead of num_frames")
-    fps: Any = ours("number", "frames a second, 1 to 240; default: the model's own, or 16")
+    seconds: Any = ours("string", "duration; alternative to num_frames")
+    fps: Any = ours("number", "frames per second, 1 to 240; default: the model's, or 16")
     num_frames: Any = ours(
-        "integer", "frames in all, made k * n + 1 as the model counts; instead of seconds"
+        "integer", "number of frames, adjusted to the model's k * n + 1; alternative to seconds"
     )
-    guidance_scale_2: Any = ours("number", "the same of a second denoiser")
+    guidance_scale_2: Any = ours("number", "guidance_scale of a second denoiser")
 
 
 class RemixRequest(BaseModel):
@@ -196,14 +196,16 @@ NULL_FIELDS = tuple(_NULL_FIELDS.split())
 
 
 class Image(BaseModel):
-    b64_json: str | None = Field(default=None, description="the file, where no url was asked for")
-    url: str | None = Field(default=None, description="a link that needs no key, for an hour")
-    revised_prompt: str | None = Field(
-        default=None, description="the prompt as a language model wrote it anew: `enhance_prompt`"
+    b64_json: str | None = Field(
+        default=None, description="the file, unless response_format is url"
     )
-    seed: int = Field(description="that gives this image again")
+    url: str | None = Field(default=None, description="a link that works for an hour without a key")
+    revised_prompt: str | None = Field(
+        default=None, description="the rewritten prompt, with `enhance_prompt`"
+    )
+    seed: int = Field(description="reproduces this image")
     skipped_steps: int | None = Field(
-        default=None, description="denoising steps without a forward; where `step_cache` was said"
+        default=None, description="denoising steps without a forward, with `step_cache`"
     )
 
 
@@ -213,7 +215,7 @@ class TokenDetails(BaseModel):
 
 
 class UsageBody(BaseModel):
-    """In tokens of the model: of its tokenizer, and patches of the latent picture."""
+    """Tokens of the text and patches of the latent picture."""
 
     input_tokens: int
     input_tokens_details: TokenDetails
@@ -223,13 +225,13 @@ class UsageBody(BaseModel):
 
 
 class StageMetrics(BaseModel):
-    """Metrics of one answer, as vLLM-Omni's load clients read them."""
+    """Metrics of one answer in vLLM-Omni's format."""
 
     stage_durations: dict[str, float] = Field(
         description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
     )
     peak_memory_mb: float | None = Field(
-        None, description="of the device, the most so far; null where it is not known"
+        None, description="peak of the device so far; null if unknown"
     )
 
 
@@ -242,17 +244,15 @@ class ImagesResponse(BaseModel):
     background: str = "opaque"
     quality: str = "auto"
     safety_identifier: str | None = None
-    timings: Timings = Field(description="of the image that took longest; seconds")
+    timings: Timings = Field(description="of the slowest image, seconds")
     usage: UsageBody
-    warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
+    warnings: list[str] | None = Field(None, description="for example: the prompt was truncated")
     settings: dict[str, Any] | None = Field(None, description=SETTINGS)
-    metrics: StageMetrics | None = Field(
-        default=None, description="where return_stage_metrics asks for it"
-    )
+    metrics: StageMetrics | None = Field(default=None, description="with return_stage_metrics")
 
 
 class ErrorBody(BaseModel):
-    message: str = Field(description="what was seen, the rule, what works instead")
+    message: str = Field(description="the problem, the rule, and a value that works")
     type: str = Field(description="OpenAI's class of errors, such as invalid_request_error")
     param: str | None = Field(description="the field at fault")
     code: str = Field(description="one of the codes in the table of errors")

@@ -18,7 +18,7 @@ class MeshRequest(GenerationRequest):
 
     prompt: Prompt = ""
     output_format: MeshFormat = Field(
-        "glb", description="of obj and ply a texture is a file of its own, in the files of the job"
+        "glb", description="for obj and ply, a texture is a separate file of the job"
     )
 
 
@@ -28,10 +28,10 @@ class SoundRequest(GenerationRequest):
     Any other parameter of the pipeline's `__call__` may be sent too: `GET /v1/models` lists them.
     """
 
-    seconds: Any = ours("number", "how long it is to be; default: the model's own")
+    seconds: Any = ours("number", "duration; default: the model's")
     output_format: SoundFormat = Field("wav", description="flac and mp3 need PyAV")
     background_job: bool | None = Field(
-        False, description="answer 202 at once, with a job to be polled at /v1/jobs/{id}"
+        False, description="answer 202 at once, with a job to poll at /v1/jobs/{id}"
     )
 
 
@@ -42,8 +42,8 @@ class MeshJob(JobRecord):
     status: Literal["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
     prompt: str
     output_format: str
-    bytes: int | None = Field(description="of its file; null until that exists")
-    url: str | None = Field(description="path to its file for an hour; needs no key")
+    bytes: int | None = Field(description="size of its file; null until it exists")
+    url: str | None = Field(description="path to its file that works for an hour without a key")
     seed: int
     settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
 

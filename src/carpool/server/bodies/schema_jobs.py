@@ -28,22 +28,20 @@ class JobRecord(BaseModel):
     progress: int = Field(description="percent of its denoising steps; 100 once its files exist")
     created_at: int
     completed_at: int | None
-    expires_at: int | None = Field(description="when it is forgotten, with its files")
+    expires_at: int | None = Field(description="when the job and its files are deleted")
     error: JobError | None
-    queue_position: int | None = Field(description="jobs that were accepted before it and wait")
-    eta_s: float | None = Field(description="predicted seconds until it ends")
+    queue_position: int | None = Field(description="waiting jobs ahead of it")
+    eta_s: float | None = Field(description="predicted seconds until its end")
     warnings: list[str] | None = Field(
-        default=None, description="such as that the prompt was truncated"
+        default=None, description="for example: the prompt was truncated"
     )
     skipped_steps: list[int] | None = Field(
         default=None,
-        description="denoising steps of each output without a forward; where `step_cache` was",
+        description="denoising steps without a forward for each output, with `step_cache`",
     )
-    revised_prompt: str | None = Field(
-        default=None, description="the first prompt as a language model wrote it anew"
-    )
+    revised_prompt: str | None = Field(default=None, description="the first prompt after rewriting")
     deliveries: dict[Literal["upload", "webhook"], Delivery] | None = Field(
-        default=None, description="what is sent elsewhere once it has ended"
+        default=None, description="deliveries after its end"
     )
 
 
@@ -60,20 +58,20 @@ class Video(JobRecord):
     num_frames: int
     seed: int
     settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
-    inference_time_s: float | None = Field(None, description="of its last run, once it has ended")
+    inference_time_s: float | None = Field(None, description="of its last run, after its end")
     stage_durations: dict[str, float] | None = Field(
         None, description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
     )
     peak_memory_mb: float | None = Field(
-        None, description="of the device, the most so far; null in lists, and where it is not known"
+        None, description="peak of the device so far; null in lists and if unknown"
     )
 
 
 class JobFile(BaseModel):
     name: str
     bytes: int
-    url: str = Field(description="path of this server")
-    signed_url: str = Field(description="likewise, for an hour; needs no key")
+    url: str = Field(description="path on this server")
+    signed_url: str = Field(description="path that works for an hour without a key")
 
 
 class JobStatus(JobRecord):
@@ -86,9 +84,8 @@ class JobStatus(JobRecord):
     seeds: list[int]
     files: list[JobFile]
     settings: dict[str, Any] = Field(
-        description="what it was asked for, in the model's parameters; once it is completed, as "
-        "they were used, with all defaults, and with what no request chooses in `engine`; without "
-        "pictures"
+        description="the request's parameters; after completion all parameters as used, and the "
+        "server's settings in `engine`; without pictures"
     )
     task: str = Field(description="of the model's `tasks`")
 

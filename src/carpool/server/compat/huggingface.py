@@ -37,7 +37,7 @@ class InferenceRequest(BaseModel):
     )
 
     inputs: Any = Field(
-        description="the prompt; or a picture in base64, whose prompt is in the parameters",
+        description="the prompt; or a picture in base64, with the prompt in the parameters",
         json_schema_extra={"type": "string"},
     )
     parameters: dict[str, Any] | None = Field(
@@ -62,9 +62,9 @@ router = router_of(WorkRoute)
     openapi_extra={"requestBody": {"required": True, "content": _CONTENT}},
 )
 async def infer(context: Context) -> Response:
-    """Draw, and answer with the picture's file.
+    """Draw and answer with the picture's file.
 
-    The header `x-seed` has its seed, and `x-warnings` the warnings, as a JSON list.
+    Headers: `x-seed`, and `x-warnings` as a JSON list.
     """
     request = context.request
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -130,7 +130,7 @@ _MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE
 
 @router.post("/meshes", openapi_extra=_MESH_BODY)
 async def create_mesh(context: Context) -> MeshJob:
-    """Make a mesh, of a picture or of words: a job, to be polled."""
+    """Make a mesh from a picture or a prompt; answers with a job to poll."""
     form = await read_form(context, "restarting", *_PICTURE)
     body = forms.validated(MeshRequest, form.values)
     context.with_headers(body)
@@ -175,7 +175,7 @@ async def _get(mesh_id: str, context: AuthenticatedRequest) -> Record:
 async def list_meshes(
     context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
 ) -> MeshList:
-    """Meshes of this client, the newest first."""
+    """List this client's meshes, newest first."""
     records, has_more = await context.state.runner.page(
         context.client.owner, kind="mesh", after=after, limit=limit,
         is_newest_first=order == "desc",
@@ -204,7 +204,7 @@ async def get_mesh_content(mesh_id: str, context: Context) -> Download:
 
 @router.post("/audio/generations", response_class=Download, responses={**PARTS, **ACCEPTED})
 async def create_sound(body: SoundRequest, context: Context) -> Any:
-    """Make sound, and answer with its file once it is there; a disconnect cancels it."""
+    """Make sound and answer with its file; a disconnect cancels the request."""
     model = await context.load(body.model, "restarting")
     fields = body.model_dump(exclude_unset=True)
     if (translated := context.state.translate(fields, model.card)) != fields:

@@ -28,7 +28,7 @@ _NAMES = "image", "images"  # in a form, in JSON
 _LIST = {"type": "array", "maxItems": MOST_IMAGES}
 _IN_FORM = {
     "image": {**_LIST, "items": FILE},
-    "mask": {**FILE, "description": "PNG; transparent where to draw anew"},
+    "mask": {**FILE, "description": "PNG; transparent parts are redrawn"},
 }
 _IN_JSON = {"images": {**_LIST, "items": REFERENCE}, "mask": REFERENCE}
 _ANSWERS: dict[str, Any] = {
@@ -42,6 +42,7 @@ links = APIRouter(responses=ERRORS)  # without keys: browsers that show a pictur
 
 @router.post("/images/generations", **_ANSWERS)
 async def create_images(body: schema.ImageRequest, context: Context) -> Any:
+    """Draw pictures from prompts."""
     return await _answer(context, await parse_image_request(context, body))
 
 
@@ -51,7 +52,7 @@ async def create_images(body: schema.ImageRequest, context: Context) -> Any:
     openapi_extra=document(schema.ImageRequest, ["prompt", *_NAMES], _IN_FORM, _IN_JSON),
 )
 async def create_edit(context: Context) -> Any:
-    """Draw a picture anew: as a prompt says, where a mask says, from one or several."""
+    """Edit a picture: by a prompt, inside a mask, or from several pictures."""
     return await _edit(context, "edit")
 
 
@@ -61,7 +62,7 @@ async def create_edit(context: Context) -> Any:
     openapi_extra=document(schema.ImageRequest, _NAMES, _IN_FORM, _IN_JSON),
 )
 async def create_variation(context: Context) -> Any:
-    """Draw something like a picture, without a prompt."""
+    """Vary a picture, without a prompt."""
     return await _edit(context, "variation")
 
 
@@ -180,7 +181,7 @@ def _parameters_of(card: Card) -> list[reports.ModelParameter]:
 
 @links.get("/v1/files/{file_id}", response_class=Download, responses=PARTS)
 def get_file(state: ServerState, file_id: str, expires: str = "", signature: str = "") -> Download:
-    """A picture that was asked for with `response_format` "url"."""
+    """Download a picture requested with `response_format` "url"."""
     path = state.files.get(file_id, expires, signature)
     headers = {"cache-control": f"private, max-age={TTL_S}"}
     return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
@@ -190,7 +191,7 @@ def get_file(state: ServerState, file_id: str, expires: str = "", signature: str
 async def get_job_file(
     state: ServerState, job_id: str, name: str, expires: str = "", signature: str = ""
 ) -> Download:
-    """A file of a job, by the `signed_url` that its job shows."""
+    """Download a file of a job by its `signed_url`."""
     state.files.check(f"{job_id}/{name}", expires, signature)
     record = await asyncio.to_thread(state.runner.store.get, job_id, None)
     return await file_of(state, record, name)

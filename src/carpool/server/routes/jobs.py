@@ -39,7 +39,7 @@ TYPES |= {
 KINDS: dict[str, Literal["video", "mesh", "sound"]]
 KINDS = {"video": "video", "mesh": "mesh", "sound": "sound"}
 ACCEPTED: dict[int | str, dict[str, Any]] = {
-    202: {"model": JobStatus, "description": "of a background_job"}
+    202: {"model": JobStatus, "description": "for a background_job"}
 }
 """For the OpenAPI document: an answer may be a job."""
 
@@ -240,7 +240,7 @@ async def file_of(state: AppState, record: Record, name: str) -> Download:
 async def list_jobs(
     context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
 ) -> JobList:
-    """Jobs of this client, the newest first."""
+    """List this client's jobs, newest first."""
     records, has_more = await context.state.runner.page(
         context.client.owner, after=after, limit=limit, is_newest_first=order == "desc"
     )

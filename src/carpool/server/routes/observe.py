@@ -34,7 +34,7 @@ _UNHEALTHY: dict[str, Any] = {
 @public.get("/health", **_UNHEALTHY)
 @public.get("/health_generate", **_UNHEALTHY)  # as SGLang has it; nothing is drawn for it
 async def health(response: Response, state: ServerState) -> reports.Health:
-    """200 when a request would be accepted now; `degraded` when not every worker is ready."""
+    """200 if a request would be accepted now; `degraded` if some workers are not ready."""
     serving = state.backend
     response.status_code = 200 if serving.state == "ready" else 503
     is_group = isinstance(serving, Pool) and serving.ranks > 1
@@ -51,7 +51,7 @@ async def health(response: Response, state: ServerState) -> reports.Health:
 
 @public.get("/livez")
 async def livez() -> dict[str, str]:
-    """The HTTP process is alive; says nothing about the model."""
+    """The HTTP process is alive, whatever the model's state."""
     return {"status": "alive"}
 
 
@@ -76,11 +76,11 @@ async def metrics(state: ServerState) -> Response:
 @router.get("/v1/events", response_model=None, responses=STREAMED)
 async def events(
     context: Context,
-    seconds: Annotated[float | None, Query(ge=0, description="end after so many seconds")] = None,
+    seconds: Annotated[float | None, Query(ge=0, description="end after this many seconds")] = None,
 ) -> EventStream:
     """Live events of the engine and of the client's own jobs, until the client disconnects.
 
-    Events are `status`, `activity`, `stats`, `job`, `prompt` and `preview`: see docs/playground.md.
+    Events: `status`, `activity`, `stats`, `job`, `prompt` and `preview` (docs/playground.md).
     """
     if context.request.scope.get(IS_HEAD):
         seconds = 0.0
@@ -92,9 +92,9 @@ async def events(
 async def estimate(
     values: Annotated[dict[str, Any], Body(examples=[{"prompt": "a red circle"}])], context: Context
 ) -> reports.EstimateReport:
-    """Check a body of `POST /v1/images/generations` or `/v1/videos`, and say what it would take.
+    """Check a body of `POST /v1/images/generations` or `/v1/videos` and predict its time.
 
-    Nothing is drawn. The seconds are those of one output.
+    Nothing is drawn. The time is that of one output.
     """
     name = values.get("model") if isinstance(values.get("model"), str) else None
     model = await context.load(name, "ready")
@@ -110,8 +110,8 @@ async def estimate(
 
 @router.get("/v1/requests/{request_id}")
 async def report(request_id: str, context: Context) -> reports.RequestReport:
-    """The timeline of a request: its phases, the requests it shared forwards with, its waits.
+    """The timeline of a request: phases, waits, and requests that shared its forwards.
 
-    A job's id means its last run; while the job is queued it has no outputs.
+    For a job's id: its last run, without outputs while the job is queued.
     """
     return await context.state.observer.report(context.client.owner, request_id)

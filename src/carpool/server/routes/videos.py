@@ -147,6 +147,7 @@ _BODY = forms.document(
 
 @router.post("/videos", openapi_extra=_BODY)
 async def create_video(context: Context) -> Video:
+    """Make a video; answers with a job to poll."""
     return await _video(context.state, await _create(context))
 
 
@@ -162,10 +163,10 @@ async def _create(context: AuthenticatedRequest) -> Record:
 
 @router.post("/videos/sync", response_class=Download, openapi_extra=_BODY)
 async def create_video_at_once(context: Context) -> Download:
-    """Make a video, and answer with the MP4 file once it is there; a disconnect cancels it.
+    """Make a video and answer with the MP4 file; a disconnect cancels the request.
 
     The headers `x-video-id`, `x-model`, `x-inference-time-s`, `x-stage-durations`,
-    `x-peak-memory-mb` and `x-warnings`, a JSON list, tell of it.
+    `x-peak-memory-mb` and `x-warnings` (a JSON list) describe it.
     """
     state = context.state
     record = await wait_for_end(context, await _create(context))
@@ -183,7 +184,7 @@ async def create_video_at_once(context: Context) -> Download:
 async def list_videos(
     context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
 ) -> VideoList:
-    """Videos of this client, the newest first."""
+    """List this client's videos, newest first."""
     owner, is_newest_first = context.client.owner, order == "desc"
     with _video_errors():
         records, has_more = await context.state.runner.page(
@@ -223,7 +224,7 @@ async def get_content(
 
 @router.post("/videos/{video_id}/remix")
 async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Video:
-    """Make a video again with another prompt, from the same seed."""
+    """Repeat a video with another prompt and the same seed."""
     source, store = await _get(video_id, context), context.state.runner.store
     form = forms.Form(source.asked["body"] | {"prompt": body.prompt}, name=REFERENCE)
     for name, _ in source.work.get("inputs", {}).get("image", []):

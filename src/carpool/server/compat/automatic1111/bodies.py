@@ -26,24 +26,24 @@ class Text2Image(BaseModel):
 
     prompt: str = Field("", max_length=_TEXT_LIMIT, description="may name adapters: <lora:NAME:1>")
     negative_prompt: str | None = Field(None, max_length=_TEXT_LIMIT)
-    seed: Any = schema.ours("integer", "-1 or absent: drawn and reported")
-    batch_size: Any = schema.ours("integer", "pictures, times n_iter")
-    n_iter: Any = schema.ours("integer", "pictures, times batch_size")
+    seed: Any = schema.ours("integer", "-1 or absent: random; the answer reports it")
+    batch_size: Any = schema.ours("integer", "pictures = batch_size * n_iter")
+    n_iter: Any = schema.ours("integer", "pictures = batch_size * n_iter")
     steps: Any = schema.ours("integer", "denoising steps; default: the model's own")
     cfg_scale: Any = schema.ours(
-        "number", "classifier-free guidance: true_cfg_scale where the model has it"
+        "number", "classifier-free guidance; sets true_cfg_scale if the model has it"
     )
     distilled_cfg_scale: Any = schema.ours("number", "guidance_scale of distilled models")
     width: Any = schema.ours("integer", "pixels; default: the model's own")
     height: Any = schema.ours("integer", "pixels; default: the model's own")
-    denoising_strength: Any = schema.ours("number", "of img2img: how much is drawn anew")
+    denoising_strength: Any = schema.ours("number", "for img2img: share that is redrawn")
     sampler_name: str | None = Field(None, description="Automatic: the model's own")
     scheduler: str | None = Field(None, description="Automatic: the model's own")
     override_settings: dict[str, Any] | None = Field(
         None, description="sd_model_checkpoint, CLIP_stop_at_last_layers"
     )
-    alwayson_scripts: dict[str, Any] | None = Field(None, description="none is known here")
-    send_images: bool | None = Field(True, description="are they in the answer?")
+    alwayson_scripts: dict[str, Any] | None = Field(None, description="none is supported")
+    send_images: bool | None = Field(True, description="include them in the answer")
 
     @field_validator(*_NUMBERS, mode="before", check_fields=False)
     @classmethod
@@ -66,38 +66,38 @@ class Image2Image(Text2Image):
 
     init_images: list[Any] = Field(
         min_length=1,
-        description="pictures, in base64 or as data:image/png;base64,...; before white",
+        description="base64 or data:image/png;base64,...; transparent parts become white",
     )
     mask: Any = schema.ours(
         "string",
-        "a picture, white where to draw anew; where parts of it are transparent, its alpha is it",
+        "white: redraw; if parts are transparent, the alpha channel is the mask",
     )
     mask_blur: Any = schema.ours("integer", "pixels, in both directions")
-    mask_blur_x: Any = schema.ours("integer", "pixels, where mask_blur is absent")
-    mask_blur_y: Any = schema.ours("integer", "pixels, where mask_blur is absent")
-    mask_round: Any = schema.ours("boolean", "is its alpha rounded to black and white?", True)
-    inpainting_mask_invert: Any = schema.ours("integer", "1: draw anew where it is black")
+    mask_blur_x: Any = schema.ours("integer", "pixels, if mask_blur is absent")
+    mask_blur_y: Any = schema.ours("integer", "pixels, if mask_blur is absent")
+    mask_round: Any = schema.ours("boolean", "round its alpha to black and white", True)
+    inpainting_mask_invert: Any = schema.ours("integer", "1: redraw the black parts")
     inpainting_fill: Any = schema.ours(
-        "integer", "1: begin with the picture itself; 0: with the colours around the mask"
+        "integer", "1: start from the picture; 0: from the colours around the mask"
     )
     inpaint_full_res: Any = schema.ours(
-        "boolean", "draw only around the mask, where the model has padding_mask_crop"
+        "boolean", "draw only around the mask, if the model has padding_mask_crop"
     )
-    inpaint_full_res_padding: Any = schema.ours("integer", "pixels around it")
-    resize_mode: Any = schema.ours("integer", "0, just resize, is the only one")
+    inpaint_full_res_padding: Any = schema.ours("integer", "pixels around the mask")
+    resize_mode: Any = schema.ours("integer", "only 0 (just resize)")
 
 
 class Drawn(BaseModel):
     images: list[str] = Field(description="PNG files in base64")
-    parameters: dict[str, Any] = Field(description="as they were sent, without pictures and nulls")
-    info: str = Field(description="JSON: seeds, size, and what else was drawn with")
+    parameters: dict[str, Any] = Field(description="the sent parameters without pictures and nulls")
+    info: str = Field(description="JSON: seeds, size and all other settings")
 
 
 class ProgressState(BaseModel):
     skipped: bool = False
     interrupted: bool = False
     job: str = ""
-    job_count: int = Field(description="requests of this API key that run")
+    job_count: int = Field(description="running requests of this API key")
     job_timestamp: str = "0"
     job_no: int = 0
     sampling_step: int
@@ -105,15 +105,15 @@ class ProgressState(BaseModel):
 
 
 class ProgressResponse(BaseModel):
-    progress: float = Field(description="0 to 1, of this API key's requests; 0: there are none")
-    eta_relative: float = Field(default=0.0, description="seconds; 0 where it is not known")
+    progress: float = Field(description="0 to 1, of this API key's requests; 0: none")
+    eta_relative: float = Field(default=0.0, description="seconds; 0 if unknown")
     state: ProgressState
     current_image: None = None
     textinfo: str | None = None
 
 
 class SDModel(BaseModel):
-    title: str = Field(description="what requests name it by")
+    title: str = Field(description="the name for requests")
     model_name: str
     hash: None = None
     sha256: None = None
@@ -143,7 +143,7 @@ class Lora(BaseModel):
 
 
 class Options(BaseModel):
-    """The settings of that program; only the served model is one here."""
+    """AUTOMATIC1111's settings; only the model is one here."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -111,7 +111,7 @@ def _body(model: Any) -> dict[str, Any]:
 
 @router.post("/txt2img", openapi_extra=_body(Text2Image))
 async def txt2img(context: Context) -> Drawn:
-    """Draw from a text."""
+    """Draw from a prompt."""
     values = without_pictures(await read_json(context.request))
     body = validated(Text2Image, values)
     model = await _model(context, body)
@@ -120,7 +120,7 @@ async def txt2img(context: Context) -> Drawn:
 
 @router.post("/img2img", openapi_extra=_body(Image2Image))
 async def img2img(context: Context) -> Drawn:
-    """Draw pictures anew; with a mask, where it is white."""
+    """Redraw pictures; with a mask, its white parts."""
     values = await read_json(context.request, takes_base64=True)
     pictures = {name: values[name] for name in ("init_images", "mask") if name in values}
     texts = without_pictures({name: values[name] for name in values.keys() - pictures})
@@ -235,7 +235,7 @@ def _blur(name: str, radius: Any) -> int:
 
 @lists.get("/progress")
 async def progress(context: Context, skip_current_image: bool = False) -> ProgressResponse:
-    """Progress of the requests of this API key, on average."""
+    """Mean progress of this API key's requests."""
     request_ids = list(_interruptible(context).values())
     steps = [(0, 0)]
     for request_id in set(request_ids):
@@ -253,7 +253,7 @@ async def progress(context: Context, skip_current_image: bool = False) -> Progre
 @lists.post("/interrupt")
 @lists.post("/skip")
 async def interrupt(context: Context) -> dict[str, Any]:
-    """Cancel the requests of this API key that came by this API; they answer without pictures."""
+    """Cancel this key's requests to this API; their answers have no pictures."""
     for task in list(_interruptible(context)):
         task.cancel()
     return {}
@@ -266,7 +266,7 @@ async def get_options(context: Context) -> Options:
 
 @lists.post("/options")
 async def set_options(body: Options, context: Context) -> dict[str, Any]:
-    """Accepted where it changes nothing: the model is the served one."""
+    """Accept settings that change nothing."""
     model = await context.load(None, "loaded")
     check_model(body.sd_model_checkpoint, model.card, model.id)
     values = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
@@ -287,20 +287,20 @@ async def sd_models(context: Context) -> list[SDModel]:
 
 @lists.get("/samplers")
 async def samplers(context: Context) -> list[Sampler]:
-    """The model's own, and those that it can be exchanged for."""
+    """List the model's sampler and its alternatives."""
     model = await context.load(None, "loaded")
     return [Sampler(name=name) for name in (SAMPLER, *model.card.schedulers)]
 
 
 @lists.get("/schedulers")
 async def schedulers(context: Context) -> list[SchedulerName]:
-    """One: the model's own."""
+    """List the only one, the model's."""
     return [SchedulerName(name=SAMPLER.lower(), label=SAMPLER)]
 
 
 @lists.get("/loras")
 async def loras(context: Context) -> list[Lora]:
-    """The adapters that a prompt may name, as `<lora:NAME:1>`."""
+    """List the adapters for `<lora:NAME:1>`."""
     model = await context.load(None, "loaded")
     by_id = {adapter.id: adapter for adapter in model.card.adapters if not adapter.problem}
     offered = [by_id.get(name, AdapterInfo(name)) for name in model.card.lora]
@@ -309,7 +309,7 @@ async def loras(context: Context) -> list[Lora]:
 
 @lists.get("/embeddings")
 async def embeddings(context: Context) -> dict[str, dict[str, Any]]:
-    """The words of `--embeddings`, with the number of vectors of each."""
+    """List the words of `--embeddings` with their vector counts."""
     model = await context.load(None, "loaded")
     unknown = {"step": None, "sd_checkpoint": None, "sd_checkpoint_name": None, "shape": None}
     words = {word: unknown | {"vectors": count} for word, count in model.card.embeddings.items()}
@@ -319,13 +319,13 @@ async def embeddings(context: Context) -> dict[str, dict[str, Any]]:
 @lists.post("/refresh-checkpoints")
 @lists.post("/refresh-loras")
 async def refresh(context: Context) -> dict[str, Any]:
-    """Accepted, and changes nothing: the server's models are those that it was started with."""
+    """Accepted without effect: the server's models are fixed at its start."""
     return {}
 
 
 def _answering(empty: Any) -> Any:
     async def answer(context: Context) -> Any:
-        """Empty: there are none here."""
+        """Always empty."""
         return empty
 
     return answer

@@ -54,23 +54,23 @@ class ChatRequest(BaseModel):
 
     messages: list[dict[str, Any]] = Field(
         min_length=1,
-        description="the last one, the user's, is the prompt: a text, or a list of parts of type "
-        "text and image_url (data:image/png;base64,...)",
+        description="the last message, the user's, is the prompt: a text, or parts of type text "
+        "and image_url (data:image/png;base64,...)",
     )
     model: str | None = Field(None, description="the served model's id; default: that model")
     modalities: list[str] | None = Field(
         None,
-        description='with "image" in it, pictures are in `message.images`, as OpenRouter answers; '
-        "without modalities they are parts of `message.content`, as vLLM-Omni answers",
+        description='with "image", pictures are in `message.images`, as from OpenRouter; without '
+        "modalities, in `message.content`, as from vLLM-Omni",
     )
-    stream: bool | None = Field(None, description="answer with chunks: one a picture")
+    stream: bool | None = Field(None, description="answer in chunks, one per picture")
     stream_options: dict[str, Any] | None = Field(
-        None, description='{"include_usage": true}: a last chunk with `usage`'
+        None, description='{"include_usage": true} adds a last chunk with `usage`'
     )
     image_config: dict[str, Any] | None = Field(
-        None, description='{"aspect_ratio": "16:9", "image_size": "1K"}, in place of size'
+        None, description='{"aspect_ratio": "16:9", "image_size": "1K"}; alternative to size'
     )
-    return_stage_metrics: bool | None = Field(None, description="answer with `metrics`")
+    return_stage_metrics: bool | None = Field(None, description="include `metrics` in the answer")
 
 
 class ImageURL(BaseModel):
@@ -82,15 +82,15 @@ class ImagePart(BaseModel):
 
     type: Literal["image_url"] = "image_url"
     image_url: ImageURL
-    seed: int = Field(description="that gives this image again")
+    seed: int = Field(description="reproduces this image")
     skipped_steps: int | None = Field(
-        default=None, description="denoising steps without a forward; where `step_cache` was said"
+        default=None, description="denoising steps without a forward, with `step_cache`"
     )
 
 
 class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
-    content: str | list[ImagePart] = Field(description="empty where there are `images`")
+    content: str | list[ImagePart] = Field(description="empty if there are `images`")
     images: list[ImagePart] | None = None
 
 
@@ -98,7 +98,7 @@ class ChatChoice(BaseModel):
     index: int = 0
     message: ChatMessage
     finish_reason: Literal["stop", "length"] = "stop"
-    seed: int | None = Field(default=None, description="that gives this text again")
+    seed: int | None = Field(default=None, description="reproduces this text")
 
 
 class ChatTokens(BaseModel):
@@ -107,7 +107,7 @@ class ChatTokens(BaseModel):
 
 
 class ChatUsage(BaseModel):
-    """In tokens of the model: of its tokenizer, and patches of the latent picture."""
+    """Tokens of the text and patches of the latent picture."""
 
     prompt_tokens: int
     prompt_tokens_details: ChatTokens
@@ -124,7 +124,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: ChatUsage
     metrics: schema.StageMetrics | None = None
-    warnings: list[str] | None = Field(None, description="such as that the prompt was truncated")
+    warnings: list[str] | None = Field(None, description="for example: the prompt was truncated")
     settings: dict[str, Any] | None = Field(default=None, description=schema.SETTINGS)
 
 

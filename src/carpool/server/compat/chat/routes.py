@@ -33,7 +33,7 @@ router = router_of(WorkRoute, "/v1")
     openapi_extra={"requestBody": {"required": True, "content": _BODY}},
 )
 async def create_chat_completion(context: Context) -> Any:
-    """Answer a conversation: a language model writes, others draw what the last message says."""
+    """Answer a conversation: language models write, other models draw the last message."""
     state, request = context.state, context.request
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})

@@ -43,10 +43,10 @@ class SetLora(BaseModel):
     )
     strength: Any = schema.ours("number", "scale of the adapter; or a list")
     target: Any = Field(
-        "all", description="all: where the adapter's file says; or one of two experts; or a list"
+        "all", description="all: the file's own target; one of two experts; or a list"
     )
-    merge_mode: str | None = Field(None, description="auto or dynamic: nothing is merged")
-    lora_alpha: Any = schema.ours("null", "the file says it")
+    merge_mode: str | None = Field(None, description="auto or dynamic; nothing is merged")
+    lora_alpha: Any = schema.ours("null", "ignored: the file's value applies")
     model: str | None = Field(None, description="of several; default: the first")
 
 
@@ -64,14 +64,14 @@ class Applied(BaseModel):
 
 class LoadedAdapter(BaseModel):
     nickname: str = Field(description="its id")
-    path: None = Field(default=None, description="servers do not say where files are")
-    names: list[str] = Field([], description="what else requests may call it")
-    target: str | None = Field(None, description="the one of two experts that it changes")
-    warnings: list[str] = Field([], description="what of it is not applied")
+    path: None = Field(default=None, description="always null: paths are not public")
+    names: list[str] = Field([], description="other names for requests")
+    target: str | None = Field(None, description="the expert that it changes, if there are two")
+    warnings: list[str] = Field([], description="parts that are not applied")
 
 
 class RefusedAdapter(BaseModel):
-    """A file that requests cannot use."""
+    """An adapter file that cannot be used."""
 
     nickname: str
     names: list[str] = []
@@ -81,7 +81,7 @@ class RefusedAdapter(BaseModel):
 class ActiveAdapter(BaseModel):
     """The default adapters of one API key."""
 
-    nickname: str = Field(description="all of them, with commas")
+    nickname: str = Field(description="all, joined by commas")
     nicknames: list[str]
     path: None = None
     merged: bool = False
@@ -94,13 +94,13 @@ class AdapterList(BaseModel):
     loaded_adapters: list[LoadedAdapter]
     refused_adapters: list[RefusedAdapter] = []
     active: dict[str, list[ActiveAdapter]] = Field(
-        description="the defaults of this API key by `target`, `transformer` if none; empty: none"
+        description="this API key's defaults by `target`; `transformer` if it has no target"
     )
 
 
 @router.post("/set_lora")
 async def set_lora(body: SetLora, context: Context) -> Applied:
-    """Set the adapters of this API key's requests that name none themselves."""
+    """Set the default adapters of this API key."""
     _check_key(context)
     if body.merge_mode not in MERGE_MODES:
         raise UnsupportedParameter.of(
@@ -142,7 +142,7 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
 
 @router.post("/unmerge_lora_weights")
 async def unmerge_lora_weights(body: Unmerge, context: Context) -> Applied:
-    """This API key's requests that name no adapters get none again."""
+    """Remove the default adapters of this API key."""
     _check_key(context)
     _check_target(body.target)
     model = await _model(context, body.model)
@@ -152,7 +152,7 @@ async def unmerge_lora_weights(body: Unmerge, context: Context) -> Applied:
 
 @router.get("/list_loras")
 async def list_loras(context: Context, model: str | None = None) -> AdapterList:
-    """The adapters that requests may name, and the defaults of this API key."""
+    """List the adapters and this API key's defaults."""
     served = await _model(context, model)
     defaults = context.state.default_lora.get((served.id, context.client.owner), [])
     active = dict[str, list[ActiveAdapter]]()

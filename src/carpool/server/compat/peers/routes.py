@@ -11,24 +11,24 @@ router = router_of(AuthenticatedRoute)
 
 
 class ModelInfo(BaseModel):
-    """The served model, as SGLang's clients ask for it."""
+    """The served model in SGLang's format."""
 
-    model_path: str = Field(description="what requests name it by")
+    model_path: str = Field(description="the name for requests")
     is_generation: bool = True
     model_type: Literal["diffusion"] = "diffusion"
     architectures: list[str] = Field(description="the diffusers class")
     has_image_understanding: bool = Field(description="does it take pictures?")
     has_audio_understanding: bool = False
-    task_type: str = Field(description="what it does without any picture given")
+    task_type: str = Field(description="the task without an input picture")
     supported_task_types: list[str]
     output_types: list[str] = Field(description="IMAGE, VIDEO, AUDIO")
     is_image_gen: bool
 
 
 class ServerInfo(BaseModel):
-    """The server, as SGLang's clients ask for it."""
+    """The server in SGLang's format."""
 
-    model_path: str = Field(description="what requests name the model by")
+    model_path: str = Field(description="the model's name for requests")
     served_model_name: str
     tp_size: int = 1
     dp_size: int = 1
@@ -42,7 +42,7 @@ _OUTPUTS |= {"text": "TEXT"}
 @router.get("/model_info")
 @router.get("/v1/model_info")
 async def model_info(state: ServerState) -> ModelInfo:
-    """The served model, as SGLang has it; `GET /v1/models` says more."""
+    """The served model in SGLang's format; prefer `GET /v1/models`."""
     model = await state.load(None, "loaded")
     tasks = model.card.tasks
     return ModelInfo(
@@ -58,6 +58,6 @@ async def model_info(state: ServerState) -> ModelInfo:
 
 @router.get("/server_info")
 async def server_info(state: ServerState) -> ServerInfo:
-    """The server, as SGLang has it."""
+    """The server in SGLang's format."""
     name = state.model_names[0]
     return ServerInfo(model_path=name, served_model_name=name, version=carpool.__version__)
