@@ -21,7 +21,7 @@ from carpool.server.transport.middleware import BodySizeLimit, HeadRequests, Req
 from carpool.telemetry.tracing import Tracing
 
 UPLOADS = frozenset({"/v1/images/edits", "/v1/images/variations", "/v1/videos", "/v1/meshes"})
-"""Paths of forms with pictures, whose bodies may be large."""
+"""Paths of forms with pictures: their bodies may be large."""
 LARGE_BODY_PATHS = UPLOADS | {"/v1/videos/sync"} | dialects.LARGE_BODY_PATHS
 
 
@@ -39,10 +39,10 @@ def create_app(
     The same holds for the runner, without which there are no jobs.
 
     Args:
-        keys: those of the settings, if the caller wants to read them again.
-        traces: writes a span for every request for work.
+        keys: keys of the settings, if the caller wants to reload them.
+        traces: writes a span for each work request.
     """
-    # a redirect would be answered before any key is asked, and name whatever Host was sent
+    # a redirect would be sent before authentication, and would repeat any Host
     app = FastAPI(
         title="Carpool",
         version=carpool.__version__,
@@ -50,7 +50,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    # as an argument it is deprecated; uvicorn's would want a proxy that cuts it off
+    # deprecated as an argument; uvicorn's expects a proxy that strips the prefix
     app.root_path = f"/{path}" if (path := settings.root_path.strip("/")) else ""
     state = app.state.server = AppState(
         backend, settings, runner, keys, traces, dialects.translated

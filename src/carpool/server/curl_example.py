@@ -12,11 +12,11 @@ _NAMED = {"image_url": "data:image/png;base64,iVBORw0KGgo...", "lora_nickname": 
 
 
 def curl(method: str, path: str, operation: Schema, schemas: Schema) -> str:
-    """A command that calls a path; parts in capitals are to be filled in."""
+    """A command that calls a path; the user replaces the words in capitals."""
     body = sample(operation, schemas)
     words = ["curl", *([] if method in ("get", "post") else [f"-X {method.upper()}"])]
     answers = operation["responses"].get("200", {}).get("content", {})
-    words += ["-N"] * (set(answers) == {"text/event-stream"})  # show events as they come
+    words += ["-N"] * (set(answers) == {"text/event-stream"})  # show events as they arrive
     words.append(f"{URL}{path_example(path)}")
     if operation.get("security"):
         words.append("-H 'authorization: Bearer KEY'")
@@ -31,12 +31,12 @@ def curl(method: str, path: str, operation: Schema, schemas: Schema) -> str:
 
 
 def path_example(path: str) -> str:
-    """A path whose parameters are words in capitals."""
+    """A path with its parameters as words in capitals."""
     return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), path)
 
 
 def sample(operation: Schema, schemas: Schema) -> Any:
-    """A JSON body that an operation takes; None where it takes none."""
+    """An example JSON body of an operation; None if it takes no body."""
     content = operation.get("requestBody", {}).get("content", {})
     if "application/json" not in content:
         return None
@@ -44,7 +44,7 @@ def sample(operation: Schema, schemas: Schema) -> Any:
 
 
 def _example(schema: Schema, schemas: Schema) -> Any:
-    """The example of a body's schema, else its required fields."""
+    """The example of a body's schema, otherwise its required fields."""
     schema = _resolved(schema, schemas)
     if examples := schema.get("examples"):
         return examples[0]

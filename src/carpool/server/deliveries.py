@@ -1,7 +1,7 @@
-"""Webhooks and uploads of jobs: what a request may ask for, and how it is sent.
+"""Webhooks and uploads of jobs: their checks, and their delivery.
 
-A webhook is an event in the words of OpenAI's, signed as Standard Webhooks has it: `openai`'s
-`client.webhooks.unwrap` and the libraries of standardwebhooks.com check it.
+A webhook is an event in OpenAI's format, signed by the Standard Webhooks specification: `openai`'s
+`client.webhooks.unwrap` and the libraries of standardwebhooks.com verify it.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ _PREFIX, _SECRET_BYTES = "whsec_", range(24, 65)
 
 
 def deliveries_of(settings: ServeSettings, webhook: Any) -> dict[str, Any]:
-    """The deliveries of a new job, given the webhook that its request names.
+    """The deliveries of a new job, for the webhook of its request.
 
     Raises:
-        UnsupportedParameter, InvalidValue: this server sends none, or it is no URL.
+        UnsupportedParameter, InvalidValue: the server sends no webhooks, or it is not a URL.
     """
     deliveries = {"upload": waiting()} if settings.upload else {}
     if webhook is not None:
@@ -42,7 +42,7 @@ def deliveries_of(settings: ServeSettings, webhook: Any) -> dict[str, Any]:
 
 
 def courier_of(store: JobStore, settings: ServeSettings) -> Courier:
-    """What makes the deliveries of a store; SettingRejected: a setting for it cannot be used."""
+    """The courier of a store; SettingRejected: a setting of its deliveries is invalid."""
     senders: dict[str, Any] = {}
     if settings.upload:
         senders["upload"] = partial(_upload, store, ObjectStore(settings.upload))
@@ -66,7 +66,7 @@ def _key(secret: str) -> bytes:
 async def _webhook(
     store: JobStore, key: bytes, hosts: Sequence[str], record: Record
 ) -> Mapping[str, Any]:
-    """Send the event of a job; its id is the same at every attempt."""
+    """Send the event of a job; every attempt has the same event id."""
     deliveries = record.deliveries or {}
     data = {"id": record.id, "status": record.state, "model": record.asked.get("model")}
     data |= {"error": record.error, "files": deliveries.get("upload", {}).get("files")}

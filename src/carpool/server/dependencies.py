@@ -1,4 +1,4 @@
-"""FastAPI dependencies and route classes: authentication before any of a body is read."""
+"""FastAPI dependencies and route classes: authenticate before the body is read."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -17,10 +17,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"content": _ERROR}
     for status in (400, 401, 403, 404, 405, 413, 415, 422, 429, 500, 503, 504)
 }
-"""For the OpenAPI document: how any path under `/v1` may answer. By reference: FastAPI makes a
-validator of each model of each route, 700 here. `responses.downloads.PARTS` brings it in."""
+"""Error responses of paths under `/v1`, for the OpenAPI document. References: FastAPI would build
+validators for each model of each route, 700 here. `responses.downloads.PARTS` adds the model."""
 FORBIDDEN: dict[int | str, dict[str, Any]] = {403: ERRORS[403]}
-"""The same of paths that need no key: refused by `Host` or `Origin`."""
+"""The same for paths without a key: refused by `Host` or `Origin`."""
 
 
 async def server_state(request: Request) -> AppState:
@@ -28,9 +28,9 @@ async def server_state(request: Request) -> AppState:
 
 
 class _RequestContext(HTTPBearer):
-    """Gives the context of a request, whose key its route has checked before.
+    """Returns the context of a request; the route has checked its key before.
 
-    As a security scheme it stands in the OpenAPI document, so that paths want a key there.
+    As a security scheme it makes the OpenAPI document show that paths need a key.
     """
 
     async def __call__(self, request: Request) -> AuthenticatedRequest:  # type: ignore[override]
@@ -41,11 +41,11 @@ request_context = _RequestContext(scheme_name="HTTPBearer")
 
 ServerState = Annotated[AppState, Depends(server_state)]
 Context = Annotated[AuthenticatedRequest, Depends(request_context)]
-"""What a route of class `AuthenticatedRoute` is given."""
+"""The parameter of routes of class `AuthenticatedRoute`."""
 
 
 async def trace_span(context: Context) -> AsyncIterator[None]:
-    """Write a span for every request for work."""
+    """Write a span for each work request."""
     request = context.request
     if request.method != "POST":
         yield
@@ -55,9 +55,9 @@ async def trace_span(context: Context) -> AsyncIterator[None]:
 
 
 class AuthenticatedRoute(APIRoute):
-    """A route that needs an API key, where the server has keys."""
+    """A route that needs an API key if the server has keys."""
 
-    is_work = False  # do its POSTs count against the limits of requests?
+    is_work = False  # its POSTs count against the request limits
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in (self.methods or ()):
@@ -77,7 +77,7 @@ class AuthenticatedRoute(APIRoute):
 
 
 class WorkRoute(AuthenticatedRoute):
-    """A route whose POSTs are requests for work: limited and traced."""
+    """A route whose POSTs are work requests: limited and traced."""
 
     is_work = True
 

@@ -1,4 +1,4 @@
-"""The HTTP server of `carpool serve`: uvicorn, strict about HTTP, which drains on a signal."""
+"""The HTTP server of `carpool serve`: uvicorn with strict HTTP that drains on a signal."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ log = logging.getLogger("carpool")
 
 
 class DrainingServer(uvicorn.Server):
-    """Uvicorn that drains on a signal: it refuses new requests while running ones finish."""
+    """Uvicorn that drains on a signal: it refuses new requests and finishes running requests."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class DrainingServer(uvicorn.Server):
                 forwarded_allow_ips="*" if settings.uds else None,  # a proxy connects
                 backlog=ACCEPTED,
                 access_log=False,  # `RequestLogging` logs more
-                # uvicorn's own greeting and farewell are no news beside ours
+                # hides uvicorn's start and stop messages: ours say the same
                 log_level="warning" if settings.log_level == "info" else settings.log_level,
                 log_config=None,
                 timeout_keep_alive=StrictHTTPProtocol.idle_timeout_s,
@@ -79,7 +79,7 @@ class DrainingServer(uvicorn.Server):
         if self.unix is None:
             log.info("listening on http://%s:%d", url_host(self.config.host), self.port())
         gc.collect()
-        gc.freeze()  # permanent objects: to scan them again takes 70 ms
+        gc.freeze()  # permanent objects: each new scan takes 70 ms
         self.is_up.set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -89,21 +89,21 @@ class DrainingServer(uvicorn.Server):
     def _stop(self) -> None:
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
-        else:  # the second signal: at once
+        else:  # the second signal stops at once
             self.should_exit = self.force_exit = True
-            while self.servers:  # from Python 3.12 on, uvicorn would wait for their connections
+            while self.servers:  # uvicorn waits for their connections since Python 3.12
                 self.servers.pop().close()
 
     async def _drain(self) -> None:
         await self._backend.drain(self._drain_timeout_s)
-        self._app.state.server.events.close()  # their viewers would never leave
+        self._app.state.server.events.close()  # otherwise viewers never disconnect
         self.should_exit = True
 
     def port(self) -> int:
-        """The port in use, also where the setting is 0."""
+        """The port in use, even if the setting is 0."""
         return int(self.servers[0].sockets[0].getsockname()[1])
 
 
 def url_host(host: str) -> str:
-    """A host as URLs write it: IPv6 addresses in brackets."""
+    """A host in URL form: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host

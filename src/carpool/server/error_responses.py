@@ -1,4 +1,4 @@
-"""Map exceptions to HTTP responses of the shape that OpenAI's clients expect."""
+"""Map exceptions to HTTP responses in OpenAI's format."""
 
 import asyncio
 import json
@@ -19,11 +19,11 @@ from carpool.telemetry import logs
 
 log = logging.getLogger("carpool")
 
-METHODS = ("GET", "HEAD", "POST", "DELETE")  # the methods of all paths
+METHODS = ("GET", "HEAD", "POST", "DELETE")  # all methods of all paths
 _SEE = ": see /openapi.json"
 _NO_PATH = f"no such path{_SEE}"
 _NO_METHOD = "this path has other methods, see `allow` and /openapi.json"
-_BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # a message, or the exception's own
+_BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # "": the exception's own message
     404: (errors.NoSuchEndpoint, _NO_PATH),
     405: (errors.MethodNotAllowed, _NO_METHOD),
     413: (errors.BodyTooLarge, ""),
@@ -33,7 +33,7 @@ _BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # a message, or the e
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """Make the response to any exception."""
+    """Make the response for any exception."""
     api_error = _api_error(error)
     if api_error.message == _NO_PATH:
         document = await asyncio.to_thread(request.app.openapi)  # made once
@@ -56,7 +56,7 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 class _ErrorResponse(JSONResponse):
-    """JSON, whatever a message shows: what a client sent may be half a character, "\\ud800"."""
+    """JSON that accepts lone surrogates: a message may quote a client's "\\ud800"."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -66,7 +66,7 @@ class _ErrorResponse(JSONResponse):
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of a path. Each is a route of its own, and the framework names the first."""
+    """The methods of a path. Each is a separate route; the framework names only the first."""
 
     def has(method: str) -> bool:
         scope = {**request.scope, "method": "GET" if method == "HEAD" else method}
@@ -78,7 +78,7 @@ def _allowed(request: Request) -> list[str]:
 def _api_error(error: Exception) -> CarpoolError:
     if isinstance(error, CarpoolError):
         return error
-    if isinstance(error.__cause__, CarpoolError):  # as the framework read the body
+    if isinstance(error.__cause__, CarpoolError):  # raised while the framework read the body
         return error.__cause__
     if isinstance(error, RequestValidationError):
         return _invalid(error.errors()[0])
@@ -92,7 +92,7 @@ def _api_error(error: Exception) -> CarpoolError:
 
 
 def _invalid(problem: Any) -> CarpoolError:
-    """Map an error of pydantic to one of ours."""
+    """Map a pydantic error to an API error."""
     name, is_missing = ".".join(map(str, problem["loc"][1:])), problem["type"] == "missing"
     if is_missing and not name:
         return InvalidJSON("the body is empty: send a JSON object")

@@ -1,16 +1,16 @@
 """`GET /v1/events`: activity of the engine and of a client's own jobs, as server-sent events.
 
 Requests of other API keys appear by number only: never their ids, prompts, settings or pictures.
-The worker reports, and anything is encoded, only while somebody watches; what viewers of one key
-get is encoded once.
+The worker reports, and events are encoded, only while viewers are connected; each event is encoded
+once for all viewers of a key.
 
-    status    of the server: its state, model and version
-    activity  forwards that have ended, running and waiting requests, those that moved to other
-              workers; some four times a second
+    status    the server's state, model and version
+    activity  finished forwards, running and waiting requests, and moves between workers; about
+              four times a second
     stats     counters of the engine, every two seconds
-    job       a job of the client's began, made steps, or ended
-    prompt    the prompt of one, so far as a language model has written it anew
-    preview   a picture of one, while it is denoised
+    job       a job of the client began, made steps, or ended
+    prompt    a job's prompt while a language model rewrites it, up to the newest word
+    preview   a job's picture while it is denoised
 """
 
 import asyncio
@@ -40,13 +40,13 @@ from carpool.worker import protocol
 MOST_VIEWERS = 64  # viewers of one API key
 TICK_S = 0.25
 STATISTICS_EVERY = 8  # ticks
-BUFFERED = 256  # events of a viewer that does not read; it is disconnected then
+BUFFERED = 256  # unread events of a viewer; more disconnect it
 PREVIEW_QUALITY = 80
-SILENCE_S = 15.0  # the longest
+SILENCE_S = 15.0  # longest gap between events
 _STATISTICS = """waiting running requests steps steps_per_s tokens forwards waits not_wider costs
 overload memory speed_factor deadlines_missed"""
 SHOWN_STATISTICS = _STATISTICS.split()
-"""The engine's statistics that viewers get; `/stats` has the rest."""
+"""The engine's statistics for viewers; `/stats` has the rest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,17 +60,17 @@ class _Viewer:
         if self.events.full():
             while not self.events.empty():
                 self.events.get_nowait()
-            event = None  # the end of its stream
+            event = None  # ends its stream
         self.events.put_nowait(event)
 
 
 class Events(JobListener):
-    """Distributes events to viewers. For the event loop.
+    """Distributes events to viewers. Runs on the event loop.
 
     Args:
-        knows: whether an owner's key is still one of the server's.
+        knows: returns whether an owner's key is still valid.
         encoder: encodes previews.
-        has_metadata: do files say that a model made them?
+        has_metadata: whether files state that a model made them.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Events(JobListener):
         self._knows, self._encoder = knows, encoder
         self._metadata: dict[str, Any] | None = {} if has_metadata else None
         self._viewers: dict[_Viewer, None] = {}
-        self._progress: dict[str, tuple[Record, int, int]] = {}  # jobs', since the last tick
+        self._progress: dict[str, tuple[Record, int, int]] = {}  # jobs since the last tick
         self._ticking: asyncio.Task[None] | None = None
         self._encoding: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -95,13 +95,13 @@ class Events(JobListener):
             runner.listen(self)
 
     async def follow(self, owner: str, for_s: float | None = None) -> AsyncIterator[bytes]:
-        """The events for one viewer, from now on.
+        """Stream events to one viewer, from now on.
 
         Args:
-            for_s: how long; None: until it is closed.
+            for_s: duration; None: until the viewer or server closes it.
 
         Raises:
-            Overloaded: as many of this key watch already as may.
+            Overloaded: the key has its maximum of viewers.
         """
         if sum(viewer.owner == owner for viewer in self._viewers) >= MOST_VIEWERS:
             rule = f"{MOST_VIEWERS} streams of events are open already, the most of one key"
@@ -128,13 +128,13 @@ class Events(JobListener):
             self._update()
 
     def close(self) -> None:
-        """End all streams: the server ends."""
+        """End all streams, because the server stops."""
         self._is_closed = True
         for viewer in self._viewers:
             viewer.put(None)
 
     def _update(self) -> None:
-        """Start watching the engine with the first viewer; stop with the last one."""
+        """Start watching the engine for the first viewer; stop after the last viewer."""
         if self._viewers and self._ticking is None:
             self._backend.watch_activity(self._activity)
             self._ticking = asyncio.create_task(self._tick())
@@ -153,20 +153,20 @@ class Events(JobListener):
                 status_sent = status
                 self._send_all(status)
             if count % STATISTICS_EVERY == 0 and (asking is None or asking.done()):
-                asking = asyncio.create_task(self._tell_statistics())
+                asking = asyncio.create_task(self._send_statistics())
             progress, self._progress = self._progress, {}
             for record, step, steps in progress.values():
-                self._tell_job(record, "in_progress", step=step, steps=steps)
+                self._send_job(record, "in_progress", step=step, steps=steps)
             count += 1
             await asyncio.sleep(TICK_S)
 
-    async def _tell_statistics(self) -> None:
+    async def _send_statistics(self) -> None:
         if self._backend.state not in ("ready", "draining"):
             return
         try:
             async with asyncio.timeout(10):
                 statistics = await self._backend.statistics()
-        except (CarpoolError, TimeoutError):  # the worker died, or is busy
+        except (CarpoolError, TimeoutError):  # the worker died or is busy
             return
         name = self._observer.model
         models = models_of(name, statistics)
@@ -233,18 +233,18 @@ class Events(JobListener):
             self._send(owner, event)
 
     def _own(self, request_id: str, owner: str) -> dict[str, Any]:
-        """Name the request of an output, if it is the viewer's own."""
+        """Name the request of an output, if the viewer owns it."""
         name = self._observer.own_name(request_id, owner)
         return {} if name is None else {"id": name[0], "part": name[1]}
 
-    # As a `JobListener`
+    # Methods of `JobListener`
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
-        self._tell_job(record, "in_progress", parts=len(parts))
+        self._send_job(record, "in_progress", parts=len(parts))
 
     def ended(self, record: Record, state: str, took_s: float, _: Sequence[JobOutput]) -> None:
         self._progress.pop(record.id, None)
-        self._tell_job(record, state)
+        self._send_job(record, state)
 
     def progressed(self, record: Record, step: int, steps: int) -> None:
         if self._viewers:
@@ -252,12 +252,12 @@ class Events(JobListener):
 
     def previewed(self, record: Record, part: int, preview: Any) -> None:
         if any(viewer.owner == record.owner for viewer in self._viewers):
-            task = asyncio.create_task(self._tell_preview(record, part, preview))
+            task = asyncio.create_task(self._send_preview(record, part, preview))
             self._encoding.add(task)
             task.add_done_callback(self._encoding.discard)
 
-    async def _tell_preview(self, record: Record, part: int, preview: protocol.Preview) -> None:
-        if preview.picture is None:  # no jobs write other texts than prompts
+    async def _send_preview(self, record: Record, part: int, preview: protocol.Preview) -> None:
+        if preview.picture is None:  # the only text of a job is its prompt
             fields = {"id": record.id, "part": part, "text": preview.text}
             self._send(record.owner, _event("prompt", fields))
             return
@@ -269,7 +269,7 @@ class Events(JobListener):
         fields["webp"] = base64.b64encode(picture).decode()
         self._send(record.owner, _event("preview", fields))
 
-    def _tell_job(self, record: Record, status: str, **extra: int) -> None:
+    def _send_job(self, record: Record, status: str, **extra: int) -> None:
         if self._viewers:
             self._send(record.owner, _event("job", {"id": record.id, "status": status, **extra}))
 

@@ -1,6 +1,6 @@
-"""What `carpool serve` prints once it serves: the address, and a command that draws.
+"""Prints the address of a ready `carpool serve`, and an example command.
 
-The command fits the model, by its card: a clip is a job, an edit brings a picture.
+The command fits the model's card: a clip is a job, an edit sends a picture.
 """
 
 import importlib.util
@@ -32,14 +32,14 @@ _DECODE = (
 
 
 def served_names(serving: Serving, settings: ServeSettings) -> Collection[str]:
-    """The names of the models, once they are known."""
+    """The names of the served models, once known."""
     if isinstance(serving, Fleet):
         return serving.deployments
     return [settings.served_model_name or (serving.ready.card.id if serving.ready else "")]
 
 
 def _where(ready: protocol.WorkerReady | None) -> str:
-    """The model's device and the memory left there: a line, or nothing."""
+    """A line with the model's device and its free memory, or an empty text."""
     if ready is None or not ready.device:
         return ""
     memory = "" if ready.free_bytes is None else f"; {_gib(ready.free_bytes)} of memory left"
@@ -51,7 +51,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def missing_library(card: Card) -> str | None:
-    """What a model's answers need that is not installed."""
+    """A message about a missing library that the model's answers need; None: none missing."""
     makes_videos = any(task.makes == "videos" for task in card.tasks)
     if makes_videos and importlib.util.find_spec("av") is None:
         return f"{card.id}: videos need PyAV, so requests for one are refused: pip install av"
@@ -59,12 +59,12 @@ def missing_library(card: Card) -> str | None:
 
 
 def example(card: Card | None, url: str, curl: str, model: str | None = None) -> str:
-    """A command that draws with a model when it is pasted.
+    """A command to paste that draws with a model.
 
     Args:
-        card: of the model; None: it is not loaded yet.
-        curl: the command, with what it needs to reach the server.
-        model: its name, where several are served.
+        card: card of the model; None: not loaded yet.
+        curl: the curl command with its connection options.
+        model: name of the model, if the server has several.
     """
     task = card.tasks[0] if card is not None else None
     makes = task.makes if task is not None else "pictures"
@@ -95,7 +95,7 @@ def _form(picture: str, body: dict[str, Any]) -> str:
 
 
 def _job(url: str, curl: str, kind: str, sent: str) -> str:
-    """Commands that ask for a clip or a mesh, wait for it, and fetch it."""
+    """Commands that request a clip or a mesh, wait for it, and download it."""
     at = f"{url}/v1/{kind}/$id"
     return (
         f"id=$({curl} {url}/v1/{kind} {sent} \\\n  | {_READ})\n"

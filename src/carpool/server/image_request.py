@@ -1,6 +1,6 @@
 """One request for pictures, from its body to its files: parsed, checked, answered.
 
-Routes and dialects make it (`requests.image_work`); `responses/` runs and answers it.
+Routes and dialects parse it (`requests.parse_image_request`); `responses/` runs and answers it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,23 +33,23 @@ from carpool.worker import protocol
 Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
 WriteEvent = Callable[["ParsedImageRequest", int, protocol.Preview | protocol.Done, int], bytes]
-"""Writes an event of a request: of which picture, what of it, and after how many previews."""
+"""Writes an event. Arguments: request, number of the picture, update, previews before it."""
 
 
 @dataclass
 class ParsedImageRequest:
-    """A request for pictures: its body, its model, the pictures that came with it.
+    """A request for pictures: its body, its model, its input pictures.
 
-    Its parameters are checked when `requests` is first read: one engine request a picture.
+    Reading `requests` checks the parameters: it has one engine request for each picture.
     """
 
     model: ServedModel
     body: schema.ImageRequest
     client: APIClient = KEYLESS
     kind: WorkKind = "image_generation"
-    pictures: dict[str, Any] = field(default_factory=dict)  # and what follows: arguments
+    pictures: dict[str, Any] = field(default_factory=dict)  # pipeline arguments, with implied sizes
     digests: list[str] = field(default_factory=list)  # digests of the pictures as they were sent
-    write_event: WriteEvent | None = None  # writes a stream's events; None: OpenAI's
+    write_event: WriteEvent | None = None  # writer of a stream's events; None: OpenAI's format
 
     @cached_property
     def sent(self) -> dict[str, Any]:
@@ -58,15 +58,15 @@ class ParsedImageRequest:
 
     @cached_property
     def n(self) -> int:
-        """The pictures of each prompt, or InvalidValue."""
+        """The number of pictures of each prompt; InvalidValue if invalid."""
         return check_n(1 if self.body.n is None else self.body.n, self.model.max_n)
 
     @cached_property
     def outputs(self) -> int:
-        """The pictures in all: n of each prompt.
+        """The total number of pictures: n for each prompt.
 
         Raises:
-            InvalidValue: n, or lists of prompts that do not fit together, or too many in all.
+            InvalidValue: n is invalid, lists of prompts differ in length, or the total is too high.
         """
         n, max_n, prompts = self.n, self.model.max_n, prompts_in(self.sent)
         if prompts * n > max_n:
@@ -85,10 +85,10 @@ class ParsedImageRequest:
 
     @cached_property
     def requests(self) -> list[CheckedRequest]:
-        """Check all parameters, and make one request a picture.
+        """Check all parameters, and make one request for each picture.
 
         Raises:
-            Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+            Rejected, ModelNotFound: the message has the problem and the nearest valid value.
         """
         model, body, card = self.model, self.body, self.model.card
         parameters = pipeline_parameters(model, body, self.sent, "pictures", self.client)
@@ -120,7 +120,7 @@ class ParsedImageRequest:
 
     @property
     def inputs(self) -> list[Any]:
-        """The pictures that it starts from."""
+        """The input pictures."""
         arguments = self.requests[0].arguments
         return list(pictures_in([arguments.get(name, []) for name in PICTURES]))
 
@@ -137,10 +137,10 @@ class ParsedImageRequest:
         return self.body.safety_identifier or self.body.user
 
     def file(self, number: int, picture: protocol.Picture, settings: Settings | None) -> bytes:
-        """A picture as a file. Blocks: not on the event loop.
+        """Encode a picture as a file. Blocks: call it on a thread.
 
         Args:
-            settings: the settings that decided it; None: it is a preview.
+            settings: the settings to store in the file; None: a preview.
         """
         compression = self.body.output_compression
         return media.encode_image(
@@ -156,7 +156,7 @@ class ParsedImageRequest:
         )
 
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
-        """The usage of one of the pictures, or of all. Prompts and input pictures count once."""
+        """The usage of one or more pictures. Prompts and input pictures count once."""
         multiple = self.model.card.size_multiple_px
         images = pictures_in(self.requests[0].arguments.get("image", []))
         sizes = [size_of(image) for image in images]
@@ -173,6 +173,6 @@ class ParsedImageRequest:
         )
 
     def pack(self) -> None:
-        """Make its pictures ready to be sent to the worker. Blocks: not on the event loop."""
+        """Serialize its input pictures for the worker. Blocks: call it on a thread."""
         for picture in self.inputs:
             protocol.pack(picture)

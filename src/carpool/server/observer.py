@@ -1,4 +1,4 @@
-"""Count answers and jobs for Prometheus; map HTTP requests to the engine's requests."""
+"""Counts answers and jobs for Prometheus; maps HTTP requests to engine requests."""
 
 import contextlib
 import logging
@@ -25,13 +25,13 @@ from carpool.types import CheckedRequest
 
 log = logging.getLogger("carpool")
 
-KEPT_REQUESTS = 1000  # requests, as many as the engine keeps
+KEPT_REQUESTS = 1000  # requests; the engine keeps as many
 Origin = tuple[Literal["request", "job"], str, str]
-"""Of requests of the engine's: what became these, the owner of its API key, and its id."""
+"""Origin of engine requests: request or job, the owner of its API key, and its id."""
 
 
 class Observer(JobListener):
-    """The front's own metrics, and the HTTP request or job of each of the engine's requests."""
+    """The front's own metrics, and the HTTP request or job of each engine request."""
 
     def __init__(self, backend: Serving, settings: ServeSettings, runner: Runner | None) -> None:
         self._backend, self._settings, self._runner = backend, settings, runner
@@ -46,7 +46,7 @@ class Observer(JobListener):
         return isinstance(self._backend, (Fleet, Pool)) and self._backend.has_several
 
     def workers(self) -> list[dict[str, Any]]:
-        """Each worker, with the name of its model; see `Pool.workers`. Empty without a pool."""
+        """The workers with the names of their models; see `Pool.workers`. Empty without a pool."""
         serving = self._backend
         if isinstance(serving, Fleet):
             pools = {name: model.pool for name, model in serving.deployments.items() if model.pool}
@@ -58,19 +58,19 @@ class Observer(JobListener):
 
     @property
     def model(self) -> str:
-        """The served model's name; "" before it is known, and where there are several."""
+        """The served model's name; "" if unknown or if there are several models."""
         if isinstance(self._backend, Fleet):
             return ""
         ready = self._backend.ready
         return self._settings.served_model_name or (ready.card.id if ready else "")
 
     def began(self, request: Request, owner: str, requests: Sequence[CheckedRequest]) -> None:
-        """Note the engine's requests of an HTTP request; a later one of the same id replaces it."""
+        """Record an HTTP request's engine requests; a later request with its id replaces it."""
         tracing.asked(requests[0].model or self.model, [part.seed for part in requests], "image")
         self._note(("request", owner, request.scope["request_id"]), requests)
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
-        """Note the engine's requests of a job, which continues the trace of its HTTP request."""
+        """Record the engine requests of a job; it continues the trace of its HTTP request."""
         tracing.take_up(str(record.work.get("trace", "")))
         self._note(("job", record.owner, record.id), parts)
 
@@ -108,10 +108,10 @@ class Observer(JobListener):
         tracing.used(usage.input_tokens, usage.output_tokens)
 
     def answered(self, model: str, endpoint: str, status: int, duration_s: float) -> None:
-        """Count the answer to a request for work.
+        """Count the answer to a work request.
 
         Args:
-            model: of several; "": it named none that is served, or there is but one.
+            model: the model's name, if there are several; "": unknown name, or a single model.
         """
         self._metrics.answered(model or self.model, endpoint, status, duration_s)
 
@@ -119,8 +119,8 @@ class Observer(JobListener):
         """The timelines of a request of the same API key, or of a job's last run.
 
         Raises:
-            NoSuchEndpoint: it is not known, or not any more.
-            Starting, WorkerLost, Draining: there is no worker to ask.
+            NoSuchEndpoint: the request is unknown or was forgotten.
+            Starting, WorkerLost, Draining: no worker is available.
         """
         origin: Origin = "request", owner, request_id
         job = None
@@ -142,21 +142,21 @@ class Observer(JobListener):
         return reports.RequestReport.model_validate({"id": request_id, "outputs": outputs})
 
     def own_name(self, output_id: str, owner: str) -> tuple[str, int] | None:
-        """The id of the HTTP request or job that became a request of the engine's, and which of
-        its outputs this is; None unless it is this owner's."""
+        """The id of the HTTP request or job behind an engine request, and the index of its output;
+        None if another owner sent it."""
         origin = self._origins.get(output_id)
         if origin is None or origin[1] != owner:
             return None
         return origin[2], self._request_ids[origin].index(output_id)
 
     async def metrics(self) -> bytes:
-        """The page for Prometheus. Without a worker it has the front's own counts only."""
+        """The page for Prometheus. Without a worker it has only the front's metrics."""
         statistics: dict[str, Any] | None = None
         jobs: dict[Any, int] = {}
-        with contextlib.suppress(CarpoolError):  # the worker died while it was asked
+        with contextlib.suppress(CarpoolError):  # the worker died during the call
             if self._backend.state in ("ready", "draining"):
                 statistics = await self._backend.statistics()
-        with contextlib.suppress(CarpoolError):  # a failing disk must not end the page
+        with contextlib.suppress(CarpoolError):  # a failing disk must not break the page
             if self._runner is not None:
                 jobs = await self._runner.count_open()
         ready = self._backend.ready

@@ -26,9 +26,9 @@ from carpool.types import CheckedRequest, Request
 
 QUALITIES = {"auto": 1.0, "low": 0.5, "medium": 1.0, "high": 1.5, "xhigh": 2.0, "max": 3.0}
 QUALITIES |= {"standard": 1.0, "hd": 1.5}  # OpenAI's older words
-FEW_STEPS = 8  # models that take no more by default are distilled ones
+FEW_STEPS = 8  # a model with at most this default is distilled
 EDITS = ("image", "images", "mask", "mask_image")
-"""The fields of `POST /v1/images/edits` that hold pictures."""
+"""Picture fields of `POST /v1/images/edits`."""
 
 _ENDPOINTS: dict[Makes, str] = {
     "pictures": "POST /v1/images/generations",
@@ -49,13 +49,13 @@ def video_request(
     client: APIClient = KEYLESS,
     pictures: Mapping[str, Any] | None = None,
 ) -> tuple[CheckedRequest, dict[str, Any]]:
-    """Check a body; returns its request, and the fields of its job that clients see.
+    """Check a body; returns its request and the public fields of its job.
 
     Args:
-        pictures: that came with it, and what follows from them, as the pipeline's arguments.
+        pictures: the input pictures and implied sizes, as arguments of the pipeline.
 
     Raises:
-        Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+        Rejected, ModelNotFound: the message has the problem and the nearest valid value.
     """
     card, fields = model.card, body.model_dump(exclude_unset=True, exclude_none=True)
     parameters = pipeline_parameters(model, body, fields, "videos", client)
@@ -112,8 +112,8 @@ def video_request(
 def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
     """The number of frames of a video with these arguments; 0 for a model without `num_frames`.
 
-    Autoencoders decode k * n + 1 frames, as near to what was asked as Wan's pipeline goes. Helios
-    makes whole pieces of a video, however few frames are asked for.
+    Autoencoders decode k * n + 1 frames: the number is rounded as in Wan's pipeline. Helios makes
+    whole chunks of a video, however few frames are requested.
     """
     frames, step = int(arguments.get("num_frames") or 0), card.frame_step
     latents = arguments.get("num_latent_frames_per_chunk")
@@ -132,7 +132,7 @@ def pipeline_parameters(
     makes: Makes,
     client: APIClient,
 ) -> dict[str, Any]:
-    """The pipeline's own parameters in a body for this model, and its client's default adapters."""
+    """The pipeline's parameters in a body, with the client's default adapters."""
     model.check_name(body.model)
     if (product := model.card.tasks[0].makes) != makes:
         way = f"{_ENDPOINTS[product]} makes them"
@@ -164,19 +164,19 @@ def pipeline_parameters(
 def engine_request(
     body: schema.GenerationRequest, key: str, parameters: Mapping[str, Any], seed: Any
 ) -> Request:
-    """Make a request that counts for its client's share of the device.
+    """Make a request that counts toward its client's share of the device.
 
-    The tenant is the API key, whose share the users that bodies name divide. Without keys only the
-    body distinguishes clients, and every user is a tenant.
+    The tenant is the API key; the users that bodies name divide its share. Without keys only the
+    body distinguishes clients, so each user is a tenant.
     """
     user = body.safety_identifier or body.user or ""
     share = {"tenant": key, "user": user} if key else {"tenant": user}
-    prompt = body.prompt if "prompt" in body.model_fields_set else None  # a mesh may have none
+    prompt = body.prompt if "prompt" in body.model_fields_set else None  # a mesh needs no prompt
     return Request(prompt, seed=seed, timeout_s=body.timeout_s, **share, **parameters)
 
 
 def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
-    """Refuse fields of edits in a body without pictures, and name the endpoint that takes them."""
+    """Refuse fields of edits in a body without pictures; the error names the right endpoint."""
     if not card.task_for(["image"]).takes("image"):
         return
     names = {*EDITS, "mask_image"}
@@ -189,10 +189,10 @@ def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
 
 
 def quality_steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
-    """The steps of a quality, from those that the model takes by default.
+    """Scale the model's default steps by a quality.
 
-    Nothing where the request says steps itself, and for models distilled to a few steps: they
-    were trained for just these.
+    Empty if the request sets steps itself, and for models distilled to a few steps: they were
+    trained for just those steps.
     """
     names = {name for name, value in parameters.items() if value is not None}
     if names & {"num_inference_steps", "sigmas", "timesteps"}:
@@ -219,19 +219,19 @@ def size_fields(card: Card, size: str | None, parameters: Mapping[str, Any]) -> 
             param="size",
         )
     sides = {"width": int(match[1]), "height": int(match[2])}
-    # the answer has the size that was asked
+    # the answer has exactly the requested size
     check_size(replace(card, rounds_sizes=False), sides | area_of(card, sides))
     return sides
 
 
 def _rate(name: str, value: Any) -> float | None:
-    """Frames a second; None where the body has none."""
+    """Parse frames a second; None if the body has none."""
     rate = number_of(value)
     return None if rate is None else check_fps(rate, name, show(value))
 
 
 def number_of(value: Any) -> float | None:
-    """A number, which may be written as text; NaN for anything else."""
+    """Parse a number, also from text; NaN for anything else."""
     if value is None:
         return None
     try:

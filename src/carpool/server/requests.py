@@ -1,8 +1,8 @@
 """From a body to checked requests: load its model, read its pictures, check its parameters.
 
-A route makes one call of these. The API key and the client's limits were checked before any of the
-body was read. The parameters of pictures are checked last (`ParsedImageRequest.requests`): once the
-server has room for them, and unless the same `Idempotency-Key` has its answer already.
+A route makes one of these calls. API key and limits were checked before the body was read. The
+parameters of pictures are checked last (`ParsedImageRequest.requests`): after the server has room
+for the request, and only if its `Idempotency-Key` has no stored answer.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 
 MakeMask = Callable[[ImageIntake, Any], Awaitable[tuple[Any, Any]]]
-"""Makes a mask, white where to draw anew, of a picture; and the picture as it is to begin with."""
+"""Makes a mask (white: redraw) for a picture; returns the mask and the initial picture."""
 
 
 async def read_form(
@@ -30,7 +30,7 @@ async def read_form(
     *names: str,
     takes_nested: bool = False,
 ) -> forms.Form:
-    """Read a form, or JSON, and translate the names of its fields to ours.
+    """Read a form, or JSON, and translate its field names to this API's.
 
     Args, Raises: as `AppState.any_loaded_model`, `forms.read_body` and `AppState.translate`.
     """
@@ -58,15 +58,15 @@ async def parse_image_request(
     """Load the model that a body names, and read its pictures.
 
     Args:
-        form: with the pictures; None: the body's own fields may be pictures, under other servers'
+        form: has the pictures; None: the body's own fields may hold pictures, under other servers'
             names.
-        task: what must be done with a picture; None: an edit if there is one.
-        model: the body's, where that had to be loaded before.
-        size: width and height that the first picture is made to have before it is drawn anew.
-        mask: of the picture, if there is one.
+        task: the task for the picture; None: an edit if there is a picture.
+        model: the body's model, if it is already loaded.
+        size: width and height to which the first picture is resized.
+        mask: makes the mask of the picture, if there is one.
 
     Raises:
-        CarpoolError: whatever is wrong with the model or a picture.
+        CarpoolError: the model or a picture cannot be used.
     """
     needs: Literal["ready", "restarting"] = "restarting" if body.background_job else "ready"
     model = model or await context.load(body.model, needs)
@@ -98,7 +98,7 @@ async def _read_images(
     *,
     has_mask: bool,
 ) -> None:
-    """Read the pictures that are drawn anew."""
+    """Read the pictures to be redrawn."""
     card, is_variation = image_request.model.card, image_request.kind == "image_generation"
     task = edit_task(card, form, is_variation=is_variation, has_mask=has_mask)
     intake = context.intake(image_request.outputs)
@@ -114,7 +114,7 @@ async def _fit(
     size: tuple[int, int] | None,
     mask: MakeMask | None,
 ) -> None:
-    """Resize the first picture, and read the mask for it."""
+    """Resize the first picture, and read its mask."""
     pictures, intake = image_request.pictures, context.intake(image_request.outputs)
     first, *rest = _listed(pictures["image"])
     if size is not None and first.size != size:
@@ -135,10 +135,10 @@ async def video_work(
     """Load the model that a body for a video names, read its picture, and check all parameters.
 
     Returns:
-        The model, the request, what clients see of its job, and the pictures as arguments.
+        The model, the request, the public fields of its job, and the pictures as arguments.
 
     Raises:
-        CarpoolError: whatever is wrong with the request.
+        CarpoolError: the request is invalid.
     """
     body = forms.validated(schema.VideoRequest, form.values)
     context.with_headers(body)

@@ -1,4 +1,4 @@
-"""`carpool serve`: start the front and its workers; drain them on a signal."""
+"""`carpool serve`: starts the front and its workers; drains them on a signal."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ from carpool.worker.start import ForkingStarter, check_python
 
 log = logging.getLogger("carpool")
 
-ROOM_AGAIN_S = 1.0  # between looks at a full disk, each of which opens the database
+ROOM_AGAIN_S = 1.0  # retry interval on a full disk; each try opens the database
 
 
 def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
@@ -63,7 +63,7 @@ def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
 
 
 def opened_store(settings: ServeSettings) -> JobStore:
-    """Open the store of jobs; on a full disk, as soon as there is room.
+    """Open the job store; on a full disk, wait for free space.
 
     Raises:
         StoreFailed: it cannot be opened.
@@ -147,7 +147,7 @@ async def _serve(
             say(settings, str(error), is_error=True)
             return 1
         for job in filter(asyncio.Task.done, jobs):
-            job.result()  # raises: it ends only by a defect
+            job.result()  # this task ends only by an error, raised here
         return server.exit_status if server.started else 1
     finally:
         for task in (greeting, *jobs):
@@ -172,12 +172,12 @@ def _job_journals(
 
 
 def _read(file: bytes, mode: Any) -> Any:
-    """A stored picture of a job, packed for the worker. Blocks: on a thread."""
+    """Read a stored picture of a job, serialized for the worker. Blocks: call it on a thread."""
     return protocol.pack(unpacked(file, mode))
 
 
 def _reload(backend: Serving, keys: Keyring) -> None:
-    """On SIGHUP: read keys again here, adapters and batching rules in the worker."""
+    """On SIGHUP, reload keys here, and adapters and batching rules in the worker."""
     try:
         log.info("reloading; API keys: %d", keys.read())
     except SettingRejected as error:
@@ -186,13 +186,13 @@ def _reload(backend: Serving, keys: Keyring) -> None:
 
 
 def state_folder(settings: ServeSettings, environ: Mapping[str, str]) -> Path | None:
-    """The folder of jobs, by default one for each port, by the XDG base directory specification;
-    None: they are kept in memory."""
+    """The folder of jobs, by default one for each port in the XDG state directory; None: jobs stay
+    in memory."""
     if settings.state_dir is not None:
         return None if settings.state_dir == "none" else Path(settings.state_dir).expanduser()
     state = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "carpool"
     if settings.uds is not None:
         return state / Path(settings.uds).absolute().as_posix().strip("/").replace("/", "-")
-    if settings.port == 0:  # another port at every start: they would not be found again
+    if settings.port == 0:  # the port changes at each start: jobs would be lost
         return None
     return state / str(settings.port)

@@ -18,11 +18,11 @@ def serve(model: "str | Path | Callable[[], Any]" = "shapes", **settings: Any) -
     """Serve a model over HTTP until a signal ends it.
 
     Args:
-        model: as for `carpool serve`, or a function that builds a pipeline. The worker process
-            imports and calls it, and so does every worker after that one; so it must be defined at
-            the top level of a module or script, and a script starts the server under
+        model: as for `carpool serve`, or a function that builds a pipeline. Every worker process
+            imports and calls it, so it must be defined at the top level of a module or script, and
+            a script must start the server under
             `if __name__ == "__main__":`.
-        settings: those of `carpool.config.ServeSettings`, such as `port`, `device`, `api_key`.
+        settings: fields of `carpool.config.ServeSettings`, such as `port`, `device`, `api_key`.
 
     Returns:
         The exit status of `carpool serve`.
@@ -41,10 +41,10 @@ def serve(model: "str | Path | Callable[[], Any]" = "shapes", **settings: Any) -
 
 
 def name_of(factory: Any) -> str:
-    """A function as `module:function`, or `file:function` where it is of the script itself.
+    """Name a function as `module:function`, or `file:function` if the script itself defines it.
 
     Raises:
-        SettingRejected: another process cannot find it by its name.
+        SettingRejected: another process cannot import it by its name.
     """
     name, module = getattr(factory, "__qualname__", ""), getattr(factory, "__module__", "")
     if not callable(factory) or not name or "<" in name or hasattr(factory, "components"):

@@ -1,4 +1,4 @@
-"""Start-up of `carpool serve`: check the address, set limits of the process, print the address."""
+"""Start-up of `carpool serve`: checks the address, sets process limits, prints messages."""
 
 import contextlib
 import ctypes
@@ -17,8 +17,8 @@ from carpool.server.transport.listening import listen_on
 
 log = logging.getLogger("carpool")
 
-_SWITCH_S = 0.001  # the event loop's longest wait for another thread's Python; usually 5 ms
-_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # as malloc.h numbers it
+_SWITCH_S = 0.001  # longest wait of the event loop for the GIL; Python's default: 5 ms
+_M_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20  # the number in malloc.h
 
 
 def check_address(settings: ServeSettings) -> None:
@@ -47,15 +47,15 @@ def check_address(settings: ServeSettings) -> None:
 
 
 def set_limits() -> None:
-    """Set what the kernel and the C library allow this process.
+    """Set limits of the kernel and the C library for this process.
 
-    The usual soft limit of descriptors, 1,024, is less than the requests that may wait. And glibc
-    is to map every large buffer, and unmap it when it is freed: by default it stops that after the
-    first ones, and clients' pictures would stay in the front's memory.
+    More requests may wait than the usual soft limit of 1,024 descriptors allows. And glibc should
+    map every large buffer and unmap it when it is freed: by default it stops that after the first
+    few, so clients' pictures would stay in the front's memory.
     """
     os.umask(0o077)  # jobs and pictures are private
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS says "infinite" and means fewer
+    with contextlib.suppress(ValueError, OSError):  # macOS reports "infinite" but allows fewer
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
@@ -63,7 +63,7 @@ def set_limits() -> None:
 
 
 def say(settings: ServeSettings, text: str, *, is_error: bool = False) -> None:
-    """Print a line for the person who started the server; log it where logs are JSON."""
+    """Print a line on the terminal, or log it if logs are JSON."""
     if settings.log_format == "json":
         log.log(logging.ERROR if is_error else logging.INFO, "%s", text)
     else:

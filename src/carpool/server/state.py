@@ -40,7 +40,7 @@ T = TypeVar("T")
 PARSED_INLINE_BYTES = 64 << 10  # larger JSON is parsed on a thread
 
 Replay = schema.ImagesResponse | list[bytes]
-"""The answer that an `Idempotency-Key` gets again: JSON, or the final events of a stream."""
+"""A stored answer of an `Idempotency-Key`: JSON, or the final events of a stream."""
 
 Translate = Callable[[Mapping[str, Any], Card], dict[str, Any]]
 
@@ -55,10 +55,10 @@ class ServedModel:
     card: Card
     max_n: int
     settings: ServeSettings = field(default_factory=ServeSettings)
-    default_lora: Mapping[str, Any] = field(default_factory=dict)  # `set_lora`; by owner
+    default_lora: Mapping[str, Any] = field(default_factory=dict)  # from `set_lora`, by owner
 
     def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFound if a request names another model."""
+        """Raise ModelNotFound for the name of another model."""
         if name not in (None, self.id, self.card.id):
             text = str(name)[:60]
             hint = nearest(text, [self.id])
@@ -67,7 +67,7 @@ class ServedModel:
     def file_metadata(
         self, request: CheckedRequest | None, result: Mapping[str, Any] | None = None, **extra: Any
     ) -> dict[str, Any] | None:
-        """The settings that a file may carry; {} without a request, None where files carry none."""
+        """The settings to store in a file; {} without a request, None if files store none."""
         return file_metadata(self.id, request, self.settings, result, **extra)
 
 
@@ -75,7 +75,7 @@ class AppState:
     """`app.state.server`. The caller starts and stops the backend and the runner.
 
     Args:
-        translate: renames the fields of a body for a model to those of this API.
+        translate: renames the fields of other servers in a body to this API's.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AppState:
         threads = max(2, os.cpu_count() or 2)
         store = runner.store if runner else None
         self.backend, self.settings, self._runner = backend, settings, runner
-        self.fleet = backend if isinstance(backend, Fleet) else None  # None: there is one model
+        self.fleet = backend if isinstance(backend, Fleet) else None  # None: a single model
         self.keys = keys or Keyring(settings.api_key, settings.api_key_file)
         self.tracing, self.translate = tracing or Tracing(), translate
         self.observer = Observer(backend, settings, runner)
@@ -120,7 +120,7 @@ class AppState:
 
     @property
     def model_names(self) -> list[str]:
-        """The names of all models, the first one first; as `model`, where there is but one."""
+        """The names of all models, the default model first; raises as `model` for a single one."""
         return [self.model("loaded").id] if self.fleet is None else list(self.fleet.deployments)
 
     @property
@@ -129,26 +129,26 @@ class AppState:
 
     @property
     def runner(self) -> Runner:
-        """The runner of jobs, or UnsupportedParameter if there is none."""
+        """The runner of jobs; UnsupportedParameter if the server has no jobs."""
         if self._runner is None:
             raise UnsupportedParameter("there are no jobs here", param="background_job")
         return self._runner
 
     def serving(self, name: str | None) -> Serving | None:
-        """The workers of a model, the first one where none is named; None: it is not loaded.
+        """The workers of a model, by default the first model; None: not loaded.
 
         Raises:
-            ModelNotFound: of several models none has this name.
+            ModelNotFound: no model has this name.
         """
         return self.backend if self.fleet is None else self.fleet.of(name).pool
 
     async def load(
         self, name: str | None, needs: Literal["ready", "restarting", "loaded"]
     ) -> ServedModel:
-        """Wait until a model is loaded, where it is to be loaded on demand; as `model`.
+        """Load a model on demand and wait for it; then as `model`.
 
         Raises:
-            LoadFailed: it cannot be loaded.
+            LoadFailed: the model cannot be loaded.
         """
         if self.fleet is not None:
             deployment = self.fleet.of(name)
@@ -164,13 +164,13 @@ class AppState:
         """A served model.
 
         Args:
-            needs: a worker that is ready; or one that is being restarted will do, as for jobs,
-                which wait; or none, once one has loaded the model.
-            name: of one of several; None: the first.
+            needs: "ready": a ready worker. "restarting": also a restarting worker, for jobs, which
+                wait. "loaded": no worker, if the model has been loaded before.
+            name: one of several models; None: the first.
 
         Raises:
-            ModelNotFound: of several models none has this name.
-            Starting, WorkerLost, Draining: the worker is not in that state.
+            ModelNotFound: no model has this name.
+            X, WorkerLost, Draining: the worker is not in that state.
         """
         settings, id_ = self.settings, self.settings.served_model_name
         serving: Serving | Deployment = self.backend
@@ -192,7 +192,7 @@ class AppState:
         )
 
     async def any_loaded_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
-        """A loaded model, whose card is used to read a body until that names its own."""
+        """A loaded model; its card serves to parse a body before the body's own model is known."""
         name = None
         if self.fleet is not None:
             loaded = (name for name, model in self.fleet.deployments.items() if model.ready)
@@ -200,7 +200,7 @@ class AppState:
         return await self.load(name, "loaded" if name else needs)
 
     async def card_of(self, name: str | None) -> Card | None:
-        """The card of one of several models, loaded if need be; None where there is but one."""
+        """The card of one of several models, loaded on demand; None for a single model."""
         if self.fleet is None:
             return None
         return (await self.load(name, "loaded")).card
@@ -214,10 +214,10 @@ class AppState:
         Sets `client`, `memory` and, for requests for work, `slot` of `request.state`.
 
         Args:
-            is_work: do the limits of requests count it?
+            is_work: the request counts against the request limits.
 
         Returns:
-            What its body is to be received by.
+            The function that receives its body.
         """
         token = await bearer(request)
         client = self.keys.client_of(token.credentials.encode("latin-1") if token else b"")
@@ -248,7 +248,7 @@ class AuthenticatedRequest:
     async def load(
         self, name: str | None, needs: Literal["ready", "restarting", "loaded"]
     ) -> ServedModel:
-        """As `AppState.load`, of the model that the request is about."""
+        """Load the model of the request; see `AppState.load`."""
         if self.state.fleet is not None:
             self.request.scope[OF_MODEL] = self.state.fleet.of(name).name
         return await self.state.load(name, needs)
@@ -258,16 +258,16 @@ class AuthenticatedRequest:
         return ImageIntake(self.state.reader, self.client.owner, self.request.state.memory, n)
 
     def with_headers(self, body: schema.GenerationRequest) -> None:
-        """Fill fields that the body leaves out from headers."""
+        """Fill missing fields of the body from headers."""
         header = self.request.headers.get("x-step-cache")
         if header is not None and body.step_cache is None:
             try:
                 body.step_cache = number(header)
             except ValueError:
-                body.step_cache = header  # the check says what it must be
+                body.step_cache = header  # the later check reports invalid values
 
     async def unless_disconnected(self, work: Awaitable[T]) -> T:
-        """Do the work, or raise Cancelled as soon as the client disconnects."""
+        """Run the work; raise Cancelled as soon as the client disconnects."""
 
         async def disconnect() -> None:
             while (await self.request.receive())["type"] != "http.disconnect":

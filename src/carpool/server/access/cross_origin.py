@@ -2,12 +2,12 @@
 
 Two attacks, recognised by headers that no page can set:
 
-* DNS rebinding: the page's own name points to this machine, so it may read the answers. `Host` has
-  that name: a server without keys answers to addresses, which cannot be rebound, to localhost, and
-  to names of its settings.
-* Cross-site requests: the page names this machine, and cannot read the answers, but starts work.
-  `Origin` or `Sec-Fetch-Site` are foreign: a server without keys refuses them. With keys no page
-  can do more than its user's key allows, as browsers add none by themselves.
+* DNS rebinding: the page's own name resolves to this machine, so the page may read the answers.
+  `Host` holds that name. So a server without keys accepts only addresses (they cannot be rebound),
+  localhost and the names in its settings.
+* Cross-site requests: the page sends requests to this machine. It cannot read the answers, but the
+  work starts. A server without keys refuses a foreign `Origin` or `Sec-Fetch-Site`. With keys such
+  requests fail: browsers add no key by themselves.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ PAGES = ("/", "/docs", "/openapi.json", "/health", "/livez", "/version")
 """Other pages may link to these."""
 
 SIGNED = "/v1/files/"
-"""Below it any page may show pictures: their links are secret."""
+"""Any page may show pictures below this path: their links are secret."""
 
 _HOST = re.compile(r"(?:\[(?P<ipv6>[^\[\]]+)\]|(?P<name>[^\[\]:]*))(?::[0-9]*)?")
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
@@ -34,14 +34,14 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The names that a server answers to, beside addresses and localhost."""
+    """Host names that the server accepts, in addition to addresses and localhost."""
 
     names: frozenset[str] = frozenset()
     is_any: bool = False
 
     @classmethod
     def of(cls, settings: ServeSettings) -> "AllowedHosts":
-        """The names of the settings. With keys or a socket, and no names, any host is allowed.
+        """Read the names from the settings. None given, with keys or a socket: any host.
 
         Raises:
             SettingRejected: an allowed host is not a name.
@@ -56,7 +56,7 @@ class AllowedHosts:
         return cls(frozenset({*names, settings.host.lower()} - {""}), is_any)
 
     def __contains__(self, host: str) -> bool:
-        """Return whether a `Host` is one of these; its port does not matter."""
+        """Return whether a `Host` is allowed; its port is ignored."""
         if self.is_any:
             return True
         match = _HOST.fullmatch(host.lower())
@@ -92,7 +92,7 @@ class CrossOriginProtection(HTTPMiddleware):
 
 
 def _is_foreign(scope: Scope, headers: Headers) -> bool:
-    """Return whether a page of another origin sends this, not by a link nor to show a picture."""
+    """Return whether a page of another origin sent this, except for links and pictures."""
     origins, sites = headers.getlist("origin"), headers.getlist("sec-fetch-site")
     if scope["method"] in ("GET", "HEAD") and not origins:
         path = scope["path"].removeprefix(scope.get("root_path", ""))

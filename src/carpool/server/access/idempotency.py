@@ -1,7 +1,7 @@
-"""`Idempotency-Key` for requests that are answered at once: a retry gets the first one's answer.
+"""`Idempotency-Key` for synchronous requests: a retry gets the answer of the first request.
 
-While the first request runs, a retry waits for the same answer; afterwards it gets that answer
-again. The newest answers are kept in memory, failures are not: a retry of a failure runs anew.
+While the first request runs, a retry waits for its answer; afterwards it gets the stored answer.
+The newest answers are kept in memory; failures are not, so a retry of a failure runs again.
 Jobs have their keys in the job store.
 """
 
@@ -19,7 +19,7 @@ from carpool.errors import IdempotencyMismatch, InvalidValue
 from carpool.types import Clock
 
 MOST_KEY = 255  # characters
-KEPT_S = 3600.0  # as long as signed links work, which answers may contain
+KEPT_S = 3600.0  # the lifetime of the signed links that answers may contain
 MOST_BYTES = 256 << 20
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def key_of(request: Request) -> str | None:
 
 
 def digest_of(*parts: Any) -> str:
-    """The identity of a request: of its path, body, and digests of files."""
+    """Digest of a request's path, body and files."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -53,7 +53,7 @@ class _Entry(Generic[T]):
 
 
 class IdempotencyCache(Generic[T]):
-    """The newest answers by owner and key. On one event loop."""
+    """The newest answers by owner and key. Not thread-safe: one event loop."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class IdempotencyCache(Generic[T]):
 
         Args:
             size: bytes of an answer.
-            most_bytes: of all answers that are kept; the oldest go first.
-            kept_s: how long one is kept.
+            most_bytes: limit for all stored answers; the oldest are evicted first.
+            kept_s: lifetime of an answer.
         """
         self._size, self._clock, self._most_bytes, self._kept_s = size, clock, most_bytes, kept_s
         self._entries: OrderedDict[tuple[str, str], _Entry[T]] = OrderedDict()  # oldest first
@@ -76,15 +76,15 @@ class IdempotencyCache(Generic[T]):
     async def once(
         self, owner: str, key: str | None, digest: str, work: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
-        """Return an earlier answer to this key, or that of `work`, which runs while a client waits.
+        """Return the stored answer for this key, or run `work` while a client waits for it.
 
         Args:
             key: the client's; None: `work` runs for this request alone.
-            digest: of the request.
+            digest: digest of the request.
 
         Raises:
             IdempotencyMismatch: the key came before with another digest.
-            Exception: whatever `work` raises, for every request that waits for it.
+            Exception: an exception of `work`, in every request that waits for it.
         """
         if key is None:
             return await work()
@@ -107,7 +107,7 @@ class IdempotencyCache(Generic[T]):
             self._settle(place, entry)
 
     def _settle(self, place: tuple[str, str], entry: "_Entry[T]") -> None:
-        """Keep an answer that succeeded; cancel work that no client waits for any more."""
+        """Store a successful answer; cancel work that no client waits for."""
         task = entry.task
         if task.done() and not task.cancelled() and task.exception() is None:
             entry.bytes = self._size(task.result())

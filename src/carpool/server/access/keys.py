@@ -1,8 +1,8 @@
 """API keys: find the client of a bearer token.
 
 A key is written `KEY` or `NAME=KEY`; one without a name is called `key-` and the first digits of
-its SHA-256. Names stand in logs, limits and shares, keys never do. Jobs and answers belong to the
-key, not to its name: another key under an old name sees nothing of them.
+its SHA-256. Logs, limits and shares use names, never keys. Jobs and answers belong to the key, not
+to its name: a new key under an old name cannot see them.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from carpool.errors import InvalidAPIKey, SettingRejected
 
-_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,31})=(.*[^=].*)")  # no padding of base64
+_NAMED = re.compile(r"([A-Za-z][A-Za-z0-9._-]{0,31})=(.*[^=].*)")  # not base64 padding
 _NAME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,31}=+")
 
 
@@ -22,8 +22,8 @@ _NAME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,31}=+")
 class APIClient:
     """The client of a request."""
 
-    key: str  # the name of its API key; "" where there are none
-    owner: str  # whose answers and jobs it may see: a digest of the key itself
+    key: str  # name of the API key; "" without keys
+    owner: str  # digest of the key: owner of its answers and jobs
 
 
 KEYLESS = APIClient("", "")
@@ -31,15 +31,15 @@ KEYLESS = APIClient("", "")
 
 
 class Keyring:
-    """The keys of a server; may be read again while it runs."""
+    """The keys of a server; they can be reloaded while it runs."""
 
     def __init__(self, entries: Sequence[str], file: str | None = None) -> None:
         """Read the keys.
 
         Args:
             entries: keys, with their names or without.
-            file: of more of them, one a line, in UTF-8; empty lines and those that begin with #
-                are skipped.
+            file: file with more keys, one a line, in UTF-8; empty lines and lines that begin with
+                # are skipped.
 
         Raises:
             SettingRejected: the file cannot be read, a key cannot be sent, two keys have one name,
@@ -50,7 +50,7 @@ class Keyring:
         self.read()
 
     def read(self) -> int:
-        """Read the file again, and return the number of keys. On an error the old ones stay."""
+        """Read the file again; returns the number of keys. On an error the old keys stay."""
         entries = [(f"api_key, entry {n}", entry) for n, entry in enumerate(self._entries, start=1)]
         self._keys = parse_keys([_checked(*entry) for entry in [*entries, *_lines(self._file)]])
         return len(self._keys)
@@ -60,38 +60,38 @@ class Keyring:
         return list(self._keys)
 
     def client_of(self, token: bytes) -> APIClient:
-        """The client of a token; without keys, one without a name.
+        """Find the client of a token; without keys, the anonymous client.
 
-        Name and owner are of one reading of the file: looking one up by the other later could
-        give another client's, if the keys were read again meanwhile.
+        Name and owner come from one reading of the file: a later lookup of one by the other could
+        find another client, if the keys were reloaded in between.
 
         Raises:
-            InvalidAPIKey: the token is none of them.
+            InvalidAPIKey: the token is not a known key.
         """
         keys = self._keys
         if not keys and self._file is None:
             return KEYLESS
-        # every key is compared, so that the time taken says nothing about them
+        # compares every key, so that the duration leaks nothing
         names = [name for name, key in keys.items() if hmac.compare_digest(token, key)]
         if not token or not names:
             raise InvalidAPIKey("the API key is missing or wrong: send 'authorization: Bearer KEY'")
         return APIClient(names[0], owner_of(token))
 
     def knows(self, owner: str) -> bool:
-        """Return whether an owner's key is still one of these."""
+        """Return whether an owner's key is still valid."""
         if not self._keys and self._file is None:
             return owner == ""
         return any(owner_of(key) == owner for key in self._keys.values())
 
 
 def owner_of(key: bytes) -> str:
-    """The name of the client with this key in jobs and cached answers."""
+    """Owner digest of a key, as jobs and cached answers store it."""
     return hashlib.sha256(key).hexdigest()[:16]
 
 
 def parse_keys(entries: Iterable[str]) -> dict[str, bytes]:
-    """Keys by their names. The same entry twice is one key; else neither name nor key may come
-    twice, or it would be unclear whose limits and share count: SettingRejected."""
+    """Keys by name. A repeated entry counts once; a name with two keys, or a key with two names, is
+    refused (SettingRejected): it would be unclear which limits and share apply."""
     keys: dict[str, bytes] = {}
     names: dict[bytes, str] = {}
     for entry in entries:
@@ -107,7 +107,7 @@ def parse_keys(entries: Iterable[str]) -> dict[str, bytes]:
 
 
 def _lines(file: str | None) -> list[tuple[str, str]]:
-    """The keys of a file, each with its place."""
+    """The keys of a file, each with its line number."""
     if file is None:
         return []
     try:
@@ -122,11 +122,11 @@ def _lines(file: str | None) -> list[tuple[str, str]]:
 
 
 def _checked(where: str, entry: str) -> str:
-    """A valid entry. Errors never show it: it is a secret."""
+    """Check an entry. Errors never show it: it is a secret."""
     entry = entry.strip()
     if " " in entry or not entry.isprintable():
         rule = "write KEY or NAME=KEY, one a line, and comments on lines of their own"
         raise SettingRejected(f"{where}: a key has no spaces or control characters: {rule}")
-    if _NAME_ALONE.fullmatch(entry) and len(entry) % 4:  # else it may be base64
+    if _NAME_ALONE.fullmatch(entry) and len(entry) % 4:  # otherwise it may be base64
         raise SettingRejected(f"{where}: there is no key behind the name: write NAME=KEY")
     return entry

@@ -1,9 +1,9 @@
 """Limits of one API key: requests a minute, and requests and jobs open at once.
 
 Rate: a token bucket for each key holds a minute's requests. Without keys all clients share one.
-Open are requests without an answer and jobs that have not ended, which the store counts. A request
-that becomes a job releases its slot first, and the store checks it against the others while it
-alone writes, so that no order of events lets one too many in.
+Open: requests without an answer, and unfinished jobs, which the store counts. A request that
+becomes a job releases its slot first; the store then checks the limit under its write lock, so no
+interleaving exceeds it.
 """
 
 from collections.abc import AsyncIterator
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from carpool.errors import RateLimited
 from carpool.types import Clock
 
-BOUNDS_S = (0.1, 120.0)  # least and most retry hints; SDKs ignore longer ones
-JOBS_RETRY_S = 10.0  # the hint where jobs are among what is open
+BOUNDS_S = (0.1, 120.0)  # range of retry hints; SDKs ignore longer ones
+JOBS_RETRY_S = 10.0  # retry hint when open jobs count
 
 
 @dataclass(slots=True)
@@ -22,11 +22,11 @@ class _Bucket:
     tokens: float
     filled_s: float
     in_flight: int = 0
-    mean_s: float = 1.0  # moving mean of how long its requests take
+    mean_s: float = 1.0  # moving mean of its requests' duration
 
 
 class Permit:
-    """The place of one admitted request among those of its key."""
+    """The slot of one admitted request."""
 
     def __init__(self, name: str, bucket: _Bucket, limit: int | None) -> None:
         self._name, self._bucket, self._is_released = name, bucket, False
@@ -39,13 +39,13 @@ class Permit:
         return was_held
 
     def check(self, jobs: int) -> None:
-        """Check the request against the others of its key that are open. From any thread.
+        """Check the request against the open work of its key. Thread-safe.
 
         Args:
-            jobs: open ones of its key.
+            jobs: open jobs of its key.
 
         Raises:
-            RateLimited: it is one too many.
+            RateLimited: the key is at its limit.
         """
         company = self._bucket.in_flight - (not self._is_released)
         if self.most is not None and company + jobs >= self.most:
@@ -57,22 +57,22 @@ class Permit:
 
 
 class RateLimiter:
-    """The limits of every key. On one event loop."""
+    """The limits of every key. Not thread-safe: one event loop."""
 
     def __init__(
         self, requests_per_minute: int | None, max_in_flight: int | None, clock: Clock
     ) -> None:
         self._per_minute, self._limit, self._clock = requests_per_minute, max_in_flight, clock
-        self._buckets: dict[str, _Bucket] = {}  # as many as there are keys
+        self._buckets: dict[str, _Bucket] = {}  # one for each key
 
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[Permit]:
-        """Admit a request of this key, and count it until the block ends or its slot is released.
+        """Admit a request; it counts until the block ends or its slot is released.
 
-        Jobs are not counted here: a job that is sent again must be found first, see `Slot.check`.
+        Jobs are not counted here: a retried job must be found first, see `Permit.check`.
 
         Raises:
-            RateLimited: it is one too many; `retry_after_s` says when it would not be.
+            RateLimited: the key is at its limit; `retry_after_s` says when to try again.
         """
         name = f"API key {key!r}" if key else "all clients together"
         if self._per_minute is None and self._limit is None:
@@ -99,7 +99,7 @@ class RateLimiter:
                 retry_after_s=_bounded(bucket.mean_s / bucket.in_flight),
             )
         if self._per_minute is not None:
-            if bucket.tokens < 1 - 1e-9:  # rounding leaves a little less than a whole one
+            if bucket.tokens < 1 - 1e-9:  # rounding may leave slightly less than 1
                 raise RateLimited(
                     f"{name} may make {self._per_minute} requests a minute "
                     "(--requests-per-minute), and made them",

@@ -1,7 +1,7 @@
-"""Signed links: to pictures on the disk for an hour, and to files of jobs.
+"""Signed links to stored pictures, for an hour, and to files of jobs.
 
-A signed link needs no API key, ends when it says, and never names a file that was not put here. The
-secret is kept beside the files: links outlive a restart if these do.
+A signed link needs no API key, expires at the time in it, and can name only files that were stored
+here. The secret lies in the same folder: links survive a restart if the files do.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from carpool.jobs.clock import StoreClock
 from carpool.types import Clock
 
 TTL_S = 3600
-MOST_BYTES = 1 << 30  # limit for all files; the oldest go first
+MOST_BYTES = 1 << 30  # limit for all files; the oldest are evicted first
 TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 _NO_FILE = "no file is behind this link: links end after an hour"
@@ -30,7 +30,7 @@ _PART = re.compile(rf"({_NAME.pattern}|secret)\.part")
 
 
 class SignedFiles:
-    """Files with signed links. From any thread: it may wait for the disk."""
+    """Files with signed links. Thread-safe; may block on the disk."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class SignedFiles:
         clock: Clock | None = None,
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        """Open a folder, which has no other files; None: a temporary one.
+        """Open a folder without other files; None: a temporary one.
 
         Args:
-            clock: Unix seconds that do not jump, as those of `StoreClock`.
+            clock: Unix seconds that do not jump, as `StoreClock` gives them.
 
         Raises:
-            StoreFailed: it cannot be used.
+            StoreFailed: the folder cannot be used.
         """
         self._clock, self._most_bytes = clock or StoreClock(), most_bytes
         if folder is None:
@@ -56,7 +56,7 @@ class SignedFiles:
         self._changing = threading.Lock()
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            for path in folder.iterdir():  # left by a killed server
+            for path in folder.iterdir():  # remains of a killed server
                 if _PART.fullmatch(path.name):
                     path.unlink()
             self._secret = _secret(folder / "secret")
@@ -70,16 +70,16 @@ class SignedFiles:
             raise StoreFailed(f"{folder} cannot hold pictures: {error}") from error
 
     def keep(self, content: bytes, kind: str) -> str:
-        """Keep a file, one of `TYPES`; returns the path of its link.
+        """Store a file of a kind in `TYPES`; returns the path of its link.
 
         Raises:
-            StoreFailed: the disk refuses it.
+            StoreFailed: the disk refuses the file.
         """
         name, expires_s = f"file-{secrets.token_hex(12)}.{kind}", int(self._clock()) + TTL_S
         part = self._folder / f"{name}.part"
         try:
             part.write_bytes(content)
-            os.utime(part, (expires_s - TTL_S,) * 2)  # `_tidy` reads its age from it
+            os.utime(part, (expires_s - TTL_S,) * 2)  # `_tidy` reads the age from it
             part.rename(self._folder / name)
         except OSError as error:
             part.unlink(missing_ok=True)

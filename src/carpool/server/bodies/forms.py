@@ -1,8 +1,8 @@
 """Bodies with pictures: forms, and JSON that names its pictures by URL.
 
-A form's texts become numbers, booleans and lists where the field is one; others are left for the
-checks to refuse. The text `null`, which browsers write for it, leaves out a field that is no text
-for the model. Pictures stay as they were sent: nothing is decoded or fetched here.
+The texts of a form become numbers, booleans and lists by the type of their field; texts that do not
+fit stay for the checks to refuse. Browsers write null as the text `null`: it omits any field that
+is not a prompt. Pictures stay as they were sent: nothing is decoded or fetched here.
 """
 
 import os
@@ -35,22 +35,22 @@ from carpool.server.bodies.json_bodies import in_text, received
 from carpool.server.bodies.named_pictures import Nested, taken
 from carpool.server.bodies.nested_pictures import parsed, picture_in, read_json
 
-MOST_IMAGES = 16  # limit for a request, whatever the model takes
+MOST_IMAGES = 16  # limit for a request of any model
 MOST_MASK_BYTES = 4 << 20
 MOST_FIELDS = 100
 MOST_TEXT_BYTES = 1 << 20  # limit for all texts together
 NULL = "null"
 URLENCODED = "application/x-www-form-urlencoded"
 
-_PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # as SDKs write it
-_INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: of a list of objects
+_PART = re.compile(r"([a-z_]+)(?:\[[0-9]{0,3}\])?(?:\[(image_url|file_id)\])?")  # SDKs' spelling
+_INNER = re.compile(r"([^\[\]]+)\[\]\[([^\[\]]+)\]")  # `lora[][id]`: a list of objects
 _URL = re.compile(rb"data:[a-z0-9.;/+-]{0,80};base64,", re.IGNORECASE)
 _INT = re.compile(r"-?[0-9]+")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def number(text: str, pattern: re.Pattern[str] = _FLOAT) -> float:
-    """A number as JSON writes it, or ValueError; Python reads more: "1_0", digits of any script."""
+    """Parse a JSON number, or raise ValueError; Python accepts more: "1_0", any script's digits."""
     if not pattern.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is no number")
     return float(text) if pattern is _FLOAT else int(text)
@@ -76,7 +76,7 @@ REFERENCE: dict[str, Any] = {
     "required": ["image_url"],
     "properties": {"image_url": {"type": "string", "description": "data:image/png;base64,..."}},
 }
-"""A picture in a form, and in JSON: for the OpenAPI document."""
+"""Schema of a picture in a form, and in JSON, for the OpenAPI document."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -88,9 +88,9 @@ class Form:
     values: dict[str, Any] = field(default_factory=dict)
     images: list[ImageData] = field(default_factory=list)
     mask: ImageData | None = None
-    name: str = "image"  # the pictures' field, for messages
-    nested: Nested = field(default_factory=dict)  # pictures elsewhere, or in lists of lists
-    is_before_white: bool = False  # what is transparent becomes white; else it counts as opaque
+    name: str = "image"  # field of the pictures, for error texts
+    nested: Nested = field(default_factory=dict)  # pictures in other fields, or in nested lists
+    is_before_white: bool = False  # transparent pixels become white; else opaque
 
     def digests(self) -> list[str]:
         """Digests of the pictures as they were sent. Blocks: not on the event loop."""
@@ -119,14 +119,14 @@ async def read_body(
     """Read a form, or JSON.
 
     Args:
-        cards: of the model that the body names, where there are several.
-        names: of fields that may hold pictures, the usual one first.
-        takes_nested: other parameters may be pictures in JSON, too, and lists may hold lists.
+        cards: finds the card of the model that the body names, where there are several.
+        names: fields that may hold pictures, the usual one first.
+        takes_nested: in JSON, other parameters may hold pictures too, in nested lists.
 
     Raises:
-        InvalidJSON, InvalidValue, UnsupportedParameter, BodyTooLarge: it cannot be read.
-        HTTPException: it is beyond the limits of `json_bodies`.
-        StoreFailed: there is no room for its files.
+        InvalidJSON, InvalidValue, UnsupportedParameter, BodyTooLarge: the body is invalid.
+        HTTPException: the body exceeds the limits of `json_bodies`.
+        StoreFailed: no disk space for its files.
     """
     kind = request.headers.get("content-type", "").lower()
     if kind.startswith(("multipart/form-data", URLENCODED)):
@@ -181,7 +181,7 @@ async def _read_form(
 
 
 class _Parser(MultiPartParser):
-    spool_max_size = 1 << 20  # bytes of a file in memory; LitServe changes it for the whole process
+    spool_max_size = 1 << 20  # bytes of a file kept in memory; LitServe patches it process-wide
 
 
 @asynccontextmanager
@@ -224,12 +224,12 @@ async def _parts_of(
 def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
     """The texts of a form without files, as `application/x-www-form-urlencoded`.
 
-    Pictures in it are base64, of whose letters only these are escaped; so they are replaced by
-    `bytes.replace`, and only what is left over goes through the slow way.
+    Pictures are base64, where only a few letters are escaped: `bytes.replace` decodes them fast.
+    Texts with other escapes take the slow parser.
 
     Raises:
-        InvalidJSON: it is no such form, or has too many fields.
-        BodyTooLarge: too much of it is escaped otherwise.
+        InvalidJSON: not such a form, or too many fields.
+        BodyTooLarge: a text with other escapes is too long.
     """
     if not body:
         raise InvalidJSON("the body is empty: send a form, or a JSON object")
@@ -240,7 +240,7 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
         name, equals, value = pair.partition(b"=")
         if not equals:
             raise InvalidJSON("the body is not a form: a field has no value")
-        is_bare = not (b"%2B" in value or b"%2b" in value)  # its letters were not escaped
+        is_bare = not (b"%2B" in value or b"%2b" in value)  # base64 letters without escapes
         value = value.replace(b"+", b" ")
         for letter in b"+/=:;,\r\n\t":
             value = value.replace(b"%%%02X" % letter, bytes([letter]))
@@ -255,7 +255,7 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _sent(value: Any, name: str) -> ImageData:
-    """A picture's URL, which a text may also write as a reference in JSON."""
+    """The URL of a picture; the text may be a URL or a JSON reference."""
     if isinstance(value, str) and value.startswith("{"):
         value = parsed(bytearray(value.encode()))
     return url_of(value, name)
@@ -278,7 +278,7 @@ async def _read(name: str, file: UploadFile) -> bytes:
 
 
 def url_of(value: Any, name: str) -> ImageData:
-    """The URL in a reference to a picture: {"image_url": ...}, or as it is."""
+    """The URL of a picture, given as {"image_url": ...} or plain."""
     fields = {key: v for key, v in value.items() if v} if isinstance(value, dict) else {}
     if "file_id" in fields:
         rule = "files are not kept here: send the picture itself, or its image_url"
@@ -294,7 +294,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
     kinds: dict[str, str] = {p.name: p.kind for task in card.tasks for p in task.parameters}
     kinds |= _KINDS
     values: dict[str, Any] = {}
-    forms: dict[str, str] = {}  # key: name; value: how its brackets are written
+    forms: dict[str, str] = {}  # key: name; value: its brackets as written
     for key, text in texts:
         value: Any = text
         inner = _INNER.fullmatch(key)
@@ -303,10 +303,10 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
         if text == NULL and not is_text and not key.endswith("[]"):
             continue
         try:
-            # lists come an entry at a time; in objects, numbers look like numbers
+            # each entry of a list is a field; in objects, number-like texts are numbers
             if not inner and not key.endswith("[]"):
                 value = _PARSERS[kinds[name]](text)
-            elif not TEXTS.fullmatch(name):  # a prompt "7" is no number
+            elif not TEXTS.fullmatch(name):  # a prompt "7" stays text
                 value = in_text(text)
         except (KeyError, ValueError):
             value = text
@@ -340,15 +340,15 @@ def document(
     in_form: dict[str, Any],
     in_json: dict[str, Any],
 ) -> dict[str, Any]:
-    """A form and JSON for the OpenAPI document, each with its own schema of the pictures.
+    """OpenAPI schema of a body that may be a form or JSON, which differ in pictures.
 
     Args:
         model: all fields but the pictures.
-        required: names of required fields; a kind of body need not have all of them.
+        required: names of required fields; one format may lack some of them.
     """
     schema = model.model_json_schema()
     if not schema["properties"].keys() >= set(required):
-        schema.pop("examples")  # they have no pictures
+        schema.pop("examples")  # examples without pictures
     content = {}
     for kind, pictures in (("multipart/form-data", in_form), ("application/json", in_json)):
         fields = schema["properties"] | pictures

@@ -1,8 +1,8 @@
-"""The pictures that a body starts from, as arguments of the pipeline.
+"""Input pictures of a body, as arguments of the pipeline.
 
-A mask means inpainting, else the model's first task that takes a picture is meant. Where that
-starts from the picture's own pixels, the result has the picture's size, as near as the model
-can; other models follow rules of their own.
+A mask selects inpainting, otherwise the model's first task that takes a picture. A task that
+starts from the picture's own pixels makes a result of the picture's size, as near as the model
+allows; other models follow rules of their own.
 """
 
 import math
@@ -32,15 +32,15 @@ REFERENCE = "input_reference"  # the picture that a video begins with
 def edit_task(
     card: Card, form: Form, *, is_variation: bool = False, has_mask: bool = False
 ) -> Task:
-    """The task that the pictures of a form ask for.
+    """Choose the task by the pictures of a form.
 
     Args:
-        has_mask: is there a mask beside the form?
+        has_mask: a mask is given outside the form.
 
     Raises:
         MissingParameter: there is no picture.
-        ModelNotSupported: the model does nothing of the kind.
-        UnsupportedParameter: it does, but not with a mask.
+        ModelNotSupported: the model has no such task.
+        UnsupportedParameter: the task takes no mask.
     """
     task = card.task_for(["image"])
     if not task.takes("image") or (is_variation and not _starts_from_pixels(task)):
@@ -59,13 +59,13 @@ def edit_task(
 async def edit_images(
     card: Card, task: Task, form: Form, body: GenerationRequest, intake: ImageIntake
 ) -> dict[str, Any]:
-    """The pictures of a form as arguments of the pipeline, with the size that follows from them.
+    """Read the pictures of a form; returns pipeline arguments, with the size they imply.
 
-    The form has none of them afterwards.
+    The pictures are removed from the form.
 
     Raises:
-        Rejected, BodyTooLarge: one of them breaks a rule.
-        RateLimited, Overloaded: there is no memory for it now.
+        Rejected, BodyTooLarge: a picture breaks a rule.
+        RateLimited, Overloaded: no memory for a picture now.
     """
     name, pictures, mask = form.name, form.images, form.mask
     form.images, form.mask = [], None
@@ -78,7 +78,7 @@ async def edit_images(
     mode: Mode = "RGBA" if task.image_mode == "RGBA" else "RGB"
     images: list[Any] = []
     original, size = (0, 0), None
-    while pictures:  # one by one: decoded, a picture may take 100 MB
+    while pictures:  # one at a time: a decoded picture may take 100 MB
         picture = await intake.open(pictures.pop(0), name)
         fitted = within(picture.size, card.max_pixels, 1)
         if not images:
@@ -109,9 +109,9 @@ async def edit_images(
 async def reference_images(
     card: Card, form: Form, body: GenerationRequest, intake: ImageIntake
 ) -> dict[str, Any]:
-    """The picture that a video or a mesh begins with, if any; as `edit_images`."""
+    """Read the first picture of a video or mesh, if any; as `edit_images`."""
     if (task := card.task_for(["image"])).makes not in ("videos", "meshes"):
-        return {}  # what checks the parameters refuses
+        return {}  # the parameter check refuses it
     if not form.images:
         if any(parameter.name == "image" and parameter.required for parameter in card.parameters):
             rule = f"{card.id} does {card.tasks[0].name}, send the picture as a file"
@@ -125,9 +125,9 @@ async def reference_images(
 
 
 def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | None:
-    """The size of a result that begins with a picture's own pixels; None for any other.
+    """Size of a result that starts from a picture's own pixels; None for other results.
 
-    A video is at most as large as its model makes it by default.
+    A video is at most as large as its model's default.
     """
     if not _starts_from_pixels(task):
         return None
@@ -137,7 +137,7 @@ def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | No
     if task.makes == "videos" and isinstance(width, int) and isinstance(height, int):
         max_pixels = min(max_pixels, width * height)
     size = within(original, max_pixels, card.size_multiple_px)
-    if math.prod(size) > max_pixels:  # a side was too short, and became as it must be
+    if math.prod(size) > max_pixels:  # a side was too short, and was raised to the minimum
         raise UnsupportedImage(
             f"{name} has {_by(original)} pixels: too long for this model, whose sides are "
             f"multiples of {card.size_multiple_px} and make at most {max_pixels} pixels: cut it",
@@ -147,7 +147,7 @@ def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | No
 
 
 def _starts_from_pixels(task: Task) -> bool:
-    """Return whether the result begins with the picture's own pixels, in the same size."""
+    """Return whether the result starts from the picture's own pixels, in the same size."""
     return task.takes("strength") or (task.makes == "videos" and task.takes("width"))
 
 
@@ -161,7 +161,7 @@ def _resized(image: Any, size: Size) -> Any:
 
 
 def _white_mask(image: Any, size: Size) -> Any:
-    """A mask that is white where to draw anew: OpenAI's masks are transparent there."""
+    """Convert an OpenAI mask: its transparent pixels become white, to be redrawn."""
     alpha = image.getchannel("A")
     if alpha.getextrema()[0] == 255:
         rule = "what is to be drawn anew must be transparent, and nothing is"

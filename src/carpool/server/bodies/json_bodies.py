@@ -1,13 +1,13 @@
 """Strict, bounded JSON: no duplicate keys, limited depth, a limited number of values.
 
-RFC 8259 leaves open which of two equal keys counts, and parsers differ: a value that one program
-checked is not the one that another runs. A member that is null is left out here, for all bodies:
-clients write null for what they do not set. NaN and Infinity, which are no JSON, are left for
-`carpool.request.parameters` to refuse by the name of the parameter.
+RFC 8259 leaves open which of two equal keys counts, and parsers differ: one program may check one
+value while another uses the other. Null members are dropped in all bodies: clients write null for
+fields that they do not set. NaN and Infinity are not JSON; `carpool.request.parameters` refuses
+them by the name of the parameter.
 
-Python's parser holds the GIL from the first byte to the last, and makes thirty bytes of two. So
-pictures (long `data:` URLs) are cut out of a body first, and the rest is parsed only if it has at
-most `MOST_BYTES` and `MOST_VALUES`.
+Python's parser holds the GIL for the whole body, and two bytes of JSON may become thirty bytes of
+memory. So pictures (long `data:` URLs) are cut out of a body first, and the rest is parsed only if
+it has at most `MOST_BYTES` and `MOST_VALUES`.
 """
 
 import json
@@ -30,23 +30,23 @@ MOST_KEY = 200  # characters: keys are repeated in errors
 MOST_VALUES = 10_000
 MOST_BYTES = 1 << 20  # without pictures
 MOST_PICTURES = 64  # pictures that do not count as bytes
-LEAST_PICTURE = 1 << 10  # bytes of one of these
+LEAST_PICTURE = 1 << 10  # bytes; shorter pictures stay in the body
 
-_BEGINS = {  # quoted pictures: URLs, or base64 alone as well, of PNG, JPEG and WebP files
+_BEGINS = {  # start of a picture in quotes: URLs only, or also bare base64 of PNG, JPEG, WebP
     False: re.compile(rb'"data:'),
     True: re.compile(rb'"(?:data:|iVBORw0KGgo|(?:\\?/|_)9j(?:\\?/|_)|UklGR)'),
 }
-_ESCAPES = {  # what programs escape of base64: PHP and .NET some letters, all of them ends of lines
+_ESCAPES = {  # escapes in base64: PHP and .NET escape some letters, all programs line ends
     rb"\/": b"/", rb"\n": b"\n", rb"\r": b"\r", rb"\t": b"\t", rb"\u002b": b"+", rb"\u002B": b"+",
     rb"\u002f": b"/", rb"\u002F": b"/", rb"\u003d": b"=", rb"\u003D": b"=",
     rb"\u000a": b"\n", rb"\u000A": b"\n", rb"\u000d": b"\r", rb"\u000D": b"\r",
 }  # fmt: skip
 _LONGEST_ESCAPE = 6
 _KIND = re.compile(r"application/([a-z0-9.!#$&^_-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # up to its end
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # to the end of the string
 _NO_MARK = bytes(set(range(256)) - set(b"[]{},"))
 _DEPTH = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(","): 0}
-_PIECE = 1 << 16  # bytes that are scanned at once: between them other threads may run
+_PIECE = 1 << 16  # bytes scanned at once: other threads may run in between
 
 
 def check_is_json(headers: Headers) -> None:
@@ -67,7 +67,7 @@ async def received(request: Request, limit: int | None = None) -> bytearray:
     """The body of a request, as it was sent.
 
     Raises:
-        BodyTooLarge: it has more than `most` bytes.
+        BodyTooLarge: the body has more than `limit` bytes.
     """
     body = bytearray()
     async for chunk in request.stream():
@@ -78,27 +78,27 @@ async def received(request: Request, limit: int | None = None) -> bytearray:
 
 
 def in_text(text: str) -> Any:
-    """JSON that stands in a text, as in a field of a form.
+    """Parse JSON inside a text, such as a form field.
 
     Raises:
-        HTTPException, ValueError, RecursionError: it is none, or too much.
+        HTTPException, ValueError, RecursionError: invalid or too large.
     """
     check(text.encode())
     return json.loads(text, object_pairs_hook=_members)
 
 
 def read(body: bytes | bytearray) -> Any:
-    """Parse a body without pictures; as `parse`, and 413 if it is too large."""
+    """Parse a body without pictures: `parse`, and 413 above the size limit."""
     if len(body) > MOST_BYTES:
         raise HTTPException(413, f"the body has {len(body)} bytes: the most is {MOST_BYTES}")
     return parse(bytes(body))
 
 
 def parse(text: bytes, *, has_places: bool = True) -> Any:
-    """Parse JSON, once it has been checked.
+    """Check the limits of JSON, then parse it.
 
     Raises:
-        HTTPException: 400; says what is wrong, with `has_places` also where.
+        HTTPException: 400 with the problem; `has_places` adds its position.
     """
     check(text)
     try:
@@ -119,9 +119,9 @@ def parse(text: bytes, *, has_places: bool = True) -> Any:
 
 def check(text: bytes) -> None:
     """Refuse (400) JSON with too many values or levels, without parsing it."""
-    limit = 2 * MOST_VALUES  # a list in a list counts twice, and so does a key
+    limit = 2 * MOST_VALUES  # nested lists and keys count twice
     if _values(text.translate(None, _NO_MARK)) <= limit and text.count(b'"') <= 2 * limit:
-        return  # even if none of these characters is part of a string
+        return  # few enough even if no string holds any
     marks, strings = bytearray(), 0
     for start, end in _outside(text):
         marks += text[start:end].translate(None, _NO_MARK)
@@ -140,7 +140,7 @@ def _values(marks: bytes | bytearray) -> int:
 
 
 def _outside(text: bytes) -> Iterator[tuple[int, int]]:
-    """The ranges outside of strings."""
+    """Yield the byte ranges outside of strings."""
     at, is_inside = 0, False
     while at < len(text):
         until = min(at + _PIECE, len(text))
@@ -162,17 +162,17 @@ def cut(
     """Cut pictures out of a large body until it is small, without copying them.
 
     Args:
-        takes_base64: may a picture be base64 alone, and no URL?
+        takes_base64: also cut bare base64, without a URL.
 
     Returns:
-        The rest of the body, and the URLs of the pictures by the texts that stand for them there.
+        The rest of the body, and the pictures' URLs by their placeholders in it.
 
     Raises:
-        HTTPException: 413; there are not enough of them.
+        HTTPException: 413; the body is too large even without its pictures.
     """
     parts, pictures = list[bytes](), dict[str, memoryview]()
-    secret = secrets.token_hex(8)  # no client can guess the placeholder of a picture
-    at = search_end = 0  # ends of what is kept, and of what was searched for pictures
+    secret = secrets.token_hex(8)  # clients cannot guess a placeholder
+    at = search_end = 0  # ends of the copied and of the searched part
     budget = MOST_BYTES
     while len(body) - at > budget:
         match = _BEGINS[takes_base64].search(body, search_end, at + budget)
@@ -196,7 +196,7 @@ def cut(
 
 
 def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None:
-    """The text between quotes, if it is long, plain ASCII, and escaped as base64 is at most."""
+    """The quoted text, if it is long ASCII with no escapes but those of base64."""
     if end - start < LEAST_PICTURE or body.startswith(b"\\", end - 1):
         return None
     letters = np.frombuffer(body, np.uint8, end - start, start)
@@ -207,7 +207,7 @@ def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None
     plain = bytearray()
     while start < end:
         until = min(end, start + _PIECE)
-        if until < end:  # a sequence stays whole
+        if until < end:  # keeps an escape sequence whole
             escape = body.rfind(b"\\", until - _LONGEST_ESCAPE + 1, until)
             until = escape if escape >= 0 else until
         piece = body[start:until]
@@ -223,7 +223,7 @@ def _picture(body: bytes | bytearray, start: int, end: int) -> memoryview | None
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its pairs without those that are null; refuse duplicate and long keys."""
+    """Build an object, without null members; refuse duplicate and long keys."""
     members = dict(pairs)
     if len(members) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]

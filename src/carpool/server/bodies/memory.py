@@ -1,6 +1,6 @@
-"""Memory budget of bodies and pictures of unanswered requests, in all and for each API key.
+"""Memory budget for bodies and pictures of open requests: a total, and a share per API key.
 
-Bytes are counted as they arrive, so a request that announces much and sends nothing takes none.
+Bytes count as they arrive: a large Content-Length alone takes nothing from the budget.
 """
 
 from collections import Counter
@@ -25,25 +25,25 @@ class MemoryLease:
         """Count more bytes.
 
         Raises:
-            BodyTooLarge: it is too much for any request.
-            RateLimited: it is too much beside other requests of its key.
-            Overloaded: it is too much beside all other requests.
+            BodyTooLarge: above the limit of a single request.
+            RateLimited: above the share of the key, with its other requests.
+            Overloaded: above the total, with all other requests.
         """
         self._budget.check(self._key, self.bytes, size)
         self.give(-size)
 
     def give(self, size: int) -> None:
-        """Count fewer bytes: they are not held any more."""
+        """Return bytes that are no longer held."""
         self.bytes -= size
         self._budget.count(self._key, -size)
 
     def replace(self, old: int, new: int) -> None:
-        """Count `new` bytes in place of `old` ones; raises as `take`."""
+        """Take `new` bytes and return `old` ones; raises as `take`."""
         self.give(old)
         self.take(new)
 
     def metered(self, receive: Receive) -> Receive:
-        """Wrap `receive` so that bytes of the body are counted."""
+        """Wrap `receive` to count the bytes of the body."""
 
         async def metered() -> Message:
             message = await receive()
@@ -54,21 +54,21 @@ class MemoryLease:
 
 
 class MemoryBudget:
-    """The bytes that all requests hold. On one event loop."""
+    """The bytes that all requests hold. Not thread-safe: one event loop."""
 
     def __init__(self, limit: int, alone: int = 0) -> None:
-        """Make a budget of which nothing is held.
+        """Make an unused budget.
 
         Args:
-            limit: bytes in all; one key may hold half of them.
-            alone: what the only request of a key, or of all, may hold, if that is more.
+            limit: total bytes; one key may hold half of them.
+            alone: bytes that a key's or the server's only request may hold, if more.
         """
         self._limit, self._alone = limit, alone
         self._by_key: Counter[str] = Counter()
 
     @contextmanager
     def open(self, key: str) -> Iterator[MemoryLease]:
-        """Count what a request of this key holds, until the end of the block."""
+        """Open a lease for a request of this key; the block's end releases it."""
         lease = MemoryLease(self, key)
         try:
             yield lease
@@ -81,7 +81,7 @@ class MemoryBudget:
             del self._by_key[key]
 
     def check(self, key: str, own_bytes: int, size: int) -> None:
-        """Refuse more bytes for a request that holds `own` ones."""
+        """Refuse `size` more bytes for a request that holds `own_bytes`."""
         share = self._limit // 2 if key else self._limit
         if own_bytes + size > max(share, self._alone):
             raise BodyTooLarge(

@@ -1,8 +1,8 @@
-"""Pictures in JSON that are parameters of their own: a ControlNet's, an IP-adapter's, in any lists.
+"""Pictures in JSON that are their own parameters (ControlNet, IP-Adapter), in nested lists too.
 
 `{"control_image": "data:..."}`, `{"ip_adapter_image": [[{"image_url": ...}], ...]}`:
-what the pipeline takes nested is sent nested. The picture that is edited, and its mask, are read by
-`input_images`; in lists inside a list, as several ControlNets take theirs, it is read here.
+clients nest the lists as the pipeline takes them. `input_images` reads the edited picture and its
+mask, except in nested lists, as several ControlNets take them: those are read here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,11 @@ NAMES = tuple(name for name in (*PICTURES, *MASKS) if name not in ("image", "mas
 MOST_PICTURES = 64  # pictures of a request
 
 Nested = dict[str, Any]
-"""By parameter a picture as it was sent, or lists of such."""
+"""By parameter: a picture as it was sent, or nested lists of pictures."""
 
 
 def taken(values: dict[str, Any], card: Card) -> Nested:
-    """Take the pictures out of a body that some task of the model has a parameter for."""
+    """Remove from a body, and return, the pictures for parameters of the model's tasks."""
     names = [name for name in NAMES if any(task.takes(name) for task in card.tasks)]
     return {name: values.pop(name) for name in names if values.get(name) is not None}
 
@@ -46,15 +46,15 @@ def check_count(nested: Mapping[str, Any]) -> None:
 
 
 async def digests_of(nested: Mapping[str, Any], intake: ImageIntake) -> list[str]:
-    """Digests of pictures as they were sent, each with its parameter and its place in lists."""
+    """Digests of the sent pictures, each with its parameter and list position."""
 
-    def told(value: Any) -> str:
+    def label(value: Any) -> str:
         if isinstance(value, list):
-            return f"[{','.join(map(told, value))}]"
+            return f"[{','.join(map(label, value))}]"
         return digest_of(value if isinstance(value, (str, memoryview)) else repr(value))
 
     def work() -> list[str]:
-        return [f"{name}:{told(nested[name])}" for name in sorted(nested)]
+        return [f"{name}:{label(nested[name])}" for name in sorted(nested)]
 
     return await intake.run(work)
 
@@ -62,13 +62,13 @@ async def digests_of(nested: Mapping[str, Any], intake: ImageIntake) -> list[str
 async def decoded(
     nested: Mapping[str, Any], card: Card, intake: ImageIntake, url: Any
 ) -> dict[str, Any]:
-    """The pictures as arguments of the pipeline, in lists as they were sent.
+    """Decode the pictures into pipeline arguments, in the same nested lists.
 
     Args:
-        url: gives the URL in a reference to a picture, for its name.
+        url: returns the URL of a picture reference; its name is for errors.
 
     Raises:
-        Rejected, BodyTooLarge: one of them breaks a rule.
+        Rejected, BodyTooLarge: a picture breaks a rule.
     """
 
     async def read(name: str, value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""JSON bodies whose pictures lie anywhere inside them, as URLs or as base64 alone.
+"""JSON bodies with pictures at any depth, as URLs or as bare base64.
 
-`forms.py` reads bodies that name their pictures in fields of their own. Here a large picture is cut
-out before the rest is parsed, as there, and put back where it was.
+`forms.py` reads bodies with pictures in fields of their own. Here too, large pictures are cut out
+before the rest is parsed; then they are put back in place.
 """
 
 from functools import partial
@@ -22,12 +22,12 @@ async def read_json(
     """Read a JSON object; long pictures in it are memoryviews.
 
     Args:
-        takes_base64: may a picture be base64 alone, and no URL?
-        instead: what may be sent, for the error of an empty body.
+        takes_base64: accept bare base64 as a picture.
+        instead: accepted kinds of body, for the error of an empty one.
 
     Raises:
-        InvalidJSON: it is no object.
-        HTTPException: it is beyond the limits of `json_bodies`.
+        InvalidJSON: the body is not an object.
+        HTTPException: the body exceeds the limits of `json_bodies`.
     """
     check_is_json(request.headers)
     body = await received(request)
@@ -48,7 +48,7 @@ def parsed(body: bytearray, takes_base64: bool = False) -> Any:
 
 
 def _with(value: Any, pictures: dict[str, memoryview]) -> Any:
-    """Put each picture in place of the text that stands for it."""
+    """Replace each placeholder by its picture."""
     if isinstance(value, dict):
         return {name: _with(entry, pictures) for name, entry in value.items()}
     if isinstance(value, list):
@@ -57,10 +57,10 @@ def _with(value: Any, pictures: dict[str, memoryview]) -> Any:
 
 
 def as_url(picture: Any, name: str) -> ImageData:
-    """A picture as a URL: it may be base64 alone.
+    """A picture as a URL; bare base64 becomes a `data:` URL.
 
     Raises:
-        InvalidValue: it is no text at all.
+        InvalidValue: the picture is not a text.
     """
     if not isinstance(picture, str | memoryview):
         rule = "must be a picture: base64, or data:image/png;base64,..."
@@ -74,7 +74,7 @@ def as_url(picture: Any, name: str) -> ImageData:
 
 
 def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values; raise InvalidValue if one of them is a picture."""
+    """Return the values; raise InvalidValue if any value is a picture."""
     for name, value in values.items():
         if picture_in(value) is not None:
             raise InvalidValue(f"{name[:60]} is a picture: none is taken there", param=name[:60])

@@ -1,8 +1,8 @@
 """Bodies of requests and answers as pydantic models, which also make the OpenAPI document.
 
-Field names are OpenAI's where OpenAI has one, diffusers' otherwise. Values of the pipeline's own
-parameters are checked in `carpool.request.parameters`, as in Python; their types here are for the
-document only.
+Fields have OpenAI's names where OpenAI has one, otherwise diffusers'. As in Python,
+`carpool.request.parameters` checks the values of the pipeline's own parameters; their types here
+only document them.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ from carpool.types import Timings
 
 
 def ours(type_: str, description: str, default: Any = None) -> Any:
-    """Any value, documented as one of a type; `parameters.check` decides."""
+    """A field that accepts any value, documented with a type; `parameters.check` validates it."""
     schema: dict[str, Any] = {"anyOf": [{"type": type_}, {"type": "null"}]}
     return Field(default, description=description, json_schema_extra=schema)
 
@@ -46,7 +46,7 @@ def _one_or_several(prompt: Any, validated: ValidatorFunctionWrapHandler) -> Any
 
 Prompt = Annotated[str, Field(max_length=MOST_TEXT), BeforeValidator(_single)]
 _TEXT = {"type": "string", "maxLength": MOST_TEXT}
-Prompts = Annotated[  # a text, or a list of such
+Prompts = Annotated[  # a text, or a list of texts
     str,
     Field(max_length=MOST_TEXT),
     WrapValidator(_one_or_several),
@@ -57,11 +57,11 @@ SETTINGS = (
     "the parameters used for the first output, defaults included, without prompts and "
     "seed; `engine` holds the server's settings"
 )
-Name = Annotated[str | None, Field(max_length=256)]  # names one of the client's own users
+Name = Annotated[str | None, Field(max_length=256)]  # names a user of the client
 
 
 class GenerationRequest(BaseModel):
-    """The fields of every body that asks for pictures or videos."""
+    """The fields of every request for pictures or videos."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -95,7 +95,7 @@ class GenerationRequest(BaseModel):
         " SDXL, needs compel; default: weights are drawn as words",
     )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
-    negative_prompt: Any = ours("string", "what not to show")
+    negative_prompt: Any = ours("string", "what to avoid")
     webhook: str | None = Field(
         None,
         max_length=2048,
@@ -188,11 +188,11 @@ _PIPELINE_FIELDS = """num_inference_steps guidance_scale guidance_scale_2 true_c
 negative_prompt num_frames lora deadline_s priority step_cache scheduler enhance_prompt
 prompt_weights"""
 PIPELINE_FIELDS = frozenset(_PIPELINE_FIELDS.split())
-"""Fields of the bodies here that are handed on to the pipeline, as all unknown ones are."""
+"""Fields that are passed to the pipeline, as are all fields that no body declares."""
 
 _NULL_FIELDS = "style complexity frame_count frame_duration_ms svg markup input_fidelity"
 NULL_FIELDS = tuple(_NULL_FIELDS.split())
-"""Further fields of OpenAI's without a meaning here: a client may send them as null."""
+"""OpenAI's fields that have no meaning here: a client may send them as null."""
 
 
 class Image(BaseModel):
@@ -259,6 +259,6 @@ class ErrorBody(BaseModel):
 
 
 class Error(BaseModel):
-    """Every error has this shape, and the header `x-request-id`."""
+    """Every error response has this shape and the header `x-request-id`."""
 
     error: ErrorBody

@@ -15,7 +15,7 @@ class JobError(BaseModel):
 class Delivery(BaseModel):
     state: Literal["waiting", "delivered", "failed"]
     attempts: int
-    error: str | None = Field(description="of the last attempt")
+    error: str | None = Field(description="error of the last attempt")
     url: str | None = Field(None, description="of the webhook")
     files: list[str] | None = Field(None, description="where the copies are")
 
@@ -25,7 +25,7 @@ class JobRecord(BaseModel):
 
     id: str
     model: str
-    progress: int = Field(description="percent of its denoising steps; 100 once its files exist")
+    progress: int = Field(description="percent of denoising steps done; 100 once its files exist")
     created_at: int
     completed_at: int | None
     expires_at: int | None = Field(description="when the job and its files are deleted")
@@ -87,7 +87,7 @@ class JobStatus(JobRecord):
         description="the request's parameters; after completion all parameters as used, and the "
         "server's settings in `engine`; without pictures"
     )
-    task: str = Field(description="of the model's `tasks`")
+    task: str = Field(description="one of the model's `tasks`")
 
 
 Item = TypeVar("Item", bound=JobRecord)

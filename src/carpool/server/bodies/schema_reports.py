@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ModelParameter(BaseModel):
-    """One parameter of the model, as a request writes it."""
+    """One parameter of the model, as requests send it."""
 
     name: str
     kind: str = Field(description="int, float, bool, str, numbers or picture")
@@ -22,7 +22,7 @@ class ModelLimits(BaseModel):
     num_inference_steps: int = Field(description="denoising steps")
     pixels: int = Field(description="of an image")
     num_frames: int = Field(description="of a video")
-    pictures: int = Field(description="reference pictures of a request")
+    pictures: int = Field(description="most reference pictures of a request")
 
 
 class ModelEntry(BaseModel):
@@ -58,7 +58,7 @@ class ModelList(BaseModel):
 
 
 class PhaseReport(BaseModel):
-    """One phase of an output's request. Seconds; moments since its submission."""
+    """One phase of an output's request. Seconds; times count from its submission."""
 
     phase: Literal["encode", "denoise", "decode"]
     start_s: float = Field(description="when it began")
@@ -136,7 +136,7 @@ class EstimateReport(BaseModel):
 
 
 class WorkerHealth(BaseModel):
-    """One of several workers, or one that is a group."""
+    """One of several workers, or a worker that is a group of processes."""
 
     worker: int = Field(description="its number, from 0")
     model: str = Field(description="its model's id")

@@ -1,1 +1,1 @@
-"""The APIs of other servers, as far as their clients need them, over this one's own."""
+"""APIs of other servers, mapped to this server's own, for their clients."""

@@ -1,6 +1,6 @@
-"""All dialects: the routers that the application includes, and how it reads other servers' fields.
+"""All dialects: their routers, and the translation of other servers' fields.
 
-A dialect is a module or folder with routers. Nothing else in the server imports one.
+A dialect is a module or folder with routers. No other module of the server imports dialects.
 """
 
 from fastapi import APIRouter
@@ -23,4 +23,4 @@ ROUTERS: tuple[APIRouter, ...] = (
     adapters.router,
 )
 LARGE_BODY_PATHS = frozenset({"/", "/sdapi/v1/img2img", "/v1/chat/completions"})
-"""Paths whose bodies have pictures."""
+"""Paths that accept pictures in the body."""

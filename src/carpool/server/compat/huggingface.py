@@ -1,7 +1,7 @@
-"""`POST /`: what `huggingface_hub.InferenceClient(base_url=...)` sends to an endpoint of its own.
+"""`POST /`: requests of `huggingface_hub.InferenceClient(base_url=...)`, as to its own endpoints.
 
-`text_to_image` sends a prompt. `image_to_image` sends a picture: its file as the body, or base64 in
-JSON where there are parameters. The answer is the picture's file.
+`text_to_image` sends a prompt. `image_to_image` sends a picture: the file as the body, or base64 in
+JSON if there are parameters. The answer is the file of the new picture.
 """
 
 import base64
@@ -25,7 +25,7 @@ from carpool.server.responses.respond import respond
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 _KINDS = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
-_BASE64 = re.compile(r"data:|iVBORw0KGgo|[/_]9j[/_]|UklGR")  # how PNG, JPEG and WebP files begin
+_BASE64 = re.compile(r"data:|iVBORw0KGgo|[/_]9j[/_]|UklGR")  # the start of PNG, JPEG and WebP files
 _FORMATS = {"image/jpeg": "jpeg", "image/webp": "webp"}  # key: `accept`; default: PNG
 
 
@@ -42,7 +42,7 @@ class InferenceRequest(BaseModel):
     )
     parameters: dict[str, Any] | None = Field(
         None,
-        description="those of the pipeline, as in POST /v1/images/generations; `target_size` "
+        description="parameters as in POST /v1/images/generations; `target_size` "
         '{"width": 64, "height": 64}',
     )
 
@@ -70,7 +70,7 @@ async def infer(context: Context) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     images = list[ImageData]()
     values: dict[str, Any] = {}
-    if kind in _KINDS or not kind:  # the client does not name the kind of bytes
+    if kind in _KINDS or not kind:  # the client sends no content type for bytes
         if not (body := await received(request, MOST_BYTES)):
             raise MissingParameter("the body is empty: send a picture's file, or JSON")
         images.append(bytes(body))
@@ -99,7 +99,7 @@ async def infer(context: Context) -> Response:
 
 
 def _body(values: dict[str, Any], request: Any) -> schema.ImageRequest:
-    """The parameters as a body."""
+    """Convert the parameters to a body."""
     for name in ("n", "stream", "partial_images", "response_format", "background_job"):
         value = values.pop(name, None)
         if value is not None and value is not False and (name, value) != ("n", 1):

@@ -1,4 +1,4 @@
-"""Responses with files: whole, ranges, or 304 if the client has them (RFC 9110)."""
+"""File responses: whole files, ranges, or 304 if the client has the file (RFC 9110)."""
 
 import asyncio
 import json
@@ -17,13 +17,13 @@ from carpool.errors import FileNotFound
 from carpool.server.bodies import schema
 
 PARTS: dict[int | str, dict[str, Any]] = {
-    206: {"description": "the part that `Range` names"},
-    304: {"description": "the client has it: `If-None-Match`, `If-Modified-Since`"},
-    416: {"model": schema.Error, "description": "`Range` lies behind the end"},
+    206: {"description": "the requested `Range`"},
+    304: {"description": "unchanged: `If-None-Match`, `If-Modified-Since`"},
+    416: {"model": schema.Error, "description": "`Range` is beyond the end"},
 }
-"""For the OpenAPI document: how else such routes answer."""
+"""Further responses of such routes, for the OpenAPI document."""
 
-MOST_WARNINGS = 4096  # bytes of them in a header
+MOST_WARNINGS = 4096  # bytes of all warnings in a header
 
 _RANGE = r"(?:[0-9]{1,18}-[0-9]{0,18}|-[0-9]{1,18})"
 _RANGES = re.compile(rf"bytes=[ \t]*{_RANGE}(?:[ \t]*,[ \t]*{_RANGE})*[ \t]*", re.IGNORECASE)
@@ -44,7 +44,7 @@ class Download(FileResponse):
             await NotModifiedResponse(self.headers)(scope, receive, send)
             return
         headers = MutableHeaders(raw=list(conditions.raw))
-        if "range" in headers:  # what Starlette would answer in plain text, or not at all
+        if "range" in headers:  # Starlette answers these cases in plain text, or not at all
             validators = self.headers["last-modified"], self.headers["etag"]
             is_current = headers.get("if-range", validators[0]) in validators
             ranges = satisfiable(headers["range"], self.stat_result.st_size) if is_current else None
@@ -55,10 +55,10 @@ class Download(FileResponse):
 
 
 def satisfiable(ranges: str, size: int) -> str | None:
-    """The ranges of a `Range` header that a file has; None: the header is to be ignored.
+    """The ranges of a `Range` header that a file can satisfy; None: ignore the header.
 
     Raises:
-        HTTPException: 416; no range has a byte of the file.
+        HTTPException: 416; all ranges are beyond the end of the file.
     """
     if not _RANGES.fullmatch(ranges):
         return None
@@ -78,7 +78,7 @@ def satisfiable(ranges: str, size: int) -> str | None:
 
 
 def warnings_header(warnings: Sequence[str] | None) -> dict[str, str]:
-    """The warnings of an answer that is a file, as a header: a JSON list in ASCII, if any fit."""
+    """The warnings of a file response as a header: a JSON list in ASCII, if any fit."""
     fitting = list(warnings or [])
     while len(text := json.dumps(fitting)) > MOST_WARNINGS:
         fitting.pop()

@@ -1,4 +1,4 @@
-"""Run the requests of one HTTP request for pictures, and answer with the pictures as JSON."""
+"""Runs the requests of one HTTP request for pictures, and answers with JSON."""
 
 import asyncio
 import base64
@@ -17,12 +17,12 @@ RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def encoded(file: bytes) -> str:
-    """A file as base64."""
+    """Encode a file as base64."""
     return base64.b64encode(file).decode()
 
 
 async def gather(submit: Callable[[int], Coroutine[Any, Any, T]], count: int) -> list[T]:
-    """Run requests side by side. If one fails, the others are cancelled, and it is raised."""
+    """Run requests concurrently. The first failure cancels the rest and is raised."""
     if count == 1:
         return [await submit(0)]
     tasks = []
@@ -46,8 +46,8 @@ async def generate(
     """Run all requests, and answer when all are done.
 
     Args:
-        link: stores a file and returns its URL; for `response_format` "url". On a thread.
-        run: runs the encoding, a picture at a time.
+        link: stores a file and returns its URL, for `response_format` "url". Runs on a thread.
+        run: runs the encoding of each picture on a thread.
     """
     requests = image_request.requests
     outputs = await gather(lambda number: backend.submit(requests[number]), len(requests))

@@ -1,4 +1,4 @@
-"""Answer a request for pictures, once for each `Idempotency-Key`: as JSON or a stream of events."""
+"""Answers a request for pictures, as JSON or events, once for each `Idempotency-Key`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,13 +19,13 @@ async def respond(
     image_request: ParsedImageRequest,
     **fields: Any,
 ) -> schema.ImagesResponse | EventStream:
-    """Check the parameters and run the requests, for as long as the client is connected.
+    """Check the parameters and run the requests while the client is connected.
 
     Args:
         fields: part of the content that requests with one `Idempotency-Key` must share.
 
     Raises:
-        CarpoolError: whatever is wrong with the request, or became of it.
+        CarpoolError: the request is invalid or failed.
     """
     state, request, owner = context.state, context.request, context.client.owner
     is_streamed = image_request.body.stream
@@ -73,10 +73,10 @@ async def answer_by_key(
     work: Callable[[], Coroutine[Any, Any, Replay]],
     live: "asyncio.Queue[bytes | None] | None",
 ) -> Replay | EventStream:
-    """Do work once for each `Idempotency-Key`, for as long as the client is connected.
+    """Run work once for each `Idempotency-Key`, while the client is connected.
 
     Args:
-        identity: gives the content that requests with one key must share.
+        identity: returns the content that requests with the same key must share.
         live: gets the events of a stream; None: the answer is no stream.
     """
     state, request = context.state, context.request
@@ -92,7 +92,7 @@ async def answer_by_key(
 async def _live(
     once: Callable[[], Coroutine[Any, Any, Replay]], live: "asyncio.Queue[bytes | None]"
 ) -> AsyncIterator[bytes]:
-    """The events of this request as they come; or of an earlier one, the final events."""
+    """Yield this request's events live, or the stored final events of an earlier request."""
     answer = asyncio.create_task(once())
     answer.add_done_callback(lambda _: live.put_nowait(None))
     is_live = False
@@ -101,7 +101,7 @@ async def _live(
             is_live = True
             yield event
         final = await answer
-        assert isinstance(final, list)  # the digest is a stream's
+        assert isinstance(final, list)  # only streams have this digest
         for event in [] if is_live else final:
             yield event
     finally:

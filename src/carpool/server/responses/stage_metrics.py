@@ -1,4 +1,4 @@
-"""Timings and memory of an answer, under the names that vLLM-Omni's load clients read."""
+"""Timings and memory of an answer, with the field names of vLLM-Omni's load clients."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from carpool.server.state import AppState
 from carpool.telemetry.worker_statistics import workers_of
 from carpool.types import Timings
 
-PATIENCE_S = 1.0  # limit for the workers' statistics
+PATIENCE_S = 1.0  # timeout of the workers' statistics
 
 
 async def peak_memory_mb(state: AppState, model: str) -> float | None:
-    """The most memory that a worker of a model had in use so far, 10**6 bytes; None without one."""
+    """Peak memory of a model's workers so far, in 10**6 bytes; None if unknown."""
     with contextlib.suppress(CarpoolError, TimeoutError):
         if (serving := state.serving(model)) is not None:
             async with asyncio.timeout(PATIENCE_S):
@@ -25,14 +25,14 @@ async def peak_memory_mb(state: AppState, model: str) -> float | None:
 
 
 def stage_durations(timings: Timings) -> dict[str, float]:
-    """Seconds of each phase, and milliseconds in all without the queue (`_gen_ms`)."""
+    """Seconds of each phase, and total milliseconds without the queue (`_gen_ms`)."""
     phases = ("queue", "encode", "denoise", "decode")
     durations = {name: round(getattr(timings, f"{name}_s"), 6) for name in phases}
     return durations | {"stage_0_gen_ms": round(1000 * (timings.total_s - timings.queue_s), 3)}
 
 
 async def stage_metrics(state: AppState, model: str, timings: Timings) -> StageMetrics:
-    """The metrics of a model's answer."""
+    """The metrics of an answer."""
     return StageMetrics(
         stage_durations=stage_durations(timings), peak_memory_mb=await peak_memory_mb(state, model)
     )

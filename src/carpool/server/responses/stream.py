@@ -1,8 +1,8 @@
 """Server-sent events of one HTTP request: its previews, its pictures, its failure.
 
-The answer's headers wait for the first event, so that what is refused at once, by a full queue say,
-still gets its status and retry hints. A stream that has begun and fails ends with an `error` event;
-every other one ends with `[DONE]`.
+The headers wait for the first event, so a request that is refused at once (for example by a full
+queue) still gets its status and retry hints. A stream that fails later ends with an `error` event;
+every other stream ends with `[DONE]`.
 """
 
 import asyncio
@@ -42,24 +42,24 @@ _EVENT: dict[str, Any] = {
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"itemSchema": _EVENT}}}
 }
-"""For the OpenAPI document: a successful answer may be a stream, of events, as in OpenAPI 3.2."""
+"""OpenAPI 3.2 description of an answer that may be a stream of events."""
 
 DONE = format_sse_event(data_str="[DONE]")
-DISCONNECTED = 499  # a status for logs and metrics
+DISCONNECTED = 499  # status in logs and metrics
 RESTARTED_COMMENT = b": the worker died; the request is run again\n\n"
 Shown = protocol.Preview | protocol.Done
 Update = tuple[int, Shown] | CarpoolError | bytes
-"""Of one of the pictures; a failure of all; or a comment: only the restart's is always sent."""
+"""An update of one picture, a failure of all, or a comment (a restart's is always sent)."""
 
 
 class EventStream(EventSourceResponse):
     """A response of server-sent events. A client disconnect cancels its work.
 
-    Its outcome is the scope's `ended_as`, a status: the answer's own was sent long before.
+    It sets the scope's `ended_as` to its final status: the HTTP status was sent at its start.
     """
 
     def __init__(self, first: bytes, tail: AsyncIterator[bytes]) -> None:
-        """An answer whose first event is there already.
+        """An answer whose first event is available.
 
         Args:
             tail: may raise `CarpoolError`, which becomes the last event.
@@ -89,13 +89,13 @@ class EventStream(EventSourceResponse):
 
 
 def is_final(event: bytes) -> bool:
-    """Return whether an event is still of use after the stream has ended: no preview is."""
-    first = event.split(b"\n", 1)[0]  # events of a chat have no names: all are final
+    """Return whether a replay needs this event: it needs no previews."""
+    first = event.split(b"\n", 1)[0]  # chat events have no names: all are final
     return first.startswith(b"data:") or first.endswith(b".completed")
 
 
 class StreamedRequest(Protocol):
-    """What a stream answers: a request for pictures, or for texts."""
+    """A request that a stream answers: for pictures or texts."""
 
     @property
     def requests(self) -> Sequence[CheckedRequest]: ...
@@ -113,7 +113,7 @@ async def events(
     run: RunInThread,
     heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
-    """Run the requests of a generation, as the stream's bytes.
+    """Run the requests of a generation; yields the bytes of the stream.
 
     Args:
         on_output: called with each picture and its usage.
@@ -122,19 +122,19 @@ async def events(
         heartbeat_s: the longest silence.
 
     Raises:
-        CarpoolError: one failed.
+        CarpoolError: a request failed.
     """
     updates: asyncio.Queue[Update] = asyncio.Queue()
     work = asyncio.create_task(_run(backend, image_request, updates))
     open_outputs, is_begun, began_s = len(image_request.requests), False, time.monotonic()
-    previews, last_step = [0] * open_outputs, [0] * open_outputs  # one for each picture
+    previews, last_step = [0] * open_outputs, [0] * open_outputs  # by picture
     try:
         while open_outputs:
             try:
                 async with asyncio.timeout(heartbeat_s):
                     update = await updates.get()
             except TimeoutError:
-                update, is_begun = KEEPALIVE_COMMENT, False  # a comment that is sent always
+                update, is_begun = KEEPALIVE_COMMENT, False  # this comment is always sent
             if isinstance(update, CarpoolError):
                 raise update
             if isinstance(update, bytes):
@@ -145,7 +145,7 @@ async def events(
                 is_first = isinstance(sight, protocol.Preview) and not any(last_step)
                 if isinstance(sight, protocol.Preview) and sight.is_prompt:
                     if image_request.write_event is not None:
-                        continue  # chats have no event for it
+                        continue  # chats have no such event
                     is_first = False
                 elif isinstance(sight, protocol.Preview):
                     if sight.step <= last_step[number]:
@@ -170,7 +170,7 @@ async def _run(
 ) -> None:
     """Run all requests, and put their previews, outputs or errors into the queue."""
 
-    async def one(number: int) -> None:
+    async def submit(number: int) -> None:
         output = await backend.submit(
             image_request.requests[number],
             on_progress=lambda _, steps: updates.put_nowait(
@@ -181,7 +181,7 @@ async def _run(
         updates.put_nowait((number, output))
 
     try:
-        await gather(one, len(image_request.requests))
+        await gather(submit, len(image_request.requests))
     except CarpoolError as error:
         updates.put_nowait(error)
     except Exception as error:
@@ -190,9 +190,9 @@ async def _run(
 
 
 def _event(image_request: StreamedRequest, number: int, sight: Shown, index: int) -> bytes:
-    """A preview or a picture as an event, as OpenAI names them. Encodes: not on the event loop.
+    """Encode a preview or picture as an OpenAI event. Blocks: call it on a thread.
 
-    A prompt that is written anew has an event of a name of our own.
+    A rewritten prompt has an event name of our own.
     """
     if image_request.write_event is not None:
         return image_request.write_event(image_request, number, sight, index)
@@ -233,6 +233,6 @@ def _event(image_request: StreamedRequest, number: int, sight: Shown, index: int
         "background": "opaque",
         "output_format": image_request.format,
         "seed": image_request.requests[number].seed,
-        "image_index": number,  # which of the n images
+        "image_index": number,  # 0 to n - 1
     }
     return format_sse_event(data_str=json.dumps(event), event=kind)

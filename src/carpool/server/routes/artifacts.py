@@ -54,14 +54,14 @@ DURATIONS = (
     "audio_duration",
     "duration",
 )
-"""Parameters of diffusers' pipelines for the length of sound, in seconds."""
+"""Parameters of diffusers' pipelines for the duration of sound, seconds."""
 _PICTURE = (REFERENCE, "image")
 
 router = router_of(WorkRoute, "/v1")
 
 
 def write_mesh(record: Record, outputs: Sequence[Done], folder: Path) -> None:
-    """The file of a mesh's job."""
+    """Write the file of a mesh's job."""
     [answer], output = outputs, record.work["output"]
     if answer.mesh is None:
         raise PipelineFailed("the pipeline gave no mesh")
@@ -74,7 +74,7 @@ def write_mesh(record: Record, outputs: Sequence[Done], folder: Path) -> None:
 
 
 def write_sound(record: Record, outputs: Sequence[Done], folder: Path) -> None:
-    """The file of a sound's job."""
+    """Write the file of a sound's job."""
     [answer], output = outputs, record.work["output"]
     if answer.sound is None:
         raise PipelineFailed("the pipeline gave no sound")
@@ -93,10 +93,10 @@ def _checked(
     """Check a body.
 
     Args:
-        extra: arguments of the pipeline that follow from it.
+        extra: arguments of the pipeline that the body implies.
 
     Raises:
-        Rejected, ModelNotFound: what is wrong, and the nearest thing that works.
+        Rejected, ModelNotFound: the message has the problem and the nearest valid value.
     """
     content = body.model_dump(exclude_unset=True, exclude_none=True)
     parameters = pipeline_parameters(model, body, content, makes, context.client)
@@ -146,7 +146,7 @@ async def create_mesh(context: Context) -> MeshJob:
 
 
 def _file_of(record: Record) -> str:
-    """The name of a mesh's file; a texture lies beside it."""
+    """The file name of a mesh; a texture is a separate file."""
     return f"mesh.{record.work.get('output', {}).get('format', 'glb')}"
 
 
@@ -190,7 +190,7 @@ async def get_mesh(mesh_id: str, context: Context) -> MeshJob:
 
 @router.delete("/meshes/{mesh_id}")
 async def delete_mesh(mesh_id: str, context: Context) -> MeshDeleted:
-    """Forget a mesh and its file; one that is being made ends before its next step."""
+    """Delete a mesh and its file; a running job stops before its next step."""
     await _get(mesh_id, context)
     await context.state.runner.remove(mesh_id, context.client.owner)
     return MeshDeleted(id=mesh_id)
@@ -208,7 +208,7 @@ async def create_sound(body: SoundRequest, context: Context) -> Any:
     model = await context.load(body.model, "restarting")
     fields = body.model_dump(exclude_unset=True)
     if (translated := context.state.translate(fields, model.card)) != fields:
-        body = forms.validated(SoundRequest, translated)  # names that clients of peers use
+        body = forms.validated(SoundRequest, translated)  # other servers' field names
     context.with_headers(body)
     limit_s = context.state.settings.max_sound
     checked = _checked(context, model, body, "sound", _duration(model, body, limit_s))
@@ -237,7 +237,7 @@ def _check_length(name: str, length_s: float, limit_s: float, value: Any = None)
 
 
 def _duration(model: ServedModel, body: SoundRequest, limit_s: float) -> dict[str, float]:
-    """The seconds of a body as the parameter of the model's pipeline."""
+    """The body's `seconds` as a parameter of the model's pipeline."""
     length_s = number_of(body.seconds)
     if length_s is None:
         return {}

@@ -1,7 +1,7 @@
-"""`GET /docs`: the OpenAPI document as one HTML page, with examples to try, without other hosts.
+"""`GET /docs`: the OpenAPI document as one HTML page with runnable examples, from this host only.
 
 FastAPI's own page loads Swagger UI from a CDN: without a network it shows nothing, and the CDN's
-script would run with this server's origin. The one script here is `docs.js`, allowed by its digest.
+script would run with this server's origin. The only script here is `docs.js`, allowed by digest.
 """
 
 import base64
@@ -43,7 +43,7 @@ _BOUNDS = {"minimum": "from", "maximum": "to", "maxLength": "length up to"}
 
 def add_docs(app: FastAPI) -> None:
     """Add the page to an application."""
-    show = cache(lambda: page(app.openapi()))  # once all routes are there
+    show = cache(lambda: page(app.openapi()))  # built after all routes are added
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -58,9 +58,9 @@ def page(document: Schema) -> str:
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
             '<meta name="viewport" content="width=device-width">',
             f"<style>{_STYLE}</style><main><h1>{title}</h1>",
-            '<p>From <a href="openapi.json">openapi.json</a>. Where the server has API keys, paths '
-            "with &#128273; want one: <code>authorization: Bearer KEY</code>.",
-            '<p><label>API key, for what is tried here <input id="key" type="password" '
+            '<p>From <a href="openapi.json">openapi.json</a>. If the server has API keys, paths '
+            "with &#128273; need one: <code>authorization: Bearer KEY</code>.",
+            '<p><label>API key for the examples <input id="key" type="password" '
             'autocomplete="off"></label>',
             *_contents(document),
             *_operations(document),
@@ -111,7 +111,7 @@ def _operations(document: Schema) -> Iterator[str]:
 
 
 def _trial(method: str, path: str, operation: Schema, schemas: Schema) -> str:
-    """A place where the script puts fields and a button; nothing without it."""
+    """A placeholder for the script's fields and button; empty without scripts."""
     body = sample(operation, schemas)
     data = {"method": method.upper(), "path": path_example(path)}
     if body is not None:

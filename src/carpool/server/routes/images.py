@@ -1,4 +1,4 @@
-"""`/v1/images`, the models that draw them, and signed links to files."""
+"""`/v1/images`, `/v1/models`, and signed links to files."""
 
 import asyncio
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from carpool.server.responses.stream import STREAMED
 from carpool.server.routes.jobs import ACCEPTED, file_of, status_of, submit_images
 from carpool.server.state import AppState, AuthenticatedRequest
 
-_NAMES = "image", "images"  # in a form, in JSON
+_NAMES = "image", "images"  # field in a form, field in JSON
 _LIST = {"type": "array", "maxItems": MOST_IMAGES}
 _IN_FORM = {
     "image": {**_LIST, "items": FILE},
@@ -37,7 +37,7 @@ _ANSWERS: dict[str, Any] = {
 }
 
 router = router_of(WorkRoute, "/v1")
-links = APIRouter(responses=ERRORS)  # without keys: browsers that show a picture have none
+links = APIRouter(responses=ERRORS)  # no keys: browsers send none for pictures
 
 
 @router.post("/images/generations", **_ANSWERS)
@@ -76,7 +76,7 @@ async def _edit(context: AuthenticatedRequest, task: Literal["edit", "variation"
 
 
 async def _answer(context: AuthenticatedRequest, image_request: ParsedImageRequest) -> Any:
-    """Answer with a job, with pictures, or with a stream of them."""
+    """Answer with a job, with pictures, or with a stream of events."""
     if image_request.body.background_job:
         record = await submit_images(context, image_request)
         return JSONResponse((await status_of(context, record)).model_dump(), 202)
@@ -105,7 +105,7 @@ async def get_model(model: str, context: Context) -> reports.ModelEntry:
 
 
 def _model_entry(state: AppState, name: str | None = None) -> reports.ModelEntry:
-    """A model, whose worker may be away; one of several (`name`) may never have been loaded."""
+    """The entry of a model; its worker may be down, and one of several may not be loaded yet."""
     now: dict[str, Any] = {"state": state.backend.state}
     if state.fleet is not None:
         deployment = state.fleet.of(name)
@@ -144,8 +144,8 @@ def _private_tasks(state: AppState, name: str | None) -> dict[str, str]:
 
 
 def _parameters_of(card: Card) -> list[reports.ModelParameter]:
-    """Parameters that requests may have, each with its default and the tasks that take it."""
-    names = set(card.names()) - {"output_type"}  # output_format instead
+    """The parameters of requests, with their defaults and tasks."""
+    names = set(card.names()) - {"output_type"}  # requests use output_format
     parameters: dict[str, reports.ModelParameter] = {}
     for task in card.tasks:
         is_video = task.makes == "videos"

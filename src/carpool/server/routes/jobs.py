@@ -1,6 +1,6 @@
 """`/v1/jobs`: jobs of every kind, and code that all routes with jobs share.
 
-`videos.py` shows the jobs of videos in OpenAI's words.
+`videos.py` shows jobs of videos in OpenAI's format.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ KINDS = {"video": "video", "mesh": "mesh", "sound": "sound"}
 ACCEPTED: dict[int | str, dict[str, Any]] = {
     202: {"model": JobStatus, "description": "for a background_job"}
 }
-"""For the OpenAPI document: an answer may be a job."""
+"""OpenAPI description of an answer that may be a job."""
 
 Order = Annotated[Literal["asc", "desc"], Query()]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -57,13 +57,13 @@ async def submit(
     work: dict[str, Any],
     inputs: Mapping[str, bytes],
 ) -> Record:
-    """Put a checked request into the store; it is acknowledged once this returns.
+    """Put a checked request into the store; after the return it is durable.
 
     Args:
-        body: as the client sent it: with the same `Idempotency-Key` it must be the same.
-        fields: what clients see of it.
-        work: of `work_of`.
-        inputs: the files that its `inputs` name.
+        body: as sent; requests with the same `Idempotency-Key` must have equal bodies.
+        fields: public fields of the job.
+        work: the result of `work_of`.
+        inputs: the files that the job's `inputs` name.
 
     Raises:
         IdempotencyMismatch, Overloaded, StoreFailed, RateLimited: see `JobStore.submit`.
@@ -71,7 +71,7 @@ async def submit(
     request = context.request
     digest = digest_of(kind, request.url.path, body)
     deliveries = deliveries_of(context.state.settings, body.get("webhook"))
-    request.state.slot.release()  # a job counts as one in the store
+    request.state.slot.release()  # from here on the store counts it as a job
     record = await context.state.runner.submit(
         kind,
         fields,
@@ -89,10 +89,10 @@ async def submit(
 
 
 async def wait_for_end(context: AuthenticatedRequest, record: Record) -> Record:
-    """Wait for a job whose client waits; a disconnect cancels it.
+    """Wait for the end of a job; a client disconnect cancels the job.
 
     Raises:
-        CarpoolError: of the job.
+        CarpoolError: the error of the job.
     """
     runner, owner = context.state.runner, context.client.owner
     try:
@@ -128,7 +128,7 @@ async def submit_images(context: AuthenticatedRequest, image_request: ParsedImag
 
 
 def write_images(record: Record, outputs: Sequence[Done], folder: Path) -> None:
-    """The files of a job of pictures."""
+    """Write the files of a picture job."""
     form = record.work["output"]
     pictures = [output.pictures[0] for output in outputs]
     pairs = zip(form["told"], outputs, strict=True)
@@ -137,7 +137,7 @@ def write_images(record: Record, outputs: Sequence[Done], folder: Path) -> None:
 
 
 async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
-    """Fields that jobs of every kind show of their record."""
+    """The public fields that jobs of every kind have."""
     store, clock = state.runner.store, state.runner.store.clock
     position = eta_s = error = None
     if record.state == "queued":
@@ -145,7 +145,7 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
     elif record.state == "in_progress" and record.started_s is not None and record.progress:
         ran_s = min(clock() - record.started_s, clock.uptime_s() - record.created_up_s)
         eta_s = round(max(ran_s, 0.0) * (100 - record.progress) / record.progress, 1)
-    if record.error is not None:  # also one of an older server, or of a spoiled row
+    if record.error is not None:  # may be from an older server or a corrupt row
         error = record.error | {"message": without_paths(str(record.error.get("message", "")))}
         error |= {"code": "cancelled"} if record.state == "cancelled" else {}
     return {
@@ -166,7 +166,7 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
 
 
 async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
-    """A job as `/v1/jobs` shows it, with paths as this client has to write them."""
+    """A job in the format of `/v1/jobs`, with paths under the client's root path."""
     url = f"{context.request.scope.get('root_path', '')}/v1/jobs/{record.id}/files"
     return JobStatus(
         kind=KINDS.get(record.kind, "image"),
@@ -189,13 +189,13 @@ async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:
 
 
 def signed_url(context: AuthenticatedRequest, record: Record, name: str) -> str:
-    """The path of a file as this client has to write it, without a key, for an hour."""
+    """The client's path of a file: no key needed, valid for an hour."""
     root = context.request.scope.get("root_path", "")
     return f"{root}{context.state.files.link(record.id, name)}"
 
 
 def settings_of(record: Record) -> dict[str, Any]:
-    """Settings that make a job's outputs again, input pictures aside."""
+    """Settings that reproduce a job's outputs, except for input pictures."""
     first, output = _first(record), record.work.get("output", {})
     settings = {**first.get("arguments", {}), **without_prompts(record.settings or {})}
     parts = [part for part in record.work.get("jobs") or [] if isinstance(part, dict)]
@@ -210,7 +210,7 @@ def settings_of(record: Record) -> dict[str, Any]:
 
 
 def _first(record: Record) -> dict[str, Any]:
-    """The first request of a job as it is stored; {} of a spoiled row."""
+    """The first stored request of a job; {} for a corrupt row."""
     parts = record.work.get("jobs") or [{}]
     return parts[0] if isinstance(parts[0], dict) else {}
 
@@ -220,14 +220,14 @@ def _moment(seconds: float | None) -> int | None:
 
 
 async def file_of(state: AppState, record: Record, name: str) -> Download:
-    """A file of a job, or FileNotReady."""
+    """A file of a job; FileNotReady if it does not exist."""
     path = await asyncio.to_thread(state.runner.store.file, record, name)
     if path is None:
         raise FileNotReady(
             f"job {record.id} has no file {name[:80]!r}: it is {record.state}, with "
             f"{', '.join(record.files) or 'no files'}"
         )
-    # only a browser may keep it, and must ask each time whether it still may
+    # only browsers may cache it, and they must revalidate each time
     return Download(
         path,
         media_type=TYPES[path.suffix],
@@ -254,14 +254,14 @@ async def get_job(job_id: str, context: Context) -> JobStatus:
 
 @router.post("/jobs/{job_id}/cancel")
 async def cancel_job(job_id: str, context: Context) -> JobStatus:
-    """End a job before its next step; one that has ended stays as it is."""
+    """Cancel a job before its next step; a finished job does not change."""
     record = await context.state.runner.cancel(job_id, context.client.owner)
     return await status_of(context, record)
 
 
 @router.delete("/jobs/{job_id}")
 async def delete_job(job_id: str, context: Context) -> JobDeleted:
-    """Forget a job and its files; one that runs ends before its next step."""
+    """Delete a job and its files; a running job stops before its next step."""
     await context.state.runner.remove(job_id, context.client.owner)
     return JobDeleted(id=job_id)
 

@@ -32,7 +32,7 @@ _UNHEALTHY: dict[str, Any] = {
 
 
 @public.get("/health", **_UNHEALTHY)
-@public.get("/health_generate", **_UNHEALTHY)  # as SGLang has it; nothing is drawn for it
+@public.get("/health_generate", **_UNHEALTHY)  # SGLang's path; it draws nothing
 async def health(response: Response, state: ServerState) -> reports.Health:
     """200 if a request would be accepted now; `degraded` if some workers are not ready."""
     serving = state.backend

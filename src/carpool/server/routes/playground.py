@@ -1,7 +1,7 @@
 """`GET /`: the playground, a page for browsers, from files of this package.
 
-It has no key of its own: it asks for one, and uses the public API as any client does. Nothing of it
-comes from another host, and its policy lets nothing run or load from elsewhere.
+The page asks the user for an API key and uses the public API like any client. All its files come
+from this host, and its content security policy forbids other hosts.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # may be kept, but is asked for again each time
+    "cache-control": "no-cache",  # browsers may cache it, but revalidate each time
 }
 
 

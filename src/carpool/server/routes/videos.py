@@ -1,4 +1,4 @@
-"""`/v1/videos`: OpenAI's video API over jobs."""
+"""`/v1/videos`: OpenAI's video API, implemented with jobs."""
 
 import asyncio
 import json
@@ -48,17 +48,17 @@ from carpool.types import Timings
 from carpool.worker.protocol import Done
 
 FILES = {"video": "video.mp4", "thumbnail": "thumbnail.webp", "spritesheet": "spritesheet.jpg"}
-POLL_MS = 500, 5000  # least and most between polls
-STATUS: dict[str, Any] = {"cancelled": "failed", "expired": "failed"}  # the SDK knows no others
+POLL_MS = 500, 5000  # range of the poll interval
+STATUS: dict[str, Any] = {"cancelled": "failed", "expired": "failed"}  # the SDK's only failed state
 UNSUPPORTED = {f"/videos/{name}": "POST" for name in ("edits", "extensions", "characters")}
 UNSUPPORTED |= {"/videos/characters/{name}": "GET"}
-"""The rest of OpenAI's API of videos."""
+"""The unsupported paths of OpenAI's video API."""
 
 router = router_of(WorkRoute, "/v1")
 
 
 def write_video(record: Record, outputs: Sequence[Done], folder: Path) -> None:
-    """The files of a video's job: the MP4, and its small pictures."""
+    """Write the files of a video job: MP4, thumbnail, sprite sheet."""
     [clip] = [output.clip for output in outputs]
     if clip is None:
         raise PipelineFailed("the pipeline gave no video")
@@ -75,7 +75,7 @@ def write_video(record: Record, outputs: Sequence[Done], folder: Path) -> None:
 
 
 async def _video(state: AppState, record: Record) -> Video:
-    """A job in OpenAI's words."""
+    """A job in OpenAI's format."""
     data = record.asked
     body, fps, length = data.get("body", {}), data.get("fps", FPS), data.get("num_frames", 0)
     fields = await common_fields(state, record)
@@ -102,7 +102,7 @@ async def _video(state: AppState, record: Record) -> Video:
 
 
 async def _video_with_memory(state: AppState, record: Record) -> Video:
-    """The same with the peak memory of a completed video; lists do not ask the worker for it."""
+    """The same, with the peak memory of a completed video; lists skip this call to the worker."""
     video = await _video(state, record)
     if video.status == "completed":
         video.peak_memory_mb = await peak_memory_mb(state, video.model)
@@ -111,7 +111,7 @@ async def _video_with_memory(state: AppState, record: Record) -> Video:
 
 @contextmanager
 def _video_errors() -> Iterator[None]:
-    """Map errors of jobs to those that OpenAI's clients know of videos."""
+    """Map errors of jobs to OpenAI's errors of videos."""
     try:
         yield
     except FileNotReady as error:
@@ -204,7 +204,7 @@ async def get_video(video_id: str, response: Response, context: Context) -> Vide
 
 @router.delete("/videos/{video_id}")
 async def delete_video(video_id: str, context: Context) -> VideoDeleted:
-    """Forget a video and its files; one that is being made ends before its next step."""
+    """Delete a video and its files; a running job stops before its next step."""
     await _get(video_id, context)
     with _video_errors():
         await context.state.runner.remove(video_id, context.client.owner)

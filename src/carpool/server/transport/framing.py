@@ -1,7 +1,7 @@
 """Checks that a request is unambiguous HTTP/1.1, and finds the end of its body.
 
-Stricter than RFC 9112 where it leaves a choice: whatever another server might read in another way
-raises `InvalidHTTP`.
+Stricter than RFC 9112 where it leaves a choice: a request that another server could parse in
+another way raises `InvalidHTTP`.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from carpool.errors import InvalidHTTP
 
 MOST_EXCESS_BYTES = 16 << 10
-"""Of chunk extensions and trailers in one body, beyond 16 bytes a chunk."""
+"""Limit for chunk extensions and trailers of one body, beyond 16 bytes a chunk."""
 
 _REQUEST_LINE = re.compile(rb"[A-Z-]{1,20} [!\"$-~]+ HTTP/1\.[01]\r\n")  # no fragment
 _LINE_ENDS = re.compile(rb"\r(?!\n)|(?<!\r)\n|\n[ \t]")  # bare CR, bare LF, a folded header
@@ -33,17 +33,17 @@ class ContentLengthBody:
         return not self._missing
 
     def scan(self, received: bytearray) -> int:
-        """The number of these bytes that belong to the body; they are not to be scanned again."""
+        """Count the leading bytes that belong to the body; the caller removes them."""
         step = min(self._missing, len(received))
         self._missing -= step
         return step
 
 
 class ChunkedBody:
-    """A body in chunks. Finds where it ends; the parser checks what is in its lines."""
+    """A chunked body. Finds its end; the parser checks the content of its lines."""
 
     def __init__(self) -> None:
-        self._missing = 0  # bytes of the current chunk that are to come, CR LF included
+        self._missing = 0  # bytes of the current chunk still to come, with CR LF
         self._excess = 0
         self._is_in_trailers = False
         self.is_whole = False
@@ -52,7 +52,7 @@ class ChunkedBody:
         """As `ContentLengthBody.scan`; an incomplete line is scanned again.
 
         Raises:
-            InvalidHTTP: a chunk has no size, or there is too much beside the content.
+            InvalidHTTP: a chunk has no size, or extensions and trailers are too long.
         """
         at = min(self._missing, len(received))
         self._missing -= at
@@ -106,14 +106,14 @@ MessageBody = ContentLengthBody | ChunkedBody
 
 
 def check_start(received: bytes | bytearray) -> None:
-    """Check that the bytes received so far may begin an HTTP/1.x request, or raise InvalidHTTP."""
+    """Raise InvalidHTTP if the received bytes cannot begin an HTTP/1.x request."""
     is_partial = b"\n" not in received and (not received or received[:1].isupper())
     if not is_partial and not _REQUEST_LINE.match(received):
         raise InvalidHTTP("the request does not begin with METHOD TARGET HTTP/1.1")
 
 
 def check_lines(head: bytes) -> None:
-    """Check that all parsers see the same lines in a whole head, or raise InvalidHTTP."""
+    """Raise InvalidHTTP if parsers could split a complete head into different lines."""
     check_start(head)
     if _LINE_ENDS.search(head):
         raise InvalidHTTP("a line of the head does not end with CR LF, or is folded")
@@ -124,21 +124,21 @@ def check_lines(head: bytes) -> None:
 def without_upgrade(head: bytes) -> bytes:
     """The head without `Upgrade`, which a server may ignore (RFC 9110, section 7.8).
 
-    With it llhttp takes what follows the head for another protocol, and httptools cannot tell it
-    otherwise: the body would be parsed as the next request.
+    With it llhttp treats the bytes after the head as another protocol, which httptools cannot
+    disable: the body would be parsed as the next request.
     """
     return _UPGRADE.sub(b"", head)
 
 
 def body_of(version: str, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> MessageBody:
-    """Check what a parsed head says of its host and its body.
+    """Check the host and body headers of a parsed head; returns the body's reader.
 
     Args:
         version: "1.0" or "1.1".
-        headers: with names in lower case.
+        headers: names in lower case.
 
     Raises:
-        InvalidHTTP: it says too little, or two things.
+        InvalidHTTP: a header is missing, or headers contradict each other.
     """
 
     def values(of: bytes) -> list[bytes]:

@@ -1,16 +1,16 @@
 """HTTP/1.1 over one connection: uvicorn's protocol, made strict and bounded.
 
-Uvicorn leaves both to a proxy in front of it, which not every deployment has. Added are:
+Uvicorn leaves both to a proxy in front of it, which not every deployment has. This class adds:
 
-* A request that two servers could read in two ways is refused with 400, and the connection is
+* An ambiguous request, which two servers could parse differently, gets 400, and the connection is
   closed: `framing.py` has the checks.
-* Each message has a parser of its own, which gets no byte of the next; the next request is parsed
-  once this one is answered. So no upgrade, trailer or error reaches into another request.
-* Heads, trailers, chunk extensions and the time that each part may take are limited, and a client
-  disconnect cancels its request, whatever the client has sent in advance.
+* Each message has its own parser, which gets no byte of the next message; the next request is
+  parsed after this one is answered. So no upgrade, trailer or error affects another request.
+* Heads, trailers, chunk extensions and the duration of each part are limited. A client disconnect
+  cancels its request, even if the client has sent more requests in advance.
 
-All names of uvicorn's here are public, and none is documented: pyproject.toml admits one minor
-version, and `tests/server/transport/test_pinned_libraries.py` says what has changed in another.
+The names of uvicorn used here are public but undocumented: pyproject.toml pins one minor version,
+and `tests/server/transport/test_pinned_libraries.py` reports changes in another version.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux only
 class StrictHTTPProtocol(HttpToolsProtocol):
     """The protocol of one connection; see the module."""
 
-    head_timeout_s = 20.0  # from the connection, or the first byte, to the last header
-    body_timeout_s = 120.0  # from there to the last byte of the body
-    idle_timeout_s = 20  # between requests: longer than clients keep a connection (httpx: 5 s,
-    # aiohttp: 15 s), since one that is closed as a request comes loses it
-    disconnect_poll_s = 1.0  # how often a disconnect is looked for while nothing is read
+    head_timeout_s = 20.0  # connection or first byte to last header
+    body_timeout_s = 120.0  # last header to last byte of the body
+    idle_timeout_s = 20  # between requests: longer than clients keep connections (httpx: 5 s,
+    # aiohttp: 15 s), because a request is lost if the server closes first
+    disconnect_poll_s = 1.0  # interval of disconnect checks while reading is paused
     _timer: asyncio.TimerHandle | None = None
     _poll: asyncio.TimerHandle | None = None
-    _is_last = False  # nothing that comes after this request is read
-    _is_new = False  # the parser has not begun its message
+    _is_last = False  # this request is the last one to be read
+    _is_new = False  # the new parser has not begun its message
     _body: framing.MessageBody | None = (
-        None  # of the current request, until it is parsed as a whole
+        None  # the current request's body, until it is parsed completely
     )
-    _error = InvalidHTTP("the request is not valid HTTP/1.1")  # unless more is known
+    _error = InvalidHTTP("the request is not valid HTTP/1.1")  # default until a check finds more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._received = bytearray()  # and not parsed yet
+        self._received = bytearray()  # bytes to be parsed
         self._close_after(self.head_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,7 +67,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parse what has arrived, up to the end of a request that is not answered yet."""
+        """Parse the received bytes, up to the end of an unanswered request."""
         if self._received and self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
         try:
@@ -81,7 +81,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
             self._poll = self.loop.call_later(self.disconnect_poll_s, self._poll_disconnect)
 
     def _is_over(self) -> bool:
-        """Return whether nothing more is read: an answer or a timer closed the connection."""
+        """Return whether reading has stopped: an answer or a timer closed the connection."""
         return self._is_last or self.transport.is_closing()
 
     def _parse_next(self) -> bool:
@@ -89,7 +89,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
         if self._body is not None:
             return self._parse_body(self._body)
         if self.cycle is not None and not self.cycle.response_complete:
-            self.flow.pause_reading()  # the next request: its turn comes with the answer
+            self.flow.pause_reading()  # the next request waits for this answer
             return False
         if self._timer is None:
             self._close_after(self.head_timeout_s)
@@ -108,7 +108,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
         return True
 
     def _parse_body(self, body: framing.MessageBody) -> bool:
-        """Parse more of the body, and not a byte of what follows it."""
+        """Parse more of the body, but no byte after it."""
         size = body.scan(self._received)
         super().data_received(self._take(size))
         if not self._is_last and body.is_whole != (self._body is None):
@@ -124,7 +124,7 @@ class StrictHTTPProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         if not self._is_new:
-            raise self._error  # it saw the end of a message where we did not
+            raise self._error  # the parser ended the message earlier than `framing`
         self._is_new = False
         super().on_message_begin()
 
@@ -139,25 +139,25 @@ class StrictHTTPProtocol(HttpToolsProtocol):
             self._error = error
             raise
         if self.parser.should_upgrade():
-            raise self._error  # it would not parse the body
+            raise self._error  # the parser would skip the body
         super().on_headers_complete()
         self._body = body
         self._close_after(self.body_timeout_s)
 
     def on_message_complete(self) -> None:
         self._body, self._is_last = None, not self.cycle.keep_alive
-        # where the answer came first, uvicorn's own timer for idle connections has ended
+        # after an early answer, uvicorn's own idle timer is already cancelled
         self._close_after(self.head_timeout_s if self.cycle.response_complete else None)
         super().on_message_complete()
 
     # Refusals
 
     def send_400_response(self, msg: str) -> None:
-        """Uvicorn's hook for requests that its parser refuses; answers with one of our errors."""
+        """Uvicorn's hook for requests that its parser refuses; answers with our error format."""
         self._refuse(self._error)
 
     def _refuse(self, error: InvalidHTTP) -> None:
-        """Answer with the error, unless its request has an answer already, and close."""
+        """Answer with the error, unless an answer has begun, and close the connection."""
         self.logger.info("refused: %s", error.message)
         self._is_last = True
         is_answered = False
@@ -177,19 +177,19 @@ class StrictHTTPProtocol(HttpToolsProtocol):
     # Timeouts
 
     def _close_after(self, seconds: float | None) -> None:
-        """Set the timeout of the part that is being received; None: no timeout."""
+        """Set the timeout of the current part; None: no timeout."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._time_out)
 
     def _time_out(self) -> None:
         if self._body is not None and self.flow.read_paused and not self.cycle.response_complete:
-            self._close_after(self.head_timeout_s)  # the application has not taken what came
+            self._close_after(self.head_timeout_s)  # the application reads slowly
         else:
             self.transport.close()
 
     def _poll_disconnect(self) -> None:
-        """Check whether the client has disconnected, which asyncio cannot tell while paused."""
+        """Check for a client disconnect, which asyncio does not report while paused."""
         self._poll = None
         if not self.flow.read_paused or self.transport.is_closing():
             return

@@ -1,8 +1,8 @@
-"""Listening sockets: as many connections a turn of the event loop as asyncio is told to accept.
+"""Listening sockets that limit the connections accepted in one turn of the event loop.
 
-Where descriptors run out, asyncio stops listening for a second. Up to Python 3.13 it first tries
-again for each connection that it may accept in that turn; each failure is a line in the log and
-another timer, and more of them follow with every second. Here the first failure is the turn's last.
+When descriptors run out, asyncio stops listening for a second. Up to Python 3.13 it first retries
+for each connection that it may accept in that turn; each failure logs a line and starts another
+timer, and these multiply every second. Here the first failure ends the turn.
 """
 
 import errno
@@ -10,28 +10,28 @@ import socket
 import time
 from typing import Any
 
-WAITING = 2048  # connections that the kernel keeps until they are accepted, as uvicorn has it
+WAITING = 2048  # backlog of the kernel, as in uvicorn
 ACCEPTED = 256
-"""Connections accepted in a turn of the event loop: some 10 ms of it. With half as many, a burst
-of 375 waits for two turns more; with twice as many, for one."""
-_PAUSE_S = 0.5  # asyncio's own is a second; a second failure in it is no news
+"""Connections accepted in one turn of the event loop, about 10 ms. A burst of 375 connections takes
+two turns; at half this value it takes three turns, at twice one turn."""
+_PAUSE_S = 0.5  # asyncio pauses 1 s; failures within it are not logged again
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class ListeningSocket(socket.socket):
-    """A listening socket that says once a second that descriptors have run out."""
+    """A listening socket that reports exhausted descriptors once a second."""
 
     _resumes_s = 0.0  # `time.monotonic`
 
     def listen(self, backlog: int = WAITING) -> None:
-        """Listen. `asyncio` has one number for the kernel's queue and for accepting: `ACCEPTED`."""
+        """Listen with a backlog of `WAITING` or more: asyncio passes `ACCEPTED` for both limits."""
         super().listen(max(backlog, WAITING))
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection.
 
         Raises:
-            BlockingIOError: there is none, or descriptors have run out just now.
+            BlockingIOError: no connection waits, or descriptors have just run out.
             OSError: descriptors have run out.
         """
         if time.monotonic() < self._resumes_s:
@@ -48,8 +48,8 @@ def listen_on(host: str, port: int) -> list[ListeningSocket]:
     """Listen on all addresses of a host.
 
     Raises:
-        socket.gaierror, UnicodeError: it has none.
-        OSError: an address is taken or needs privileges, or none is of this machine.
+        socket.gaierror, UnicodeError: the host has no address.
+        OSError: an address is taken or needs privileges, or none belongs to this machine.
     """
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[ListeningSocket] = []

@@ -17,11 +17,11 @@ MOST_PATH = 200  # characters of a path that are logged
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OF_MODEL = "carpool.model"  # key of a scope: which of several models the request is about
 IS_HEAD = "carpool.head"  # key of a scope: only the headers of the answer are wanted
-_RETRY = re.compile(r"[1-9][0-9]?")  # as OpenAI's SDKs count retries, from 0
+_RETRY = re.compile(r"[1-9][0-9]?")  # retry counts of OpenAI's SDKs, except 0
 
 
 class HTTPMiddleware:
-    """Middleware for HTTP alone; other scopes pass."""
+    """Middleware for HTTP requests; other scopes pass through."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -35,14 +35,14 @@ class HTTPMiddleware:
 
 
 class RequestLogging(HTTPMiddleware):
-    """Gives every answer `x-request-id` (the client's own, if it is sane) and its duration.
+    """Adds `x-request-id` (the client's own, if valid) and the duration to every answer.
 
-    It writes the access log, and counts the answers to requests for work.
+    It writes the access log, and counts the answers to work requests.
 
-    An answer that says nothing of caches is not stored: without an `authorization` header a shared
-    cache may keep any 200, and "not ready yet", a 404, as long as it likes (RFC 9111, 3.5 and
-    4.2.2). Unexpected exceptions become answers here: Starlette's own place for that lies further
-    out, where they would lack the id, and it would raise them again.
+    Answers get `no-store` by default: without an `authorization` header a shared cache may keep any
+    200, and a 404 such as "not ready yet", for any time (RFC 9111, 3.5 and 4.2.2). Unexpected
+    exceptions become answers here: Starlette's own handler is further out, where the id is missing,
+    and it raises them again.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class RequestLogging(HTTPMiddleware):
             answer = await on_error(Request(scope), error)
             await answer(scope, receive, identified)
         finally:
-            status = scope.get("ended_as", status or 499)  # 499: the client was gone before
+            status = scope.get("ended_as", status or 499)  # 499: the client disconnected first
             took_s = time.monotonic() - began_s
             if _RETRY.fullmatch(retry := headers.get("x-stainless-retry-count", "")):
                 logs.about.get({})["retry"] = retry
-            path = scope["raw_path"].decode("latin-1")[:MOST_PATH]  # still escaped: one line
+            path = scope["raw_path"].decode("latin-1")[:MOST_PATH]  # escaped, so always one line
             logs.answered(scope["method"], path, status, took_s)
             if scope["method"] == "POST" and (route := scope.get("route")) is not None:
                 self._count(scope.get(OF_MODEL, ""), route.path, status, took_s)
@@ -95,10 +95,10 @@ class RequestLogging(HTTPMiddleware):
 
 
 class BodySizeLimit(HTTPMiddleware):
-    """Refuses bodies that are too large: those that announce it, before anything of them is read.
+    """Refuses bodies that are too large, by Content-Length before the body is read.
 
-    Starlette's own limit answers in plain text. Where a client waits for `100 Continue` and is
-    refused without it, the connection is closed: it is unknown what the client sends next.
+    Starlette's own limit answers in plain text. If a client waits for `100 Continue` and is refused
+    without it, the connection is closed: the client's next bytes are unpredictable.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class BodySizeLimit(HTTPMiddleware):
         received, is_answered = 0, False
 
         def check(size: int, text: str) -> None:
-            if size > limit and not is_answered:  # else its end is awaited, and nothing is kept
+            if size > limit and not is_answered:  # after an answer, the rest is read and dropped
                 raise HTTPException(413, f"the body has {text} bytes: the most is {limit} ({flag})")
 
         async def limited() -> Message:

@@ -1,4 +1,4 @@
-"""A Unix socket to listen on; replaces a stale one, never that of a running server."""
+"""A listening Unix socket; replaces a stale file, but never a running server's."""
 
 import contextlib
 import errno
@@ -18,10 +18,10 @@ class UnixSocket:
     """A listening socket and its file."""
 
     def __init__(self, path: Path) -> None:
-        """Bind and listen. May wait for other servers that start in the same folder.
+        """Bind and listen. May wait for other servers starting in the same folder.
 
         Raises:
-            OSError: a server listens there, another kind of file exists, or it cannot be made.
+            OSError: a server listens there, another kind of file exists, or bind failed.
         """
         self.path = path
         self.socket = ListeningSocket(socket.AF_UNIX)
@@ -31,20 +31,20 @@ class UnixSocket:
                 self.socket.bind(str(path))
                 self._status = path.lstat()
                 path.chmod(mode)
-                self.socket.listen()  # before others probe it
+                self.socket.listen()  # before another server probes it
         except OSError:
             self.socket.close()
             raise
 
     def remove(self) -> None:
-        """Remove the file, unless another server's has taken its place."""
+        """Remove the file, unless another server has replaced it."""
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(self.path.lstat(), self._status):
                 self.path.unlink()
 
 
 def _remove_stale(path: Path) -> int:
-    """Remove a socket that no process listens on; returns the mode of the new one.
+    """Remove a socket without a listener; returns the mode for the new socket.
 
     Raises:
         OSError: the file must stay.
@@ -56,7 +56,7 @@ def _remove_stale(path: Path) -> int:
     if not stat.S_ISSOCK(mode):
         raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)  # the queue of one that is alive may be full
+        probe.setblocking(False)  # a live server's queue may be full
         is_alive = probe.connect_ex(str(path)) != errno.ECONNREFUSED
     if is_alive:
         raise OSError(errno.EADDRINUSE, "address already in use: a server listens there")
@@ -66,10 +66,10 @@ def _remove_stale(path: Path) -> int:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that of two servers that start only one finds the path free."""
+    """Lock a folder, so only one of two starting servers finds the path free."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # NFS locks no folders, and has no living sockets
+        with contextlib.suppress(OSError):  # NFS cannot lock folders, and has no live sockets
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Bodies of AUTOMATIC1111's API; `automatic1111_fields` says what their fields mean here."""
+"""Bodies of AUTOMATIC1111's API; `fields.py` translates their fields."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from carpool.media.metadata import as_text
 from carpool.server.bodies import schema
 
-SAMPLER = "Automatic"  # the model's own
+SAMPLER = "Automatic"  # the model's own sampler sampler
 _TEXT_LIMIT = 32_000
 _NUMBERS = (
     "seed", "batch_size", "n_iter", "steps", "cfg_scale", "distilled_cfg_scale", "width", "height",
@@ -20,7 +20,7 @@ _NUMBERS = (
 
 
 class Text2Image(BaseModel):
-    """`POST /sdapi/v1/txt2img`. Fields that would change the picture in other ways are refused."""
+    """`POST /sdapi/v1/txt2img`. Unsupported fields that would change the picture are refused."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [{"prompt": "a cat"}]})
 
@@ -48,7 +48,7 @@ class Text2Image(BaseModel):
     @field_validator(*_NUMBERS, mode="before", check_fields=False)
     @classmethod
     def _plain_number(cls, value: Any) -> Any:
-        """A number in a text, or a whole one with a point, as that program takes them."""
+        """Accept numbers as that program does: as text, and integers written 1.0."""
         if isinstance(value, str):
             with contextlib.suppress(ValueError):
                 value = float(value) if "." in value or "e" in value.lower() else int(value)
@@ -57,7 +57,7 @@ class Text2Image(BaseModel):
 
 
 class Image2Image(Text2Image):
-    """`POST /sdapi/v1/img2img`: as `txt2img`, from pictures."""
+    """`POST /sdapi/v1/img2img`: `txt2img` that starts from pictures."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -186,7 +186,7 @@ def info(
 
 
 def _drawn(prompt: str, negative: str, answer: schema.ImagesResponse, seed: int) -> dict[str, Any]:
-    """What a picture shows beside its settings."""
+    """Prompts and seed of one picture, beside its settings."""
     width, _, height = answer.size.partition("x")
     fields = {"prompt": prompt, "negative_prompt": negative, "seed": seed, "model": answer.model}
     return {**fields, "width": width, "height": height}

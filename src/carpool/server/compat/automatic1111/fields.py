@@ -1,7 +1,7 @@
-"""The fields of AUTOMATIC1111's API as those of an `ImageRequest`.
+"""Translate fields of AUTOMATIC1111's API to fields of an `ImageRequest`.
 
-Clients send all fields of that API always. Those that are at rest, or that change no picture there
-either, are left out; those that would change it in a way that is not known here are refused by
+Clients of that API always send all fields. Fields with their neutral value are dropped, and so are
+fields that never change a picture. An unsupported field that would change the picture is refused by
 name.
 """
 
@@ -20,7 +20,7 @@ from carpool.server.compat.automatic1111.prompt_tags import (
     split_tags,
 )
 
-_RESTING: dict[str, tuple[Any, ...]] = {  # values with which a field does nothing
+_RESTING: dict[str, tuple[Any, ...]] = {  # neutral values of fields
     "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "styles": ([], [""]),
     "subseed_strength": (0,), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0),
     "script_name": ("", "None"), "refiner_checkpoint": ("", "None"), "infotext": ("",),
@@ -34,8 +34,8 @@ override_settings_restore_afterwards include_init_images disable_extra_networks 
 refiner_switch_at s_min_uncond comments firstphase_width firstphase_height script_args
 seed_enable_extras token_merging_ratio_hr do_not_reload_embeddings image_cfg_scale eta clip_skip"""
 UNREAD = frozenset(_UNREAD.split())
-"""Fields about files, answers and other fields, which alone change no picture; and those that are
-read apart (SD.Next counts `clip_skip` as `CLIP_stop_at_last_layers` is counted)."""
+"""Fields that alone change no picture (files, answers, other fields), and fields that are read
+elsewhere (SD.Next's `clip_skip` counts layers as `CLIP_stop_at_last_layers` does)."""
 _SAMPLERS = ("sampler_name", "sampler_index", "scheduler")
 _RESTING_SETTINGS: dict[str, tuple[Any, ...]] = {
     "sd_vae": ("", "Automatic", "None"), "samples_format": ("png",), "eta_noise_seed_delta": (0,),
@@ -44,29 +44,29 @@ _RESTING_SETTINGS: dict[str, tuple[Any, ...]] = {
     "img2img_color_correction": (False,),
 }  # fmt: skip
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
-_FORGE_GUIDANCE = 3.5  # what Forge's clients send as distilled_cfg_scale for any model
+_FORGE_GUIDANCE = 3.5  # default of Forge's clients, sent for any model
 _MOST_LAYERS = 12
 
 
 @dataclass(slots=True)
 class Translation:
-    """What a body means here."""
+    """The translation of a body."""
 
     values: dict[str, Any]  # fields of an `ImageRequest`
-    warnings: list[str] = field(default_factory=list)  # what was asked and changes nothing
+    warnings: list[str] = field(default_factory=list)  # requested fields that change nothing
 
 
 def translated(
     body: Text2Image, card: Card, model: str, *, keeps_size: bool = False
 ) -> Translation:
-    """The fields of an `ImageRequest`.
+    """Translate a body to the fields of an `ImageRequest`.
 
     Args:
-        model: the name that it is served under.
-        keeps_size: is the size seen to elsewhere, as that of a picture to start from?
+        model: the served name of the model.
+        keeps_size: the caller handles the size, for example by resizing the input picture.
 
     Raises:
-        Rejected: a field would change the picture in a way that is not known here.
+        Rejected: an unsupported field would change the picture.
     """
     names = {parameter.name for task in card.tasks for parameter in task.parameters}
     extra = body.model_extra or {}
@@ -103,10 +103,10 @@ def translated(
     for name, value in rest.items():
         is_translated = name in _SAMPLERS and "scheduler" in translation.values
         if is_translated or value is None or name in UNREAD or name.startswith("hr_"):
-            continue  # `hr_...` belong to enable_hr
+            continue  # `hr_...` fields belong to enable_hr
         if value in _RESTING.get(name, ()) or _is_own(name, value):
             continue
-        if name == "sampler_index" and body.sampler_name:  # `sampler_name` counts
+        if name == "sampler_index" and body.sampler_name:  # `sampler_name` wins
             continue
         if name in names and name not in _RESTING:
             translation.values[name] = value
@@ -119,7 +119,7 @@ def translated(
 
 
 def _add_sampler(translation: Translation, fields: Mapping[str, Any], card: Card) -> None:
-    """Add a sampler with its noise schedule, where the model's own can be exchanged."""
+    """Add a sampler with its noise schedule, if the model's own can be replaced."""
     names = {
         name: value
         for name in _SAMPLERS
@@ -136,7 +136,7 @@ def _rests(name: str, value: str) -> bool:
 
 
 def _is_own(name: str, value: Any) -> bool:
-    """Return whether a sampler is the model's own, in any case of letters."""
+    """Return whether a sampler is the model's own; ignores case."""
     return name in _SAMPLERS and isinstance(value, str) and value.lower() == SAMPLER.lower()
 
 
@@ -149,7 +149,7 @@ def _pictures(body: Text2Image) -> int:
 
 
 def _add_guidance(translation: Translation, body: Text2Image, names: set[str]) -> None:
-    """Add `cfg_scale`, and Forge's `distilled_cfg_scale` where a model is distilled."""
+    """Add `cfg_scale`, and Forge's `distilled_cfg_scale` for distilled models."""
     distilled = body.distilled_cfg_scale or None
     is_distilled = "true_cfg_scale" in names or "negative_prompt" not in names
     cfg = "true_cfg_scale" if "true_cfg_scale" in names else "guidance_scale"
@@ -194,13 +194,13 @@ def _add_settings(to: Translation, settings: Mapping[str, Any], card: Card, mode
 
 
 def skipped_layers(layers: Any, card: Card) -> int | None:
-    """The pipeline's `clip_skip` for that program's setting; None where it changes nothing there.
+    """Convert that program's setting to the pipeline's `clip_skip`; None if it changes nothing.
 
-    Only Stable Diffusion 1's text encoder heeds it. Pipelines with two encoders (SDXL, SD 3) count
+    Only Stable Diffusion 1's text encoder uses it. Pipelines with two encoders (SDXL, SD 3) count
     from the last layer but one, which that program always takes.
 
     Raises:
-        InvalidValue: the model cannot do it.
+        InvalidValue: the model does not support the value.
     """
     if layers is None or (is_int(layers) and layers == 1):
         return None
@@ -213,14 +213,14 @@ def skipped_layers(layers: Any, card: Card) -> int | None:
 
 
 def check_model(name: Any, card: Card, model: str) -> None:
-    """Refuse the name of another model than the served one."""
+    """Refuse the name of a model that is not the served model."""
     if name not in (None, "", model, card.id):
         text = f"sd_model_checkpoint={show(name)}"
         raise ModelNotFound(f"{text} is not served here, {model!r} is")
 
 
 def _check_scripts(scripts: Mapping[str, Any]) -> None:
-    """Refuse scripts that are switched on."""
+    """Refuse enabled scripts."""
     for name, script in scripts.items():
         arguments = script.get("args") if isinstance(script, dict) else script
         if not all(map(_is_off, arguments if isinstance(arguments, list) else [arguments])):
@@ -231,16 +231,16 @@ def _check_scripts(scripts: Mapping[str, Any]) -> None:
 
 
 def _is_off(argument: Any) -> bool:
-    """Return whether an argument of a script is empty, or a unit that is switched off."""
+    """Return whether an argument of a script is empty, or a disabled unit."""
     is_unit = isinstance(argument, dict) and argument.get("enabled") is False
     return is_unit or argument is None or argument is False or argument == {}
 
 
 def check_fill(body: Image2Image, card: Card) -> dict[str, Any]:
-    """Check how a masked picture is to be filled; returns the pipeline's arguments.
+    """Check the fill mode of a masked picture; returns the pipeline's arguments.
 
     Raises:
-        UnsupportedParameter: in a way that pipelines do not know.
+        UnsupportedParameter: pipelines do not support the mode.
     """
     if body.resize_mode not in (None, 0):
         rule = "is not supported: 0, just resize, is"

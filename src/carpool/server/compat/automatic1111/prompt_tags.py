@@ -1,9 +1,9 @@
 """Adapter tags in the prompts of AUTOMATIC1111's web interface: `<lora:NAME:0.8>`.
 
-A tag is split at its colons: a name, the scale for text encoders (1 if absent), the one for the
-denoiser (if absent, the same), and a rank; the last three also by name, as `te=`, `unet=` and
-`dyn=`. There, every `<word:...>` is cut out of the prompt, known or not. Here, too, none is drawn
-as words: what cannot be applied is refused by name.
+A tag has fields between colons: a name, the text encoders' scale (default 1), the denoiser's scale
+(default: the same), and a rank; the last three also by name, as `te=`, `unet=` and `dyn=`. That
+program removes every `<word:...>` from the prompt, known or not. Here a tag never stays in the
+prompt either: one that cannot be applied is refused by name.
 """
 
 import math
@@ -15,12 +15,12 @@ from typing import Any
 from carpool.errors import InvalidValue, UnsupportedParameter, show
 from carpool.request.adapter_names import AdapterInfo, find_adapter
 
-_TAG = re.compile(r"(?:(?<![ \t])[ \t]++)?<(\w+):([^>]{1,500})>")  # with the blanks before it
+_TAG = re.compile(r"(?:(?<![ \t])[ \t]++)?<(\w+):([^>]{1,500})>")  # and the blanks before it
 _BROKEN = re.compile(r"<\s*(?:lora|lyco|hypernet)\b[^>]{0,40}>?", re.IGNORECASE)
-_KINDS = ("lora", "lyco")  # the same since its version 1.5
+_KINDS = ("lora", "lyco")  # synonyms since version 1.5
 _FORM = "write <lora:NAME:SCALE>"
 _SCALES = ("te", "unet")
-_TEXT_ENCODER = "text_encoder"  # begins the names of such modules
+_TEXT_ENCODER = "text_encoder"  # prefix of those modules' names
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class Tag:
     """An adapter that a prompt names."""
 
     name: str
-    scale: float  # for the denoiser
-    text_scale: float  # for text encoders
+    scale: float  # scale of the denoiser
+    text_scale: float  # scale of text encoders
 
 
 def split_tags(prompt: str) -> tuple[str, list[Tag]]:
-    """Split the adapters that a prompt names from its text.
+    """Split a prompt into its text and its adapter tags.
 
     Returns:
-        The text, and what its tags say.
+        The text, and its tags.
 
     Raises:
-        InvalidValue, UnsupportedParameter: a tag that cannot be applied.
+        InvalidValue, UnsupportedParameter: a tag cannot be applied.
     """
     tags = list(_TAG.finditer(prompt))
     text = _TAG.sub("", prompt).strip() if tags else prompt
@@ -51,14 +51,14 @@ def split_tags(prompt: str) -> tuple[str, list[Tag]]:
 
 
 def adapters_of(tags: Iterable[Tag], adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
-    """A request's `lora`: text encoders are named apart where their scale is another.
+    """The `lora` field of a request; text encoders get own entries if their scale differs.
 
     Args:
-        adapters: what is known of those that may be named.
+        adapters: the adapters that a prompt may name.
 
     Raises:
-        InvalidValue, UnsupportedParameter: an adapter that cannot be told from others, or whose
-            modules are not known.
+        InvalidValue, UnsupportedParameter: an adapter's name is ambiguous, or its modules are
+            unknown.
     """
     return [entry for tag in tags for entry in _entries(tag, adapters)]
 
@@ -84,7 +84,7 @@ def _entries(tag: Tag, adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
 
 
 def refuse_tags(prompt: str, param: str) -> None:
-    """Refuse adapters in a prompt where tags are not read, and would be drawn as words."""
+    """Refuse adapter tags in a prompt that is not searched for them."""
     if tag := _TAG.search(prompt) or _BROKEN.search(prompt):
         text = show(tag[0].strip())
         raise UnsupportedParameter(f"{param} has {text}: adapters stand in prompt", param=param)

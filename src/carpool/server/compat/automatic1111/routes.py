@@ -1,7 +1,7 @@
 """`/sdapi/v1`: the AUTOMATIC1111 API, as Open WebUI, SillyTavern and plug-ins of Krita use it.
 
-Those clients know keys as passwords: `authorization: Basic` with the key as the password opens
-these paths too, unless a browser sends it of its own accord.
+Those clients send keys as passwords: these paths accept `authorization: Basic` with the key as the
+password, except from web pages, where a browser adds it by itself.
 """
 
 import asyncio
@@ -59,11 +59,11 @@ EMPTY_LISTS: dict[str, Any] = {
     "hypernetworks": [], "face-restorers": [], "realesrgan-models": [], "cmd-flags": {},
     "scripts": {"txt2img": [], "img2img": []},
 }  # fmt: skip
-"""What clients ask for of things that are not here."""
+"""Lists that clients request and that are always empty here."""
 
 
 class PasswordRoute(AuthenticatedRoute):
-    """A route that takes a key as the password of `authorization: Basic` too."""
+    """A route that also accepts the key as the password of `authorization: Basic`."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -80,7 +80,7 @@ class PasswordWorkRoute(PasswordRoute, WorkRoute):
 
 
 def _as_bearer(authorization: bytes) -> bytes:
-    """A password as a bearer token."""
+    """Convert a Basic password to a bearer token."""
     scheme, _, encoded = authorization.partition(b" ")
     if scheme.lower() != b"basic":
         return authorization
@@ -98,7 +98,7 @@ lists = router_of(PasswordRoute, "/sdapi/v1")
 def _interruptible(context: AuthenticatedRequest) -> dict[asyncio.Task[Any], str]:
     """The client's running requests that `interrupt` cancels, with their ids.
 
-    Two may have one id: it is the client's.
+    Two requests may have the same id: clients choose it.
     """
     owners = _RUNNING.setdefault(context.state, {})
     return owners.setdefault(context.client.owner, {})
@@ -125,7 +125,7 @@ async def img2img(context: Context) -> Drawn:
     pictures = {name: values[name] for name in ("init_images", "mask") if name in values}
     texts = without_pictures({name: values[name] for name in values.keys() - pictures})
     body = validated(Image2Image, texts | pictures)
-    body.mask = body.mask or None  # "" is none
+    body.mask = body.mask or None  # "" means no mask
     model = await _model(context, body)
     task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
     size = None if task.takes("width") else _size(body, model.card)
@@ -137,7 +137,7 @@ async def img2img(context: Context) -> Drawn:
 
 
 async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel:
-    """The model that the settings of a request name, or the first."""
+    """The model that the request's settings name, or the first model."""
     named = (body.override_settings or {}).get("sd_model_checkpoint")
     name = named if isinstance(named, str) and named else None
     return await context.load(name, "ready")
@@ -175,7 +175,7 @@ async def _drawn(
             raise  # the server stops
     finally:
         running.pop(task, None)
-    if answer is None:  # interrupted: that program answers with what there is
+    if answer is None:  # interrupted: that program answers without pictures
         return Drawn(images=[], parameters=values, info='{"all_seeds": [], "infotexts": []}')
     files = [image.b64_json or "" for image in answer.data] if body.send_images is not False else []
     text = info(body, translation.values, answer, translation.warnings)
@@ -201,7 +201,7 @@ def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
 
 
 def _mask_of(body: Image2Image) -> MakeMask:
-    """Return a function that reads the mask, for the picture that is drawn anew."""
+    """Return a function that reads the mask for the input picture."""
     picture = as_url(body.mask, "mask")
     is_filled = body.inpainting_fill == 0
     radii = {"mask_blur_x": body.mask_blur_x, "mask_blur_y": body.mask_blur_y}
@@ -272,7 +272,7 @@ async def set_options(body: Options, context: Context) -> dict[str, Any]:
     values = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
     now = Options().model_dump()
     if skipped_layers(values.get("CLIP_stop_at_last_layers"), model.card) is None:
-        values.pop("CLIP_stop_at_last_layers", None)  # it would change nothing
+        values.pop("CLIP_stop_at_last_layers", None)  # no effect
     for name, value in values.items():
         if value is not None and (name not in now or value != now[name]):
             rule = "cannot be set here: leave it out, or send it with a request"

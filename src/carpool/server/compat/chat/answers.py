@@ -1,7 +1,7 @@
 """Pictures as answers of a chat: one JSON object, or a stream of chunks.
 
-With `modalities` they stand in `images`, as OpenRouter has it; else they are parts of `content`,
-as vLLM-Omni has it.
+With `modalities` pictures are in `images`, as in OpenRouter; otherwise they are parts of `content`,
+as in vLLM-Omni.
 """
 
 import json
@@ -40,7 +40,7 @@ def completion(
     """The answer to a conversation.
 
     Args:
-        has_parts: are pictures parts of the content, and not images beside it?
+        has_parts: pictures are parts of `content`, not in `images`.
     """
     parts = [
         _part(image.b64_json or "", images.output_format, image.seed, image.skipped_steps)
@@ -59,7 +59,7 @@ def completion(
 
 
 def usage_of(usage: schema.UsageBody) -> ChatUsage:
-    """Usage under the names of chat completions."""
+    """Usage with the field names of chat completions."""
     details = usage.input_tokens_details
     return ChatUsage(
         prompt_tokens=usage.input_tokens,
@@ -74,7 +74,7 @@ def usage_of(usage: schema.UsageBody) -> ChatUsage:
 
 @dataclass(slots=True)
 class ChunkWriter:
-    """Writes the events of one stream: a chunk a picture, then how it ended, then the usage."""
+    """Writes the events of a stream: a chunk for each picture, the finish reason, the usage."""
 
     request_id: str
     has_parts: bool
@@ -83,7 +83,7 @@ class ChunkWriter:
     created: int = field(default_factory=lambda: int(time.time()))
     _usages: list[protocol.TokenUsage] = field(default_factory=list)
     _timings: list[Timings] = field(default_factory=list)
-    _warnings: dict[str, None] = field(default_factory=dict)  # in the order they came
+    _warnings: dict[str, None] = field(default_factory=dict)  # in order of arrival
 
     def __call__(
         self,
@@ -92,8 +92,8 @@ class ChunkWriter:
         update: protocol.Preview | protocol.Done,
         _index: int,
     ) -> bytes:
-        """The events of a picture. Encodes: not on the event loop."""
-        assert isinstance(update, protocol.Done)  # no previews are image_request for
+        """The events of a picture. Encodes it: call it on a thread."""
+        assert isinstance(update, protocol.Done)  # chats request no previews
         self._usages.append(update.usage)
         self._timings.append(update.timings)
         self._warnings |= dict.fromkeys(update.warnings)
@@ -117,7 +117,7 @@ class ChunkWriter:
         delta: dict[str, Any],
         *,
         finish_reason: str | None = None,
-        **extra: Any,  # vLLM-Omni's clients count pictures by `modality`
+        **extra: Any,  # vLLM-Omni's clients read `modality`
     ) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         return self._event(image_request, choices=[choice], **extra)
@@ -138,7 +138,7 @@ def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> Image
 
 
 def _placed(parts: Sequence[ImagePart], has_parts: bool) -> dict[str, Any]:
-    """Put pictures where the client reads them."""
+    """Put pictures into the field that the client reads."""
     plain = [part.model_dump(exclude_none=True) for part in parts]
     if has_parts:
         return {"role": "assistant", "content": plain}

@@ -1,8 +1,8 @@
 """`POST /v1/chat/completions`: a conversation as a request for pictures.
 
-The prompt is the last message, which is the user's. A model that edits pictures starts from those
-of that message; where it has none, from those of the newest answer, so that a conversation edits
-its picture step by step.
+The prompt is the last message, which must be the user's. A model that edits pictures starts from
+the pictures of that message, or, without any, from the newest answer's, so a conversation can edit
+a picture step by step.
 """
 
 import math
@@ -26,7 +26,7 @@ frequency_penalty presence_penalty repetition_penalty logprobs top_logprobs stor
 service_tier reasoning reasoning_effort include_reasoning verbosity prompt_cache_key
 parallel_tool_calls provider route transforms plugins usage ignore_eos"""
 NEUTRAL = frozenset(_NEUTRAL.split())
-"""Fields about text, or about where a router sends it: they change no picture."""
+"""Fields about text or routing: they change no picture."""
 
 AREAS = {"1K": 1024 * 1024, "2K": 2048 * 2048, "4K": 4096 * 4096}  # pixels of an `image_size`
 MessagePart = tuple[Literal["text", "image"], Any]
@@ -37,11 +37,11 @@ _RATIO = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 class ChatRequest(BaseModel):
     """`POST /v1/chat/completions`.
 
-    A language model answers with text: `max_tokens` or `max_completion_tokens`, `temperature`,
-    `top_p`, `top_k`, `min_p`, `stop`, `seed` and `n` are taken, and what is left out is the model's
-    own. Other models answer with pictures: all fields of `POST /v1/images/generations` but `prompt`
-    and `partial_images` may be sent too, at top level or in `extra_body`, and fields about text,
-    such as `temperature`, are accepted: they change no picture.
+    A language model answers with text. It takes `max_tokens` or `max_completion_tokens`,
+    `temperature`, `top_p`, `top_k`, `min_p`, `stop`, `seed` and `n`; the defaults are the model's
+    own. Other models answer with pictures. They take all fields of `POST /v1/images/generations`
+    except `prompt` and `partial_images`, at top level or in `extra_body`; fields about text, such
+    as `temperature`, are accepted without effect.
     """
 
     model_config = ConfigDict(
@@ -135,15 +135,15 @@ class Conversation:
     values: dict[str, Any]  # fields of an `ImageRequest`
     images: list[ImageData] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    has_parts: bool = False  # are pictures parts of the content, and not images beside it?
+    has_parts: bool = False  # pictures are parts of `content`, not in `images`
 
 
 def conversation(card: Card, body: ChatRequest) -> Conversation:
     """Read a conversation.
 
     Raises:
-        InvalidValue: a message is not as it must be.
-        UnsupportedParameter: it asks for something else than pictures.
+        InvalidValue: a message is invalid.
+        UnsupportedParameter: it requests something other than pictures.
     """
     if body.modalities is not None and "image" not in body.modalities:
         raise UnsupportedParameter.of(
@@ -195,7 +195,7 @@ def parts_of(message: Mapping[str, Any]) -> Iterator[MessagePart]:
     """The texts and pictures of a message, in their order.
 
     Raises:
-        InvalidValue: its content is something else.
+        InvalidValue: the content is neither text nor pictures.
     """
     content = message.get("content")
     if content is None or isinstance(content, str):
@@ -233,7 +233,7 @@ def _newest_answer(messages: Sequence[Mapping[str, Any]]) -> list[ImageData]:
 
 
 def _size(card: Card, config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The size that an `image_config` asks for, in the model's multiples."""
+    """The size of an `image_config`, rounded to the model's multiples."""
     unknown = config.keys() - {"aspect_ratio", "image_size"}
     if unknown:
         name = f"image_config.{sorted(unknown)[0]}"[:60]

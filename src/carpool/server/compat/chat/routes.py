@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: texts or pictures as answers of a chat, as the model makes them."""
+"""`POST /v1/chat/completions`: answers with texts or pictures, depending on the model."""
 
 from dataclasses import replace
 from functools import partial
@@ -71,10 +71,10 @@ async def create_chat_completion(context: Context) -> Any:
 async def _language_model(
     context: AuthenticatedRequest, name: str | None
 ) -> tuple[ServedModel, str] | None:
-    """The language model that a body names: MODEL, or COMPONENT or MODEL/COMPONENT of a pipeline.
+    """Find the language model that a body names: MODEL, COMPONENT or MODEL/COMPONENT.
 
     Returns:
-        The model with the card of the language model alone, and its name; None: it is none.
+        The model with the card of just the language model, and its name; None: no such model.
     """
     served, of_model = context.state.model_names, name or ""
     component = ""
@@ -84,7 +84,7 @@ async def _language_model(
             of_model, component = served[0], name
     model = await context.load(of_model or None, "ready")
     if component == model.card.id:
-        component = ""  # its own name, where it is served under another
+        component = ""  # its own name, if it is served under another name
     if (card := model.card.writer(component)) is None:
         if context.state.fleet is None:
             model.check_name(name)

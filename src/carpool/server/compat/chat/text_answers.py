@@ -1,4 +1,4 @@
-"""Texts as answers of a chat, as OpenAI has them: one JSON object, or a chunk for each piece."""
+"""Texts as answers of a chat, in OpenAI's format: one JSON object, or a stream of chunks."""
 
 import asyncio
 import json
@@ -40,10 +40,10 @@ class TextChunks:
     requests: Sequence[CheckedRequest]
     has_usage: bool
     created: int = field(default_factory=lambda: int(time.time()))
-    texts: list[protocol.RawText] = field(default_factory=list)  # that have ended
+    texts: list[protocol.RawText] = field(default_factory=list)  # finished texts
 
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
-        """Nothing: tokens are counted as texts end."""
+        """Empty: tokens are counted when texts end."""
         details = schema.TokenDetails(text_tokens=0, image_tokens=0)
         return schema.UsageBody(
             input_tokens=0, input_tokens_details=details, output_tokens=0,
@@ -86,11 +86,11 @@ class TextChunks:
 async def respond_with_texts(
     context: AuthenticatedRequest, work: ParsedTextRequest, limit_name: str, has_usage: bool | None
 ) -> JSONResponse | EventStream:
-    """Run requests for texts, for as long as the client is connected.
+    """Run requests for texts while the client is connected.
 
     Args:
-        limit_name: the body's name of the limit of tokens.
-        has_usage: has the stream a last chunk with the usage; None: the answer is no stream.
+        limit_name: the name of the token limit in the body.
+        has_usage: end the stream with a usage chunk; None: answer without a stream.
     """
     state, request, owner = context.state, context.request, context.client.owner
     live: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -156,7 +156,7 @@ def _completion(chunks: TextChunks, outputs: Sequence[protocol.Done]) -> bytes:
 
 
 def usage_of(texts: Sequence[protocol.RawText]) -> ChatUsage:
-    """The tokens of texts that answer one conversation, which counts once."""
+    """The tokens of several answers to one conversation; its own tokens count once."""
     prompt = texts[0].prompt_tokens if texts else 0
     completion = sum(text.completion_tokens for text in texts)
     return ChatUsage(
@@ -176,7 +176,7 @@ def text_of(output: protocol.Done) -> protocol.RawText:
 
 
 def _as_sent(error: Rejected, limit_name: str) -> Rejected:
-    """The same error, with the name that the client has for the limit of tokens."""
+    """The same error, with the client's name of the token limit."""
     if error.param != "max_new_tokens":
         return error
     text = str(error).replace("max_new_tokens", limit_name)
@@ -184,7 +184,7 @@ def _as_sent(error: Rejected, limit_name: str) -> Rejected:
 
 
 def limit_name(fields: dict[str, Any]) -> str:
-    """The name of the limit of tokens in a body."""
+    """The name of the token limit in a body."""
     return next((name for name in LIMITS if fields.get(name) is not None), "max_new_tokens")
 
 

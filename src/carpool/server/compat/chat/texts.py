@@ -1,4 +1,4 @@
-"""A conversation as a request for texts: `n` of them, with seeds s, s+1, ..."""
+"""A conversation as a request for `n` texts, with seeds s, s+1, ..."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ from carpool.types import CheckedRequest
 _NEUTRAL = """store metadata service_tier prompt_cache_key parallel_tool_calls top_logprobs
 return_stage_metrics stream stream_options modalities model messages image_config"""
 NEUTRAL = frozenset(_NEUTRAL.split())
-"""Fields that decide no text, or were read before."""
+"""Fields that do not change the text, or were read before."""
 LIMITS = ("max_completion_tokens", "max_tokens")
-"""OpenAI's names of the limit of tokens, the present one first."""
-_OFF: dict[str, Sequence[Any]] = {  # fields with the values of theirs that ask for nothing
+"""OpenAI's names of the token limit, the current one first."""
+_OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -42,12 +42,12 @@ _OFF: dict[str, Sequence[Any]] = {  # fields with the values of theirs that ask 
     "background_job": (False,),
     "partial_images": (0,),
 }
-_INSTEAD = {"background_job": "texts have no jobs: stream=true tells them as they are written"}
-_UNREAD = ("tool_calls", "function_call", "audio")  # in messages
+_INSTEAD = {"background_job": "texts have no jobs: stream=true sends them as they are written"}
+_UNREAD = ("tool_calls", "function_call", "audio")  # unsupported fields of messages
 
 
 class TextRequest(schema.GenerationRequest):
-    """The fields of a conversation that are no parameters of `generate`."""
+    """The fields of a conversation that are not parameters of `generate`."""
 
     prompt: Any = None
     n: Any = None
@@ -58,7 +58,7 @@ class TextRequest(schema.GenerationRequest):
 class ParsedTextRequest:
     """A checked request for texts: one engine request each."""
 
-    model: str  # as the answer names it
+    model: str  # its name in the answer
     requests: list[CheckedRequest]
     images: list[Any]
     fields: dict[str, Any]  # the fields of its body
@@ -75,11 +75,11 @@ async def parse_text_request(
     """Read the pictures of a conversation, and check it.
 
     Args:
-        model: with the card of the language model alone.
-        name: of that, as the answer has it.
+        model: has the card of just the language model.
+        name: its name in the answer.
 
     Raises:
-        CarpoolError: whatever is wrong with it.
+        CarpoolError: the conversation is invalid.
     """
     values = _values(chat.model_extra or {})
     modalities = [entry for entry in chat.modalities or [] if entry != "text"]
@@ -109,10 +109,10 @@ async def parse_text_request(
 
 
 def _values(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a body with the names that a language model here has for them.
+    """Rename the fields of a body to the parameters of language models.
 
     Raises:
-        Rejected: it asks for what is not done here.
+        Rejected: a field is not supported.
     """
     values = {
         name: value for name, value in extra.items() if name not in NEUTRAL and value is not None
@@ -137,7 +137,7 @@ def _values(extra: Mapping[str, Any]) -> dict[str, Any]:
 def _conversation(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[ImageData]]:
-    """Messages with places in place of their pictures, and the pictures in their order."""
+    """Messages with placeholders for their pictures, and the pictures in order."""
     plain, pictures = [], list[ImageData]()
     for message in messages:
         for name in _UNREAD:

@@ -1,1 +1,1 @@
-"""Fields, reports and adapters as clients of SGLang and vLLM-Omni know them."""
+"""Fields, reports and adapters for clients of SGLang and vLLM-Omni."""

@@ -1,8 +1,8 @@
 """`/v1/set_lora` and its companions: default adapters at run time, as SGLang's clients set them.
 
-Here each request names its adapters. A default is for requests that name none, and for those of
-the API key that set it: no client changes the pictures of another one. It is kept until the server
-ends; jobs keep the adapters that they were accepted with.
+Here each request names its adapters. A default applies to requests of the same API key that name no
+adapters, so no client changes the pictures of another client. Defaults last until the server stops;
+jobs keep the adapters of their submission.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from carpool.server.bodies import schema
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
 from carpool.server.state import AppState, AuthenticatedRequest, ServedModel
 
-PATIENCE_S, LOOK_S = 60.0, 0.05  # wait for all workers to read a new file, and between looks
+PATIENCE_S, LOOK_S = 60.0, 0.05  # timeout of a new file in all workers; poll interval
 MERGE_MODES = (None, "auto", "dynamic")
 
 router = router_of(AuthenticatedRoute, "/v1")
 
 
 class SetLora(BaseModel):
-    """`POST /v1/set_lora`. Lists are of one length; a single value counts for all."""
+    """`POST /v1/set_lora`. Lists have equal lengths; a single value applies to all adapters."""
 
     lora_nickname: Any = Field(description="an adapter of `GET /v1/models`; or a list")
     lora_path: Any = Field(
@@ -207,7 +207,7 @@ def _check_target(targets: Any, experts: Collection[str] = ()) -> None:
 
 
 def _each(value: Any, count: int, name: str) -> list[Any]:
-    """A value for each adapter."""
+    """Expand a value to one for each adapter."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
@@ -217,14 +217,14 @@ def _each(value: Any, count: int, name: str) -> list[Any]:
 
 
 async def _read(state: AppState, model: str | None, name: str, path: str) -> None:
-    """Have all workers read the adapter folder, until each has an adapter.
+    """Let all workers read the adapter folder; wait until each has the adapter.
 
     Raises:
         InvalidValue: the file is not in the folder, has another name, or cannot be read.
     """
     pool: Any = state.backend if state.fleet is None else (await state.fleet.loaded(model))[0]
     if _offered(pool, name) is not None:
-        return  # a name always means the same weights
+        return  # a loaded name keeps its weights
     folder = pool.lora_dir if isinstance(pool, Pool) else state.settings.lora_dir
     file = Path(path)
     if name not in (file.stem, adapter_id(file.stem)) or file.suffix.lower() != SUFFIX:
@@ -240,14 +240,14 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
         await asyncio.to_thread(check_header, place)
     except LoraRejected as error:
         raise InvalidValue(error.message, param="lora_path") from None
-    except OSError as error:  # it may not be read, or is gone just now
+    except OSError as error:  # unreadable, or just removed
         why = f"{name}{SUFFIX} cannot be read: {reason(error)}"
         raise InvalidValue(why, param="lora_path") from None
     workers = {worker: worker.ready for worker in getattr(pool, "handles", [pool])}
     pool.reload()
     for _ in range(round(PATIENCE_S / LOOK_S)):
         if all(before is None or worker.ready is not before for worker, before in workers.items()):
-            break  # each has answered
+            break  # each worker has answered
         await asyncio.sleep(LOOK_S)
     for worker in workers:
         if worker.ready is not None and _offered(worker, name) is None:
@@ -264,7 +264,7 @@ def _offered(worker: Any, name: str) -> AdapterInfo | None:
 
 
 def _in_folder(folder: str | None, file: Path) -> Path | None:
-    """A file of the adapter folder, named by its whole path, or by its path in the folder."""
+    """Find a file of the adapter folder, by its absolute path or its path in the folder."""
     if folder is None:
         return None
     place = Path(folder).expanduser().resolve()

@@ -1,8 +1,8 @@
-"""Translate fields that clients of SGLang and vLLM-Omni send to ours.
+"""Translate fields of SGLang's and vLLM-Omni's clients to fields of this API.
 
-Those that mean the same under another name are renamed, those that change nothing here are left
-out, and those that would change the picture are refused by name. A field that the model's own
-pipeline takes is always handed on to it.
+Synonyms are renamed, fields without effect here are dropped, and unsupported fields that would
+change the picture are refused by name. A field that the model's own pipeline takes is always
+passed to it.
 """
 
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ from carpool.request.card import Card
 from carpool.server.bodies.json_bodies import in_text
 
 NESTED = ("extra_body", "diffusers_kwargs", "extra_params", "extra_args")
-"""Objects whose fields count as if they stood at top level."""
+"""Objects whose fields are merged into the top level."""
 
 NEUTRAL = frozenset({"bot_task", "save_output", "output_quality"})
-"""Fields about how a server works or reports, or (bot_task) about a language model in front."""
+"""Fields about the server's operation or reports, or (bot_task) a separate language model."""
 
 _SWITCHES = """enable_teacache enable_cache_dit enable_spectrum enable_upscaling
 enable_frame_interpolation return_trajectory_latents return_trajectory_decoded"""
 SWITCHES = frozenset(_SWITCHES.split())
-"""Ways of those servers to draw something else; a client may send them switched off."""
+"""Features of those servers that change the result; clients may send them disabled."""
 
 _OFF = (None, False, "false", "False", 0, "0", "")
 
 
 def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
-    """Rename the fields of a body to the names that they have here.
+    """Rename the fields of a body to this API's names.
 
     Raises:
-        InvalidValue: a field is given twice with different values, or is no object.
-        UnsupportedParameter: a field would change the picture in a way that is not known here.
+        InvalidValue: a field has two different values, or is not an object.
+        UnsupportedParameter: an unsupported field would change the picture.
     """
     fields = dict(values)
     names = {parameter.name for task in card.tasks for parameter in task.parameters}
@@ -59,7 +59,7 @@ def translated(values: Mapping[str, Any], card: Card) -> dict[str, Any]:
 
 
 def _seed(seed: Any) -> Any:
-    """A seed, or a list of several, which a form writes as JSON."""
+    """Parse a seed, or a list of seeds; forms send lists as JSON."""
     seed = _parsed(seed) if isinstance(seed, str) and seed.startswith("[") else seed
     return seed[0] if isinstance(seed, list) and len(seed) == 1 else seed
 
@@ -75,7 +75,7 @@ def _merge(fields: dict[str, Any], extra: Mapping[str, Any], source: str) -> Non
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    """An object, which a form writes as JSON."""
+    """Parse an object; forms send it as JSON."""
     value = _parsed(value) if isinstance(value, str) else value
     if value is not None and not isinstance(value, dict):
         raise InvalidValue.of(name, value, "must be an object of fields")
@@ -83,12 +83,12 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """The JSON in a text, or the text itself if it is none."""
+    """Parse a text as JSON; returns the text itself if it is not JSON."""
     with suppress(ValueError, RecursionError):
         return in_text(text)
     return text
 
 
 def _count(value: Any) -> Any:
-    """A number of pictures, which a form writes as text."""
+    """Parse a number of pictures; forms send it as text."""
     return int(value) if isinstance(value, str) and value.isdecimal() and value.isascii() else value

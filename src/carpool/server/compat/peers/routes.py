@@ -1,4 +1,4 @@
-"""Endpoints that clients of SGLang ask before they send work."""
+"""Endpoints that SGLang's clients query before they send work."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ class ModelInfo(BaseModel):
     is_generation: bool = True
     model_type: Literal["diffusion"] = "diffusion"
     architectures: list[str] = Field(description="the diffusers class")
-    has_image_understanding: bool = Field(description="does it take pictures?")
+    has_image_understanding: bool = Field(description="whether it takes pictures")
     has_audio_understanding: bool = False
     task_type: str = Field(description="the task without an input picture")
     supported_task_types: list[str]
