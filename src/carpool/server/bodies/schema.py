@@ -95,7 +95,7 @@ class GenerationRequest(BaseModel):
         " SDXL, needs compel; default: weights are drawn as words",
     )
     guidance_scale: Any = ours("number", "how closely to follow the prompt")
-    negative_prompt: Any = ours("string", "what to avoid")
+    negative_prompt: Any = ours("string", "what not to show")
     webhook: str | None = Field(
         None,
         max_length=2048,

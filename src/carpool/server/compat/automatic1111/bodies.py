@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from carpool.media.metadata import as_text
 from carpool.server.bodies import schema
 
-SAMPLER = "Automatic"  # the model's own sampler sampler
+SAMPLER = "Automatic"  # the model's own sampler
 _TEXT_LIMIT = 32_000
 _NUMBERS = (
     "seed", "batch_size", "n_iter", "steps", "cfg_scale", "distilled_cfg_scale", "width", "height",
