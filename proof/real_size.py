@@ -257,7 +257,7 @@ def started(house: House) -> str:
 
 
 HEADS = {
-    "runs": ["", "what came of it", "seconds", "resident GiB", "peak GiB"],
+    "runs": ["run", "result", "seconds", "resident GiB", "peak GiB"],
     "bus": ["way", "seconds", "sweeps", "GiB moved"],
     "plan": ["", "planned", "measured", "error"],
 }
