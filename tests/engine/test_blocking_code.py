@@ -97,7 +97,7 @@ def test_an_engine_that_stands_still_takes_no_request_and_says_why() -> None:
     with carpool.load(odd_pipeline(), device="cpu", isolation="shared") as engine:
         lost = engine.generate(["x"] * COMPANY, odd=odd, return_errors=True)
         assert all(isinstance(output.error, WorkerLost) for output in lost)
-        with pytest.raises(WorkerLost, match="stands still"):
+        with pytest.raises(WorkerLost, match="is deadlocked"):
             engine.submit("x")
 
 
@@ -131,7 +131,7 @@ def test_what_fails_only_among_others_runs_again_alone_and_then_always(
         assert is_plain(make, recorder.image[0], seed % 4)
     warned = [recorder for recorder in heard if recorder.outcome.warnings]
     assert len(warned) == 3
-    assert "ran alone: OddPipeline failed among others: RuntimeError" in str(
+    assert "ran alone: OddPipeline failed in company: RuntimeError" in str(
         warned[0].outcome.warnings
     )
     assert all("fails among them" in str(one.outcome.warnings) for one in more)

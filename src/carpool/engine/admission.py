@@ -1,8 +1,8 @@
-"""Admission control: reject new requests that would be too late, or would wait too long.
+"""Admission control: reject new requests that would miss their deadline or wait too long.
 
-That is when the predicted queue wait exceeds `max_wait`, or what it would take the request's
-deadline. The engine's thread reports at every turn what is queued, what runs and what forwards
-take; `check` and the rest may be called from any thread: they read single numbers.
+That is when the predicted queue wait exceeds `max_wait`, or the predicted time the deadline. The
+engine's thread reports the queue, the running requests and the durations of forwards at every turn;
+`check` and the rest may be called from any thread: they read single numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,10 +25,10 @@ class AdmissionControl:
         self._predictor, self._clock, self._queue = predictor, clock, queue
         self._overload = Overload(settings.max_wait, admits_late=settings.admit_late)
         self._max_queue, self._max_running = settings.max_queue, settings.max_running
-        self._speed: Speed | None = None  # until predictions are proven
-        self._seen_requests, self._waiting_s = 0, 0.0  # queued requests and their predicted work
-        self._newest_s = 0.0  # work of the newest request: a guess for those not seen yet
-        self._lefts_s: Sequence[float] = ()  # predicted work left of running requests
+        self._speed: Speed | None = None  # None until predictions are proven
+        self._seen_requests, self._waiting_s = 0, 0.0  # queued, and their predicted work, last turn
+        self._newest_s = 0.0  # work of the newest request: a guess for those queued since
+        self._lefts_s: Sequence[float] = ()  # predicted remaining work of running requests
 
     @property
     def stage(self) -> int:
@@ -36,26 +36,26 @@ class AdmissionControl:
 
     @property
     def is_informed(self) -> bool:
-        """Whether it has learned anything."""
+        """Whether it has learned from a forward."""
         return self._speed is not None
 
     def learn(self, alone_s: float, calls: int, together_s: float, times: int = 1) -> None:
-        """Forwards of several calls took so long; one after another they would take `alone_s`."""
+        """Learn the speed from forwards: their calls would take `alone_s` one after another."""
         self._speed = self._speed or Speed()
         self._speed.learn(alone_s, calls, together_s, times)
 
     def update(self, waiting: int, waiting_s: float, lefts_s: Sequence[float]) -> None:
-        """How many are queued, their predicted work, and what running ones have left of theirs."""
+        """Set the number and predicted work of queued requests, and running requests' work."""
         self._seen_requests, self._waiting_s, self._lefts_s = waiting, waiting_s, lefts_s
         if waiting or self._overload.stage:  # else it stays 0
             self._update_stage()
 
     def estimate(self, request: CheckedRequest) -> tuple[float | None, float, float]:
-        """Predict the time of a request that came now; from any thread.
+        """Predict the time of a request that arrives now; from any thread.
 
         Returns:
-            Seconds of its denoising steps alone on the device, None while nothing is known; the
-            predicted wait; and the speed of shared forwards, against doing all alone.
+            Seconds of its denoising steps alone on the device, None without data; the predicted
+            wait; and the speed of shared forwards, relative to running all alone.
         """
         predictor, alone_s = self._predictor, None
         if predictor.is_informed:
@@ -65,14 +65,14 @@ class AdmissionControl:
     def check(
         self, request: CheckedRequest, running: Iterable[RequestState], waited_s: float = 0.0
     ) -> None:
-        """Refuse a new request that would be too late, or would wait too long.
+        """Refuse a new request that would miss its deadline or wait too long.
 
         Args:
-            waited_s: how long it waited elsewhere.
+            waited_s: seconds it waited elsewhere.
 
         Raises:
             TooLate: its deadline cannot be met.
-            Overloaded: with when the wait will be short enough.
+            Overloaded: with the time to retry.
         """
         if request.deadline_s is not None:
             self._check_deadline(request, request.deadline_s, running, waited_s)
@@ -85,10 +85,10 @@ class AdmissionControl:
         running: Iterable[RequestState],
         waited_s: float,
     ) -> None:
-        """Refuse a request whose deadline cannot be met, by what forwards have taken so far.
+        """Refuse a request whose deadline cannot be met, by the durations of forwards so far.
 
-        It is predicted to run alone, after the running ones whose deadlines are earlier. With
-        `admit_late` that is a line in the log.
+        The prediction: it runs alone, after the running requests with earlier deadlines. With
+        `admit_late` it is only logged.
         """
         if not self._predictor.is_informed:
             return
@@ -102,7 +102,7 @@ class AdmissionControl:
         """Refuse a request if its priority is too low for the overload stage.
 
         Args:
-            whole_s: its predicted work, seconds alone on the device.
+            whole_s: its predicted work, in seconds alone on the device.
         """
         self._newest_s = whole_s
         wait_s, fill = self._update_stage()
@@ -116,16 +116,16 @@ class AdmissionControl:
 
     @property
     def place_s(self) -> float | None:
-        """Predicted seconds until the next place is free; None while nothing is known."""
+        """Predicted seconds until the next place is free; None without data."""
         speed, lefts_s = self._speed, list(self._lefts_s)
         seconds = None if speed is None else speed.place_s(lefts_s)
         return None if seconds is None else bounded(seconds * self._predictor.slowdown)
 
     def starts_s(self, queued: Sequence[RequestState], running: int) -> list[float | None]:
-        """Predicted seconds until each of these starts, in the order of the queue.
+        """Predicted seconds until each queued request starts, in queue order.
 
         Args:
-            running: requests that run now.
+            running: number of running requests.
         """
         places = self._max_running - running
         if self._speed is None:
@@ -140,12 +140,12 @@ class AdmissionControl:
 
     @property
     def speed(self) -> float:
-        """Seconds of work, alone on the device, that a second of shared forwards does."""
+        """Seconds of lone work done by one second of shared forwards."""
         return 1.0 if self._speed is None else self._speed.speed
 
     @property
     def wait_s(self) -> float:
-        """Predicted seconds until all that is queued now is done."""
+        """Predicted seconds until the current queue is done."""
         if self._speed is None:
             return 0.0
         unseen = max(0, len(self._queue) - self._seen_requests)

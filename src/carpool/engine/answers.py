@@ -1,10 +1,10 @@
-"""What answers a request's calls without a forward: one list of sources, in a fixed order.
+"""The sources that answer calls without a forward: one list for each request, in a fixed order.
 
-A call goes to each source of its request before it parks; the first answer is the call's, and all
-other sources learn it, as all learn the answer of a forward. The order: the step cache, which
-decides by a request's own inputs alone; the journal, whose calls must be asked in the order of its
-first run; what only saves time. No source is needed for the output: a request goes on without one
-that fails.
+A call goes to each source of its request before it parks; the first answer is used, and all other
+sources observe it, as they observe the answers of forwards. The order: the step cache, which
+decides by the request's own inputs; the journal, which needs the calls in the order of its first
+run; then sources that only save time. No source is required for the output: a request continues
+without a source that fails.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,27 +23,27 @@ _FAILED = object()
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """In the place of an answer: the request has to run from its start, without a past."""
+    """Returned instead of an answer: the request has to run again from its start."""
 
     reason: str
 
 
 class AnswerList:
-    """Makes the sources of all requests, and asks them. For the engine's thread."""
+    """Creates and queries the sources of all requests. For the engine's thread."""
 
     def __init__(self, parts: EngineParts) -> None:
         self._identity = Identity(parts.loaded, parts.adapters.digest)
-        self._threshold = parts.settings.step_cache  # default of requests; None or 0: no cache
+        self._threshold = parts.settings.step_cache  # default of requests; None or 0: off
         self._stages, self._stats = parts.stages, parts.stats
         self._makers: tuple[Callable[[RequestState], AnswerSource | None], ...] = (
             self._step_cache, self._journal, parts.conditioning.source,
         )  # fmt: skip
-        self.shared = parts.conditioning  # outlives requests
+        self.shared = parts.conditioning  # lives longer than a request
 
     def begin(self, state: RequestState, *, is_private: bool) -> None:
-        """Make the sources of a request that starts, or starts again."""
+        """Create the sources of a request that starts, or starts again."""
         state.sources, state.answered_phases = [], set()
-        if is_private:  # its calls run inside of its fiber
+        if is_private:  # its calls run inside its fiber
             state.journal = None
             if state.request.step_cache:
                 state.warnings.append("step_cache had no effect: the request runs alone")
@@ -65,13 +65,13 @@ class AnswerList:
     def ran(
         self, state: RequestState, call: Call, answer: Any, source: AnswerSource | None = None
     ) -> None:
-        """A call got this answer from a forward, or from one of the sources."""
+        """Pass a call's answer, from a forward or a source, to the other sources."""
         for listener in [s for s in state.sources if call.target.phase in s.phases]:
             if listener is not source:
                 self._ask(state, listener, listener.ran, call, answer)
 
     def repeated(self, parked: Iterable[RequestState]) -> list[tuple[RequestState, Any]]:
-        """Requests whose calls have been answered by equal ones while they waited."""
+        """Parked requests whose calls can reuse the answers of equal calls that ran since."""
         self.shared.has_news, answered = False, []
         for state in parked:
             source = source_of(state)
@@ -81,7 +81,7 @@ class AnswerList:
         return answered
 
     def forget(self) -> None:
-        """Drop what outlives requests: modules may have changed."""
+        """Drop answers shared between requests: modules may have changed."""
         self.shared.clear()
 
     def _step_cache(self, state: RequestState) -> StepCache | None:

@@ -1,14 +1,14 @@
-"""The conditioning cache: what an encoder gave answers the next equal call of any request.
+"""The conditioning cache: an encoder's answer is reused for equal calls of any request.
 
-Text encoders, image encoders and the encoding half of a VAE compute the same for the same
-arguments. So an answer is kept by the content of the arguments, the module, and the adapters that
-act on it, and equal calls of one forward run once. Callers get copies: pipelines change what they
-get.
+Text encoders, image encoders and the encoding half of a VAE return equal answers for equal
+arguments. So an answer is cached by the content of the arguments, the module, and the adapters on
+it, and equal calls of one forward run once. Callers get copies, because pipelines modify their
+answers.
 
-An answer is kept where nothing else can have come of the call: no draws from the global random
-numbers, no changed arguments, no code or hooks that the libraries do not ship, no modes of torch,
-no text that is written token by token. A forward that several calls share may have other last bits
-than each of them alone (`numerics="fast"`): its answers are given to requests with company only.
+An answer is cached only if the call had no other effect: no draws from the global random numbers,
+no changed arguments, no code or hooks outside the known libraries, no torch modes, no text
+generated token by token. A fused forward may differ from a lone call in its last bits
+(`numerics="fast"`): its answers are given to requests with company only.
 """
 
 from collections import OrderedDict
@@ -33,25 +33,25 @@ from carpool.engine.request import RequestState
 from carpool.engine.serialization import Unpackable, copied
 from carpool.types import Phase
 
-MOST_MIB, MOST_SHARE = 512.0, 0.02  # the default: of these two the smaller one
-_CACHES = "past_key_values"  # of language models; diffusers' pipelines read them seldom
+MOST_MIB, MOST_SHARE = 512.0, 0.02  # default limit: the smaller of the two
+_CACHES = "past_key_values"  # of language models; diffusers' pipelines rarely read them
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    answer: Any  # no other code has its tensors
+    answer: Any  # its tensors are private to the cache
     size: int  # bytes
-    is_alone: bool  # it has the bits of a call that runs alone
+    is_alone: bool  # it has the bits of a lone call
 
 
 class ConditioningCache:
-    """The kept answers of one engine, the oldest use first. For its thread.
+    """The cached answers of one engine, least recently used first. For its thread.
 
     Args:
-        limit: bytes of all answers; 0 switches it off.
-        is_by_tenant: requests of different tenants share no answers.
-        is_exact: forwards give each call the bits that it gets alone.
-        reads_caches: the pipeline may read the key-value caches that its language models give.
+        limit: total bytes of the answers; 0 disables the cache.
+        is_by_tenant: tenants share no answers.
+        is_exact: fused forwards give the bits of lone calls.
+        reads_caches: the pipeline may read its language models' key-value caches.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class ConditioningCache:
         self._reads_caches, self._stages = reads_caches, stages
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._hits = self._misses = self._clearances = 0
-        self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be
-        self.has_news = False  # an answer was kept since the parked calls were looked at
+        self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be cached
+        self.has_news = False  # an answer was cached since the last check of the parked calls
 
     def source(self, state: RequestState) -> "RequestConditioning | None":
-        """What answers the calls of a request; None: the cache is off."""
+        """The source for the calls of a request; None: the cache is off."""
         return RequestConditioning(self, state) if self._limit else None
 
     def key(self, call: Call, tenant: str) -> Hashable | None:
-        """What equal calls have in common; None: this one has to run."""
+        """The cache key of a call; None: the call has to run."""
         target = call.target
         if target.method in WRITING or target.modes:
             return None
@@ -106,10 +106,10 @@ class ConditioningCache:
         return place, content, strides, tuple(lora), owner
 
     def answer(self, key: Hashable, *, is_lone: bool) -> Any | None:
-        """A copy of a kept answer.
+        """A copy of a cached answer.
 
         Args:
-            is_lone: it goes to a request without company: its bits must be those of one alone.
+            is_lone: the request has no company: it must get the bits of a lone call.
         """
         entry = self._entries.get(key)
         if entry is None or (is_lone and not entry.is_alone):
@@ -119,7 +119,7 @@ class ConditioningCache:
         return copied(entry.answer)
 
     def around(self, run: RunCalls) -> RunCalls:
-        """The same forward, in which equal calls run once, and whose answers are kept."""
+        """Wrap a forward: equal calls run once, and their answers are cached."""
 
         def once(states: Sequence[RequestState]) -> list[Any]:
             if states[0].call.target.phase != "encode":
@@ -127,7 +127,7 @@ class ConditioningCache:
             keys = [_key_of(state, place) for place, state in enumerate(states)]
             if keys == list(range(len(states))):
                 return run(states)
-            places: dict[Hashable, int] = {}  # of the calls that run, by key
+            places: dict[Hashable, int] = {}  # places of the calls that run
             for place, key in enumerate(keys):
                 places.setdefault(key, place)
             running, clearances = [states[place] for place in places.values()], self._clearances
@@ -149,7 +149,7 @@ class ConditioningCache:
         return once
 
     def _keep(self, state: RequestState, answer: Any, is_alone: bool) -> Any | None:
-        """Keep a copy of an answer if that is sure; returns the copy, or None."""
+        """Cache a copy of an answer if that is safe; returns the copy, or None."""
         source, target = source_of(state), state.call.target
         if source is None or source.key is None:
             return None
@@ -185,12 +185,12 @@ class ConditioningCache:
             self._bytes -= victim.size
 
     def clear(self) -> None:
-        """Drop all answers: memory is short, or modules may have changed."""
+        """Drop all answers, because memory is short or modules may have changed."""
         self._entries.clear()
         self._bytes, self._clearances = 0, self._clearances + 1
 
     def statistics(self) -> dict[str, int]:
-        """Calls that were answered and that ran, and what is kept. From any thread."""
+        """Hits, misses, and the size of the cache. From any thread."""
         return {
             "hits": self._hits,
             "misses": self._misses,
@@ -204,7 +204,7 @@ class RequestConditioning:
     """Answers the calls of one request from the cache: see `request.AnswerSource`.
 
     Attributes:
-        key: of the call that it waits with; None: that is not kept.
+        key: cache key of the parked call; None: it is not cached.
     """
 
     stage: ClassVar[TurnStage] = "cache"
@@ -214,7 +214,7 @@ class RequestConditioning:
     def __init__(self, cache: ConditioningCache, state: RequestState) -> None:
         self._cache, self._state = cache, state
         self.key: Hashable | None = None
-        self._tensors: list[Tensor] = []  # of that call's arguments
+        self._tensors: list[Tensor] = []  # arguments of the parked call
         self._versions: list[int] = []
 
     def answer(self, call: Call) -> Any | None:
@@ -228,7 +228,7 @@ class RequestConditioning:
         return answer
 
     def repeated(self) -> Any | None:
-        """The answer of the call that it waits with, if an equal one has got it meanwhile."""
+        """The cached answer of the parked call, if an equal call has run meanwhile."""
         if self.key is None:
             return None
         return self._cache.answer(self.key, is_lone=not self._state.has_company)
@@ -239,30 +239,30 @@ class RequestConditioning:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the arguments are as they were when the call was made."""
+        """Whether the arguments have not changed since the call."""
         return versions(self._tensors) == self._versions
 
 
 def source_of(state: RequestState) -> RequestConditioning | None:
-    """What answers a request's calls from the cache; None: nothing does."""
+    """The request's conditioning source; None: it has none."""
     sources = (source for source in state.sources if isinstance(source, RequestConditioning))
     return next(sources, None)
 
 
 def _key_of(state: RequestState, place: int) -> Hashable:
-    """The key of a call, or its place in the forward where it has none."""
+    """The key of a call, or its place in the forward if it has none."""
     source = source_of(state)
     return place if source is None or source.key is None else source.key
 
 
 def _is_observed(module: nn.Module) -> bool:
-    """Whether code that the libraries do not ship sees each call of a module."""
+    """Whether code outside the known libraries observes calls of a module."""
     hooks = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
     return any(hooks) or next(foreign_parts(module), None) is not None
 
 
 def _is_apart(answer: Any) -> bool:
-    """Whether no tensor of an answer lies in a part of another one, but for equal views."""
+    """Whether no two tensors of an answer overlap, except equal views."""
     views = {
         (t.untyped_storage().data_ptr(), t.storage_offset(), t.shape, t.stride())
         for t in tensors_in(answer)

@@ -1,9 +1,9 @@
-"""The boundaries of a turn: an exception stops at the stage that it comes from.
+"""The boundaries of a turn: an exception stops at the stage that raised it.
 
-A turn is made of named stages, and each has one boundary. What the engine decides, predicts or
-notes (choices, costs, statistics, timelines, journals) has a substitute: `Stages.contain` logs the
-exception and gives that. What it does for one request ends that request: see `RunningRequests`.
-Each boundary is a fault point by its stage's name: see `faults.py`.
+A turn consists of named stages, each with one boundary. Decisions, predictions and records of the
+engine (choices, costs, statistics, timelines, journals) have a substitute: `Stages.contain` logs
+the exception and returns that. An exception in work for one request ends that request: see
+`RunningRequests`. Each boundary is a fault point by its stage's name: see `faults.py`.
 """
 
 import logging
@@ -22,29 +22,29 @@ TurnStage = Literal[
     "admit", "cache", "choose", "count", "describe", "effects", "journal", "learn", "observe",
     "parked", "predict", "preview", "queued", "steps", "tell", "timeline", "unwind",
 ]  # fmt: skip
-"""The stages that have a substitute: all requests go on."""
+"""The stages with a substitute: all requests continue."""
 RequestStage = Literal["start", "resume", "convert"]
-"""The stages of one request, which fails with them."""
+"""The stages of one request: a failure ends it."""
 
 T = TypeVar("T")
 
 
 class EngineLost(BaseException):
-    """Nothing more may run in this engine: its device has failed, or requests are not isolated.
+    """The engine cannot continue: its device has failed, or requests are not isolated.
 
     No boundary stops it on its way out of the engine's loop.
     """
 
 
 UNCONTAINED = (EngineLost, FiberExit)
-"""What no boundary stops; every other exception it does, `SystemExit` and the like included."""
+"""No boundary stops these; all others are stopped, `SystemExit` included."""
 
 
 class Stages:
     """The boundaries of one engine.
 
     Args:
-        faults: those that are switched on.
+        faults: the injected faults; None: no fault injection.
     """
 
     def __init__(self, faults: "Faults | None" = None) -> None:
@@ -56,7 +56,7 @@ class Stages:
         stage: RequestStage | TurnStage | Literal["turn"],
         states: "Iterable[RequestState]" = (),
     ) -> None:
-        """A fault point: raises the faults that are due in a stage about these requests."""
+        """A fault point: raise the faults due in a stage for these requests."""
         if self._faults is not None:
             self._faults.strike(stage, states)
 
@@ -68,7 +68,7 @@ class Stages:
         *args: Any,
         states: "Iterable[RequestState]" = (),
     ) -> T:
-        """The result of some work, or the substitute if it raises."""
+        """Return the result of some work, or the substitute if it raises."""
         try:
             result = work(*args)
             if self.has_faults:
@@ -81,8 +81,8 @@ class Stages:
             return substitute
 
     def _report(self, stage: TurnStage, error: BaseException) -> None:
-        """Log an exception with its traceback, the first of its class in a stage."""
+        """Log the first exception of its class in a stage, with its traceback."""
         kind = stage, type(error)
         if kind not in self._logged:
             self._logged.add(kind)
-            log.error("a turn goes on without its stage %r, which failed", stage, exc_info=error)
+            log.error("stage %r of a turn failed; it goes on without that", stage, exc_info=error)

@@ -1,10 +1,9 @@
-"""Deadlocks: a request waits for what another one holds, which shares its thread and is parked.
+"""Deadlocks: a request waits for a lock of another request that is parked on the same thread.
 
-Fibers share a thread, so a lock that one of them takes in a forward's place and keeps while it is
-parked stops all of them, and with them the engine. A watch looks at the engine's thread while the
-loop makes no progress. It tells a deadlock from long work by evidence: the thread sleeps in a lock,
-in one line of code that the libraries do not ship, while other requests have begun, and no other
-thread of that code is at work.
+Fibers share a thread, so a lock that a fiber holds while it is parked can stop all of them, and
+with them the engine. A watchdog looks at the engine's thread while the loop makes no progress. It
+tells a deadlock from long work by evidence: the thread sleeps in a lock, at one line of user code,
+while several requests have begun, and no other thread of that code is at work.
 """
 
 import threading
@@ -13,17 +12,17 @@ from typing import Protocol
 from carpool.engine.thread_wait import THREAD_PREFIX, ThreadWait
 from carpool.types import Clock
 
-LOOK_S = 0.5  # between looks, which cost some 0.1 ms and only while the loop makes no progress
+LOOK_S = 0.5  # between looks, which cost some 0.1 ms, only while the loop makes no progress
 STILL_S = 1.0  # without progress before the first look: few turns of a loop take as long
-BLOCKED_S = 10.0  # in a lock. With 5, code that waits for others' work is taken for a deadlock;
-# with 20, requests wait so long for nothing, once for each model that has one
-CLOSING_S = 1.5  # asleep in any code of users, once the engine is to end. With 4, `close` takes
-# more than 5 s; with half, it leaves behind what would have ended by itself
-MAX_SHARE = 0.02  # of a processor, up to which a thread sleeps: locks are also asked repeatedly
+BLOCKED_S = 10.0  # in a lock. With 5, a wait for another thread's work is taken for a deadlock;
+# with 20, requests wait longer in vain, once for each model with a deadlock
+CLOSING_S = 1.5  # asleep in user code, once the engine is closing. With 4, `close` takes
+# more than 5 s; with half, it abandons threads that would have ended by themselves
+MAX_SHARE = 0.02  # of a processor, for a sleeping thread: some locks poll
 
 
 class Observed(Protocol):
-    """An engine, as its watch sees it. From any thread."""
+    """The watchdog's view of an engine. From any thread."""
 
     @property
     def still_s(self) -> float:
@@ -34,28 +33,28 @@ class Observed(Protocol):
 
     @property
     def has_company(self) -> bool:
-        """Whether more than one request has begun, and not ended."""
+        """Whether more than one request is in progress."""
 
     def wait(self) -> ThreadWait | None:
-        """How its thread stands in code of users."""
+        """Where its thread stands in user code; None: it does not."""
 
     def are_others_at_work(self) -> bool:
-        """Whether a thread that such code may have started does something but wait."""
+        """Whether a thread that user code may have started is at work, not waiting."""
 
     def stands(self) -> None:
-        """Its thread stands in code of users: requests that are due are answered elsewhere."""
+        """Handle a thread that stands in user code: answer cancelled and timed-out requests."""
 
     def is_blocked(self, place: str) -> None:
-        """Its thread never goes on from that line, or not before the engine has to end."""
+        """Handle a thread stuck at a line, for good or for longer than closing may take."""
 
 
 class DeadlockWatch:
-    """Watches the thread of one engine, from a thread of its own."""
+    """Watches an engine's thread from its own thread."""
 
     def __init__(self, engine: Observed, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._last: tuple[ThreadWait, float] | None = None  # the last look, and when
-        self._since_s = 0.0  # when the thread began to wait where it does
+        self._last: tuple[ThreadWait, float] | None = None  # the last look and its time
+        self._since_s = 0.0  # since when the thread has waited at its place
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{THREAD_PREFIX}watch", daemon=True)
 
@@ -63,10 +62,10 @@ class DeadlockWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. To be called from another one."""
+        """End the watchdog's thread. Call it from another thread."""
         self._is_over.set()
         if self._thread.is_alive():
-            self._thread.join(LOOK_S)  # it ends at once, but in the middle of a look
+            self._thread.join(LOOK_S)  # it ends at once unless a look is in progress
 
     def _run(self) -> None:
         while not self._is_over.wait(LOOK_S):
@@ -74,7 +73,7 @@ class DeadlockWatch:
                 return
 
     def look(self) -> bool:
-        """Look once; returns whether there is no more to wait for."""
+        """Look once; returns whether the engine is stuck."""
         engine, now_s = self._engine, self._clock()
         wait = engine.wait() if engine.still_s >= STILL_S else None
         if wait is None:
@@ -96,7 +95,7 @@ class DeadlockWatch:
         return is_blocked
 
     def _is_asleep(self, wait: ThreadWait, now_s: float) -> bool:
-        """Whether the thread has slept in one place since the last look."""
+        """Whether the thread has slept at one place since the last look."""
         if self._last is None:
             return False
         last, last_s = self._last

@@ -1,10 +1,10 @@
 """Fault injection, for tests: switched on by the environment variable `CARPOOL_FAULT`.
 
-A fault is `POINT:WHAT:WHEN`; several are separated by commas. The points are the stages of a turn:
-`forward` is where the main loop runs one, so that `execute` sees an injected fault as it would see
-a real one, and each of the others is a boundary of `containment.py`, except `turn`, which is
-outside of all of them. `noise` changes the last bits of the output of a forward of several calls,
-as most devices do: a test that passes under `forward:noise:1` does not depend on its processor.
+A fault is `POINT:WHAT:WHEN`; several are separated by commas. The points are the stages of a turn.
+`forward` is where the main loop runs a forward, so `execute` handles an injected fault like a real
+one; each other point is a boundary of `containment.py`, except `turn`, which is outside of all of
+them. `noise` changes the last bits of a fused forward's output, as most devices do: a test that
+passes under `forward:noise:1` does not depend on its processor.
 """
 
 import asyncio
@@ -73,17 +73,17 @@ _STRIKES: dict[str, Callable[[], None]] = {
     **{name: _raise(error) for name, error in ERRORS.items()},
 }
 WHATS = (*_STRIKES, "noise")
-# Sixteen last bits: on AMD Zen 5 fused forwards were seen further from lone ones. It moves some of
-# a picture's 12,288 8-bit values by one; a last bit alone would move one in every other picture.
+# Sixteen last bits: on AMD Zen 5, larger deviations of fused forwards were seen. It changes some of
+# an image's 12,288 8-bit values by one; a single last bit would change one in every other image.
 _NOISE = 2**-19
 
 
 class Faults:
-    """The faults that are switched on.
+    """The injected faults.
 
     Args:
         faults: `POINT:WHAT:WHEN` each. WHEN is the probability at each passing of the point, or
-            `seed=N` for forwards that a request with this seed takes part in.
+            `seed=N` for each forward with a request of this seed.
         seed: the seed of the random numbers.
 
     Raises:
@@ -97,12 +97,12 @@ class Faults:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self | None:
-        """The faults that `CARPOOL_FAULT` names; None if it names none."""
+        """The faults listed in `CARPOOL_FAULT`; None if it is empty."""
         faults = [text for text in environ.get(FAULT_VARIABLE, "").split(",") if text]
         return cls(faults) if faults else None
 
     def around(self, run: RunCalls, *, is_exact: bool = False) -> RunCalls:
-        """The same function, with these faults.
+        """Wrap a forward with these faults.
 
         Args:
             is_exact: exact numerics, in which a fused forward has no noise.
@@ -134,11 +134,11 @@ class Faults:
         ]
 
     def _noisy(self, value: Any) -> Any:
-        """The same answer with other last bits; zeros, infinities and NaN stay."""
+        """Change an answer's last bits; zeros, infinities and NaN stay."""
         if isinstance(value, Tensor):
             if not value.is_floating_point():
                 return value
-            # its own generator: a fault draws nothing from those of requests
+            # a separate generator: faults must not draw from those of requests
             random = torch.rand(value.shape, generator=self._random).to(value)
             return value * (1 + (2 * random - 1) * max(_NOISE, torch.finfo(value.dtype).eps))
         if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts

@@ -1,11 +1,11 @@
-"""Isolation of requests that share a ride: the state that each has for itself while it runs.
+"""Isolation of requests that share a ride: the private state of each while it runs.
 
-A fiber's context keeps two kinds of state for its request, whatever runs between two of its turns:
-the global random numbers (`random_state`) and torch's modes of the thread (`thread_modes`,
-`overlay.functions`). A call in other modes than usual runs alone, in these.
+A fiber's context keeps two kinds of state for its request across pauses: the global random numbers
+(`random_state`) and torch's modes of the thread (`thread_modes`, `overlay.functions`). A call in
+modes other than the default runs alone, in these modes.
 
-What else a request changes while it runs, a shared module (`overlay`) or a switch of the process
-(`switches`), is taken back when it pauses, and named: such a request has to ride privately.
+Other changes, of a shared module (`overlay`) or of a switch of the process (`switches`), are undone
+when the request pauses, and recorded: such a request has to ride privately.
 """
 
 import contextvars
@@ -59,7 +59,7 @@ class Isolation:
         self._is_installed = True
 
     def remove(self) -> None:
-        """Leave the process as `install` found it. Harmless when not installed."""
+        """Restore the process to its state before `install`. Harmless when not installed."""
         if self._is_installed:
             self._pins.remove()
             self._shared.remove()
@@ -68,13 +68,13 @@ class Isolation:
         self._is_installed = False
 
     def context(self, seed: int, *, has_switches: bool = False) -> "RequestContext":
-        """The state of a request that is about to start.
+        """Create the context of a request that is about to start.
 
         Args:
-            has_switches: its code may turn switches of the process.
+            has_switches: its code may change switches of the process.
         """
         random = RandomState(seed, self._device)
-        # a tensor of the CPU can be read without waiting: nothing has to be known of it beforehand
+        # tensors on the CPU can be read without waiting: no need to track their copies
         is_copied = self._device.type != "cpu"
         changes, switches = Changes(self._shared), Switches() if has_switches else None
         return RequestContext(
@@ -82,18 +82,18 @@ class Isolation:
         )
 
     def note_weights(self) -> bool:
-        """Take the weights as they are for those of the model, while no request runs.
+        """Record the current weights as the model's, while no request runs.
 
         Returns:
-            Whether they have changed.
+            Whether they changed since the last record.
         """
         return bool(self._shared.changed_weights())
 
     def check_weights(self) -> None:
-        """Look whether the weights are still those of `note_weights`.
+        """Check that the weights are unchanged since `note_weights`.
 
         Raises:
-            EngineLost: they were written in place, where nothing reports it, while requests ran.
+            EngineLost: a weight was written in place while requests ran, which nothing reports.
         """
         if names := self._shared.changed_weights():
             raise EngineLost(
@@ -119,22 +119,22 @@ class RequestContext:
         copies: bool,
     ) -> None:
         self.changes, self.random, self.pins = changes, random, pins
-        self.request_id, self.warnings = "", list[str]()  # whose it is; what its answer is to say
-        self.names: Collection[str] = ()  # of the arguments that its request has given
-        self.note_texts: Callable[[Any], None] = _nothing  # called with what it tokenizes
-        self.drawing = drawing  # modules and methods that draw from the global random numbers
+        self.request_id, self.warnings = "", list[str]()  # its id; warnings for its answer
+        self.names: Collection[str] = ()  # names of the arguments in its request
+        self.note_texts: Callable[[Any], None] = _nothing  # called with the texts it tokenizes
+        self.drawing = drawing  # (module id, method) that draw from the global random numbers
         self._modes, self._functions = ThreadModes(), FunctionModes()
         self._switches = switches
         self._in_other_modes: dict[Hashable, Target] = {}
-        self._variables = contextvars.copy_context()  # as a fiber begins with them
+        self._variables = contextvars.copy_context()  # the context variables at the fiber's start
         self._is_free = False
-        self._copies = copies  # from the host to an accelerator
+        self._copies = copies  # copies from the host to an accelerator are tracked
 
     def enter(self) -> None:
-        """Show the request its own state.
+        """Switch to the request's own state.
 
         Raises:
-            EngineLost: it cannot be done as a whole: others might see a part of that state.
+            EngineLost: it failed halfway: others might see a part of that state.
         """
         try:
             if self._switches is not None:
@@ -151,10 +151,10 @@ class RequestContext:
             raise self._lost(error) from error
 
     def leave(self) -> None:
-        """Show everybody the shared state again.
+        """Switch back to the shared state.
 
         Raises:
-            EngineLost: as `enter` does.
+            EngineLost: as in `enter`.
         """
         try:
             self._functions.leave()
@@ -175,16 +175,16 @@ class RequestContext:
         return EngineLost(f"request {self.request_id} cannot be kept apart: {named(error)}")
 
     def own(self, target: Target) -> Target:
-        """The method that a call from this request means.
+        """The target that a call from this request runs.
 
-        That is `target` itself; in autocast or inference mode one that runs in these, and shares
-        forwards with calls that do; or one that runs alone, in the request's own state: in other
-        modes of torch (gradients, `with torch.device(...)`, a dispatch mode), where the request has
-        turned a context variable, where the method draws from the global random numbers, and of a
-        component that generates, while it does and once it has left a state of the request's own.
+        Usually `target` itself. In autocast or inference mode: a copy that runs in these modes and
+        shares forwards with such calls. A copy that runs alone, in the request's own state: in
+        other torch modes (gradients, `with torch.device(...)`, a dispatch mode), after a change of
+        a context variable, for a method that draws from the global random numbers, and for a
+        component during text generation, or with state of the request left on it.
 
         Raises:
-            PipelineFailed: other processes compute the component, too, and know of no such mode.
+            PipelineFailed: other processes also compute the component, and cannot enter such modes.
         """
         is_usual = self._modes.can_share and not self._functions.are_changed
         is_usual = is_usual and contextvars.copy_context() == self._variables
@@ -199,14 +199,14 @@ class RequestContext:
             return target if is_plain else self._in_modes(target, Modes.now())
         if computes_together(target.module):
             raise PipelineFailed(
-                f"the request calls {target.component} with gradients, or in another mode of torch "
-                "than usual, which the other ranks of context_parallel would not know of: serve "
+                f"the request calls {target.component} with gradients, or in another torch mode "
+                "than usual, which the other ranks of context_parallel cannot follow: serve "
                 "this with context_parallel=1"
             )
         return replace(target, original=self._inside(target.original), is_exclusive=True)
 
     def _in_modes(self, target: Target, modes: Modes) -> Target:
-        """The same method in these modes: calls made in them share forwards among themselves."""
+        """The same method in these modes; calls in equal modes share forwards."""
         infers = torch.is_inference_mode_enabled()
         key = id(target), modes.autocast, infers
         if key not in self._in_other_modes:
@@ -220,7 +220,7 @@ class RequestContext:
         return self._in_other_modes[key]
 
     def _in_half(self, target: Target) -> Target:
-        """The same method of a module that has its float16 meanwhile: see `model.upcast`."""
+        """The same method of a module that is temporarily in float16: see `model.upcast`."""
         original = in_half([target.module])(target.original)
         spec = target.spec and replace(target.spec, casts=False)
         return replace(target, original=original, spec=spec, is_exclusive=True)
@@ -236,7 +236,7 @@ class RequestContext:
         return method
 
     def generating(self, component: nn.Module) -> AbstractContextManager[None]:
-        """A component generates text, token by token, for the request."""
+        """Mark a component as generating text, token by token, for the request."""
         return self.changes.generating(component)
 
     def is_generating(self, component: nn.Module) -> bool:
@@ -251,7 +251,7 @@ class RequestContext:
             self.leave()
 
     def free(self) -> None:
-        """The request has ended."""
+        """Release resources at the end of the request."""
         if not self._is_free:
             self._is_free = True
             self.random.free()

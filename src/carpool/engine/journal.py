@@ -1,15 +1,15 @@
-"""The journal of a request: the answers its calls got, by which another worker goes on with it.
+"""The journal of a request: the answers of its calls, with which another worker continues it.
 
 A pipeline is code whose only inputs are its arguments, its random numbers and the answers of its
-modules. The first two are made again from the request; the answers are written down as they come.
-Run against them, the same code comes to the same point without any forward, and goes on from
-there. An answer that is missing is no harm: that call runs again. So only certain
-answers are written down. These calls always run: those in a request's own state, which they may
-change; those that change their arguments; decodes, for the rest is soon done; those whose arguments
-or answers are of unknown classes or expensive to copy.
+modules. The first two can be recomputed from the request; the answers are recorded as they come.
+Replaying them brings the same code to the same point without any forward, and it continues from
+there. A missing answer does no harm: that call runs again. So only safe answers are recorded. The
+calls that always run: calls in a request's own state, which they may change; calls that change
+their arguments; decodes, as the remaining work is short; calls whose arguments or answers are of
+unknown classes or expensive to copy.
 
-Each entry has a mark: what was called, the form of the arguments, and from what code, weights and
-request. What does not match is dropped, and the request runs from its start.
+Each entry has a mark: the method, the form of the arguments, the code, the weights and the
+request. On a mismatch the journal is dropped, and the request runs from its start.
 """
 
 import hashlib
@@ -34,30 +34,30 @@ from carpool.types import CheckedRequest, JournalEntry, Phase
 
 log = logging.getLogger("carpool")
 
-MOST_BYTES = 16 << 20  # the largest answer that is written down
-SMALL_BYTES = 64 << 10  # on the host: packed at once, for that takes no longer than a copy
-MOST_VALUES = 4  # entries of a host tensor whose values are part of the mark: timesteps
+MOST_BYTES = 16 << 20  # the largest recorded answer
+SMALL_BYTES = 64 << 10  # on the host: packed at once, which takes no longer than a copy
+MOST_VALUES = 4  # a host tensor with at most so many entries has its values in the mark: timesteps
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
 class Mismatch(Exception):
-    """The journal is of another request, of another model, or of other code."""
+    """The journal belongs to another request, model or code."""
 
 
-@dataclass(slots=True)  # frozen ones take longer to make
+@dataclass(slots=True)  # frozen ones are slower to create
 class Answered:
-    """An answer to be written down. No other code has its tensors."""
+    """An answer to record. Its tensors are private to it."""
 
     request_id: str
     number: int
     mark: bytes
-    answer: Any  # bytes: it is packed already
+    answer: Any  # bytes: already packed
     device: Device
     moment: Any  # the device's event after its computation
     size: int  # bytes of all tensors
 
     def entry(self) -> JournalEntry:
-        """The answer as bytes, once the device has it. On any thread."""
+        """The answer as bytes, once the device has computed it. On any thread."""
         if isinstance(self.answer, bytes):
             return JournalEntry(self.number, self.mark, self.answer)
         packed = serialization.pack(
@@ -68,18 +68,18 @@ class Answered:
 
 Sink = Callable[[Answered], None]
 OnPassed = Callable[[str, int], None]
-"""Is called with a request's id and the number of a call that was answered."""
+"""Called with a request's id and the number of an answered call."""
 
 
 class Journal:
     """The journal of one request, in the engine: see `request.AnswerSource`.
 
     Args:
-        past: the answers that an earlier run of the request wrote down, in order.
+        past: the answers that an earlier run of the request recorded, in order.
         sink: takes the answers of this run, on the engine's thread; must not block. None: no
-            journal is written.
-        on_unkept: called like `sink`, for calls that ran, and whose answers are not written down.
-        on_replayed: called like `sink`, for the last call of the past.
+            journal is recorded.
+        on_unkept: called like `sink`, for calls that ran and are not recorded.
+        on_replayed: called like `sink`, for the last replayed call.
     """
 
     stage: ClassVar[TurnStage] = "journal"
@@ -97,45 +97,45 @@ class Journal:
         self._on_unkept, self._on_replayed = on_unkept, on_replayed
         self._next = 0  # index into the past
         self._calls = 0
-        self._asked_arguments: Mapping[str, Any] | None = None  # of the call last asked for
-        self._mark: bytes | None = None  # that call's; None: it is not written down
-        self._versions: list[tuple[Tensor, int]] = []  # tensors of its arguments
+        self._asked_arguments: Mapping[str, Any] | None = None  # of the call last passed
+        self._mark: bytes | None = None  # mark of that call; None: it is not recorded
+        self._versions: list[tuple[Tensor, int]] = []  # tensors of its arguments, with versions
         self._forms: Forms = {}
         self._identity, self._request_id = b"", ""
         self._device: Device
         self._timeline: Timeline
-        self._missing_answers = 0  # calls that ran, and will have to run again
+        self._missing_answers = 0  # calls that ran unrecorded, and would run again
 
     def begin(self, model: "Identity", request: CheckedRequest, timeline: Timeline) -> None:
-        """The request starts, or starts again."""
+        """Start, or restart, the journal with its request."""
         self._request_id, self._device, self._timeline = request.request_id, model.device, timeline
         self._calls = self._next = self._missing_answers = 0
         self._asked_arguments = None
         try:
             self._identity = model.of(request)
         except Exception:  # an unknown kind of model is served without a journal
-            log.exception("no journal is kept of request %s", request.request_id)
+            log.exception("request %s has no journal", request.request_id)
             self._past, self._sink = [], None
 
     @property
     def is_whole(self) -> bool:
-        """Whether another engine would come to the same place without a forward."""
+        """Whether another engine could resume here without a forward."""
         return self._sink is not None and not self._missing_answers
 
     def drop(self) -> None:
-        """Forget the past."""
+        """Drop the recorded answers of the earlier run."""
         self._past.clear()
 
     @property
     def is_replaying(self) -> bool:
-        """Whether an answer of the past is still to come."""
+        """Whether recorded answers are left to replay."""
         return self._next < len(self._past)
 
     def answer(self, call: Call) -> Any | None:
-        """The recorded answer of a call; None if it has to run. Ask once for each call.
+        """The recorded answer of a call; None if it has to run. Call it once for each call.
 
         Raises:
-            Mismatch: the past is not of this request.
+            Mismatch: the recorded answers do not match this request.
         """
         self._calls, self._asked_arguments = self._calls + 1, call.kwargs
         self._mark, self._versions = None, []
@@ -151,9 +151,9 @@ class Journal:
             return None
         entry = self._past[self._next]
         if entry.number > self._calls:
-            return None  # it was not written down
+            return None  # not recorded
         if entry.number < self._calls or entry.mark != self._mark:
-            raise Mismatch(f"call {self._calls}, of {call.target.component}, is another one")
+            raise Mismatch(f"call {self._calls}, to {call.target.component}, differs")
         try:
             answer = serialization.unpack(entry.answer, self._device.torch)
         except ValueError as error:
@@ -166,12 +166,12 @@ class Journal:
         return answer
 
     def _skip_recording(self) -> None:
-        """A call runs, and its answer is not written down."""
+        """Note a call that runs and is not recorded."""
         if self.is_replaying and self._past[self._next].number <= self._calls:
-            raise Mismatch(f"call {self._calls} is another one")
+            raise Mismatch(f"call {self._calls} differs")
 
     def ran(self, call: Call, answer: Any) -> None:
-        """Note the answer of a call; one that was not asked for has it from a source before."""
+        """Observe an answer; a call not passed to `answer` was answered by an earlier source."""
         if call.kwargs is not self._asked_arguments:
             self._calls, self._mark = self._calls + 1, None
             return
@@ -183,16 +183,16 @@ class Journal:
                 self._on_unkept(self._request_id, self._calls)
 
     def _keep(self, call: Call, answer: Any, mark: bytes) -> bool:
-        """Write an answer down if it can be; returns whether it was."""
+        """Record an answer if possible; returns whether it was recorded."""
         if self._sink is None or not _is_kept(call):
             return False
         before, self._versions = self._versions, []
         for tensor, version in before:
             if tensor._version != version:
-                return False  # it has changed its arguments
+                return False  # the call has changed its arguments
         try:
             if (size := serialization.size(answer)) > MOST_BYTES:
-                _log_once(call, f"one takes {size >> 20} MiB, the most is {MOST_BYTES >> 20}")
+                _log_once(call, f"one takes {size >> 20} MiB, the limit is {MOST_BYTES >> 20}")
                 return False
         except serialization.Unpackable as error:
             _log_once(call, f"they hold {error}")
@@ -218,7 +218,7 @@ def _log_once(call: Call, why: str) -> None:
     if name not in _logged:
         _logged.add(name)
         log.warning(
-            "answers of %s.%s are not kept (%s): if a worker dies, these calls run again",
+            "answers of %s.%s are not recorded (%s): if a worker dies, these calls run again",
             *name, why,
         )  # fmt: skip
 
@@ -228,11 +228,11 @@ def _is_kept(call: Call) -> bool:
 
 
 class _Unknown(Exception):
-    """An argument is of an unknown class: it may carry anything."""
+    """An argument is of an unknown class, with unknown content."""
 
 
 Forms = dict[str, tuple[Tensor, int, str]]
-"""The tensors of the last call by the names of their arguments, with their versions and forms."""
+"""The tensors of the last call, their versions and forms, by argument name."""
 
 
 def _mark(identity: bytes, call: Call, forms: Forms, versions: list[tuple[Tensor, int]]) -> bytes:
@@ -245,7 +245,7 @@ def _mark(identity: bytes, call: Call, forms: Forms, versions: list[tuple[Tensor
                 within = tensors_in(value)
                 versions += [(t, t._version) for t in within if not t.is_inference()]
         elif (last := forms.get(name)) is not None and last[0] is value:
-            version = value._version  # most arguments are the same at every step
+            version = value._version  # most arguments are the same objects at every step
             if last[1] != version:
                 last = forms[name] = value, version, _form(value)
             parts += name, last[2]
@@ -283,18 +283,18 @@ def _form(value: Any) -> str:
 
 
 class Identity:
-    """The identity of what a journal answers: of a model, with a request.
+    """The identity of a model and a request, for a journal's marks.
 
     Args:
-        lora: the identity of an adapter, by its name.
+        lora: returns the identity of an adapter by its name.
     """
 
     def __init__(self, loaded: LoadedPipeline, lora: Callable[[str], bytes]) -> None:
         self._loaded, self._lora, self.device = loaded, lora, loaded.device
-        self._digest = b""  # reads a little of each weight: only where journals are kept
+        self._digest = b""  # lazy: it reads a little of each weight
 
     def of(self, request: CheckedRequest) -> bytes:
-        """A digest of the model with this request."""
+        """A digest of the model and this request."""
         self._digest = self._digest or identity_of_answers(self._loaded)
         digest = hashlib.blake2b(self._digest, digest_size=32)
         plain = replace(
@@ -309,8 +309,8 @@ class Identity:
 
 
 def _content(value: Any) -> str:
-    """A value of a request as text, the same in every process."""
-    if hasattr(value, "tobytes"):  # a picture, an array
+    """A request's value as text, equal in every process."""
+    if hasattr(value, "tobytes"):  # an image or an array
         form = getattr(value, "mode", getattr(value, "dtype", ""))
         size = getattr(value, "size", "")
         return f"{form}{size}{hashlib.blake2b(value.tobytes()).hexdigest()}"

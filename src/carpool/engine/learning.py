@@ -1,8 +1,8 @@
-"""Learn what forwards take, and what the loop and the pipelines' own code take beside them.
+"""Learn the durations of forwards, and the overhead of the loop and of the pipelines' own code.
 
-Seconds are noted after each forward and each turn. They are learned from at once while a kind and
-width is new, and where forwards are long; later those of short forwards are learned from together:
-a fit takes as long for one as for many.
+Seconds are recorded after each forward and each turn. New kinds and widths, and long forwards, are
+learned from at once; later, short forwards are learned from in batches: a fit takes as long for one
+forward as for many.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind
 from carpool.telemetry.histograms import Histogram, histogram, statistics_of
 
-LEARN_EVERY = 32  # forwards,
-LEARN_EVERY_S = 0.25  # or as many as took so long
-KNOWN_WELL = 8  # forwards of a kind and width, from which on several are learned from at once
+LEARN_EVERY = 32  # forwards in a batch,
+LEARN_EVERY_S = 0.25  # or seconds of forwards in a batch
+KNOWN_WELL = 8  # forwards of a kind and width before batches are used
 
 
 class CostLearning:
@@ -28,8 +28,8 @@ class CostLearning:
 
     Args:
         watch: times forwards on the device.
-        runs_ahead: forwards end after they were launched, and the host does not wait for them.
-        streams: weights are streamed: a forward's seconds are not those it takes alone.
+        runs_ahead: forwards end after their launch, and the host does not wait for them.
+        streams: weights are streamed: a forward's seconds are not those of compute alone.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class CostLearning:
     ) -> None:
         self.costs, self._admission, self._predictor = costs, admission, predictor
         self.watch, self._runs_ahead, self._streams = watch, runs_ahead, streams
-        self._seconds: dict[str, Histogram] = {}  # of forwards, by their method
-        # what is to be learned from: forwards (kind, rows of each call, seconds of the device), and
-        # turns (kind, calls, seconds of the loop and of the pipelines' own code)
+        self._seconds: dict[str, Histogram] = {}  # seconds of forwards, by method
+        # not yet learned from: forwards (kind, rows of each call, device seconds), and turns (kind,
+        # calls, seconds of the loop and of the pipelines' own code)
         self._ran: list[tuple[CallKind, tuple[int, ...], float]] = []
         self._turns: list[tuple[CallKind, int, float, float]] = []
         self._learned: set[tuple[CallKind, int]] = set()
@@ -54,16 +54,16 @@ class CostLearning:
         self._is_news, self._ran_s = False, 0.0
 
     def expected_s(self, kind: CallKind, rows: int) -> float | None:
-        """Predicted seconds of a forward; None if this process never ran its like.
+        """Predicted seconds of a forward; None if this process never ran one like it.
 
-        The first forward of a width chooses kernels, loads or compiles them.
+        The first forward of a width selects, loads or compiles kernels.
         """
         if (kind, rows) not in self._learned:
             return None
         return self.costs.seconds(kind, rows)
 
     def forward(self, kind: CallKind, forward: Forward) -> None:
-        """Note what a forward took; where they run ahead, what those took that are over by now."""
+        """Record a forward's duration; if forwards run ahead, those of completed ones."""
         over = [((kind, forward.row_counts), forward.duration_s)]
         if self._runs_ahead:
             self.watch.stop(over[0][0])
@@ -81,15 +81,15 @@ class CostLearning:
     def turn(
         self, kind: CallKind, calls: int, loop_s: float, fiber_s: float, longest_s: float
     ) -> None:
-        """Note what a turn took beside its forward.
+        """Record a turn's overhead outside its forward.
 
-        Where forwards run ahead, the first pipeline that reads from the device waits for the
-        forward, so the one that took longest is left out.
+        If forwards run ahead, the first pipeline that reads from the device waits for the
+        forward, so the longest stretch is left out.
 
         Args:
-            loop_s: what the loop took.
-            fiber_s: what the pipelines' own code took, for all calls.
-            longest_s: what it took for one of them, at most.
+            loop_s: seconds of the loop.
+            fiber_s: seconds of the pipelines' own code, for all calls.
+            longest_s: the longest of these, for one call.
         """
         if self._runs_ahead and calls > 1:
             fiber_s = (fiber_s - longest_s) * calls / (calls - 1)
@@ -99,18 +99,18 @@ class CostLearning:
             self.learn()
 
     def sweep(self, calls: Sequence[tuple[CallKind, int]], seconds: float) -> None:
-        """Learn how much faster a sweep over streamed weights is than its calls alone.
+        """Learn the speedup of a sweep over streamed weights against lone calls.
 
         Args:
-            calls: kind and rows of each.
-            seconds: predicted, of the sweep.
+            calls: kind and rows of each call.
+            seconds: predicted seconds of the sweep.
         """
         if self._is_informed:
             alone_s = sum(self.costs.seconds(kind, rows) for kind, rows in calls)
             self._admission.learn(alone_s, len(calls), seconds)
 
     def learn(self) -> None:
-        """Learn from the forwards and turns that were noted."""
+        """Learn from the recorded forwards and turns."""
         runs: dict[tuple[CallKind, tuple[int, ...]], list[float]] = {}
         for kind, rows, seconds in self._ran:
             runs.setdefault((kind, rows), []).append(seconds)

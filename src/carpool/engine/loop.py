@@ -268,7 +268,7 @@ class EngineCore:
         """Give up an engine thread that is stuck at a line. Runs on the watchdog's thread."""
         reason: CarpoolError = Cancelled("the engine was closed")
         if self._queue.is_closed:
-            log.error("the engine is closed, and its thread left behind at %s", place)
+            log.error("the engine is closed; its thread is abandoned at %s", place)
         else:
             reason = self._deadlocked(place)
             self._queue.close(reason)
@@ -279,14 +279,14 @@ class EngineCore:
 
     def _deadlocked(self, place: str) -> WorkerLost:
         log.error(
-            "the engine stands still for good: a request waits for what another one of the same "
-            "thread holds, at %s. Such a pipeline needs isolation=private",
+            "the engine is deadlocked: a request waits for a lock of another request on the same "
+            "thread, at %s. Such a pipeline needs isolation=private",
             place,
         )
         self.at_deadlock(place)
         return WorkerLost(
-            f"the engine stands still: a request waits for a lock or the like at {place}, which "
-            'another one holds that shares its thread: load the model anew with isolation="private"'
+            f"the engine is deadlocked: a request waits at {place} for a lock of another one on "
+            'the same thread: load the model again with isolation="private"'
         )
 
     def _turn(self) -> None:

@@ -1,4 +1,4 @@
-"""Predicts the work of requests from learned costs, and makes the views that policies see."""
+"""Predict the work of requests from learned costs, and build the policies' views."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from math import isfinite
@@ -18,11 +18,11 @@ from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.telemetry.activity import RunningRequest, Snapshot, WaitingRequest
 from carpool.types import CheckedRequest, RequestSize
 
-MAX_SIZES = 64  # whose costs are reported
-MAX_KINDS = 4096  # remembered by fuse key
-MOST_LISTED = 256  # waiting requests of a snapshot
+MAX_SIZES = 64  # sizes with reported costs
+MAX_KINDS = 4096  # cached by fuse key
+MOST_LISTED = 256  # waiting requests listed in a snapshot
 SIZES = ("width", "height", "num_frames")
-"""Those, as a request says them."""
+"""The arguments that set the size of the output."""
 
 
 class Predictor:
@@ -30,20 +30,20 @@ class Predictor:
 
     The engine's thread only.
 
-    The work of a request is its denoising steps times what a step of its size takes. Before any
-    forward has run that is a guess: one second a step for all.
+    The work of a request is its denoising steps times the seconds of a step at its size. Before
+    any forward has run that is a guess: one second a step for all.
     """
 
     def __init__(self, card: Card, costs: Costs, vae_scale_px: int) -> None:
         self._card, self._costs, self._vae_scale_px = card, costs, vae_scale_px
         self._defaults, self._size_px = _defaults(card), card.usual_size_px
         self._kinds: dict[Hashable, CallKind] = {}
-        self._step_calls: dict[RequestSize, tuple[CallKind, int]] = {}  # one denoising call
+        self._step_calls: dict[RequestSize, tuple[CallKind, int]] = {}  # denoising call of a step
         self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
 
     def _kind(self, state: RequestState) -> CallKind:
-        """The kind of forward, as to its costs, of the call that a request is parked on."""
+        """The cost kind of the call that a request is parked on."""
         kind = self._kinds.get(state.key)
         if kind is None:
             if len(self._kinds) >= MAX_KINDS:
@@ -52,7 +52,7 @@ class Predictor:
         return kind
 
     def parked_call(self, state: RequestState, max_rows: int) -> ParkedCall:
-        """The call that a request is parked on, as a policy sees it."""
+        """The policy's view of the call that a request is parked on."""
         before, phase, timeline = state.parked, state.call.target.phase, state.timeline
         is_same = before is not None and before.key is state.key
         kind = before.kind if before is not None and is_same else self._kind(state)
@@ -72,7 +72,7 @@ class Predictor:
         )  # fmt: skip
 
     def queued_request(self, state: RequestState) -> QueuedRequest:
-        """A queued request, as a policy sees it; kept with it."""
+        """The policy's view of a queued request; stored in `state.queued`."""
         request = state.request
         size = resolution(request.arguments, self._size_px)
         frames = int(request.arguments.get("num_frames") or 1)
@@ -88,13 +88,13 @@ class Predictor:
         return state.queued
 
     def whole_s(self, request: CheckedRequest) -> float:
-        """The predicted work of a request, from its beginning."""
+        """The predicted work of a request from its start."""
         steps = max(1, self._card.steps(request.arguments))
         call = self._step_calls.get(_size(request), self._last_step_call)
         return steps * (self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0)
 
     def step_costs(self, most_rows: int, most_running: int) -> dict[RequestSize, list[float]]:
-        """Seconds of a denoising step by the requests that share it, at every size that has run."""
+        """Seconds of a denoising step, per size that has run, by the number of sharing requests."""
         durations: dict[RequestSize, list[float]] = {}
         for size, (kind, rows) in list(self._step_calls.items())[-MAX_SIZES:]:
             curve = self._costs.curve(kind)
@@ -107,7 +107,7 @@ class Predictor:
 
     @property
     def slowdown(self) -> float:
-        """Seconds just now, as a multiple of those."""
+        """Current seconds of work, as a multiple of predicted seconds."""
         return self._costs.slowdown
 
     @property
@@ -117,7 +117,7 @@ class Predictor:
 
     @property
     def is_proven(self) -> bool:
-        """Whether predictions come from several forwards: the first ones may take far longer."""
+        """Whether predictions come from several forwards: the first ones are often slow."""
         call = self._last_step_call
         return call is not None and self._costs.curve(call[0]).is_proven
 
@@ -127,7 +127,7 @@ class Predictor:
         if before is None or before.kind is not kind or before.rows != rows:
             self._step_calls[_size(state.request)] = kind, rows
         step = state.timeline.step
-        if step > state.counted_step:  # the first call of this step
+        if step > state.counted_step:  # first call of the step
             calls = (state.denoiser_calls - 1) / step
             self._calls_a_step += 0.5 * (calls - self._calls_a_step)
             state.counted_step = step
@@ -140,7 +140,7 @@ def snapshot(
     starts_s: Sequence[float | None],
     slowdown: float,
 ) -> Snapshot:
-    """The requests at this moment, for viewers. From any thread."""
+    """The current requests, for monitoring. From any thread."""
     requests = []
     for state in running:
         parked, line = state.parked, state.timeline
@@ -156,7 +156,7 @@ def snapshot(
 
 
 def unpredicted_request(state: RequestState) -> QueuedRequest:
-    """A queued request, as a policy sees it, with nothing predicted."""
+    """The policy's view of a queued request without predictions."""
     request = state.request
     return QueuedRequest(
         state.number, state.submitted_s, 0.0, 0.0, state.deadline_at_s, request.priority,
@@ -165,7 +165,7 @@ def unpredicted_request(state: RequestState) -> QueuedRequest:
 
 
 def unpredicted_call(state: RequestState) -> ParkedCall:
-    """A parked call, as a policy sees it, with nothing predicted: it runs alone."""
+    """The policy's view of a parked call without predictions: it runs alone."""
     request, phase = state.request, state.call.target.phase
     state.parked = ParkedCall(
         state.order, state.number, ("unpredicted", state.order), state.rows, state.rows, phase,
@@ -181,7 +181,7 @@ def _size(request: CheckedRequest) -> RequestSize:
 
 
 def _defaults(card: Card) -> dict[str, object]:
-    """Values of the parameters that a request leaves out."""
+    """Default values of missing parameters."""
     defaults = {p.name: p.default for p in card.parameters if not p.required}
     width, height = card.usual_size_px or (None, None)
     return {**defaults, "width": width, "height": height, **card.defaults}
@@ -199,9 +199,9 @@ def _kind(call: Call, rows: int) -> CallKind:
 
 
 def _token_kind(name: str, arguments: Mapping[str, Any]) -> CallKind:
-    """The kind of a call that writes text: by the number of tokens that it reads, roughly.
+    """The kind of a text-generating call: by its number of new tokens, up to a power of two.
 
-    What it has read before lengthens its mask with each token, and its seconds hardly.
+    The text before lengthens its mask with each token, but hardly its duration.
     """
     ids = next((arguments[n] for n in _READ if isinstance(arguments.get(n), Tensor)), None)
     tokens = 1 if ids is None else ids.numel() if ids.ndim < 3 else ids.shape[0] * ids.shape[1]

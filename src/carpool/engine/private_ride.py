@@ -1,9 +1,9 @@
 """Private rides: a request runs alone on the user's own pipeline, as plain diffusers would run it.
 
 Other requests wait from its start to its end, so its state needs no isolation while it runs: its
-forwards run inside of its fiber, in whatever modes, locks and swapped weights its code has put
-around them. At its end a guard restores the pipeline, its modules, and the state of code on
-these modules as they were loaded.
+forwards run inside its fiber, within the modes, locks and swapped weights that its code has set
+up. At its end a guard restores the pipeline, its modules, and the state of code on these modules
+as loaded.
 """
 
 from collections import deque
@@ -25,9 +25,9 @@ from carpool.engine.random_state import RandomState
 from carpool.engine.switches import Switches
 from carpool.engine.thread_modes import ThreadModes
 
-MAX_OBJECTS = 20_000  # that a guard keeps; objects behind them stay as a request leaves them
-MAX_TENSOR_BYTES = 2**20  # the largest tensor whose values are kept for any model
-MAX_WEIGHT_BYTES = 2**28  # total of all weights, up to which their values are kept
+MAX_OBJECTS = 20_000  # saved by a guard; objects beyond them keep a request's changes
+MAX_TENSOR_BYTES = 2**20  # the largest tensor whose values are saved for any model
+MAX_WEIGHT_BYTES = 2**28  # models with at most this total of weights have all values saved
 _CONTAINERS = (dict, list, set, deque)
 _OPAQUE = (str, bytes, int, float, type(None), torch.Generator, ModuleType)
 
@@ -38,7 +38,7 @@ class PrivateContext:
     Args:
         pipe: the user's own pipeline.
         modules: its modules by name.
-        seed: the seed of the process's random numbers while it runs.
+        seed: seeds the process's random numbers for the ride.
     """
 
     pins = watch = None
@@ -54,7 +54,7 @@ class PrivateContext:
         self.random = RandomState(seed, device)
         self.request_id, self.warnings = "", list[str]()
         self.names, self.note_texts = set[str](), _ignore
-        self.is_running = False  # inside of a forward, whose modules are not called by the pipeline
+        self.is_running = False  # inside a forward: calls of modules do not park
         self._has_begun = False
         self._generating = list[nn.Module]()
         self._undo = ExitStack()
@@ -68,14 +68,14 @@ class PrivateContext:
             self._begin()
 
     def leave(self) -> None:
-        """The fiber pauses: between two of its turns no other runs."""
+        """Do nothing: no other fiber runs while this one is paused."""
 
     def own(self, target: Target) -> Target:
         return target
 
     @contextmanager
     def generating(self, component: nn.Module) -> Iterator[None]:
-        """A component generates text: what it leaves on itself is restored at the end."""
+        """Mark a component as generating text; its state is restored at the end of the ride."""
         self._generating.append(component)
         try:
             yield
@@ -86,7 +86,7 @@ class PrivateContext:
         return any(component is module for module in self._generating)
 
     def free(self) -> None:
-        """The request has ended."""
+        """Restore the saved state at the end of the request."""
         self._undo.close()
 
     def _begin(self) -> None:
@@ -124,7 +124,7 @@ class Guard:
         """Restore the whole state.
 
         Raises:
-            EngineLost: values of large weights were written in place; the rest is as it was.
+            EngineLost: values of large weights were written in place; all else is restored.
         """
         for state in self._parts:
             state.restore()
@@ -146,7 +146,7 @@ class Guard:
             container.clear()
             (container.extend if isinstance(container, (list, deque)) else container.update)(values)
         if any(tensor._version != version for tensor, version in self._versions):
-            raise EngineLost("a request has written on large weights in place, which stays")
+            raise EngineLost("a request has changed large weights in place: this stays")
 
 
 _EMPTY = object()
@@ -160,7 +160,7 @@ def _contents(cell: CellType) -> Any:
 
 
 def _reached(roots: Iterable[Any], module_ids: set[int]) -> Iterator[Any]:
-    """Yield the containers, cells, classes and small tensors that may change under some objects.
+    """Yield the mutable containers, cells, classes and small tensors reachable from some objects.
 
     Args:
         module_ids: ids of modules that are guarded as modules.
@@ -196,9 +196,9 @@ def _reached(roots: Iterable[Any], module_ids: set[int]) -> Iterator[Any]:
 
 
 def _weights(parts: Iterable[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights, buffers and other tensors of modules: those whose values are kept, and the others.
+    """Weights, buffers and other tensors of modules: those with saved values, and the rest.
 
-    Kept are all of a small model, and the small ones of another.
+    Saved are all values of a small model, and the small tensors of a large one.
     """
     tensors = {
         id(tensor): tensor
@@ -217,4 +217,4 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _ignore(value: Any) -> None:
-    """Notes no texts."""
+    """Ignore the texts."""

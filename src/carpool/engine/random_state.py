@@ -1,12 +1,12 @@
 """The process's global random numbers, one stream a request.
 
 Some pipelines and modules draw from the global generators of torch, numpy or `random` instead of
-the generator that they are given. A request sees these as if the process had just been seeded with
-its seed and no other code drew from them; outside of requests they are as the application left
-them.
+the generator passed to them. Each request sees these as if the process had just been seeded with
+its seed and no other code drew from them; outside of requests they keep the application's
+state.
 
-The states of the generators are exchanged, and no function is replaced: names that were bound
-before (`from random import random`) draw from the same objects.
+The states of the generators are swapped, and no function is replaced: names bound earlier
+(`from random import random`) draw from the same objects.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ import torch
 from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
-_spare: list[Any] = []  # numpy's generators are slow to make, fast to seed
-_numpy: Any = np.random  # its stubs lack two of its functions
+_spare: list[Any] = []  # numpy's generators are slow to create, fast to seed
+_numpy: Any = np.random  # its stubs lack two functions used here
 _thread = threading.local()
 
 
@@ -44,12 +44,12 @@ def default_generators(device: torch.device | None = None) -> list[torch.Generat
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _States:
-    """The states of all global generators, at one time."""
+    """The states of all global generators at one moment."""
 
     torch: tuple[torch.Tensor, ...]
     numpy: Any  # the generator itself
-    numbers: bytes  # its state, where it is numpy's usual generator
-    gauss: float | None  # the second of two normal numbers, which numpy has in store
+    numbers: bytes  # its state, if it is numpy's default generator
+    gauss: float | None  # numpy's cached second normal number
     python: Any
 
 
@@ -60,12 +60,12 @@ class RandomState:
         self._seed = seed
         self._generators = [torch.default_generator, *default_generators(device)]
         self._bits = _spare.pop() if _spare else np.random.MT19937(0)
-        self.states: _States | None = None  # while it is paused; None: it never ran
+        self.states: _States | None = None  # while paused; None: never ran
         self._outside: _States
         self._depth = 0
 
     def enter(self) -> None:
-        """Put the request's numbers in place, if they are not yet."""
+        """Switch to the request's generators, unless already switched."""
         self._depth += 1
         if self._depth == 1:
             _thread.numbers = self
@@ -74,14 +74,14 @@ class RandomState:
                 self._begin()
 
     def leave(self) -> None:
-        """Put the process's numbers back, where `enter` put the request's."""
+        """Switch back to the process's generators, at the outermost `leave`."""
         self._depth -= 1
         if self._depth == 0:
             self.states = _exchanged(self._generators, self._outside)
             _thread.numbers = None
 
     def has_moved(self, since: "_States | None") -> bool:
-        """Whether something was drawn since; it must be paused."""
+        """Whether numbers were drawn since; call it while paused."""
         now = self.states
         return (
             now is None
@@ -93,13 +93,13 @@ class RandomState:
         )
 
     def go_back(self, to: "_States | None") -> None:
-        """Return to earlier states; it must be paused."""
+        """Return to earlier states; call it while paused."""
         if to is not None and to.numbers:
             ctypes.memmove(to.numpy.ctypes.state_address, to.numbers, len(to.numbers))
         self.states = to
 
     def free(self) -> None:
-        """The request has ended; called between its runs."""
+        """Release resources at the end of the request; call it while paused."""
         _spare.append(self._bits)
 
     def _begin(self) -> None:
@@ -111,13 +111,13 @@ class RandomState:
 
 
 def _exchanged(generators: list[torch.Generator], states: _States | None) -> _States:
-    """Put states in place of the present ones, if there are any; returns these."""
+    """Replace the current states, unless `states` is None; returns the former ones."""
     bits = _numpy.get_bit_generator()
     is_usual = isinstance(bits, np.random.MT19937)
     numbers = ctypes.string_at(bits.ctypes.state_address, _BYTES) if is_usual else b""
     gauss = None
     if is_usual and getattr(_thread, "put", None) != (bits, numbers):
-        state = np.random.get_state(legacy=False)  # slow, and seldom
+        state = np.random.get_state(legacy=False)  # slow, but rare
         gauss = state["gauss"] if state["has_gauss"] else None
     bit_states = tuple([generator.get_state() for generator in generators])
     before = _States(bit_states, bits, numbers, gauss, random.getstate())
@@ -125,7 +125,7 @@ def _exchanged(generators: list[torch.Generator], states: _States | None) -> _St
         return before
     for generator, own_state in zip(generators, states.torch, strict=True):
         generator.set_state(own_state)
-    _numpy.set_bit_generator(states.numpy)  # which empties its store of normal numbers
+    _numpy.set_bit_generator(states.numpy)  # this clears the cached normal number
     _thread.put = states.numpy, states.numbers
     if states.gauss is not None:
         np.random.set_state(
@@ -137,7 +137,7 @@ def _exchanged(generators: list[torch.Generator], states: _States | None) -> _St
 
 
 def hide() -> tuple[RandomState, int] | None:
-    """Take the present numbers out of place while a forward pauses; returns them for `show`."""
+    """Suspend the current request's generators while a forward pauses; `show` resumes them."""
     numbers: RandomState | None = getattr(_thread, "numbers", None)
     if numbers is None:
         return None
@@ -147,7 +147,7 @@ def hide() -> tuple[RandomState, int] | None:
 
 
 def show(hidden_numbers: tuple[RandomState, int] | None) -> None:
-    """Put the numbers from `hide` in place again, when the forward goes on."""
+    """Resume the generators from `hide` when the forward continues."""
     if hidden_numbers is not None:
         numbers, depth = hidden_numbers
         numbers.enter()
@@ -155,10 +155,10 @@ def show(hidden_numbers: tuple[RandomState, int] | None) -> None:
 
 
 def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
-    """A function of torch that draws, in a fiber, where its generator is, and copies.
+    """Wrap a random function of torch: in a fiber it draws on the generator's device, and copies.
 
-    Requests have generators of the CPU, so that a seed gives the same noise on any device; torch
-    refuses to draw on another device with them.
+    Requests have CPU generators, so that a seed gives the same noise on any device; torch refuses
+    to draw on another device with them.
     """
 
     @functools.wraps(plain)
@@ -173,5 +173,5 @@ def _where_the_generator_is(plain: Any) -> Callable[..., Any]:
     return function
 
 
-_BYTES = 625 * 4  # state of numpy's usual generator: 624 numbers and an index
+_BYTES = 625 * 4  # bytes of numpy's default generator: 624 numbers and an index
 PATCHES = (Patches(torch, dict.fromkeys(("rand", "randn", "randint"), _where_the_generator_is)),)

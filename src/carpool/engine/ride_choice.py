@@ -1,9 +1,9 @@
 """The choice of a request's ride: shared with others, or private.
 
-A ride is shared where that is proven clean, and private where code may keep state that no view of
-the pipeline keeps apart. `reach` tells what the code of users can reach before it runs. What cannot
-be seen beforehand shows while a request runs: it changes a module that others use, or a switch of
-the process. The change is taken back at once, and the request runs again, privately.
+A ride is shared where isolation is proven, and private where code may keep state outside the
+pipeline's view. `reach` analyses the code that users' objects can reach before it runs. Other
+cases show at run time: the request changes a module that others use, or a process-wide switch.
+Then the change is undone at once, and the request runs again, privately.
 """
 
 import logging
@@ -27,22 +27,22 @@ log = logging.getLogger("carpool")
 
 _Failure = tuple[type[BaseException], str, int]  # class, file and line
 
-MAX_FAILURES = 1000  # that are known to happen alone; with half of it, more of them are run twice
-MAX_CHANGES = 2  # by requests of one form, after which all of that form ride privately
+MAX_FAILURES = 1000  # kept; with half of it, more failures are run twice
+MAX_CHANGES = 2  # by requests of one form; then the whole form rides privately
 
 
 class RideChoice:
-    """Chooses the rides of one engine's requests. For the engine's thread."""
+    """Chooses a shared or a private ride for each request of an engine. For the engine's thread."""
 
     def __init__(self, loaded: LoadedPipeline, mode: IsolationMode) -> None:
         self._loaded, self._mode = loaded, mode
-        self.deadlock = ""  # the line at which an engine like this one stood still
-        self._changes = Counter[tuple[str, frozenset[str]]]()  # requests that changed, by form
+        self.deadlock = ""  # the line where an earlier engine deadlocked
+        self._changes = Counter[tuple[str, frozenset[str]]]()  # requests with changes, by form
         self._logged = set[str]()
         self._private_reasons: dict[str, list[str]] = {}  # why requests rode privately, by task
 
     def walk(self) -> None:
-        """Walk the pipelines themselves, so that no request has to wait for that."""
+        """Analyse the pipelines in advance, so that no request waits for it."""
         if self._mode == "auto":
             for task, pipe in self._loaded.originals.items():
                 if reasons := private_reasons(pipe):
@@ -51,10 +51,10 @@ class RideChoice:
                     self._log_once(f"requests run alone: {reason}")
 
     def private_reasons(self, request: CheckedRequest) -> list[str]:
-        """Why a request rides privately; empty: it shares.
+        """The reasons for a private ride; empty: it shares.
 
         Raises:
-            PipelineFailed: it cannot: other processes compute with this one.
+            PipelineFailed: it cannot ride privately: other processes compute with this one.
         """
         if reasons := self._reasons(request):
             self._private_reasons[request.task] = reasons
@@ -70,7 +70,7 @@ class RideChoice:
         return {"mode": self._mode, "private": dict(self._private_reasons)}
 
     def warnings(self, reasons: list[str]) -> list[str]:
-        """The warning for the client of a private ride; none where all are private."""
+        """The warning for the client of a private ride; none if all rides are private."""
         if not reasons or self._mode == "private":
             return []
         suffix = f"; further causes: {len(reasons) - 1}" if len(reasons) > 1 else ""
@@ -80,9 +80,9 @@ class RideChoice:
         if self._mode == "private":
             return ["isolation is private"]
         if self.deadlock:
-            return [f"a request waited for what another one held, at {self.deadlock}"]
+            return [f"a request was deadlocked with another one at {self.deadlock}"]
         if self._changes[_form(request)] >= MAX_CHANGES:
-            return [f"{self._name(request)} changes what others see, or fails among them"]
+            return [f"{self._name(request)} changes shared state, or fails in company"]
         if self._mode == "shared":
             return []
         reasons = private_reasons(self._loaded.originals[request.task], request.arguments)
@@ -93,7 +93,7 @@ class RideChoice:
         return list(reasons)
 
     def changed(self, request: CheckedRequest, names: Iterable[str]) -> str:
-        """Note that a shared request has changed modules or switches.
+        """Record that a shared request has changed modules or switches.
 
         Returns:
             The warning for its client.
@@ -111,23 +111,23 @@ class RideChoice:
         return f"the request ran alone: {reason}"
 
     def failed(self, request: CheckedRequest, error: BaseException) -> str:
-        """Note that a shared request has failed among others.
+        """Record that a shared request has failed in company.
 
         Returns:
             The warning for its client, if it does not fail alone.
         """
-        reason = f"{self._name(request)} failed among others"
+        reason = f"{self._name(request)} failed in company"
         self._log_once(f"{reason} ({type(error).__name__}): it runs again, alone")
         return f"the request ran alone: {reason}: {named(error)}"
 
     def succeeded(self, request: CheckedRequest) -> None:
-        """Note that a request which failed among others has not failed alone."""
+        """Record that a request that failed in company has succeeded alone."""
         self._changes[_form(request)] += 1
 
     def _refuse_in_group(self, reason: str) -> None:
         if self._loaded.group is not None:
             raise PipelineFailed(
-                f"{reason}, of which the other ranks of context_parallel would not know: serve "
+                f"{reason}, which the other ranks of context_parallel cannot follow: serve "
                 "this with context_parallel=1"
             )
 
@@ -141,16 +141,16 @@ class RideChoice:
 
 
 def _form(request: CheckedRequest) -> tuple[str, frozenset[str]]:
-    """The task and the names of the arguments: what a client can vary without more risk."""
+    """The task and the names of the arguments: requests of one form carry the same risk."""
     return request.task, frozenset(request.arguments)
 
 
 class SecondRuns:
-    """Decides which requests that fail among others run again alone. For the engine's thread.
+    """Decides whether a request that failed in company runs again alone. For the engine's thread.
 
-    Code of users may fail only because it shares a thread: an event loop of its own runs already, a
-    lock is not free in time, another request has changed what it reads. What fails alone once is
-    not tried alone again.
+    User code may fail only because it shares a thread: an event loop already runs, a lock times
+    out, another request has changed data that it reads. A failure that once happened alone is not
+    retried.
     """
 
     def __init__(self) -> None:
@@ -159,10 +159,10 @@ class SecondRuns:
     def is_due(
         self, state: RequestState, error: BaseException, failed_forward: BaseException | None
     ) -> bool:
-        """Whether a request that failed is to run again, alone.
+        """Whether to run a failed request again, alone.
 
         Args:
-            failed_forward: raised in its call just before: that ran alone already.
+            failed_forward: the error of its call just before: that call has already run alone.
         """
         failure = _failure(error)
         if state.context is None or state.context.is_private:

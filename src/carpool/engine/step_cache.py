@@ -1,18 +1,18 @@
 """Step caching: some denoising steps of a request reuse its denoiser's last answer.
 
-Between neighbouring steps the answer of a denoiser changes in proportion to its input. So where a
-call would park, its input is compared with that of the last call that ran: times the rate at which
-answers changed before, that predicts how far the answer would be from the last one. While that is
-below the request's threshold, the last answer is used again, and no forward runs. The first two
-steps and the last one always run.
+Between neighbouring steps a denoiser's answer changes in proportion to its input. So before a call
+parks, its input is compared with that of the last call that ran: the distance, times the rate at
+which answers changed before, predicts the change of the answer. While that is below the request's
+threshold, the last answer is reused, and no forward runs. The first two steps and the last one
+always run.
 
-Everything is decided from the request's own inputs and answers, so other requests change nothing.
-Each guidance branch and each expert has its own last answer; the first branch of a step decides
-for the others. On an accelerator the decision waits for the device, once a step.
+All decisions use the request's own inputs and answers, so other requests change nothing. Each
+guidance branch and each expert has its own last answer; the first branch of a step decides for the
+other branches. On an accelerator the decision waits for the device, once a step.
 
 Source: EasyCache (Zhou et al., arXiv 2507.02860, 2025) for the predicted change; TeaCache (Liu et
-al., arXiv 2411.19108, 2024) for the threshold. Unlike there, the last answer itself is given:
-docs/experiments.md says what else was tried.
+al., arXiv 2411.19108, 2024) for the threshold. Unlike there, the last answer itself is reused:
+docs/experiments.md lists the alternatives that were tried.
 """
 
 from collections.abc import Callable
@@ -31,42 +31,42 @@ from carpool.engine.serialization import copied
 from carpool.types import Phase
 
 FIRST_STEPS, LAST_STEPS = 2, 1  # steps that always run
-TIMES = ("timestep", "t", "timestep_ratio", "timesteps")  # what denoisers call the timestep
+TIMES = ("timestep", "t", "timestep_ratio", "timesteps")  # denoisers' names for the timestep
 
 
 @dataclass(slots=True)
 class _Last:
-    """The last call of one branch that ran."""
+    """The last executed call of one branch."""
 
     sample: list[Tensor]  # its main input
     answer: Any
     size: float  # mean absolute value of the answer
-    rate: float = inf  # how far answers moved when inputs moved by 1; unknown at first
+    rate: float = inf  # change of answers per change of inputs; inf: unknown
 
 
 class StepCache:
     """The cache of one request: see `request.AnswerSource`.
 
     Args:
-        threshold: the largest predicted change of an answer at which it is reused, relative to
-            its mean absolute value; above 0.
-        timeline: says how many steps are done, and counts those that are skipped.
-        on_skip: called for each of these.
+        threshold: reuse an answer up to this predicted change, relative to its mean absolute
+            value; above 0.
+        timeline: has the number of steps done, and counts the skipped ones.
+        on_skip: called for each skipped step.
     """
 
     stage: ClassVar[TurnStage] = "cache"
-    warning: ClassVar[str] = "step_cache failed and was switched off: all other steps ran"
+    warning: ClassVar[str] = "step_cache failed and was switched off: all further steps ran"
     phases: ClassVar[tuple[Phase, ...]] = ("denoise",)
 
     def __init__(self, threshold: float, timeline: Timeline, on_skip: Callable[[], None]) -> None:
         self._threshold, self.timeline, self._on_skip = threshold, timeline, on_skip
         self._last: dict[tuple[str, int], _Last] = {}  # by component and branch
         self._moment: Any = None  # the timestep of the last call
-        self._step, self._branch = -1, 0  # that call's; steps differ in their timesteps
-        self._skips = False  # this step
+        self._step, self._branch = -1, 0  # of the last call; a new timestep begins a new step
+        self._skips = False  # skip the current step
 
     def answer(self, call: Call) -> Any | None:
-        """The answer of a call that need not run, or None. Ask once for each call."""
+        """The reused answer of a call, or None. Call it once for each call."""
         arguments, sample = call.arguments(), main_input(call)
         moment = next((arguments[name] for name in TIMES if name in arguments), None)
         if call.target.phase != "denoise" or not sample or moment is None:
@@ -91,7 +91,7 @@ class StepCache:
         return copied(last.answer) if last is not None and self._skips else None
 
     def ran(self, call: Call, answer: Any) -> None:
-        """Note the answer of the last call that `answer` was asked for, which did run."""
+        """Record the answer of the call last passed to `answer`, which did run."""
         sample, outputs = main_input(call), list(tensors_in(answer))
         if call.target.phase != "denoise" or not sample or not outputs:
             return
@@ -110,12 +110,12 @@ class StepCache:
 
     @staticmethod
     def _change(last: _Last, sample: list[Tensor]) -> float:
-        """The predicted change of the answer, relative to its size."""
+        """The predicted change of the answer, relative to its mean absolute value."""
         return last.rate * _distance(sample, last.sample) / last.size if last.size > 0 else inf
 
 
 def main_input(call: Call) -> list[Tensor]:
-    """The tensors of the argument that counts a call's rows; none where no table names it."""
+    """The tensors of a call's main input, the one with its rows; empty without a table."""
     spec = call.target.spec
     return [] if spec is None else list(tensors_in(call.arguments().get(spec.rows)))
 
@@ -127,7 +127,7 @@ def _mean(tensors: list[Tensor]) -> float:
 
 
 def _distance(tensors: list[Tensor], references: list[Tensor]) -> float:
-    """The mean absolute difference; infinite where shapes differ."""
+    """The mean absolute difference; infinite if shapes differ."""
     if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in references]:
         return inf
     return _mean([a - b for a, b in zip(tensors, references, strict=True)])

@@ -1,11 +1,11 @@
-"""Switches of the process that users' code may turn, and that are set back after each request.
+"""Process-wide switches that user code may change, restored after each request.
 
-One table names them: how each is read, and how it is set. They are read when a request's code
-begins to run; those that it has turned meanwhile are set back when it pauses or ends. A shared
-request that turns any has to ride privately: others would run in it, too.
+One table lists them with their getters and setters. They are read when a request's code starts to
+run; changed ones are restored when it pauses or ends. A shared request that changes a switch has to
+ride privately: other requests would run with it, too.
 
-Other threads see what the running fiber has turned, and what they turn in that moment counts as the
-fiber's: so only requests with code that the libraries do not ship are watched.
+Other threads see the changes of the running fiber, and their own changes at that time are taken for
+the fiber's: so only requests with code outside the known libraries are watched.
 """
 
 import gc
@@ -25,7 +25,7 @@ class Turnable(NamedTuple):
     """A switch of the process.
 
     Attributes:
-        get: returns its value, as a copy if it can change in place.
+        get: returns its value, copied if it is mutable.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Switches:
     """The switches while one request runs. For the engine's thread.
 
     Attributes:
-        turned: names of the switches that it has turned so far.
+        turned: names of the switches changed so far.
     """
 
     def __init__(self) -> None:
@@ -70,15 +70,15 @@ def _value(get: Callable[[], Any]) -> Any:
 
 def _differences(values: list[Any], references: list[Any]) -> dict[int, Any]:
     if values == references:
-        return {}  # the usual case
+        return {}  # common case
     pairs = enumerate(zip(values, references, strict=True))
     return {place: value for place, (value, reference) in pairs if value != reference}
 
 
 def _set(changes: dict[int, Any], values: list[Any]) -> None:
-    """Set switches that have these values now."""
+    """Set switches, given their current values."""
     target = [changes.get(place, value) for place, value in enumerate(values)]
-    for _ in range(2):  # some of torch's set others, which the second round sets right
+    for _ in range(2):  # setting one may change another; the second round corrects that
         for place, value in _differences(target, _values()).items():
             if value is not _UNKNOWN:
                 TABLE[place].set(value)
@@ -100,7 +100,7 @@ def _of_torch() -> Iterator[Turnable]:
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.set_anomaly_enabled(*value),
     )
-    place = torch._GLOBAL_DEVICE_CONTEXT  # of `set_default_device`
+    place = torch._GLOBAL_DEVICE_CONTEXT  # used by `set_default_device`
     yield Turnable(
         "default device",
         lambda: getattr(place, "device_context", None),
@@ -140,7 +140,7 @@ def _of_python() -> Iterator[Turnable]:
 
 
 def _set_in_c(setter: Callable[..., object], value: Any) -> None:
-    if value is not None:  # None: the back end is not there
+    if value is not None:  # None: the back end is missing
         setter(*value) if isinstance(value, tuple) else setter(value)
 
 
@@ -153,7 +153,7 @@ def _set_environment(variables: dict[Any, Any]) -> None:
             os.environ[os.fsdecode(name)] = os.fsdecode(value)
 
 
-_SHOWN_BY = ("showwarning", "_showwarnmsg_impl")  # code that records warnings replaces them
+_SHOWN_BY = ("showwarning", "_showwarnmsg_impl")  # code that records warnings replaces these
 
 
 def _filters() -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ def _filters() -> tuple[Any, ...]:
 def _set_filters(state: tuple[Any, ...]) -> None:
     filters: Any = state[0].value
     warnings.filters = filters
-    warnings.resetwarnings()  # the one public way to say that filters have changed
+    warnings.resetwarnings()  # the only public way to report a change of filters
     filters[:] = state[1]
     for name, function in zip(_SHOWN_BY, state[2:], strict=True):
         if function is not None:
@@ -172,7 +172,7 @@ def _set_filters(state: tuple[Any, ...]) -> None:
 
 
 class _Same:
-    """Equal where its value is the same object."""
+    """Equal if its value is the same object."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -189,7 +189,7 @@ _PRECISIONS = [
     ("generic", "all"),
     *((back_end, of) for back_end in ("cuda", "mkldnn") for of in ("all", "matmul", "conv", "rnn")),
 ]
-_IN_C = [  # name, function that reads it, function that sets it
+_IN_C = [  # name, getter, setter
     ("precision of float32", "_get_float32_matmul_precision", "_set_float32_matmul_precision"),
     ("TF32 of cuBLAS", "_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
     ("TF32 of cuDNN", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),

@@ -1,9 +1,9 @@
 """Modes of the thread: each fiber has its own.
 
 Of torch: gradients, inference mode, autocast with its depth and its cache, and the stack of
-dispatch modes: a fiber may pause inside of a `with` of any of them. Its stack of function modes is
-apart, in `overlay.functions`. Of Python: the event loop that runs, which each fiber may have for
-itself (`asyncio.run` around a call), with the hooks of its generators.
+dispatch modes: a fiber may pause inside a `with` of any of them. `overlay.functions` has the stack
+of function modes. Of Python: the running event loop, which each fiber may have for itself
+(`asyncio.run` around a call), with the hooks of its generators.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ _pop: Any = dispatch._pop_mode
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """Gradients and autocast. By default those in which pipelines start."""
+    """Gradients and autocast; the defaults are those at a pipeline's start."""
 
     has_grad: bool = False
-    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # by device, where it is on
-    caches: bool = True  # autocast keeps weights that it has cast
-    depth: int = 0  # of autocasts around: leaving the last one empties that cache
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()  # per device with autocast on
+    caches: bool = True  # whether autocast caches its casts of weights
+    depth: int = 0  # nested autocasts: leaving the last one clears the cache
 
     @classmethod
     def now(cls) -> "Modes":
@@ -39,7 +39,7 @@ class Modes:
         has_grad, is_on = torch.is_grad_enabled(), is_autocast_on()
         caches = torch.is_autocast_cache_enabled()
         if not (has_grad or is_on or depth) and caches:
-            return PLAIN  # the usual case
+            return PLAIN  # common case
         on = [device for device in _DEVICES if is_on and torch.is_autocast_enabled(device)]
         types = tuple([(device, torch.get_autocast_dtype(device)) for device in on])
         return cls(has_grad, types, caches, depth)
@@ -52,7 +52,7 @@ class Modes:
             if device in dtypes:
                 torch.set_autocast_dtype(device, dtypes[device])
         torch.set_autocast_cache_enabled(self.caches)
-        torch.clear_autocast_cache()  # a weight may be another one when the fiber goes on
+        torch.clear_autocast_cache()  # a weight may have changed when the fiber continues
         while (depth := torch.autocast_increment_nesting()) <= self.depth:
             pass
         while depth > self.depth:
@@ -60,7 +60,7 @@ class Modes:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Set them for as long as the context lasts."""
+        """Set the modes while the context lasts."""
         before = Modes.now()
         self.set()
         try:
@@ -75,10 +75,10 @@ class ThreadModes:
     def __init__(self) -> None:
         self._modes = self._outside = PLAIN
         self._inference: torch.inference_mode | None = (
-            None  # switches inference mode back for other fibers
+            None  # switches inference mode off for other fibers
         )
         self._dispatch: list[Any] = []
-        self._outside_dispatch: list[Any] = []  # dispatch modes of the code that runs the fiber
+        self._outside_dispatch: list[Any] = []  # dispatch modes of the code that resumed the fiber
         self._events = self._outside_events = _NO_EVENTS
 
     def enter(self) -> None:
@@ -106,7 +106,7 @@ class ThreadModes:
             self._dispatch = []
         self._modes = Modes.now()
         is_changed = self._outside is not self._modes
-        if torch.is_inference_mode_enabled():  # of a `with` that the fiber paused in
+        if torch.is_inference_mode_enabled():  # the fiber paused inside such a `with`
             self._inference = torch.inference_mode(mode=False)
             self._inference.__enter__()
             is_changed = True
@@ -115,12 +115,12 @@ class ThreadModes:
 
     @property
     def can_share(self) -> bool:
-        """Whether others' calls may run in the modes of the running fiber."""
+        """Whether calls of other requests may run in the modes of the running fiber."""
         return not (torch.is_grad_enabled() or _length())
 
 
 def _exchanged(modes: list[Any]) -> list[Any]:
-    """Replace the stack of dispatch modes; returns the former one, the outermost first."""
+    """Replace the stack of dispatch modes; returns the former one, outermost first."""
     before = [_pop() for _ in range(_length())][::-1]
     for mode in modes:
         _push(mode)

@@ -1,7 +1,7 @@
-"""The wait of a thread in code of users, read from its stack by another thread.
+"""Where a thread waits in user code, read from its stack by another thread.
 
-A lock, a semaphore, a condition, a queue or a future keeps a thread asleep inside of a few modules
-of Python, or inside of one instruction. Both show in its stack; what it waits for does not.
+A lock, a semaphore, a condition, a queue or a future keeps a thread asleep inside a few modules of
+Python, or inside one instruction. Both show in its stack; the awaited object does not.
 """
 
 import dis
@@ -17,41 +17,41 @@ from types import FrameType
 
 from carpool.engine.reach.names import SHIPPED
 
-THREAD_PREFIX = "carpool-"  # the names of Carpool's own threads begin so
+THREAD_PREFIX = "carpool-"  # prefix of the names of Carpool's own threads
 _LOCKING = {
     *("concurrent.futures._base", "concurrent.futures.thread", "multiprocessing.synchronize"),
     *("queue", "threading"),
 }
-_LOCKING_PACKAGES = {"fasteners", "filelock", "portalocker"}  # which ask for a file again and again
+_LOCKING_PACKAGES = {"fasteners", "filelock", "portalocker"}  # they poll a file
 _INNERMOST = sys.stdlib_module_names | _LOCKING_PACKAGES
-_BETWEEN = {"contextlib", "functools"}  # may call the above for others
+_BETWEEN = {"contextlib", "functools"}  # may call the above for other code
 _CALLS = {"acquire", "flock", "get", "join", "lockf", "put", "result", "wait", "__enter__"}
-_ENTERS = {"BEFORE_WITH", "LOAD_SPECIAL"}  # of a `with`: code in C keeps a thread there
+_ENTERS = {"BEFORE_WITH", "LOAD_SPECIAL"}  # of a `with`: C code may block a thread there
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadWait:
-    """One look at a thread that stands in code of users."""
+    """A snapshot of a thread that stands in user code."""
 
-    frame: FrameType  # of that code
+    frame: FrameType  # the user code's frame
     instruction: int
-    is_lock: bool  # it waits for a lock or the like
-    cpu_s: float  # that the thread has used in its life
+    is_lock: bool  # it waits for a lock or a similar object
+    cpu_s: float  # CPU seconds of the thread so far
 
     @property
     def place(self) -> str:
-        """The line, as people find it."""
+        """The line in readable form."""
         code, line = self.frame.f_code, self.frame.f_lineno
         text = linecache.getline(code.co_filename, line).strip().rstrip(":")
         return f"{Path(code.co_filename).name}:{line}, in {code.co_name}: {text}"
 
     def is_same(self, other: "ThreadWait") -> bool:
-        """Whether the thread stands where it stood."""
+        """Whether the thread is at the same instruction."""
         return self.frame is other.frame and self.instruction == other.instruction
 
 
 def wait_of(thread: int) -> ThreadWait | None:
-    """How a thread stands in code of users; None: it runs code of a library, or has ended."""
+    """Where a thread stands in user code; None: it runs code of a library, or has ended."""
     stack = _stack(thread)
     place = len(_of_python(stack))
     if place == len(stack) or _name(stack[place]).partition(".")[0] in SHIPPED:
@@ -61,10 +61,10 @@ def wait_of(thread: int) -> ThreadWait | None:
 
 
 def are_at_work(idents: Collection[int]) -> bool:
-    """Whether a thread of the process, beside ours and others, does something but wait.
+    """Whether any thread of the process, apart from Carpool's and `idents`, is at work.
 
     Args:
-        idents: of threads that do not count.
+        idents: ids of threads to ignore.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, name in names.items():
@@ -76,7 +76,7 @@ def are_at_work(idents: Collection[int]) -> bool:
 
 
 def _stack(thread: int) -> list[FrameType]:
-    """The frames of a thread, the innermost first."""
+    """The frames of a thread, innermost first."""
     frame, stack = sys._current_frames().get(thread), list[FrameType]()
     while frame is not None:
         stack.append(frame)
@@ -85,13 +85,13 @@ def _stack(thread: int) -> list[FrameType]:
 
 
 def _of_python(stack: list[FrameType]) -> list[str]:
-    """The modules of Python itself, and packages of locks, that a stack ends in."""
+    """The innermost modules of a stack that belong to Python itself or to packages of locks."""
     names = map(_name, stack)
     return list(takewhile(lambda name: name.partition(".")[0] in _INNERMOST, names))
 
 
 def _is_locking(stack: list[FrameType]) -> bool:
-    """Whether a stack ends in a wait for a lock or the like."""
+    """Whether a stack ends in a wait for a lock or a similar object."""
     names = _of_python(stack)
     if not names or set(names) <= _BETWEEN:
         return bool(stack) and _enters_lock(stack[0])
@@ -101,7 +101,7 @@ def _is_locking(stack: list[FrameType]) -> bool:
 
 
 def _enters_lock(frame: FrameType) -> bool:
-    """Whether the instruction of a frame may be one that waits in C for a lock."""
+    """Whether a frame's instruction may block in C on a lock."""
     before = list(_until(frame))
     if not before or before[-1].opname in _ENTERS:
         return bool(before)
@@ -118,7 +118,7 @@ def _enters_lock(frame: FrameType) -> bool:
 
 
 def _until(frame: FrameType) -> Iterator[dis.Instruction]:
-    """The instructions of a frame's code, as far as it has come."""
+    """The instructions of a frame's code, up to the current one."""
     for instruction in dis.get_instructions(frame.f_code):
         if instruction.offset > frame.f_lasti:
             return
@@ -126,14 +126,14 @@ def _until(frame: FrameType) -> Iterator[dis.Instruction]:
 
 
 def _name(frame: FrameType) -> str:
-    """The name of the module that a frame's code is of."""
+    """The name of the module of a frame's code."""
     return str(frame.f_globals.get("__name__") or "?")
 
 
 def _cpu_s(thread: int) -> float:
-    """Seconds of a processor that a thread has used; 0 where the system does not tell."""
+    """CPU seconds used by a thread; 0 if the system does not report them."""
     clock = getattr(time, "pthread_getcpuclockid", None)
     try:
         return 0.0 if clock is None else time.clock_gettime(clock(thread))
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return 0.0

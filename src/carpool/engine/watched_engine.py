@@ -1,8 +1,8 @@
-"""An engine as the watch for deadlocks sees it, and answers that its thread cannot give.
+"""The deadlock watchdog's view of an engine, and answers that the engine's thread cannot give.
 
-Where the engine's thread stands in code of users, requests that were cancelled or have timed out
-are answered in time, and all of them where it never goes on. If it does, it ends them once more,
-of which their listeners hear nothing. For the thread that watches the engine's.
+While the engine's thread stands in user code, this answers cancelled and timed-out requests; once
+that thread is stuck for good, it answers all requests. If the thread continues after all, it ends
+them again, without a second answer to their listeners. For the watchdog's thread.
 """
 
 import sys
@@ -19,10 +19,10 @@ from carpool.errors import CarpoolError
 
 
 class EarlyAnswers:
-    """Answers the requests of one engine in its place.
+    """Answers the requests of an engine in place of its thread.
 
     Args:
-        running: gives the requests that have begun.
+        running: returns the requests that have begun.
     """
 
     def __init__(self, parts: EngineParts, running: Callable[[], list[RequestState]]) -> None:
@@ -36,7 +36,7 @@ class EarlyAnswers:
                 self._answer(state, error, is_queued=state not in running)
 
     def all(self, error: CarpoolError) -> None:
-        """Answer all requests, queued and running: no other thread will."""
+        """Answer all requests, queued and running."""
         for state in self._queue.take_all():
             self._answer(state, error, is_queued=True)
         for state in self._running():
@@ -46,7 +46,7 @@ class EarlyAnswers:
         parts, now_s = self._parts, self._parts.clock()
         if is_queued:
             state.status = "finished"
-        else:  # it is the engine's to end, if that ever goes on
+        else:  # the engine's thread ends it, if it ever continues
             self._queue.cancel(state.request_id, error)
         if state.is_answered:
             return
@@ -59,8 +59,8 @@ class WatchedEngine:
     """One engine; made on its thread.
 
     Args:
-        answers: to requests that this thread cannot end.
-        at_end: is called with the line at which it stands for good.
+        answers: to requests that the engine's thread cannot end.
+        at_end: called with the line where its thread is stuck for good.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WatchedEngine:
         self._queue, self._running, self._heartbeat = queue, running, heartbeat
         self._answers, self._at_end = answers, at_end
         self._thread = threading.get_ident()
-        self._initial_threads = set(sys._current_frames())  # not started by a request
+        self._initial_threads = set(sys._current_frames())  # threads not started by a request
 
     @property
     def still_s(self) -> float:

@@ -1,21 +1,21 @@
-"""What stands around a forward that answers requests: one list of wrappers, in one order.
+"""The wrappers around a forward that answers requests, in one order.
 
-`execute` runs the outermost one, and cuts what raises in two. A wrapper takes the function that
-makes a forward of parked calls and gives one that does the same, and something beside:
+`execute` calls the outermost one, and cuts a forward that raises in two. A wrapper is a decorator:
+it takes the function that runs a forward of parked calls, and returns one that does more around it:
 
 1. the conditioning cache: equal calls run once (`conditioning_cache.py`);
-2. tiles: a call that does not fit the memory runs again, then in tiles (`tiles.py`);
-3. probation: calls whose fusing is not proven run apart, and then together (`probation/`);
+2. tiles: a call that runs out of memory runs again, then in tiles (`tiles.py`);
+3. probation: calls without proof that they fuse run apart, and then together (`probation/`);
 4. the wrapper of the engine's owner;
 5. faults on purpose (`faults.py`);
-6. draws: each call's random numbers are its own request's (`draws.py`);
+6. draws: each call draws from its own request's random numbers (`draws.py`);
 7. observation: the heartbeat, the stopwatch, and the observers (`model_runner.py`);
-8. adapters of its rows (`adapters/hooks.py`);
-9. sweep: streamed weights are loaded, and other forwards run meanwhile (`sweep.py`);
-10. the device, which is told of the launch.
+8. adapters of the rows (`adapters/hooks.py`);
+9. sweep: load streamed weights, and run other forwards meanwhile (`sweep.py`);
+10. the device: it is notified of the launch.
 
-Inside of them the fuser joins the calls. A group stands around the module's own `forward`
-(`group/leader.py`): whatever runs that, a comparison in probation too, runs it in all ranks.
+Inside of them the fuser joins the calls. A group wraps the module's own `forward`
+(`group/leader.py`): any caller of that, even a comparison in probation, runs it in all ranks.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,13 @@ def wrappers(
     observe: Wrapper,
     free: Callable[[], None],
 ) -> list[Wrapper]:
-    """The wrappers of one engine, the outermost first.
+    """The wrappers of one engine, outermost first.
 
     Args:
-        fused: makes a forward to compare with, for probation.
-        inner: of the engine's owner.
-        observe: the model runner's.
-        free: gives cached device memory back.
+        fused: runs a forward to compare with, for probation.
+        inner: the wrapper of the engine's owner.
+        observe: the wrapper of the model runner.
+        free: releases cached device memory.
     """
     chain: list[Wrapper] = [
         parts.conditioning.around,

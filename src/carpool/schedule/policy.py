@@ -136,6 +136,6 @@ def weights(entries: Sequence[str]) -> Mapping[str, float] | None:
             parsed[tenant] = 0.0
         if not tenant or not 0 < parsed[tenant] < float("inf"):
             raise SettingRejected(
-                f"fair_share={entry!r}: write TENANT=WEIGHT, as team-a=2; '*' is everybody else"
+                f"fair_share={entry!r}: write TENANT=WEIGHT, as team-a=2; '*' is all other tenants"
             )
     return parsed or None

@@ -1,1 +1,1 @@
-"""Changes of shared modules by a request: noticed, and taken back when it pauses."""
+"""Changes of shared modules by a request: detected, and undone when it pauses."""

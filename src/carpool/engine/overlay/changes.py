@@ -1,12 +1,12 @@
-"""The changes that one request makes to shared modules: noticed, and taken back when it pauses.
+"""The changes that one request makes to shared modules: detected, and undone when it pauses.
 
 Pipelines may change shared modules in the middle of a call: attention processors, config entries,
-attributes, hooks, number types. No other request runs between the write, which `writes` reports,
-and the next pause, where the modules are restored; so no other request sees any of it.
+attributes, hooks, dtypes. `writes` reports the write, and no other request runs until the next
+pause, where the modules are restored; so no other request sees the change.
 
-Language models keep on themselves, from token to token, what belongs to the text that they write:
-the places of pictures, the length of the prompt. Such changes, of components that a request lets
-generate, are its own: they are put back whenever it goes on.
+Language models store state of the text in progress on themselves, from token to token: image
+positions, the prompt's length. Such changes, on components that generate for a request, are
+private to it: they are applied again whenever it continues.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from carpool.engine.overlay.shared_modules import SharedModules
 
 @dataclass(slots=True)
 class OwnEntry:
-    """An entry of a dictionary of a module, of which a request has its own value."""
+    """An entry of a module's dictionary with a private value for a request."""
 
     container: dict[Any, Any]
     name: Any
@@ -42,19 +42,19 @@ class Changes:
 
     def __init__(self, shared: SharedModules) -> None:
         self._shared = shared
-        self.before: dict[int, tuple[nn.Module, ModuleState]] = {}  # by the module's id
-        self.has_state = False  # of its own: it has begun to generate
+        self.before: dict[int, tuple[nn.Module, ModuleState]] = {}  # by module id
+        self.has_state = False  # whether it has private state: it has begun to generate
         self.names: dict[str, None] = {}  # names of changed modules, in order
-        self._generating: dict[int, list[dict[str, Any]]] = {}  # configs, by component
-        self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # with what they held
+        self._generating: dict[int, list[dict[str, Any]]] = {}  # configs of generating components
+        self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # with their saved entries
         self._parts: set[int] = set()  # ids of all modules of components that have generated
-        self._private: dict[tuple[int, Any], OwnEntry] = {}  # by the id of the dictionary, and name
-        self._changed: set[int] = set()  # ids of the parts with such entries
-        self._hooked: set[int] = set()  # ids of the modules on which it has put hooks
+        self._private: dict[tuple[int, Any], OwnEntry] = {}  # by id of the dictionary, and name
+        self._changed: set[int] = set()  # ids of the modules with such entries
+        self._hooked: set[int] = set()  # ids of the modules that it has hooked
 
     @contextmanager
     def generating(self, component: nn.Module) -> Iterator[None]:
-        """A component generates: changes of it are the request's own from now on."""
+        """Mark a component as generating: its changes are private to the request from now on."""
         configs = {id(c): vars(c) for p in component.modules() if (c := getattr(p, "config", None))}
         self._parts.update(map(id, component.modules()))
         before = self._generating.get(id(component))
@@ -71,7 +71,7 @@ class Changes:
         return id(component) in self._generating
 
     def has_own(self, component: nn.Module) -> bool:
-        """Whether the request has changed this component, which generates, or put hooks on it."""
+        """Whether the request has private changes or hooks on this generating component."""
         for module_id, (module, state) in self.before.items():
             if _differs_in_hooks(module, state, is_hooked=module_id in self._hooked):
                 self._hooked.add(module_id)
@@ -83,7 +83,7 @@ class Changes:
         )
 
     def enter(self) -> None:
-        """Show the request its own state."""
+        """Apply the request's private entries."""
         for entry in self._private.values():
             entry.shared = entry.container.get(entry.name, ABSENT)
             entry.show(entry.private)
@@ -91,16 +91,16 @@ class Changes:
             self._watch()
 
     def _watch(self) -> None:
-        """Save the configs of components that generate: writes on them are not reported."""
+        """Save the configs of generating components: writes on them are not reported."""
         configs = [config for configs in self._generating.values() for config in configs]
         self._configs = [(config, dict(config)) for config in configs]
 
     def touch(self, target: Any, *, deep: bool = False) -> None:
-        """Save a module's state before the request first writes on it.
+        """Save a module's state before the request's first write.
 
         Args:
             target: the module, its config, or one of its dictionaries of hooks.
-            deep: its parts may be written as well.
+            deep: its submodules may be written, too.
         """
         owner = self._shared.holders.get(id(target), target)
         if not isinstance(owner, nn.Module):
@@ -110,7 +110,7 @@ class Changes:
                 self._save(module).keep_weights(module)
 
     def touch_in_forward(self, target: Any) -> None:
-        """The same for a module that is written while it computes: weights may be streamed."""
+        """Like `touch`, in a forward: leaves out the weights, which may be streamed."""
         owner = self._shared.holders.get(id(target), target)
         if id(owner) in self._parts:
             self._save(owner)
@@ -127,7 +127,7 @@ class Changes:
         return bool(self.before)
 
     def take_back(self) -> None:
-        """Restore all modules; the changed ones are in `names` from now on, or put back later."""
+        """Restore all modules; record changed ones in `names`, or as private entries."""
         for entry in self._private.values():
             entry.private = entry.container.get(entry.name, ABSENT)
         for module_id, (_, state) in self.before.items():
@@ -149,7 +149,7 @@ class Changes:
         self._configs.clear()
 
     def _keep(self, container: dict[Any, Any], before: dict[Any, Any]) -> None:
-        """Make the changed entries of a dictionary the request's own."""
+        """Record the changed entries of a dictionary as private to the request."""
         for name in {**before, **container}:
             now, then = container.get(name, ABSENT), before.get(name, ABSENT)
             place = id(container), name
@@ -162,9 +162,9 @@ class Changes:
 
 
 def _differs_in_hooks(module: nn.Module, state: ModuleState, *, is_hooked: bool) -> bool:
-    """Whether nothing but forward hooks differs from then, and these are of diffusers' own code.
+    """Whether forward hooks are the only difference, and all are of diffusers' own code.
 
-    Qwen-Image-2.1 puts one on its text encoder around the call: it is the request's own.
+    Qwen-Image-2.1 hooks its text encoder during the call: the hook is private to the request.
     """
     hooks = [id(value) for name, value in vars(module).items() if name.startswith("_forward_")]
     changed = [(now, then) for now, then in state.dicts if not is_same(now, then)]

@@ -1,6 +1,6 @@
 """The thread's stack of function modes: each fiber has its own.
 
-`with torch.device(...)` is such a mode, and a fiber may pause in it.
+`with torch.device(...)` is such a mode, and a fiber may pause inside.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class FunctionModes:
         self._usual = len(self._modes)
 
     def enter(self) -> None:
-        if self._modes or _len():  # seldom
+        if self._modes or _len():  # rare
             self._outside = _taken()
             _put(self._modes)
         else:

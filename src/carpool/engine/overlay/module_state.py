@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from carpool.engine.overlay.writes import data, point
 
-REGISTRY = "_diffusers_hook"  # the attribute in which diffusers keeps its hooks
+REGISTRY = "_diffusers_hook"  # diffusers' attribute for its hooks
 ABSENT = object()
 _CONTAINERS = (dict, OrderedDict, list, set)
 _USUAL = frozenset(vars(nn.Module()))  # attributes of every module
@@ -42,8 +42,8 @@ class ModuleState:
         """
         Args:
             with_storage: keep the storage of weights and buffers, too.
-            children: its children when the engine began: diffusers takes one out of the dictionary
-                itself before it sets an attention processor.
+            children: its children at the engine's start: diffusers removes one from the
+                dictionary itself before it sets an attention processor.
         """
         state = cls()
         for container in _containers(module):
@@ -63,7 +63,7 @@ class ModuleState:
         return state
 
     def keep_weights(self, module: nn.Module) -> None:
-        """Save where its weights and buffers are, if that is not saved yet."""
+        """Save the storages of its weights and buffers, once."""
         if not self.tensors:
             self.tensors = [
                 (tensor, data(tensor), tensor.requires_grad)
@@ -72,7 +72,7 @@ class ModuleState:
             ]
 
     def is_now(self) -> bool:
-        """Whether the module is as it was then."""
+        """Whether the module still has the saved state."""
         return (
             all(_are_same(now, then) for now, then in self.dicts)
             and all(_has_same(now, then) for now, then in self.collections)
@@ -80,26 +80,26 @@ class ModuleState:
         )
 
     def differs_in_entries(self) -> bool:
-        """Whether nothing but entries of its dictionaries differs from then."""
+        """Whether only entries of its dictionaries differ from the saved state."""
         are_same = all(_has_same(now, then) for now, then in self.collections)
         return are_same and self.has_same_weights()
 
     def has_same_weights(self) -> bool:
-        """Whether the weights and buffers that it had then are where they were."""
+        """Whether the saved weights and buffers still have their storages."""
         return all(
             tensor.requires_grad == flag and _is_same_storage(data(tensor), then)
             for tensor, then, flag in self.tensors
         )
 
     def restore(self) -> None:
-        """Restore the module's state; other threads may read it meanwhile."""
+        """Restore the module's state; other threads may read it at the same time."""
         for place, (container, entries) in enumerate(self.dicts):
             for name in [name for name in container if name not in entries]:
                 del container[name]
             for name, value in entries.items():
                 if container.get(name, ABSENT) is not value:
                     container[name] = value
-            if place and list(container) != list(entries):  # the order of children matters
+            if place and list(container) != list(entries):  # children are ordered
                 for name, value in entries.items():
                     del container[name]
                     container[name] = value
@@ -117,14 +117,14 @@ class ModuleState:
 def own_containers(module: nn.Module) -> Iterator[Any]:
     """The lists, dictionaries and sets that a module holds, and those of its plain objects.
 
-    Attributes of every module are not among them: they report their own writes.
+    Attributes common to all modules are left out: `writes` reports their changes.
     """
     for name, value in vars(module).items():
         if name in _USUAL or name == REGISTRY:
             continue
         if type(value) in _CONTAINERS:
             yield value
-        elif (inner := _attributes(value)) is not None:  # an attention processor, a config
+        elif (inner := _attributes(value)) is not None:  # an attention processor, a config, ...
             yield inner
             yield from (entry for entry in inner.values() if type(entry) in _CONTAINERS)
 
@@ -148,7 +148,7 @@ def _containers(module: nn.Module) -> Iterator[Any]:
 
 
 def is_same(container: Any, copy: Any) -> bool:
-    """Whether a container holds the same as its copy."""
+    """Whether a container is equal to its copy."""
     return (_are_same if isinstance(container, dict) else _has_same)(container, copy)
 
 
@@ -163,7 +163,7 @@ def _are_same(now: dict[Any, Any], then: dict[Any, Any]) -> bool:
 
 
 def _is_same(value: Any, reference: Any) -> bool:
-    """The same object, or plain values that are equal."""
+    """Whether two values are the same object, or equal plain values."""
     if value is reference:
         return True
     return type(value) is type(reference) and isinstance(value, _PLAIN) and bool(value == reference)
@@ -180,5 +180,5 @@ def _is_same_storage(storage: Tensor, reference: Tensor) -> bool:
         return False
     try:
         return storage.data_ptr() == reference.data_ptr()
-    except RuntimeError:  # a quantized tensor without a storage of its own
+    except RuntimeError:  # a quantized tensor has no storage
         return True

@@ -1,7 +1,7 @@
 """The modules that all requests of an engine share: their names, parts and original state.
 
-Weights that are written in place report nothing. It is found at the end of a request, by the
-versions that torch counts: too late to give the values back.
+In-place writes on weights are not reported. The end of a request detects them by the tensors'
+version counters: too late to restore the values.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from carpool.engine.patches import Patches
 
 
 class SharedModules:
-    """The modules of one pipeline, whose writes by fibers are noticed.
+    """The modules of one pipeline; writes on them by fibers are detected.
 
     Attributes:
-        names: such as "transformer.blocks.0", by the id of the module.
-        children: the modules inside of each, by its id.
-        holders: the owner of a config or a dictionary of hooks, by its id.
+        names: such as "transformer.blocks.0", by module id.
+        children: the direct children, by module id.
+        holders: the owner of a config or a dictionary of hooks, by the id of that.
     """
 
     def __init__(self, components: Mapping[str, nn.Module]) -> None:
@@ -32,7 +32,7 @@ class SharedModules:
             components: the pipeline's modules by their names in it.
         """
         self._components = dict(components)
-        # forwards leave hooks and caches behind, which `remove` takes away
+        # forwards leave hooks and caches behind; `remove` restores these
         self._before = [
             ModuleState.of(module, with_storage=False)
             for component in components.values()
@@ -43,18 +43,18 @@ class SharedModules:
         self.names: dict[int, str] = {}
         self.children: dict[int, dict[str, nn.Module | None]] = {}
         self.holders: dict[int, nn.Module] = {}
-        self._weights: dict[int, tuple[str, Tensor, int]] = {}  # component, version; by id
-        self._alive: list[Any] = []  # so that their ids stay valid
+        self._weights: dict[int, tuple[str, Tensor, int]] = {}  # component, weight, version
+        self._alive: list[Any] = []  # references that keep the ids valid
 
     def install(self) -> None:
-        """Notice writes from now on."""
+        """Start to detect writes."""
         for name, component in self._components.items():
             for inner, module in component.named_modules():
                 if id(module) not in self.names:
                     self.names[id(module)] = f"{name}.{inner}" if inner else name
                     self.children[id(module)] = dict(module._modules)
                     self._add(name, module)
-            # else the first `cache_context` makes it, which is no change by a request
+            # else the first `cache_context` would create it, which is not a request's change
             if isinstance(component, CacheMixin) and not hasattr(component, REGISTRY):
                 HookRegistry.check_if_exists_or_initialize(component)
                 self._registries.append(component)
@@ -82,7 +82,7 @@ class SharedModules:
         return list(changed)
 
     def remove(self) -> None:
-        """Stop noticing writes, and restore all modules. Harmless when not installed."""
+        """Stop to detect writes, and restore all modules. Harmless when not installed."""
         if not self._alive:
             return
         while self._registries:

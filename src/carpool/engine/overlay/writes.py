@@ -1,10 +1,10 @@
 """Report writes on shared modules, their hooks and their configs to the fiber that makes them.
 
-Python code changes a module through methods of a few classes. While an engine runs, these report to
-the context of their fiber first; outside of fibers, and so inside of most forwards, and in private
-rides they work as always. Only writes are looked at: a step costs nothing.
+Python code changes a module through methods of a few classes. While an engine runs, these first
+report to the context of their fiber; outside of fibers, and so in most forwards, and in private
+rides they work as usual. Only writes are intercepted: a step costs nothing.
 
-Writes on the values of a weight report nothing. Code that may make such writes rides privately.
+In-place writes on weights are not reported. Code that may make such writes rides privately.
 """
 
 import functools
@@ -24,18 +24,18 @@ from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
 _in_forward: ContextVar[Callable[[Any], None] | None] = ContextVar("_in_forward", default=None)
-_DATA: Any = torch.Tensor.data  # the descriptor itself, whatever a subclass puts before it
-_ON_MODULES = (  # no pipeline uses hooks of gradients and of state dictionaries
+_DATA: Any = torch.Tensor.data  # the descriptor itself, even if a subclass overrides it
+_ON_MODULES = (  # without hooks for gradients and state dictionaries, which no pipeline uses
     *("__setattr__", "__delattr__", "_apply", "add_module", "register_module", "register_buffer"),
     *("register_parameter", "register_forward_hook", "register_forward_pre_hook"),
 )
-_ON_LORA = ("set_scale", "scale_layer", "unscale_layer")  # entries of a dictionary of the layer
+_ON_LORA = ("set_scale", "scale_layer", "unscale_layer")  # they write dictionaries of the layer
 _LORA = (("peft.tuners.lora", "LoraLayer"), ("peft.tuners.lycoris_utils", "LycorisLayer"))
 
 
 @contextmanager
 def reporting(touch: Callable[[Any], None]) -> Iterator[None]:
-    """Report writes of a forward, which runs outside of fibers, as well: `touch` gets the owner."""
+    """Also report writes of a forward, which runs outside of fibers: `touch` gets the owner."""
     token = _in_forward.set(touch)
     try:
         yield
@@ -44,7 +44,7 @@ def reporting(touch: Callable[[Any], None]) -> Iterator[None]:
 
 
 def data(tensor: Tensor) -> Tensor:
-    """`tensor.data`: it shares the tensor's storage, and none of its versions."""
+    """`tensor.data`: it shares the tensor's storage but not its version counter."""
     values: Tensor = _DATA.__get__(tensor)
     return values
 
@@ -63,8 +63,8 @@ def _reporting(
     """A method that reports the write to the fiber that calls it.
 
     Args:
-        deep: all parts of the module may be written.
-        owner: gives the object by which `SharedModules.holders` finds the written module.
+        deep: all submodules may be written.
+        owner: returns the key of the written module in `SharedModules.holders`.
     """
 
     @functools.wraps(plain)
@@ -79,7 +79,7 @@ def _reporting(
     return method
 
 
-# On classes: an own class for each module would fail where libraries ask for `type(module)`.
+# Patched on classes: a subclass per module would break libraries that check `type(module)`.
 _PATCHES = (
     Patches(
         nn.Module,
@@ -99,11 +99,11 @@ _PATCHES = (
         ),
     ),
 )
-_lora: dict[str, Patches] = {}  # by the name of PEFT's module
+_lora: dict[str, Patches] = {}  # by PEFT's module name
 
 
 def all_patches() -> list[Patches]:
-    """The patches for imported libraries: PEFT is slow to import, and only loaded with a LoRA."""
+    """The patches for imported libraries: PEFT imports slowly, and only for a LoRA."""
     for place, name in _LORA:
         if (module := sys.modules.get(place)) is not None and place not in _lora:
             _lora[place] = Patches(getattr(module, name), dict.fromkeys(_ON_LORA, _reporting))

@@ -1,1 +1,1 @@
-"""Tables that were guessed, proven at run time: first forwards are also run apart, and compared."""
+"""Proof of guessed tables at run time: the first forwards also run apart, and are compared."""

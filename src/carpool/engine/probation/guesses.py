@@ -1,4 +1,4 @@
-"""Second guesses: what a table that was guessed may share, and whether calls then fuse."""
+"""Second guesses: arguments that a guessed table may share, and whether calls then fuse."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -13,26 +13,26 @@ from carpool.engine.probation.snapshot import ModuleSnapshot, difference
 from carpool.engine.specs.rules import SCALAR, TIMES, Entries, Spec
 from carpool.errors import named
 
-MAX_GUESSES = 8  # of what may be shared: each costs a forward of several calls, once
-NOT_SHARED = ("encoder_hidden_states", "pooled_projections")  # differ in nearly all requests
-OF_ONE_REQUEST = ("encoder", "text", "prompt", "caption", "guidance", "pooled")  # may be equal
+MAX_GUESSES = 8  # shared arguments to try: each costs one fused forward, once
+NOT_SHARED = ("encoder_hidden_states", "pooled_projections")  # they differ in nearly all requests
+OF_ONE_REQUEST = ("encoder", "text", "prompt", "caption", "guidance", "pooled")  # equal by chance
 
 Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
 
 
 def equal_guesses(spec: Spec, names: Collection[str]) -> list[list[str]]:
-    """Stacked arguments, equal in all calls, that may be shared: each by itself, then all."""
+    """Stacked arguments that are equal in all calls and may be shared: each alone, then all."""
     shareable = sorted(name for name in names if _may_be_shared(name, spec, is_equal=True))
     return [*([name] for name in shareable), shareable][:MAX_GUESSES] if shareable else []
 
 
 def differing_guess(spec: Spec, names: Collection[str]) -> list[str]:
-    """Stacked arguments that may be shared though they differ: some rows of them are not read."""
+    """Stacked arguments that may be shared though they differ: a forward may skip some rows."""
     return sorted(name for name in names if _may_be_shared(name, spec, is_equal=False))
 
 
 def _may_be_shared(name: str, spec: Spec, *, is_equal: bool) -> bool:
-    """Whether a guess may share an argument that was stacked: no main input, time or text."""
+    """Whether a guess may share a stacked argument: not the main input, times or texts."""
     if name in (spec.rows, *NOT_SHARED) or isinstance(spec.rule(name), Entries):
         return False
     if is_equal and any(word in name for word in OF_ONE_REQUEST):
@@ -47,7 +47,7 @@ def deviation_of(
     answers: Sequence[Any],
     before: ModuleSnapshot,
 ) -> str | None:
-    """How a forward of several calls deviates from their answers alone; None: not at all."""
+    """The deviation of a fused forward from the calls' lone answers; None: none."""
     target, mode = calls[0].target, Exact(rows)
     try:
         together = fused([with_own_lists(call) for call in calls], rows, mode)
@@ -55,7 +55,7 @@ def deviation_of(
         raise
     except BaseException as error:
         before.restore_random()
-        return f"fails together, not alone: {named(error)[:200]}"
+        return f"fails fused, not alone: {named(error)[:200]}"
     reason = difference(together, answers, target.spec.unread if target.spec else ())
     if reason is None and is_guess(target):
         return mode.suspicion
@@ -63,12 +63,12 @@ def deviation_of(
 
 
 def is_guess(target: Target) -> bool:
-    """Whether a method's table is not known to describe its code."""
+    """Whether a method's table may not describe its code."""
     return target.is_doubted or (target.spec is not None and target.spec.is_inferred)
 
 
 def with_own_lists(call: Call) -> Call:
-    """The same call with lists of its own: code that runs it may take entries out of a list."""
+    """The same call with copied lists: code that runs it may remove entries from a list."""
 
     def own(value: Any) -> Any:
         return list(value) if type(value) is list else value

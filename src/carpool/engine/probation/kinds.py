@@ -1,4 +1,4 @@
-"""Kinds of calls, and the evidence of how each fuses: forwards that agreed with lone calls."""
+"""Kinds of calls, and the evidence that each fuses: forwards that agreed with lone calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ QUORUM = 3  # agreeing forwards after which a kind is trusted
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The flags and types of calls that are proven together."""
+    """The flags and types that calls with common evidence share."""
 
-    text: str  # class, method, flags, types: the key of evidence
+    text: str  # class, method, flags, types: the key of the evidence
     sizes: str
     module: int
-    stacked: tuple[str, ...]  # arguments whose entries may differ from call to call
+    stacked: tuple[str, ...]  # arguments whose content may differ between calls
 
 
 def kind_of(call: Call, *, is_exact: bool) -> Kind:
@@ -54,13 +54,13 @@ def width(rows: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class Evidence:
-    """The evidence of how one kind of call fuses."""
+    """The evidence that one kind of call fuses."""
 
     agreed: int = 0
     unsettled: int = 0
     sizes: set[str] = field(default_factory=set)
     widths: set[str] = field(default_factory=set)
-    varied: set[str] = field(default_factory=set)  # arguments that differed where bits agreed
+    varied: set[str] = field(default_factory=set)  # arguments that differed in agreeing forwards
     shared: set[str] = field(default_factory=set)  # arguments that the next guess shares
     alone: str | None = None  # why it always runs alone
 
@@ -81,7 +81,7 @@ class Evidence:
 
 
 def status(data: Mapping[str, Any]) -> tuple[str, str]:
-    """The status of a kind of call by its evidence (`Evidence.to_json`), and the reason."""
+    """The status of a kind of call, and the reason, from its evidence (`Evidence.to_json`)."""
     if "alone" in data:
         return "alone", str(data["alone"])
     agreed = int(data["agreed"])

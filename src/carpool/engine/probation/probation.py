@@ -1,17 +1,17 @@
-"""Proof at run time that calls fuse: first forwards are also run apart, and compared bit by bit.
+"""Proof at run time that calls fuse: the first forwards also run apart, and bits are compared.
 
-A guessed table (`infer.py`) is on probation, as is every table in exact numerics, and that of a
-module in which code runs that its author cannot have known (`foreign_code`). While it is, its
-calls run one by one, which gives the answers, and then once more as one forward in exact numerics,
-where any mixing of rows shows as a difference, however small. Agreement is evidence for the
-forward's kind (flags and types of the calls), its sizes, its numbers of rows, and the arguments
-that differed between its calls. A forward is trusted when its kind has agreed `QUORUM` times, and
-there is evidence for all that it has. One disagreement, or an exception that does not happen alone,
-makes a guess worthless: the next one is tried, where there is one, else the kind always runs alone.
+On probation are guessed tables (`infer.py`), all tables in exact numerics, and tables of modules
+with code unknown to the table's author (`foreign_code`). On probation, calls run one by one, which
+answers them, and then once more as one forward in exact numerics, where any mixing of rows shows
+as a difference, however small. Agreement is evidence for the forward's kind (flags and types of the
+calls), its sizes, its numbers of rows, and the arguments that differed between its calls. A forward
+is trusted when its kind has agreed `QUORUM` times, and there is evidence for all of these
+properties. One disagreement, or an exception that does not happen alone, refutes a guess: the next
+guess is tried, if there is one, else the kind always runs alone.
 
-Bits that agree do not prove everything. So a kind also runs alone if its forward keeps state on the
-module, changes its inputs, draws random numbers, gives tensors that share memory with its inputs or
-weights, decides by values of some rows, or reads only some rows.
+Equal bits do not prove everything. So a kind also runs alone if its forward keeps state on the
+module, changes its inputs, draws random numbers, returns tensors that share memory with its inputs
+or weights, branches on values of some rows, or reads only some rows.
 """
 
 import logging
@@ -51,18 +51,18 @@ from carpool.errors import named
 
 log = logging.getLogger("carpool")
 
-MAX_UNSETTLED = 4  # forwards in a row that may change the module: caches fill in the first
+MAX_UNSETTLED = 4  # in a row, as caches fill in the first ones; then the kind runs alone
 MAX_KNOWN = 4096
 
 
 class Probation:
-    """Decides which calls may fuse, and collects the evidence. The engine's thread only.
+    """Decides which calls may fuse, and collects evidence. The engine's thread only.
 
     Args:
         fuser: describes and joins calls.
         infers: guess tables for classes without one.
-        without_caches: language models that only read need not give their key-value caches.
-        verdicts: keeps evidence between runs.
+        without_caches: the pipeline reads no key-value caches: do not compute them.
+        verdicts: stores evidence between runs.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class Probation:
     ) -> None:
         self._fuser, self._infers, self._without_caches = fuser, infers, without_caches
         self._verdicts = verdicts or Verdicts(None)
-        self._evidence: dict[tuple[str, str], Evidence] = {}  # by identity of the class and kind
+        self._evidence: dict[tuple[str, str], Evidence] = {}  # by class identity and kind
         self._kinds: dict[Any, tuple[Kind, Evidence]] = {}  # by fuse key
-        # second guesses: by module and method, and by the kind that the first one made
+        # second guesses: by module and method, then by the kind of the first guess
         self._second: dict[tuple[int, str], dict[str, frozenset[str]]] = {}
         self._tables: dict[tuple[str, str], str] = {}  # by component and method: how it fuses
         self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
 
     def infer_spec(self, call: Call) -> Call:
-        """The call with a guessed table, where one can be guessed.
+        """The call with a guessed table, if possible.
 
-        Its class has none, or one without a rule for a tensor of this call.
+        For a class without a table, or a table without a rule for a tensor of this call.
         """
         target = call.target
         if target.spec is not None and covers(target.spec, call.arguments()):
@@ -104,13 +104,13 @@ class Probation:
         return guessed
 
     def runs_alone(self, call: Call, key: Any) -> bool:
-        """Whether calls of this key were found not to fuse."""
+        """Whether calls of this key are known not to fuse."""
         if not self.is_tried(call.target) or not isinstance(key, tuple):
             return False
         return self._of(call, key)[1].alone is not None
 
     def is_trusted(self, ready: Sequence[Ready]) -> bool:
-        """Whether a forward of these calls runs without a second one as proof."""
+        """Whether a forward of these calls needs no second one as proof."""
         if len(ready) == 1 or not self.is_tried(ready[0].call.target):
             return True
         calls, rows = [member.call for member in ready], [member.rows for member in ready]
@@ -118,11 +118,11 @@ class Probation:
         return evidence.alone is None and self._covers(kind, evidence, calls, rows)
 
     def around(self, run: RunCalls, fused: Fused) -> RunCalls:
-        """The same forward, which proves itself first.
+        """Wrap a forward so that it proves itself first.
 
         Args:
-            run: makes the forward that answers.
-            fused: makes another one in the given mode, to compare with.
+            run: runs the forward that answers.
+            fused: runs another one in the given mode, to compare with.
         """
 
         def proven(ready: Sequence[Ready]) -> list[Any]:
@@ -151,7 +151,7 @@ class Probation:
         return {"forwards": dict(self.forwards), "kinds": {s: fuses.count(s) for s in states}}
 
     def keep(self) -> None:
-        """Write the evidence down if it has changed."""
+        """Store the evidence if it has changed."""
         fresh = {
             key: evidence for key, evidence in self._evidence.items() if not evidence.unsettled
         }
@@ -166,7 +166,7 @@ class Probation:
         return structs.replace(call, target=replace(call.target, spec=spec))
 
     def is_tried(self, target: Target) -> bool:
-        """Whether calls of a target have to prove that they fuse."""
+        """Whether calls of a target are on probation."""
         return target.spec is not None and (is_guess(target) or self._fuser.is_exact)
 
     def _of(self, call: Call, key: Any) -> tuple[Kind, Evidence]:
@@ -202,7 +202,7 @@ class Probation:
         return not self._varying(calls, open_)
 
     def _varying(self, calls: Sequence[Call], names: Sequence[str]) -> set[str]:
-        """The arguments whose content is not the same in all calls."""
+        """The arguments whose content differs between calls."""
         arguments = [call.arguments() for call in calls]
         return {
             n for n in names if len({self._fuser.digests.content(v.get(n)) for v in arguments}) > 1
@@ -216,13 +216,13 @@ class Probation:
         run: RunCalls,
         fused: Fused,
     ) -> list[Any]:
-        """Run calls apart, which answers them, and together, which is evidence."""
+        """Run calls apart for their answers, and together for evidence."""
         calls, rows = [member.call for member in ready], [member.rows for member in ready]
         target = calls[0].target
         before = ModuleSnapshot.of(target.module)
         inputs = [*tensors_in([call.arguments() for call in calls])]
         before_calls, copies = versions(inputs), [with_own_lists(call) for call in calls]
-        weights = list(tensors_in(module_tensors(target.module)))  # no answer takes their place
+        weights = list(tensors_in(module_tensors(target.module)))  # no answer may share them
         owned = storages(weights)
         answers: list[Any] = []
         why: str | None = None
@@ -235,10 +235,10 @@ class Probation:
                 answers.append(Failure(error))
                 continue
             if storages(answer) & owned:
-                why = "gives tensors of its own, which its next call overwrites"
+                why = "returns tensors of its own, which its next call overwrites"
                 answer = copied(answer)
             elif shares_memory(answer, call.arguments()):
-                why = "gives views of its inputs"
+                why = "returns views of its inputs"
             answers.append(answer)
         if evidence.alone is not None or any(isinstance(answer, Failure) for answer in answers):
             return answers
@@ -246,10 +246,10 @@ class Probation:
         if why is None and versions(inputs) != before_calls:
             why = "changes its inputs"
         draws = changed == "random" or any(member.call.target.is_exclusive for member in ready)
-        if why is None and draws:  # each request draws its own: see `draws.py`
+        if why is None and draws:  # allowed if each request draws its own: see `draws.py`
             why = "draws random numbers"
         if why is None and not is_followed(target.module):
-            why = "is compiled, so that its bits cannot be made exact"
+            why = "is compiled: exact numerics cannot follow its code"
         if why is not None:
             self._give_up(kind, evidence, why)
         elif changed is not None:
@@ -291,7 +291,7 @@ class Probation:
             if reason and self._guess_again(kind, evidence, calls, varying, deviation):
                 return
         except torch.OutOfMemoryError:
-            return  # no evidence of anything
+            return  # no evidence either way
         finally:
             before.restore_random()
         if reason is not None:
@@ -326,16 +326,16 @@ class Probation:
         varying: Collection[str],
         deviation: Callable[[Sequence[Call]], str | None],
     ) -> bool:
-        """Share what may have looked stacked by chance; whether such a guess remains.
+        """Guess arguments to share that looked stacked by chance; returns whether one remains.
 
-        First what is equal in all calls, such as positions as many as there are rows: whether
-        that is right shows at once. Then what differs, of which a forward may read only some rows.
+        First arguments equal in all calls, such as positions as many as there are rows: a forward
+        tests these at once. Then differing ones, of which a forward may read only some rows.
         """
         spec, first = calls[0].target.spec, self._guessed(calls[0], ())
         if spec is None or not spec.is_inferred or evidence.shared or first is None:
             return False
         if first.target.spec != spec:
-            return False  # this is the second guess
+            return False  # this was already the second guess
         guesses = equal_guesses(spec, set(kind.stacked) - set(varying))
         shared = next((names for names in guesses if self._agrees(calls, names, deviation)), None)
         if not (shared := shared or differing_guess(spec, set(varying) - evidence.varied)):
@@ -351,7 +351,7 @@ class Probation:
         shared: Collection[str],
         deviation: Callable[[Sequence[Call]], str | None],
     ) -> bool:
-        """Whether calls fuse with some of their arguments shared."""
+        """Whether calls fuse when these arguments are shared."""
         guessed = [self._guessed(call, shared) for call in calls]
         copies = [with_own_lists(call) for call in guessed if call is not None]
         if len({self._fuser.describe(call)[0] for call in copies}) > 1:
@@ -359,14 +359,14 @@ class Probation:
         return deviation(copies) is None
 
     def _give_up(self, kind: Kind, evidence: Evidence, why: str) -> None:
-        """Such calls always run alone from now on."""
+        """Run such calls alone from now on."""
         self.forwards["differed"] += 1
         evidence.alone = why
         log.warning("%s runs alone from now on: %s", kind.text, why)
 
 
 def _apart(call: Call) -> Call:
-    """The same call with copies of what its forward changes."""
+    """The same call with copies of the arguments that its forward changes."""
     spec = call.target.spec
     if spec is None:
         return call
@@ -375,6 +375,6 @@ def _apart(call: Call) -> Call:
 
 
 def _may_go_without_cache(call: Call) -> bool:
-    """Whether a call returns a cache that it has neither asked for nor uses."""
+    """Whether a call returns a cache that it neither requested nor uses."""
     named_arguments = call.arguments().keys() & {"use_cache", "past_key_values", "return_dict"}
     return "use_cache" in call.target.positional and not named_arguments

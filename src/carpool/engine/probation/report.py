@@ -1,4 +1,4 @@
-"""How the heavy calls of a model fuse, by the evidence on this machine."""
+"""Report how the heavy calls of a model fuse, by the evidence on this machine."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from carpool.engine.reach import private_reasons
 def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
     """A line for each method or kind of call: `call`, `fuses` (table, proven, ...), `why`.
 
-    A task whose requests ride privately has a line of its own.
+    A task with private rides has its own line.
 
     Raises:
         CarpoolError: the model cannot be loaded.
@@ -33,14 +33,14 @@ def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
             report.append({"call": call, "fuses": "table", "why": ""})
         elif target.method == "generate":
             fuses = "alone" if reader_of(target.module) is None else "table"
-            why = "writes text: prompts are read alone, and so are tokens that cannot be packed"
+            why = "writes text: prompts, and tokens that cannot be packed, run alone"
             report.append({"call": call, "fuses": fuses, "why": why})
         elif not settings.infer_specs:
             report.append(
                 {"call": call, "fuses": "alone", "why": "has no table; infer_specs is off"}
             )
         elif not evidence:
-            why = "has no table; nothing was proven yet"
+            why = "has no table; nothing is proven yet"
             report.append({"call": call, "fuses": "probation", "why": why})
         for text, data in evidence.items():
             how, why = status(data)

@@ -13,17 +13,17 @@ from torch.nn.utils.weight_norm import WeightNorm
 from carpool.engine.per_call import CACHES
 from carpool.engine.random_state import default_generators
 
-_DEPTH = 3  # of lists and dicts in a module's attributes that are looked into
+_DEPTH = 3  # depth of nested lists and dicts in a module's attributes
 _SKIPPED = {"_modules", "_parameters", "_buffers"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleSnapshot:
-    """The state that a module and the random generators are in."""
+    """The state of a module and of the random generators."""
 
     state: Mapping[str, Any]
     random: tuple[Any, ...]
-    references: tuple[Any, ...]  # keeps what is compared by identity alive
+    references: tuple[Any, ...]  # keeps objects alive that are compared by identity
 
     @classmethod
     def of(cls, module: nn.Module) -> "ModuleSnapshot":
@@ -32,7 +32,7 @@ class ModuleSnapshot:
         for path, part in module.named_modules():
             normed = {h.name for h in part._forward_pre_hooks.values() if isinstance(h, WeightNorm)}
             for name, value in part.__dict__.items():
-                if name not in _SKIPPED and name not in normed:  # made anew from the parameters
+                if name not in _SKIPPED and name not in normed:  # else derived from the parameters
                     state[f"{path}.{name}".lstrip(".")] = _fingerprint(value, references, _DEPTH)
             for kind in (part._parameters, part._buffers):
                 for name, value in kind.items():
@@ -43,7 +43,7 @@ class ModuleSnapshot:
         return cls(state, random_states, (*references,))
 
     def differs(self, before: "ModuleSnapshot") -> str | None:
-        """The first change since: "random", or the path of an attribute; None: nothing."""
+        """The first change since `before`: "random", or the path of an attribute; None: none."""
         after_states, before_states = self.random, before.random
         if (
             not torch.equal(after_states[0], before_states[0])
@@ -62,7 +62,7 @@ class ModuleSnapshot:
         )
 
     def restore_random(self) -> None:
-        """Give the generators the state back that they had."""
+        """Restore the state of the generators."""
         cpu, devices, arrays, python = self.random
         torch.set_rng_state(cpu)
         for generator, state in zip(default_generators(), devices, strict=True):
@@ -108,12 +108,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each tensor was changed in place."""
+    """The version counter of each tensor."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def storages(value: Any) -> set[int]:
-    """Where tensors keep their values."""
+    """The storage addresses of the tensors."""
     addresses = {t.untyped_storage().data_ptr() for t in tensors_in(value) if _has_data(t)}
     return addresses - {0}
 
@@ -127,17 +127,17 @@ def module_tensors(module: nn.Module) -> list[Any]:
 
 
 def shares_memory(answer: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether an answer lies where an input does."""
+    """Whether an answer shares storage with an input."""
     return bool(storages(answer) & storages(arguments))
 
 
 def difference(
     together: Sequence[Any], alone: Sequence[Any], unread: Collection[str] = ()
 ) -> str | None:
-    """The first difference between answers of a fused forward and of the calls by themselves.
+    """The first difference between the answers of a fused forward and of lone calls.
 
     Args:
-        unread: fields that no caller reads, which a fused answer may lack.
+        unread: fields that no caller reads; a fused answer may lack them.
     """
     for fused, reference in zip(together, alone, strict=True):
         change = _unlike(_without(fused, unread), _without(reference, unread), "the answer")

@@ -1,7 +1,7 @@
-"""Evidence of how calls fuse, kept between runs in a file beside the learned costs.
+"""Evidence that calls fuse, stored between runs in a file next to the learned costs.
 
-Evidence counts for the module that it was found with: it is kept under its identity, and under
-another one it begins anew.
+Evidence is stored under the identity of its module; a module with another identity starts without
+evidence.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ class Verdicts:
     """The file of one model on one device.
 
     Args:
-        path: of the file; None: nothing is kept.
-        versions: of the libraries that answers depend on.
+        path: the file; None: nothing is stored.
+        versions: versions of the libraries that affect answers.
     """
 
     def __init__(self, path: Path | None, versions: Mapping[str, str] | None = None) -> None:
@@ -35,7 +35,7 @@ class Verdicts:
         return self._stored.get(f"{identity} {kind}")
 
     def of(self, module: nn.Module, prefix: str) -> dict[str, Mapping[str, Any]]:
-        """The stored evidence of a module's kinds of call that begin so."""
+        """The stored evidence of a module's kinds of call with this prefix."""
         begin = f"{self.identity(module)} {prefix}"
         return {
             f"({name.removeprefix(begin)}": data
@@ -44,7 +44,7 @@ class Verdicts:
         }
 
     def keep(self, evidence: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
-        """Write the file anew if anything has changed, so that it is the old one or the new one."""
+        """Replace the file atomically if anything has changed."""
         if self.path is None:
             return
         fresh = self._stored | {" ".join(place): data for place, data in evidence.items()}
@@ -65,7 +65,7 @@ class Verdicts:
             return dict(entries)
         except FileNotFoundError:
             pass
-        except Exception as error:  # whatever a damaged file makes of it
+        except Exception as error:  # a damaged file may raise anything
             kept_file.set_aside(self.path, error)
         return {}
 
