@@ -489,7 +489,7 @@ def test_a_job_for_a_model_that_was_served_before_fails() -> None:
         failed = await harness.becomes(job.id, "failed")
         assert failed.error is not None
         assert failed.error["message"] == (
-            "the job wants model 'other', and the server runs 'mine' by now"
+            "the job needs model 'other', and the server now runs 'mine'"
         )
 
     live(scene)

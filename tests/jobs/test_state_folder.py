@@ -218,7 +218,7 @@ def test_a_lost_database_is_told_and_costs_no_result(
     if content is not None:
         (folder / "jobs.sqlite").write_bytes(content)
 
-    refused(folder, "jobs.sqlite is missing or empty.* restore it.* or move .* to begin anew")
+    refused(folder, "jobs.sqlite is missing or empty.* restore it.* or move .* to start afresh")
 
     kept.rename(folder / "jobs.sqlite")
     store = JobStore(folder)
@@ -282,7 +282,7 @@ def test_a_damaged_log_of_a_killed_server_is_told(killed: tuple[Path, list[str]]
     whole = (folder / LOG).read_bytes()
     (folder / LOG).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
 
-    refused(folder, r"jobs.sqlite-wal is damaged, \d+ changes of jobs in it cannot be read")
+    refused(folder, r"jobs.sqlite-wal is damaged: \d+ changes of jobs cannot be read")
 
     (folder / LOG).write_bytes(whole)
     store = JobStore(folder)

@@ -1,11 +1,11 @@
-"""The clock of a job store: a changed wall clock, or suspending, does not change jobs' ages.
+"""The clock of a job store: clock changes and suspend do not change jobs' ages.
 
-*Unix time* is for moments that clients see: the wall clock as the process starts, advanced by the
-time since boot. Within a run it never jumps.
+*Unix time* is for times that clients see: the wall clock at the start of the process, plus the time
+since boot. It never jumps within a run.
 
-*Uptime* is for ages and deadlines: the seconds in which a server had the store open, in all its
-runs, while the machine was awake. What lies between two runs does not count: whether the server
-was off or the wall clock was set cannot be told apart.
+*Uptime* is for ages and deadlines: the total seconds in which a server had the store open and the
+machine was awake. Time between two runs does not count, because a stopped server cannot be
+distinguished from a changed wall clock.
 """
 
 import time
@@ -15,12 +15,12 @@ from carpool.types import Clock
 
 
 def _since_boot() -> float:
-    """Seconds since boot, those in suspend included, which `time.monotonic` of Linux leaves out."""
+    """Seconds since boot, with suspend, which Linux's `time.monotonic` excludes."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class StoreClock:
-    """Unix time and uptime of one run. From any thread."""
+    """Unix time and uptime of one run. Thread-safe."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class StoreClock:
         since_boot: Clock = _since_boot,
         awake: Clock = time.monotonic,
     ) -> None:
-        """Begin at uptime 0; `wall`, in Unix seconds, is read once."""
+        """Start at uptime 0; `wall` (Unix seconds) is read once."""
         self._since_boot, self._awake = since_boot, awake
         self._boot_s = wall() - since_boot()  # Unix seconds
         self._began_s = awake()
 
     def resume(self, uptime_s: float) -> None:
-        """Continue from the uptime of earlier runs."""
+        """Add the uptime of earlier runs."""
         self._began_s = self._awake() - uptime_s
 
     def __call__(self) -> float:

@@ -1,7 +1,7 @@
 """The SQLite database of jobs: schema, transactions, and rows as `Record`s.
 
-Journal mode WAL with `synchronous = FULL`: a transaction that has ended is on the disk. All threads
-share one connection, one statement at a time.
+WAL mode with `synchronous = FULL`: a committed transaction is on the disk. All threads share one
+connection, one statement at a time.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ OPEN: tuple[JobState, ...] = ("queued", "in_progress")
 NAME = "jobs.sqlite"
 VERSION = 1  # version of the schema
 _APPLICATION = 0x43504F4C  # "CPOL": the application id in SQLite's header
-_LEAST_BYTES = 1 << 20  # a disk with less may have none for SQLite's log and index
+_LEAST_BYTES = 1 << 20  # free bytes; with less, SQLite's log and index may not fit
 SqlValues = Sequence[Any] | dict[str, Any]
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ DROP INDEX IF EXISTS by_end;
 CREATE TABLE IF NOT EXISTS uptime (seconds REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS by_due ON jobs (due_s) WHERE due_s IS NOT NULL;
 INSERT INTO uptime SELECT 0.0 WHERE NOT EXISTS (SELECT 1 FROM uptime);
-"""  # what older files of this version lack
+"""  # tables and indexes that older files of this version lack
 _COLUMNS = {"id", "kind", "owner", "state", "asked", "work", "files"}  # columns of every version
 _LATER_COLUMNS = {"created_up_s": "REAL", "ended_up_s": "REAL", "warnings": "TEXT"}
 _LATER_COLUMNS |= {"timings": "TEXT", "skipped_steps": "TEXT", "settings": "TEXT"}
@@ -75,16 +75,16 @@ _LATER_COLUMNS |= {"deliveries": "TEXT", "due_s": "REAL"}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A job as it is stored. Times are Unix seconds, or uptime: see `clock.py`."""
+    """A stored job. Times are Unix seconds or uptime, see `clock.py`."""
 
     number: int
     id: str
     kind: str  # "video", "image"
-    owner: str  # the only client that sees it
+    owner: str  # the client that may see it
     state: JobState
     asked: dict[str, Any]
     work: dict[str, Any]  # empty: the row is damaged
-    progress: int  # percent; never falls, not even when the job is run again
+    progress: int  # percent; never falls, even if the job runs again
     created_s: float
     started_s: float | None
     ended_s: float | None
@@ -93,11 +93,11 @@ class Record:
     error: dict[str, Any] | None
     files: dict[str, int] = field(hash=False)  # bytes by name
     warnings: tuple[str, ...]  # texts for the client, such as "the prompt was truncated"
-    timings: dict[str, float] | None = field(default=None, hash=False)  # its longest request's
+    timings: dict[str, float] | None = field(default=None, hash=False)  # the slowest request's
     skipped_steps: tuple[int, ...] = ()  # steps that `step_cache` skipped, by output; () for none
     settings: dict[str, Any] | None = field(default=None, hash=False)  # the first output's
     deliveries: dict[str, Any] | None = field(default=None, hash=False)  # see `outbox.py`
-    due_s: float | None = None  # uptime at which the next of them is tried
+    due_s: float | None = None  # uptime of the next delivery attempt
 
     @property
     def is_open(self) -> bool:
@@ -109,7 +109,7 @@ _JSON = ("asked", "work", "error", "files", "timings", "settings", "deliveries")
 
 
 def record_of(row: sqlite3.Row) -> Record:
-    """A row as a record; JSON that the disk has damaged becomes {}."""
+    """Convert a row to a record; damaged JSON becomes {}."""
     values = {name: row[name] for name in _FIELDS}
     values |= {name: _loads(row[name], dict) for name in _JSON if row[name] is not None}
     warnings: list[Any] = _loads(row["warnings"] or "[]", list)
@@ -127,13 +127,13 @@ def _loads(text: str, kind: Callable[[], T]) -> T:
 
 
 class Database:
-    """The jobs of one folder, or in memory; the only writer of them."""
+    """The database of one folder, or in memory, and its only writer."""
 
     def __init__(self, path: Path | None) -> None:
-        """Open a file, and make the tables if there are none; None: in memory.
+        """Open a file and create missing tables; None: in memory.
 
         Raises:
-            OSError: it cannot be used, or is damaged.
+            OSError: the file is unusable or damaged.
         """
         self._lock, self.is_closed = threading.RLock(), False
         try:
@@ -144,7 +144,7 @@ class Database:
             raise OSError(f"{NAME} is damaged ({error}): restore it from a backup") from error
 
     def checkpoint(self) -> bool:
-        """Merge the write-ahead log into the file; returns whether there was room for it."""
+        """Merge the write-ahead log into the file; returns whether the disk had room."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             is_blocked, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not is_blocked
@@ -157,7 +157,7 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction: afterwards all of it is on the disk, or nothing."""
+        """Run a transaction: either all of it reaches the disk, or nothing."""
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -168,7 +168,7 @@ class Database:
                     self._db.execute("ROLLBACK")
                 if not isinstance(error, sqlite3.Error):
                     raise
-                self.checkpoint()  # where the disk is full, this makes room
+                self.checkpoint()  # this frees space on a full disk
                 raise StoreFailed("the store of jobs cannot be written just now") from error
 
     def write(self, query: str, values: SqlValues = ()) -> list[sqlite3.Row]:
@@ -191,12 +191,12 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         if (problem := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(problem.splitlines()[-1][:80])
         [version] = db.execute("PRAGMA user_version").fetchone()
-        if version == 0:  # before there is a log: so the file itself says whose it is
+        if version == 0:  # before the log exists, so the file itself identifies its owner
             name = f"PRAGMA user_version = {VERSION}; PRAGMA application_id = {_APPLICATION}"
             db.executescript(f"BEGIN; {_TABLES} {name}; COMMIT")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA cache_size = -512")  # KiB: the system's own cache has the rest
+        db.execute("PRAGMA cache_size = -512")  # KiB; the page cache holds the rest
         if db.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
             db.execute(f"PRAGMA application_id = {_APPLICATION}")
         columns = {row["name"] for row in db.execute("PRAGMA table_info(jobs)")}
@@ -211,7 +211,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 
 def identify(path: Path) -> Literal["missing", "ours", "newer", "foreign"]:
-    """Identify a database file by its header. Reads only; one without tables counts as missing.
+    """Identify a database file by its header. Read-only; a file without tables counts as missing.
 
     Source: https://www.sqlite.org/fileformat2.html#the_database_header
     """
@@ -222,7 +222,7 @@ def identify(path: Path) -> Literal["missing", "ours", "newer", "foreign"]:
         return "missing"
     if not header.startswith(b"SQLite format 3\0") or application not in (0, _APPLICATION):
         return "foreign"
-    if application == 0:  # of a version that did not set it, or somebody else's
+    if application == 0:  # from an old version, or another program
         uri = f"{path.absolute().as_uri()}?mode=ro"
         try:
             with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
@@ -244,9 +244,9 @@ def page_bytes(path: Path) -> int:
 
 
 def wants_room(error: BaseException | None, folder: Path) -> bool:
-    """Whether an error, or one of its causes, is of a disk without room, or without inodes.
+    """Return whether an error, or one of its causes, is a disk without space or inodes.
 
-    SQLite calls some of them an input/output error: then the disk of the folder is asked.
+    SQLite reports some of these as input/output errors: then the folder's disk is checked.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,8 +1,8 @@
 """Files of jobs: a folder for each job, published and removed atomically by a rename.
 
-A folder is written as `ID.part`, flushed to the disk, then renamed to `ID`. To be removed, it is
-first renamed back to `ID.part`, its tombstone. What a killed process left half done is settled by
-`recover`. Only names that are made here are ever removed, and never through a symbolic link.
+A folder is written as `ID.part`, flushed to the disk, then renamed to `ID`. Removal first renames
+it back to `ID.part`, its tombstone. `recover` completes or reverts the unfinished steps of a killed
+process. Only folders named as above are removed, and never through a symbolic link.
 """
 
 import os
@@ -27,18 +27,18 @@ class FileStore:
         """The folder of a job's files, if it has any.
 
         Raises:
-            FileNotFoundError: it is no id of a job.
+            FileNotFoundError: `job_id` is not a valid id.
         """
-        if not _ID.fullmatch(job_id):  # from a damaged row
+        if not _ID.fullmatch(job_id):  # a damaged row may hold it
             raise FileNotFoundError(f"{job_id[:80]!r} is no id of a job")
         return self._path / job_id
 
     def part(self, job_id: str) -> Path:
-        """The folder of files that are not published yet, or are being removed."""
+        """The folder of files before publication and during removal."""
         return self.path(job_id).with_suffix(_PART)
 
     def write(self, job_id: str, write: Callable[[Path], object]) -> dict[str, int]:
-        """Have `write` put files into an unpublished folder; gives their bytes by name."""
+        """Let `write` put files into an unpublished folder; returns their sizes by name."""
         self.drop(job_id)
         part = self.part(job_id)
         part.mkdir()
@@ -52,25 +52,25 @@ class FileStore:
             _sync(path)
 
     def publish(self, job_id: str) -> None:
-        """Make a flushed folder visible, for good."""
+        """Make a flushed folder visible and durable."""
         os.rename(self.part(job_id), self.path(job_id))
         _sync(self._path)
 
     def bury(self, job_ids: Iterable[str]) -> None:
-        """Begin to remove folders: `drop` completes it, `restore` takes it back."""
+        """Begin to remove folders: `drop` completes the removal, `restore` reverts it."""
         for job_id in job_ids:
             with suppress(FileNotFoundError):
                 os.rename(self.path(job_id), self.part(job_id))
         _sync(self._path)
 
     def restore(self, job_ids: Iterable[str]) -> None:
-        """Make folders visible; those that the disk refuses become so after a restart."""
+        """Make folders visible again; if the disk refuses, a restart does it."""
         for job_id in job_ids:
             with suppress(OSError):
                 os.rename(self.part(job_id), self.path(job_id))
 
     def drop(self, job_id: str) -> None:
-        """Remove the files of a job, unpublished ones too."""
+        """Remove all files of a job, published or not."""
         with suppress(FileNotFoundError):
             for path in (self.part(job_id), self.path(job_id)):
                 shutil.rmtree(path, ignore_errors=True)
@@ -78,15 +78,15 @@ class FileStore:
     def recover(
         self, states: Mapping[str, str], *, having: Collection[str], without: Collection[str]
     ) -> list[str]:
-        """Make the folders agree with the states of jobs, after a crash.
+        """Make the folders match the states of jobs after a crash.
 
         Args:
-            states: of all known jobs, by id.
-            having: a job in these states has a folder: its tombstone is restored.
-            without: a job in these has none: it is removed. In all others it may have one.
+            states: the states of all known jobs, by id.
+            having: states in which a job must have a folder: its tombstone is restored.
+            without: states in which a job has no folder: it is removed. Other states allow both.
 
         Returns:
-            Ids of folders of unknown jobs, which stay: the database may be older than they are.
+            Ids of folders of unknown jobs, which stay: they may be newer than the database.
         """
         unknown = []
         for entry in sorted(os.scandir(self._path), key=lambda entry: entry.name):

@@ -9,7 +9,7 @@ from carpool.types import CheckedRequest, OnProgress, Timings
 
 
 class JobOutput(Protocol):
-    """The output of one request of a job; only file writers read more of it."""
+    """The output of one request of a job; file writers know more of its fields."""
 
     @property
     def warnings(self) -> Sequence[str]: ...
@@ -22,14 +22,14 @@ class JobOutput(Protocol):
 
 
 OnJobPreview = Callable[[Any], None]
-"""Is called with previews, of requests that ask for some; only the worker looks into them."""
+"""Receives the previews of a request, if it wants any; only the worker knows their type."""
 
 Writer = Callable[[Record, Sequence[Any], Path], object]
-"""Puts the files of a job into a folder. On a thread."""
+"""Writes the files of a job into a folder. Runs on a thread."""
 
 
 class EngineClient(Protocol):
-    """Runs the requests of jobs: a pool, a fleet, or the engine of this process."""
+    """Runs the requests of jobs: a pool, a fleet, or an engine in this process."""
 
     async def wait_open(self, model: str | None = None) -> None: ...
     async def submit(
@@ -41,13 +41,13 @@ class EngineClient(Protocol):
 
 
 class JobListener:
-    """Listener of jobs' events, on the event loop. Methods that are not overridden do nothing."""
+    """Listener of job events, called on the event loop. Default methods do nothing."""
 
     def runs(self, record: Record, parts: Sequence[CheckedRequest]) -> None:
-        """A job starts to run, maybe again, as these requests; called in the job's own task."""
+        """A job starts, perhaps again, with these requests; called in the job's own task."""
 
     def progressed(self, record: Record, step: int, steps: int) -> None:
-        """The requests of a job have made so many denoising steps, of so many in all."""
+        """The requests of a job have finished `step` of `steps` denoising steps."""
 
     def previewed(self, record: Record, part: int, preview: Any) -> None:
         """A request of a job has a preview."""
@@ -59,4 +59,4 @@ class JobListener:
         took_s: float,
         outputs: Sequence[Any],
     ) -> None:
-        """A job has ended, `took_s` after it was accepted; `done` is of a completed one only."""
+        """A job has ended, `took_s` after its acceptance; only a completed job has `outputs`."""

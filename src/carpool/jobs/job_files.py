@@ -1,7 +1,7 @@
 """The files of all jobs of a store: inputs, outputs and journals.
 
-The files of a job are written before the database says that they are there, and removed after it
-says that they are not; what a crash left half done is settled by `recover`.
+Files are written before the database lists them, and removed after it stops listing them;
+`recover` cleans up after a crash.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from carpool.jobs.file_store import FileStore
 
 log = logging.getLogger("carpool")
 ENDED: tuple[JobState, ...] = ("completed", "failed", "cancelled", "expired")
-_PASSING = re.compile(r"tmp[a-z0-9_]{8}\.rgb")  # large outputs, on their way from the worker
+_PASSING = re.compile(r"tmp[a-z0-9_]{8}\.rgb")  # temporary files: large outputs from the worker
 
 
 class JobFiles:
@@ -26,8 +26,8 @@ class JobFiles:
         """Open the folders.
 
         Args:
-            max_bytes: of all files; the oldest completed jobs are removed to make room. Half of
-                it is for inputs of open jobs.
+            max_bytes: limit for all files; the oldest completed jobs are removed to make room.
+                Inputs of open jobs may take half of it.
         """
         self._folder, self._db, self._max_bytes = folder, db, max_bytes
         self.outputs = FileStore(folder / "files")
@@ -35,15 +35,15 @@ class JobFiles:
         self.journals = FileStore(folder / "journals")  # open jobs' journals: `JobJournals`
 
     def output(self, record: Record, name: str) -> Path | None:
-        """The path of a completed job's file; None if it has none of this name."""
-        if name not in record.files or name != Path(name).name:  # a damaged row may say anything
+        """The path of a completed job's file; None if it has no file of this name."""
+        if name not in record.files or name != Path(name).name:  # a damaged row may hold any name
             return None
         path = self.outputs.path(record.id) / name
         return path if path.is_file() else None
 
     def input(self, job_id: str, name: str) -> bytes | None:
-        """An input of a job; None once it is removed, when the job ends."""
-        for place in (self.inputs.path, self.inputs.part, self.outputs.path):  # where it is kept
+        """An input of a job; None after the job's end, when inputs are removed."""
+        for place in (self.inputs.path, self.inputs.part, self.outputs.path):  # possible places
             with contextlib.suppress(FileNotFoundError):
                 return (place(job_id) / name).read_bytes()
         return None
@@ -51,10 +51,10 @@ class JobFiles:
     def write(
         self, place: FileStore, job_id: str, write: Callable[[Path], object]
     ) -> dict[str, int]:
-        """Write the files of a job to the disk, if there is room; gives their bytes by name."""
+        """Write the files of a job, if there is room; returns their sizes by name."""
         try:
             files = place.write(job_id, write)
-            # inputs take half at most: what becomes of them has to find room, too
+            # at most half for inputs: their outputs need room too
             limit = self._max_bytes // 2 if place is self.inputs else self._max_bytes
             for victim in self._too_many(job_id, sum(files.values()), limit):
                 self.remove([victim])
@@ -64,16 +64,16 @@ class JobFiles:
         return files
 
     def _too_many(self, job_id: str, size: int, limit: int) -> Iterator[str]:
-        """The completed jobs to delete, the oldest first, until there is room for another's files.
+        """Yield the oldest completed jobs to delete until the files of another job fit.
 
-        Each has to be deleted before the next one is asked for.
+        The caller deletes each job before it takes the next.
 
         Args:
             size: bytes of the files of `job_id`.
-            limit: bytes that these and the files of open jobs may take.
+            limit: most bytes of these files and the files of open jobs.
 
         Raises:
-            OSError: open jobs hold too much.
+            OSError: open jobs hold too many bytes.
         """
         query = """SELECT state, sum(bytes) AS bytes FROM jobs WHERE bytes > 0 AND id != ?
             GROUP BY state"""
@@ -90,7 +90,7 @@ class JobFiles:
             excess -= victim[0]["bytes"]
 
     def remove(self, job_ids: Sequence[str]) -> None:
-        """Delete jobs with their files: all of one, or nothing, also if a crash interrupts."""
+        """Delete jobs with their files: each job completely or not at all, even after a crash."""
         places = (self.outputs, self.inputs)
         try:
             for place in places:
@@ -105,12 +105,12 @@ class JobFiles:
             self.drop(job_id, *places)
 
     def drop(self, job_id: str, *places: FileStore) -> None:
-        """Remove files of a job that has ended, and its journals."""
+        """Remove files and journals of an ended job."""
         for place in (*places, self.journals):
             place.drop(job_id)
 
     def recover(self) -> None:
-        """Settle what was half done when the last process was killed."""
+        """Clean up after a killed process."""
         states = {row["id"]: row["state"] for row in self._db.read("SELECT id, state FROM jobs")}
         unknown = [
             *self.outputs.recover(states, having=ENDED[:1], without=ENDED[1:]),
@@ -119,8 +119,8 @@ class JobFiles:
         ]
         if unknown:
             log.warning(
-                "%d folders in %s belong to jobs that %s does not know, such as %s: it may be "
-                "older than they are. They stay; remove them by hand if they are not wanted",
+                "%d folders in %s belong to jobs that %s does not know, such as %s: the database "
+                "may be older than the folders. They stay; delete them by hand if unwanted",
                 len(unknown), self._folder, NAME, unknown[0],
             )  # fmt: skip
         for path in (self._folder / "passing").iterdir():

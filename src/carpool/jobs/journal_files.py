@@ -1,10 +1,10 @@
 """Journals of jobs on the disk: after a restart, jobs continue at their next step.
 
-A folder for each job that has not ended, with a file for each of its requests. Entries are
-appended, each with its length and a checksum; what a killed process left torn at the end is cut
-off. Nothing is flushed to the device: after a power cut steps are made again. Where the disk has
-little room left, journals give theirs to results. One thread reads and writes, in order, so that
-no disk holds up the event loop.
+Each open job has a folder with a file for each request. Entries are appended with length and
+checksum; a torn entry at the end, from a killed process, is cut off. Files are not flushed to the
+device: after a power cut, steps run again. If the disk is nearly full, journals leave its space to
+results. One thread reads and writes in order, so a slow disk never blocks the event
+loop.
 """
 
 import asyncio
@@ -26,25 +26,25 @@ from carpool.types import JournalEntry
 
 log = logging.getLogger("carpool")
 
-_HEADER = struct.Struct("<II")  # bytes of the entry, their CRC-32
+_HEADER = struct.Struct("<II")  # length of the entry, CRC-32
 _MOST_ENTRY_BYTES = 1 << 30
-RESULTS_BYTES = 256 << 20  # of the disk: for results and the database; of a small one half of it
+RESULTS_BYTES = 256 << 20  # reserved for results and database; on a small disk half of it
 _decoder = msgspec.msgpack.Decoder(JournalEntry)
 
 
 def results_bytes(disk_bytes: int) -> int:
-    """Bytes that journals leave free for results, of a disk of this size."""
+    """Bytes of a disk of this size that journals leave free for results."""
     return min(RESULTS_BYTES, disk_bytes // 2)
 
 
 def _room_bytes(stream: BinaryIO) -> int:
-    """Bytes that journals may still take of a file's disk."""
+    """Bytes that journals may still use on a file's disk."""
     disk = os.fstatvfs(stream.fileno())
     return disk.f_bavail * disk.f_frsize - results_bytes(disk.f_blocks * disk.f_frsize)
 
 
 class JournalMemory(Protocol):
-    """The journals, in memory, of requests that are being answered."""
+    """The in-memory journals of running requests."""
 
     def open(self, request_id: str, past: list[JournalEntry], file: "JournalFile", /) -> None: ...
     def close(self, request_id: str, /) -> None: ...
@@ -54,10 +54,10 @@ class JobJournals:
     """The journals of the jobs of a store.
 
     Args:
-        folders: of the jobs.
-        memory: knows the requests that run.
-        most_bytes: of all files; what comes then is not written.
-        room_bytes: what journals may still take of the disk of a file.
+        folders: the folders of the jobs' journals.
+        memory: has the journals of running requests.
+        most_bytes: limit for all files; later entries are dropped.
+        room_bytes: returns the bytes that journals may still use on a file's disk.
     """
 
     def __init__(
@@ -70,22 +70,22 @@ class JobJournals:
         self._folders, self._memory, self._most_bytes = folders, memory, most_bytes
         self._room_bytes = room_bytes
         self._thread = ThreadPoolExecutor(1, "carpool-journal")
-        self._bytes = 0  # bytes of running requests' files
+        self._bytes = 0  # size of running requests' files
         self._was_told = False
 
     async def resume(self, job_id: str, part: int, request_id: str) -> None:
-        """Continue a request where the last run of this part of the job ended."""
+        """Continue a request where the job's last run stopped."""
         loop = asyncio.get_running_loop()
         path = self._folders.path(job_id) / f"{part}.journal"
         try:
             past, file = await loop.run_in_executor(self._thread, self._open, path)
         except OSError as error:
-            self._tell(error)
+            self._warn(error)
             return
         self._memory.open(request_id, past, file)
 
     def leave(self, request_id: str) -> None:
-        """Close the journal of a request that has stopped; its file stays until the job ends."""
+        """Close the journal of a stopped request; its file stays until the job ends."""
         self._memory.close(request_id)
 
     def stop(self) -> None:
@@ -101,7 +101,7 @@ class JobJournals:
             for entry, entry_end in _entries(file):
                 end = entry_end
                 while past and past[-1].number >= entry.number:
-                    past.pop()  # the request started over
+                    past.pop()  # the request restarted from the beginning
                 past.append(entry)
             file.truncate(end)
         except BaseException:
@@ -111,8 +111,8 @@ class JobJournals:
         return past, JournalFile(self, file)
 
     def run(self, file: "JournalFile", entry: JournalEntry | None) -> None:
-        """Write, or with None clear, a file: on the thread."""
-        with suppress(RuntimeError):  # it was stopped
+        """Append an entry to a file on the thread; None clears the file."""
+        with suppress(RuntimeError):  # the executor has stopped
             self._thread.submit(self._write, file, entry)
 
     def end(self, file: "JournalFile") -> None:
@@ -136,8 +136,8 @@ class JobJournals:
             file.stream.flush()
             self._bytes += _HEADER.size + len(body)
         except OSError as error:
-            file.is_broken = True  # what is there is whole, or has a torn end
-            self._tell(error)
+            file.is_broken = True  # the file is intact up to a torn end
+            self._warn(error)
 
     def _empty(self, file: "JournalFile") -> None:
         self._bytes -= file.stream.seek(0, 2)
@@ -148,14 +148,14 @@ class JobJournals:
             self._bytes -= file.stream.seek(0, 2)
             file.stream.close()
 
-    def _tell(self, error: OSError) -> None:
+    def _warn(self, error: OSError) -> None:
         if not self._was_told:
             self._was_told = True
             log.warning("steps of jobs are not kept, they may run again: %s", reason(error))
 
 
 class JournalFile:
-    """The journal file of one request, beside its entries in memory."""
+    """The journal file of one request; its entries are also in memory."""
 
     def __init__(self, journals: JobJournals, stream: BinaryIO) -> None:
         self._journals, self.stream, self.is_broken = journals, stream, False
@@ -171,7 +171,7 @@ class JournalFile:
 
 
 def _entries(file: BinaryIO) -> Iterator[tuple[JournalEntry, int]]:
-    """The whole entries of a file, each with the place where it ends."""
+    """Yield the intact entries of a file, each with its end offset."""
     end = 0
     while len(header := file.read(_HEADER.size)) == _HEADER.size:
         length, checksum = _HEADER.unpack(header)

@@ -1,7 +1,7 @@
-"""What is to be sent once a job has ended: webhooks and uploads, at least once each.
+"""Deliveries after the end of a job: webhooks and uploads, each at least once.
 
-They stand in the job's own row from its acceptance on, so its end and the duty to tell of it are
-one change on the disk. An attempt that a crash cut short is made again.
+The job's row holds them from its acceptance, so one transaction stores its end and makes them due.
+An attempt that a crash interrupted is repeated.
 """
 
 import asyncio
@@ -20,27 +20,27 @@ from carpool.types import Clock
 log = logging.getLogger("carpool")
 
 WAITS_S = (5.0, 20.0, 80.0, 320.0, 1280.0, 5120.0)
-"""Between attempts, about two hours in all. A receiver that is down for longer misses its event."""
-POLL_S = 5.0  # until a full house, or a disk that refuses, is tried again
-MOST_AT_ONCE = 8  # attempts; each holds a connection, and of uploads some memory
+"""Waits between attempts, about two hours in total. A receiver down for longer misses its event."""
+POLL_S = 5.0  # retry interval after a full queue or a disk error
+MOST_AT_ONCE = 8  # concurrent attempts; each holds a connection, uploads also memory
 
 Send = Callable[[Record], Awaitable[Mapping[str, Any]]]
-"""Makes a delivery; returns what clients see of it, or raises."""
+"""Makes a delivery; returns its public fields, or raises."""
 
 
 def waiting(**fields: Any) -> dict[str, Any]:
-    """A delivery that was not tried yet, with further fields that clients see."""
+    """A delivery before its first attempt, with further public fields."""
     return {"state": "waiting", "attempts": 0, "error": None, **fields}
 
 
 class Outbox:
-    """The deliveries of a store's jobs that have ended. Waits for the disk."""
+    """The deliveries of a store's ended jobs. Blocks on the disk."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
     def due(self) -> list[Record]:
-        """The jobs with a delivery to be made, the first due first."""
+        """The jobs with due deliveries, the earliest first."""
         query = "SELECT * FROM jobs WHERE due_s IS NOT NULL AND ended_s IS NOT NULL"
         return [record_of(row) for row in self._db.read(f"{query} ORDER BY due_s LIMIT 32")]
 
@@ -53,9 +53,9 @@ class Courier(JobListener):
     """Makes the deliveries of an outbox, until `run` is cancelled.
 
     Args:
-        senders: by kind, in order: a later kind waits until an earlier one is settled.
-        uptime_s: the store's.
-        waits_s: between attempts, of which there is one more.
+        senders: by kind, in order: a kind waits until all earlier kinds are finished.
+        uptime_s: the uptime of the store.
+        waits_s: waits between attempts; attempts are one more than waits.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Courier(JobListener):
                 task.cancel()
 
     async def _begin(self) -> float | None:
-        """Begin what is due; returns the seconds until there is more, None for no limit."""
+        """Start the due deliveries; returns the seconds until the next one, None for no limit."""
         try:
             records = await asyncio.to_thread(self._outbox.due)
         except StoreFailed as error:
@@ -115,7 +115,7 @@ class Courier(JobListener):
             await asyncio.to_thread(self._outbox.note, record.id, deliveries, due_s)
         except StoreFailed as error:
             log.error("a delivery of job %s is not noted: %s", record.id, in_full(error))
-            await asyncio.sleep(POLL_S)  # and it is made again
+            await asyncio.sleep(POLL_S)  # the delivery is repeated
         finally:
             del self._tasks[record.id]
             self._news.set()
@@ -124,7 +124,7 @@ class Courier(JobListener):
         entry = {**entry, "attempts": entry["attempts"] + 1}
         try:
             return {**entry, "state": "delivered", "error": None, **await send(record)}
-        except Exception as error:  # of libraries and networks, of any class
+        except Exception as error:  # libraries and networks raise any class
             message = error.message if isinstance(error, CarpoolError) else type(error).__name__
             is_last = entry["attempts"] > len(self._waits_s)
             return {**entry, "state": "failed" if is_last else "waiting", "error": message[:300]}

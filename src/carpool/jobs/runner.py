@@ -1,7 +1,7 @@
 """Run the jobs of a store: take queued ones, follow their progress, store their results.
 
-A job whose worker died is queued again, and so is one that a server which ends has no time for.
-Everything runs as tasks on the event loop; the store and the encoders on threads.
+A job is queued again if its worker died or the server stops before its end. The runner's tasks run
+on the event loop; the store and the encoders run on threads.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ from carpool.types import CheckedRequest, Clock, OnProgress
 
 log = logging.getLogger("carpool")
 
-_TIDY_S = 30.0  # between looks for jobs that are too old
-_STOP_S = 10.0  # limit for files that are being written as the server ends
+_TIDY_S = 30.0  # interval of checks for jobs that are too old
+_STOP_S = 10.0  # timeout of unfinished file writes at the server's end
 
 
 class Runner:
@@ -65,14 +65,14 @@ class Runner:
         """Make a runner; `run` starts it.
 
         Args:
-            store: of the jobs; the caller closes it after `stop`.
-            writers: by kind of job.
-            model: the name of what the workers run, or the names, once they are open.
-            max_running: jobs handed to the worker at once.
-            read: decodes input pictures, if there are jobs with some.
-            journals: of jobs on the disk, for those that an earlier run left.
-            again_s: until what the disk, or a full queue, refused is tried again.
-            clock: says when to look for old jobs.
+            store: the job store; the caller closes it after `stop`.
+            writers: file writers by kind of job.
+            model: returns the name or names of the served models, after the workers are open.
+            max_running: concurrent jobs in the worker.
+            read: decodes input pictures; None: jobs have no pictures.
+            journals: the jobs' journals on the disk, to continue jobs of an earlier run.
+            again_s: retry interval after a disk error or a full queue.
+            clock: times the checks for old jobs.
         """
         self.store = store
         self._client, self._writers, self._model = client, writers, model
@@ -80,20 +80,20 @@ class Runner:
         self._read, self._journals = read, journals
         self._tidy_s = min(_TIDY_S, store.ttl_s / 2)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._at_work: dict[str, asyncio.Task[list[JobOutput]]] = {}  # those that can be cancelled
+        self._at_work: dict[str, asyncio.Task[list[JobOutput]]] = {}  # cancellable runs
         self._percents: dict[str, int] = {}
         self._listeners: list[JobListener] = []
-        self._changing = asyncio.Lock()  # no job is taken while it is cancelled
+        self._changing = asyncio.Lock()  # a job is never taken during its cancellation
         self._news = asyncio.Event()
-        self._ended = asyncio.Event()  # any job has ended
+        self._ended = asyncio.Event()  # set when any job ends
         self._tidied_s = clock()
         self._finisher = ThreadPoolExecutor(2, "carpool-files")
 
     def listen(self, listener: JobListener) -> None:
-        """Add a listener of jobs' events."""
+        """Add a listener of job events."""
         self._listeners.append(listener)
 
-    # For clients. A job that does not exist, or is another owner's, raises `JobNotFound`
+    # For clients. A missing job, or a job of another owner, raises `JobNotFound`
 
     async def submit(self, *args: Any, **options: Any) -> Record:
         """Accept a job; see `JobStore.submit`."""
@@ -102,33 +102,33 @@ class Runner:
         return accepted
 
     async def cancel(self, job_id: str, owner: str = "") -> Record:
-        """End a job before its next step. One that has ended stays as it is."""
+        """Cancel a job before its next step. An ended job does not change."""
         async with self._changing:
             record = await asyncio.to_thread(self.store.get, job_id, owner)
             error = Cancelled("the job was cancelled")
             end = partial(self.store.end, job_id, "cancelled", error)
             if await asyncio.to_thread(end, progress=self._percents.get(job_id, 0)):
-                self._tell(record, "cancelled")
+                self._notify(record, "cancelled")
             self._stop_work(job_id)
         return await self.get(job_id, owner)
 
     async def remove(self, job_id: str, owner: str = "") -> None:
-        """Delete a job and its files; one that runs ends before its next step."""
+        """Delete a job and its files; a running job stops before its next step."""
         async with self._changing:
             record = await asyncio.to_thread(self.store.get, job_id, owner)
             await asyncio.to_thread(self.store.remove, job_id, owner)
             if record.is_open:
-                self._tell(record, "cancelled")
+                self._notify(record, "cancelled")
             self._stop_work(job_id)
 
     async def get(self, job_id: str, owner: str = "") -> Record:
-        """One job, with its present progress."""
+        """One job, with its current progress."""
         percents = self._percents.copy()
         record = await asyncio.to_thread(self.store.get, job_id, owner)
         return (await self._with_progress([record], percents))[0]
 
     async def ended(self, job_id: str, owner: str = "") -> Record:
-        """Wait until a job has ended, however it does."""
+        """Wait for the end of a job in any state."""
         while True:
             next_end = self._ended
             record = await self.get(job_id, owner)
@@ -141,7 +141,7 @@ class Runner:
         return await asyncio.to_thread(self.store.count_open, owner)
 
     async def page(self, owner: str = "", **options: Any) -> tuple[list[Record], bool]:
-        """Some of the owner's jobs, with their present progress: see `JobStore.page`."""
+        """A page of the owner's jobs, with their current progress: see `JobStore.page`."""
         percents = self._percents.copy()
         records, has_more = await asyncio.to_thread(self.store.page, owner, **options)
         return await self._with_progress(records, percents), has_more
@@ -149,8 +149,8 @@ class Runner:
     async def _with_progress(
         self, records: Sequence[Record], percents: Mapping[str, int]
     ) -> list[Record]:
-        """Records with the progress as of before they were read. It is stored before it is shown,
-        so that it never falls, not even after a kill."""
+        """Add progress to records, as measured before they were read. It is stored before clients
+        see it, so it never falls, even after a kill."""
         ahead = {
             row.id: percents[row.id] for row in records if percents.get(row.id, 0) > row.progress
         }
@@ -162,7 +162,7 @@ class Runner:
                 ahead = {}
         return [replace(row, progress=ahead.get(row.id, row.progress)) for row in records]
 
-    # The jobs that run
+    # Running jobs
 
     async def run(self) -> None:
         """Run queued jobs until cancelled."""
@@ -182,7 +182,7 @@ class Runner:
                 self._news.clear()
 
     async def stop(self) -> None:
-        """Leave running jobs to the next start, but store results that are complete."""
+        """Stop: store complete results, and leave running jobs to the next start."""
         for work in self._at_work.values():
             work.cancel()
         if self._tasks:
@@ -207,7 +207,7 @@ class Runner:
         if self._clock() - self._tidied_s >= self._tidy_s:
             self._tidied_s = self._clock()
             for record in await asyncio.to_thread(self.store.tidy):
-                self._tell(record, "expired")
+                self._notify(record, "expired")
                 self._stop_work(record.id)
 
     async def _work(self, record: Record) -> list[JobOutput]:
@@ -253,12 +253,12 @@ class Runner:
         on_progress: OnProgress,
         on_preview: OnJobPreview,
     ) -> JobOutput:
-        """Run one request, as soon as the worker's queue has room for it."""
+        """Run one request, when the worker's queue has room."""
         while True:
             if self._journals is not None:
                 await self._journals.resume(record.id, part, request.request_id)
             try:
-                await self._client.wait_open(request.model)  # its own, of several
+                await self._client.wait_open(request.model)  # waits for its own model only
                 return await self._client.submit(request, on_progress, on_preview)
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s or 0.0, self._again_s))
@@ -267,16 +267,16 @@ class Runner:
                     self._journals.leave(request.request_id)
 
     async def _follow(self, record: Record, work: "asyncio.Task[list[JobOutput]]") -> None:
-        """Store the end of one run: the job has ended, or is queued again."""
+        """Store the result of one run: the job ends, or is queued again."""
         try:
             await asyncio.wait([work])
             del self._at_work[record.id]
             if work.cancelled():
-                await self._patiently(self.store.requeue, record)  # unless it was ended
+                await self._with_retries(self.store.requeue, record)  # no effect on an ended job
             else:
                 await self._complete(record, work.result())
-        except (Starting, WorkerLost, Draining):  # no worker took it: those that do know of guilt
-            await self._patiently(self.store.requeue, record)
+        except (Starting, WorkerLost, Draining):  # no worker took it, so the job is not at fault
+            await self._with_retries(self.store.requeue, record)
         except DeadlineExceeded as error:
             await self._end(record, "expired", error)
         except CarpoolError as error:
@@ -303,16 +303,16 @@ class Runner:
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         if await loop.run_in_executor(self._finisher, complete):
-            self._tell(record, "completed", outputs)
+            self._notify(record, "completed", outputs)
 
     async def _end(self, record: Record, state: End, error: CarpoolError) -> None:
-        if await self._patiently(self.store.end, record, state, error):
-            self._tell(record, state)
+        if await self._with_retries(self.store.end, record, state, error):
+            self._notify(record, state)
 
-    async def _patiently(
+    async def _with_retries(
         self, change: Callable[..., Any], record: Record, *args: Any, **options: Any
     ) -> Any:
-        """Change a job in the store; retry while the disk refuses."""
+        """Change a job in the store; retry after disk errors."""
         percent = self._percents.get(record.id, 0)
         while True:
             try:
@@ -323,7 +323,7 @@ class Runner:
                 log.error("the end of a job cannot be written yet: %s", in_full(error))
                 await asyncio.sleep(self._again_s)
 
-    def _tell(
+    def _notify(
         self, record: Record, state: End | Literal["completed"], outputs: Sequence[JobOutput] = ()
     ) -> None:
         self._ended.set()

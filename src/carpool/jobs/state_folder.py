@@ -1,11 +1,11 @@
 """Lock a folder for one job store; refuse folders of other programs, and incomplete ones.
 
-People point `--state-dir` at folders that they have, restore half of a backup, or copy a folder
-while a server runs. So nothing is made, changed or removed before the folder is known to be ours
-and its database to belong to the results beside it. What is not certain is refused with what to do.
+Users point `--state-dir` at existing folders, restore half of a backup, or copy a folder of a
+running server. So nothing is created, changed or removed until the folder is proven to be Carpool's
+and its database to match its results. Doubtful folders are refused, with a fix in the message.
 
-A server without a state folder has a `ScratchFolder`. The kernel drops the lock on it when its
-process ends, however it does, and the next process removes it.
+A server without a state folder has a `ScratchFolder`. The kernel releases its lock at any end of
+the process, and the next process removes the folder.
 """
 
 import fcntl
@@ -24,24 +24,24 @@ from carpool.jobs.wal import unreadable_commits
 
 MARKER = "carpool-state.txt"
 FOLDERS = ("files", "inputs", "passing", "links", "journals")
-RESULTS = FOLDERS[:2]  # what a database is the index of
+RESULTS = FOLDERS[:2]  # folders that the database indexes
 LOG = f"{DATABASE}-wal"
 LOCK = "lock"
 PREFIX = "carpool-jobs-"  # prefix of scratch folders
 _FILES = (MARKER, DATABASE, LOG, f"{DATABASE}-shm", LOCK)
-_NOT_COUNTED = {"lost+found"}  # is in every new file system
+_NOT_COUNTED = {"lost+found"}  # every new file system has it
 _TEXT = "This folder belongs to `carpool serve --state-dir`, which removes what it made here.\n"
-_IS_OPEN = b"open\n"  # in the lock file, from the opening of the database until its log is merged
+_IS_OPEN = b"open\n"  # content of the lock file until the log is merged
 
 
 class StateFolder:
-    """A folder that this process alone uses, until `close` or its end."""
+    """A folder locked by this process until `close` or its end."""
 
     def __init__(self, path: Path) -> None:
-        """Lock a folder; it is made if it is missing.
+        """Lock a folder; create it if it is missing.
 
         Raises:
-            OSError: it is not a store's, not whole, or another process uses it. It is as before.
+            OSError: not a store's folder, incomplete, or in use. The folder is unchanged.
         """
         self._log, self._lock = path / LOG, -1
         names = _names(path)
@@ -63,24 +63,24 @@ class StateFolder:
             raise
 
     def opened(self) -> None:
-        """Note that the database is open: if this process is killed, its log is needed."""
+        """Record that the database is open: after a kill its log is needed."""
         os.pwrite(self._lock, _IS_OPEN, 0)
 
     def merged(self) -> None:
-        """Note that the log is merged into the database."""
+        """Record that the log is merged into the database."""
         os.ftruncate(self._lock, 0)
 
     def close(self) -> None:
-        """Release the lock. Harmless when done twice."""
+        """Release the lock. Idempotent."""
         if self._lock >= 0:
-            if not self._log.exists():  # SQLite merged it as the database was closed
+            if not self._log.exists():  # SQLite merged it on closing the database
                 self.merged()
             os.close(self._lock)
             self._lock = -1
 
 
 class ScratchFolder:
-    """A folder of this process alone, under `TMPDIR`, until `remove`."""
+    """A temporary folder of this process under `TMPDIR`, until `remove`."""
 
     _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")
 
@@ -88,21 +88,21 @@ class ScratchFolder:
         """Make a folder, and remove folders of dead processes.
 
         Raises:
-            OSError: there is no place for it.
+            OSError: no temporary folder can be created.
         """
         for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
             if self._NAME.fullmatch(path.name):
-                with suppress(OSError):  # a link, in use, gone, or another user's
+                with suppress(OSError):  # a link, in use, removed, or another user's
                     self._sweep(path)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
             with suppress(FileNotFoundError, BlockingIOError):  # another process sweeps it
-                # NFS locks no folders: one there is used without, and never swept
+                # NFS cannot lock folders: there it is used unlocked, and never swept
                 self._lock = _locked(self.path, os.O_DIRECTORY, is_lock_needed=False)
                 if _is_ours(self.path, self._lock):
                     (self.path / MARKER).touch()
                     return
-                os.close(self._lock)  # it was swept before it was locked
+                os.close(self._lock)  # another process swept it before the lock
 
     @staticmethod
     def _sweep(path: Path) -> None:
@@ -113,7 +113,7 @@ class ScratchFolder:
             if (path / MARKER).is_file():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.rmdir()  # its process died before the marker; fails where anything is in it
+                path.rmdir()  # its process died before the marker; fails if not empty
         finally:
             os.close(lock)
 
@@ -123,7 +123,7 @@ class ScratchFolder:
 
 
 def _names(path: Path) -> set[str]:
-    """The entries of a folder; raises OSError if one has our name but is not what we make."""
+    """The entries of a folder; OSError if an entry has our name but another file type."""
     try:
         names = set(os.listdir(path)) - _NOT_COUNTED
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def _names(path: Path) -> set[str]:
 
 
 def _check(path: Path, names: Collection[str]) -> None:
-    """Raise OSError if a folder with these names is no store's, or not whole. Changes nothing."""
+    """Raise OSError if a folder with these names is not a complete store. Changes nothing."""
     version = identify(path / DATABASE) if DATABASE in names else "missing"
     if MARKER not in names and version not in ("ours", "newer"):
         listing = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
@@ -149,40 +149,40 @@ def _check(path: Path, names: Collection[str]) -> None:
         raise OSError("a newer Carpool wrote it: use that one, or give another folder")
     if version == "foreign":
         raise OSError(
-            f"{DATABASE} is damaged, or no database of Carpool's: restore it from a backup, or "
-            "move it away together with files and inputs to begin anew"
+            f"{DATABASE} is damaged, or not Carpool's database: restore it from a backup, or "
+            "move it away together with files and inputs to start afresh"
         )
     has_results = any(any((path / name).iterdir()) for name in RESULTS if name in names)
     has_log = LOG in names and (path / LOG).stat().st_size > 0
     if version == "missing" and (has_results or has_log):
         raise OSError(
-            f"{DATABASE} is missing or empty, and what belongs to it is there: restore it, with "
-            f"{LOG}, or move {LOG}, files and inputs away to begin anew"
+            f"{DATABASE} is missing or empty, but its files exist: restore it, with "
+            f"{LOG}, or move {LOG}, files and inputs away to start afresh"
         )
 
 
 def _check_log(path: Path, *, is_due: bool) -> None:
-    """Raise OSError if what was written last is missing or unreadable, in a locked folder.
+    """Raise OSError if the last writes of a locked folder are missing or unreadable.
 
     Args:
-        is_due: the last process ended before it merged the log into the database.
+        is_due: the last process stopped before it merged the log into the database.
     """
     if is_due and not (path / LOG).exists():
         raise OSError(
-            f"{LOG} is missing: the last server was killed, and what it wrote last is in that "
-            f"file. Put it back beside {DATABASE}, or remove {LOCK} to go on without"
+            f"{LOG} is missing: the last server was killed, and its last changes are in that "
+            f"file. Put it back next to {DATABASE}, or remove {LOCK} to continue without them"
         )
     if (path / DATABASE).exists():
         commits = unreadable_commits(path / LOG, page_bytes(path / DATABASE))
         if commits > 1:
             raise OSError(
-                f"{LOG} is damaged, {commits} changes of jobs in it cannot be read: restore it "
-                f"from a backup, or remove it and {LOCK} to go on without them"
+                f"{LOG} is damaged: {commits} changes of jobs cannot be read. Restore it "
+                f"from a backup, or remove it and {LOCK} to continue without them"
             )
 
 
 def _make(path: Path) -> None:
-    """Make what is missing of a folder, and keep other users out."""
+    """Create a folder and its parents, closed to other users."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & 0o077:
@@ -198,7 +198,7 @@ def _locked(path: Path, flags: int, *, is_lock_needed: bool = True) -> int:
 
     Raises:
         BlockingIOError: another process has locked it.
-        OSError: it cannot be opened, or not locked if that is needed.
+        OSError: it cannot be opened, or locked if needed.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -211,7 +211,7 @@ def _locked(path: Path, flags: int, *, is_lock_needed: bool = True) -> int:
 
 
 def _is_ours(path: Path, descriptor: int) -> bool:
-    """Return whether an open folder is this user's, private, and still the one at `path`."""
+    """Return whether an open folder is this user's, private, and still at `path`."""
     status = os.fstat(descriptor)
     is_private = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
     try:

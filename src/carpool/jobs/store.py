@@ -1,12 +1,12 @@
 """The job store: durable jobs with their files, in one folder.
 
-SQLite (`database.py`) holds the jobs, a folder for each their files (`job_files.py`). A job that
-`submit` has returned is on the disk. Every change of state is one `UPDATE ... WHERE state`: the
-first call that ends a job has ended it for good. The files of a job are published before it is
-completed; its inputs before it is accepted, and they are removed as it ends. What a crash left half
-done is settled when the store is opened.
+SQLite (`database.py`) holds the jobs; each job has a folder for its files (`job_files.py`). When
+`submit` returns, the job is on the disk. Every change of state is one `UPDATE ... WHERE state`, so
+only the first call that ends a job takes effect. Output files are published before the job is
+completed, inputs before it is accepted; its end removes the inputs. Opening the store cleans up
+after a crash.
 
-All of it may wait for the disk: call it off the event loop, from any thread.
+All methods may block on the disk: call them on threads. They are thread-safe.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from carpool.jobs.state_folder import ScratchFolder, StateFolder
 from carpool.jobs.uptime import note_uptime, resume_time
 
 _COLUMNS_OF_ENDS = ("error", "warnings", "timings", "skipped_steps", "settings")
-_FULL_AGAIN_S = 10.0  # when to come again if too many jobs wait
+_FULL_AGAIN_S = 10.0  # retry hint if too many jobs wait
 _SHARE_OF_FREE = (
     7  # jobs of one API key that may wait for each place that is free: see `schedule.overload`
 )
@@ -52,11 +52,11 @@ _IN_TURN = """SELECT number, row_number() OVER (PARTITION BY owner ORDER BY numb
     SELECT count(*) FROM jobs AS others INDEXED BY by_state
     WHERE others.owner = jobs.owner AND others.state = 'in_progress'
 ) AS turn FROM jobs WHERE state = 'queued'"""
-"""Queued jobs, each with its turn among those of its owner; what is in progress counts before."""
+"""Queued jobs with their turn: the owner's running and earlier queued jobs come before."""
 
 
 class JobStore:
-    """The jobs of one server: the only writer of its folder."""
+    """The jobs of one server, and the only writer of its folder."""
 
     def __init__(
         self,
@@ -67,26 +67,26 @@ class JobStore:
         max_waiting: int = 1024,
         clock: StoreClock | None = None,
     ) -> None:
-        """Open the store, and queue again what was in progress when it was last left.
+        """Open the store, and queue the jobs that were in progress at its last end.
 
         Args:
-            folder: made if it is missing; else it is empty, or a store's. None: a store that ends
-                with this process.
-            ttl_s: how long a job may take to end, and is kept after that; uptime.
-            max_bytes: of all files: see `JobFiles`.
-            max_waiting: queued jobs; beyond it `submit` raises `Overloaded`.
-            clock: of this run; it continues the uptime of those before.
+            folder: created if missing; otherwise empty, or a store's. None: a store that ends with
+                this process.
+            ttl_s: most seconds of a job, and of its retention after its end; uptime.
+            max_bytes: limit for all files: see `JobFiles`.
+            max_waiting: most queued jobs; beyond it `submit` raises `Overloaded`.
+            clock: the clock of this run; it continues the uptime of earlier runs.
 
         Raises:
-            StoreFailed: the folder cannot be used, or another server uses it. Nothing in it was
-                changed if it is not a store's, or not whole.
+            StoreFailed: the folder is unusable, or another server uses it. A folder that is not a
+                complete store is not changed.
         """
         self.ttl_s, self.clock = ttl_s, clock or StoreClock()
         self._max_waiting = max_waiting
         try:
             self._scratch = ScratchFolder() if folder is None else None
         except OSError as error:
-            raise StoreFailed(f"there is no temporary folder to be had: {error}") from error
+            raise StoreFailed(f"no temporary folder can be created: {error}") from error
         self.folder = self._scratch.path if self._scratch else Path(folder or "")
         self.passing = self.folder / "passing"
         with contextlib.ExitStack() as undo:
@@ -114,7 +114,7 @@ class JobStore:
 
     @classmethod
     def of(cls, folder: Path | None, settings: ServeSettings) -> Self:
-        """The store that a server's settings name, or one in memory; raises as the class does."""
+        """The store of a server's settings, or one in memory; raises as the class does."""
         return cls(
             folder,
             ttl_s=settings.job_ttl,
@@ -123,12 +123,12 @@ class JobStore:
         )
 
     def close(self) -> None:
-        """Release the folder. Open jobs stay as they are. Harmless when done twice."""
+        """Release the folder. Open jobs do not change. Idempotent."""
         if not self._db.is_closed:
             with contextlib.suppress(StoreFailed):
                 note_uptime(self._db, self.clock)
             if self._db.checkpoint():
-                self._claim.merged()  # before SQLite removes the log: so it is never missing
+                self._claim.merged()  # before SQLite removes the log: no false alarm
         self._db.close()
         self._claim.close()
         if self._scratch:
@@ -149,24 +149,24 @@ class JobStore:
         inputs: Mapping[str, bytes] | None = None,
         deliveries: Mapping[str, Any] | None = None,
     ) -> Record:
-        """Accept a job; it is on the disk when this returns. The same `key` gives the same job.
+        """Accept a job; it is on the disk when this returns. The same `key` returns the same job.
 
         Args:
-            asked: as the client may see it again.
-            work: of `work_of`.
+            asked: the request, as shown to the client.
+            work: the result of `work_of`.
             key: the client's idempotency key.
-            digest: of what the client sent with that key.
-            room: is called with the number of the owner's open jobs; raises if it is too many.
-            inputs: files that the job needs to be run, by name: see `input`.
-            deliveries: what is to be sent once it has ended: see `outbox.py`.
+            digest: digest of the request with that key.
+            room: called with the number of the owner's open jobs; raises if too many.
+            inputs: files that the job needs to run, by name: see `input`.
+            deliveries: webhooks and uploads after its end: see `outbox.py`.
 
         Raises:
-            IdempotencyMismatch: this key came before with another digest.
-            Overloaded: too many jobs wait already.
-            StoreFailed: nothing was accepted.
+            IdempotencyMismatch: an earlier request had this key and another digest.
+            Overloaded: too many jobs wait.
+            StoreFailed: the job was not accepted.
         """
         job_id, is_new, size = f"{kind}_{uuid.uuid4().hex}", False, 0
-        find = partial(self._earlier, owner, key, digest, room)
+        find = partial(self._existing_job, owner, key, digest, room)
 
         def write(folder: Path) -> None:
             for name, content in (inputs or {}).items():
@@ -190,16 +190,16 @@ class JobStore:
                 ).fetchall()  # fmt: skip
             is_new = True
         finally:
-            if inputs and is_new:  # published once the job is on the disk: no folder without a job
+            if inputs and is_new:  # published after the commit: no folder without a job
                 self._files.inputs.restore([job_id])
             elif inputs:
                 self._files.inputs.drop(job_id)
         return record_of(row)
 
-    def _earlier(
+    def _existing_job(
         self, owner: str, key: str | None, digest: str, room: Callable[[int], None] | None
     ) -> Record | None:
-        """The job that was submitted with this key; None if a new one may be accepted."""
+        """Find the job that was submitted with this key; None if a new job may be accepted."""
         query = "SELECT * FROM jobs WHERE owner = ? AND idempotency_key = ?"
         if key is not None and (rows := self._db.read(query, [owner, key])):
             if rows[0]["digest"] != digest:
@@ -225,10 +225,10 @@ class JobStore:
         return None
 
     def get(self, job_id: str, owner: str | None = "") -> Record:
-        """One job; raises `JobNotFound` if there is none of this id, or it is another owner's.
+        """One job; raises `JobNotFound` for an unknown id or another owner's job.
 
         Args:
-            owner: None for that of any owner, behind a signed link.
+            owner: None: any owner, for a signed link.
         """
         query = "SELECT * FROM jobs WHERE id = ? AND owner = coalesce(?, owner)"
         if not (rows := self._db.read(query, [job_id, owner])):
@@ -246,7 +246,7 @@ class JobStore:
         limit: int = 20,
         is_newest_first: bool = True,
     ) -> tuple[list[Record], bool]:
-        """A page of the owner's jobs, and whether there are more."""
+        """A page of the owner's jobs, and whether more follow."""
         start = 1 << 62 if is_newest_first else 0
         if after is not None:
             start = self.get(after, owner).number
@@ -258,7 +258,7 @@ class JobStore:
         return [record_of(row) for row in rows[:limit]], len(rows) > limit
 
     def count_open(self, owner: str | None = None) -> dict[JobState, int]:
-        """Numbers of jobs that are queued and in progress: an owner's, or all."""
+        """Count the queued and the running jobs of an owner, or of all."""
         query = """SELECT state, count(*) AS jobs FROM jobs INDEXED BY by_state
             WHERE state IN ('queued', 'in_progress') AND (:owner IS NULL OR owner = :owner)
             GROUP BY state"""
@@ -266,20 +266,20 @@ class JobStore:
         return dict.fromkeys(OPEN, 0) | {row["state"]: row["jobs"] for row in rows}
 
     def ahead_of(self, record: Record) -> int:
-        """The number of queued jobs whose turn is before this one's."""
+        """Count the queued jobs with an earlier turn."""
         query = f"""WITH turns AS ({_IN_TURN}) SELECT count(*) FROM turns
             JOIN turns AS own ON own.number = ?
             WHERE (turns.turn, turns.number) < (own.turn, own.number)"""
         return int(self._db.read(query, [record.number])[0][0])
 
     def remove(self, job_id: str, owner: str = "") -> None:
-        """Delete a job and its files, whatever state it is in."""
+        """Delete a job and its files, in any state."""
         self._files.remove([self.get(job_id, owner).id])
 
     # For the runner
 
     def take(self, count: int) -> list[Record]:
-        """Put the queued jobs in progress whose turn it is: owners take turns."""
+        """Start the next queued jobs: owners take turns."""
         query = f"""UPDATE jobs SET state = 'in_progress', started_s = coalesce(started_s, ?)
             WHERE number IN (SELECT number FROM ({_IN_TURN}) ORDER BY turn, number LIMIT ?)
             RETURNING *"""
@@ -287,13 +287,13 @@ class JobStore:
         return sorted(map(record_of, rows), key=lambda record: record.number)
 
     def requeue(self, job_id: str, *, progress: int = 0) -> None:
-        """Queue a job in progress again, at its old place."""
+        """Return a running job to its old place in the queue."""
         query = """UPDATE jobs SET state = 'queued', progress = max(progress, ?)
             WHERE id = ? AND state = 'in_progress'"""
         self._db.write(query, [progress, job_id])
 
     def note_progress(self, percents: Mapping[str, int]) -> None:
-        """Store the progress of jobs, so that it never falls for clients."""
+        """Store the progress of jobs, so clients never see it fall."""
         query = "UPDATE jobs SET progress = max(progress, ?) WHERE id = ? AND state = 'in_progress'"
         with self._db.writing() as db:
             db.executemany(query, [(percent, job_id) for job_id, percent in percents.items()])
@@ -303,20 +303,20 @@ class JobStore:
         warnings: Sequence[str] = (), timings: Mapping[str, float] | None = None,
         skipped_steps: Sequence[int] = (), settings: Mapping[str, Any] | None = None,
     ) -> bool:  # fmt: skip
-        """End a job in progress with the files that `write` puts into an empty folder.
+        """Complete a running job with the files that `write` puts into an empty folder.
 
         Args:
-            keep: inputs that become such files.
-            warnings: for the client.
-            timings: where its time went, seconds.
-            skipped_steps: of each output, by `step_cache`.
-            settings: that decided the first output, as they were used.
+            keep: inputs to keep as output files.
+            warnings: texts for the client.
+            timings: seconds of its phases.
+            skipped_steps: steps that `step_cache` skipped, by output.
+            settings: the settings of the first output, as used.
 
         Returns:
-            Whether it was this call that ended it; if not, the files are gone.
+            Whether this call ended the job; if not, its files are deleted.
 
         Raises:
-            StoreFailed: the files do not fit, or the disk refuses them; the job is still open.
+            StoreFailed: the files do not fit, or the disk fails; the job stays open.
         """
 
         def write_all(folder: Path) -> None:
@@ -354,7 +354,7 @@ class JobStore:
         files: Mapping[str, int] | None = None,
         **columns: Any,
     ) -> bool:
-        """End a job; only one in progress can be completed."""
+        """End a job; only a running job can be completed."""
         query = """UPDATE jobs SET state = :state, progress = max(progress, :progress),
             files = :files, bytes = :bytes, error = :error, warnings = :warnings,
             timings = :timings, skipped_steps = :skipped_steps, settings = :settings,
@@ -371,7 +371,7 @@ class JobStore:
         return bool(self._db.write(query, values))
 
     def tidy(self) -> list[Record]:
-        """Expire jobs that took too long, which are returned; delete those that ended long ago."""
+        """Expire and return jobs that took too long; delete jobs after their retention."""
         note_uptime(self._db, self.clock)
         old_s = self.clock.uptime_s() - self.ttl_s
         query = "SELECT * FROM jobs WHERE state IN ('queued', 'in_progress') AND created_up_s < ?"
@@ -388,5 +388,5 @@ class JobStore:
         if record.ended_s is None or record.ended_up_s is None:
             return None
         offset_s = self.clock() - self.clock.uptime_s()
-        away_s = offset_s - (record.ended_s - record.ended_up_s)  # time that did not count
+        away_s = offset_s - (record.ended_s - record.ended_up_s)  # time outside of uptime
         return record.ended_s + self.ttl_s + round(away_s)

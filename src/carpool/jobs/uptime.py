@@ -1,13 +1,13 @@
-"""The uptime of a job store, kept in its database: the ages of jobs are counted in it."""
+"""The uptime of a job store, stored in its database: jobs' ages are in uptime."""
 
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Database
 
 
 def resume_time(db: Database, clock: StoreClock) -> None:
-    """Continue jobs' ages from the time at which the store was closed.
+    """Continue jobs' ages from the last close of the store.
 
-    A moment that is still to come was written under another wall clock: it becomes now.
+    A time in the future was written under another wall clock: it becomes now.
     """
     queries = ("SELECT seconds FROM uptime", "SELECT max(created_up_s) FROM jobs",
                "SELECT max(ended_up_s) FROM jobs")  # fmt: skip
@@ -23,6 +23,6 @@ def resume_time(db: Database, clock: StoreClock) -> None:
 
 
 def note_uptime(db: Database, clock: StoreClock) -> None:
-    """Store the uptime, if anything has an age."""
+    """Store the uptime, if there are jobs."""
     query = "UPDATE uptime SET seconds = ? WHERE EXISTS (SELECT 1 FROM jobs)"
     db.write(query, [clock.uptime_s()])

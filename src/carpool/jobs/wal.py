@@ -1,7 +1,7 @@
-"""Check a write-ahead log before SQLite reads it, which silently drops all after a bad frame.
+"""Check a write-ahead log before SQLite reads it: SQLite silently drops all after a bad frame.
 
-A crash cuts a log off within one transaction, which was never acknowledged. Where commits follow an
-unreadable frame, the file was damaged afterwards, and these commits were acknowledged.
+A crash cuts off at most one transaction, which was never acknowledged. Commits after an unreadable
+frame mean later damage of the file; those commits were acknowledged.
 
 Source: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 """
@@ -9,7 +9,7 @@ Source: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 import struct
 from pathlib import Path
 
-_HEADER, _FRAME = 32, 24  # bytes before the first frame, and before the page of each
+_HEADER, _FRAME = 32, 24  # bytes: header of the file, header of a frame
 _ORDERS = {0x377F0682: "<", 0x377F0683: ">"}  # byte order of checksummed words, by magic number
 _MASK = 0xFFFFFFFF
 
@@ -17,24 +17,24 @@ Sums = tuple[int, int]
 
 
 def unreadable_commits(log: Path, page_bytes: int) -> int:
-    """Count the transactions behind the first frame that SQLite cannot read.
+    """Count the transactions after the first frame that SQLite cannot read.
 
     Args:
-        log: the file `...-wal`; one that is missing or empty has none.
-        page_bytes: of the database.
+        log: the file `...-wal`; a missing or empty file has none.
+        page_bytes: page size of the database.
 
     Returns:
-        1 may be what a loss of power cut off; more mean that the file is damaged.
+        1 may be a transaction cut off by a power loss; more mean a damaged file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the log cannot be read.
     """
     data = log.read_bytes() if log.exists() else b""
     sums, order, salts = _header(data, page_bytes)
     size, behind = _FRAME + page_bytes, 0
     for at in range(_HEADER, len(data) - size + 1, size):
         frame = data[at : at + size]
-        is_of_this_log = not salts or frame[8:16] == salts  # else left over from an older one
+        is_of_this_log = not salts or frame[8:16] == salts  # otherwise a leftover of an older log
         if sums is not None and is_of_this_log:
             sums = _checksum(frame[:8] + frame[_FRAME:], order, sums)
             if struct.pack(">II", *sums) == frame[16:24]:
@@ -46,7 +46,7 @@ def unreadable_commits(log: Path, page_bytes: int) -> int:
 
 
 def _header(data: bytes, page_bytes: int) -> tuple[Sums | None, str, bytes]:
-    """The checksum so far, the byte order, the salts; no sums and salts if it is bad."""
+    """The running checksum, byte order and salts; no checksum and salts if invalid."""
     if len(data) >= _HEADER:
         magic, _, page = struct.unpack_from(">III", data)
         if (order := _ORDERS.get(magic)) and page == page_bytes:
@@ -57,7 +57,7 @@ def _header(data: bytes, page_bytes: int) -> tuple[Sums | None, str, bytes]:
 
 
 def _checksum(data: bytes, order: str, sums: Sums) -> Sums:
-    """Continue a checksum over some data."""
+    """Continue a checksum over more data."""
     first, second = sums
     for even, odd in struct.iter_unpack(f"{order}II", data):
         first = (first + even + second) & _MASK

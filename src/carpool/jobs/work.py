@@ -1,4 +1,4 @@
-"""The work of a job: requests as they are stored in its record, and read again for each run."""
+"""The work of a job: its requests, stored in its record and restored for each run."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -9,10 +9,10 @@ from carpool.jobs.database import Record
 from carpool.types import CheckedRequest, new_request_id
 
 Stored = Callable[[str], bytes | None]
-"""The content of a job's stored file by its name; None if there is none."""
+"""Returns the content of a job's stored file by name; None if missing."""
 
 Reader = Callable[[bytes, Any], Any]
-"""Decodes a stored picture, given its file and mode, as `media.inputs.unpacked` does. Slow."""
+"""Decodes a stored picture from its file and mode, as `media.inputs.unpacked`. Slow."""
 
 
 def work_of(
@@ -21,11 +21,11 @@ def work_of(
     inputs: Mapping[str, Any] | None = None,
     **output: Any,
 ) -> dict[str, Any]:
-    """The work of a record: what the engine runs, and how its outputs are written.
+    """The work of a record: its engine requests, and the options of its file writer.
 
     Args:
-        inputs: by argument of the pipeline the file names and modes of stored pictures; all
-            requests have the same.
+        inputs: file names and modes of stored pictures, by pipeline argument; all requests share
+            them.
     """
     files = inputs or {}
     rest = [{n: v for n, v in r.arguments.items() if n not in files} for r in requests]
@@ -41,17 +41,17 @@ def requests_of(
     read: Reader | None,
     uptime_s: float,
 ) -> list[CheckedRequest]:
-    """The requests of a record for this run: with new ids and the time that is left. Slow.
+    """Restore the requests of a record for a run, with new ids and the remaining time. Slow.
 
     Args:
-        model: what the workers run: a name, or several.
-        read: decodes stored pictures; None: there should be none.
-        uptime_s: the store's, just now.
+        model: the name or names of the served models.
+        read: decodes stored pictures; None: the job has none.
+        uptime_s: current uptime of the store.
 
     Raises:
-        StoreFailed: the record or a picture cannot be read any more.
-        ModelNotFound: it was accepted for another model.
-        DeadlineExceeded: its time is over.
+        StoreFailed: the record or a picture is unreadable.
+        ModelNotFound: the job was accepted for another model.
+        DeadlineExceeded: its time has run out.
     """
     try:
         name = record.work["model"]
@@ -61,7 +61,7 @@ def requests_of(
     served = [model] if isinstance(model, str) else list(model)
     if name not in served:
         names = ", ".join(map(repr, served))
-        problem = f"the job wants model {name!r}, and the server runs {names} by now"
+        problem = f"the job needs model {name!r}, and the server now runs {names}"
         raise ModelNotFound(problem, param="model")
     pictures = {
         argument: _pictures(files, stored, read)
@@ -82,7 +82,7 @@ def requests_of(
 
 
 def _pictures(files: Any, stored: Stored, read: Reader | None) -> Any:
-    """The pictures of an argument, as `media.inputs.packed` was given them."""
+    """Restore the pictures of an argument, as passed to `media.inputs.packed`."""
     if isinstance(files, dict):
         return [
             _pictures(file if isinstance(file, dict) else [file], stored, read)

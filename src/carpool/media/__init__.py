@@ -1,4 +1,4 @@
-"""Encode what models make with the settings that made it; decode pictures safely."""
+"""Encode the outputs of models with their settings; decode pictures safely."""
 
 from carpool.media.mesh import MeshFormat, encode_mesh, files_beside
 from carpool.media.metadata import png_text

@@ -1,8 +1,8 @@
 """Parse PNG, JPEG and WebP files before a decoder reads them.
 
 Decoders trust their input: they decompress text chunks, log every broken tag and skip padding byte
-by byte. So the chunks of a file are walked through first, in time that their contents cannot
-stretch, and a decoder gets only those that draw. Of the metadata only the orientation is read.
+by byte. So the chunks of a file are parsed first, in time linear in its size, and the decoder gets
+only the chunks that it needs to draw. The only metadata read is the orientation.
 """
 
 import io
@@ -15,43 +15,43 @@ from typing import Literal
 
 MOST_PARTS = 20_000  # chunks of a PNG or WebP, segments of a JPEG
 MOST_SCANS = 100  # scans of a JPEG: each may draw the whole picture again
-MOST_PADDING = 1000  # bytes of a JPEG that are none of a segment or scan
+MOST_PADDING = 1000  # bytes of a JPEG outside of segments and scans
 CUT_SHORT = "the file is damaged or cut short"
 UNKNOWN = "it is no PNG, JPEG or WebP, whatever its name says: save it as one of these"
 _TOO_MANY_PARTS = f"it has more than {MOST_PARTS} parts: save it anew"
 _PADDED = f"it has more than {MOST_PADDING} bytes of padding: save it anew"
-_PIECE = 1 << 20  # bytes at a time; between two, other threads may run
-_INFLATED = 1 << 16  # the same, of bytes that are decompressed
+_PIECE = 1 << 20  # bytes per step; other threads may run in between
+_INFLATED = 1 << 16  # decompressed bytes per step
 _PIXEL_BYTES = {"L": 1, "P": 1, "I;16": 2}  # Pillow's bytes a pixel, by mode; 4 for all others
 
-_METADATA: dict[bytes, tuple[tuple[str, bytes], ...]] = {  # by chunk: kinds and their prefixes
+_METADATA: dict[bytes, tuple[tuple[str, bytes], ...]] = {  # by chunk: kinds and prefixes
     b"eXIf": (("exif", b""),),
     b"EXIF": (("exif", b""),),
     b"XMP ": (("xmp", b""),),
     b"iTXt": (("xmp", b"XML:com.adobe.xmp\0\0"),),  # not compressed
     b"\xe1": (("exif", b"Exif\0\0"), ("xmp", b"http://ns.adobe.com/xap/1.0/\0")),
 }
-_MOST_METADATA = 1 << 17  # bytes that are searched
+_MOST_METADATA = 1 << 17  # most bytes that are searched
 _ORIENTATION = 0x0112  # the EXIF tag
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 
 _PNG_DRAWS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _PNG_MOST_BYTES = {b"IHDR": 13, b"PLTE": 768, b"tRNS": 256, b"IEND": 0}
 _PNG_COLOURS = {0: ("L", 1), 2: ("RGB", 3), 3: ("P", 1), 4: ("LA", 2), 6: ("RGBA", 4)}
-_PNG_PASSES = (  # an interlaced PNG's: first column and row, steps to the next
+_PNG_PASSES = (  # Adam7 passes: first column and row, steps
     (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)
 )  # fmt: skip
 _WEBP_DRAWS = (b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF")
 _WEBP_METADATA = 0x20 | 0x08 | 0x04  # flags of VP8X: a colour profile, EXIF, XMP
 _WEBP_ALPHA = 0x10
 _JPEG_SCAN, _JPEG_END, _JPEG_COMMENT = 0xDA, 0xD9, 0xFE  # markers
-_JPEG_COLOURS = {0xE0: b"JFIF\0", 0xEE: b"Adobe"}  # segments that decoders tell colours by
+_JPEG_COLOURS = {0xE0: b"JFIF\0", 0xEE: b"Adobe"}  # segments that define the colours
 _JPEG_FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
 
 
 class Unreadable(ValueError):
-    """The file cannot be read here; says what is wrong with it."""
+    """The file cannot be read; the message names the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Container:
     """A parsed file."""
 
     format: Literal["PNG", "JPEG", "WEBP"]
-    width: int  # as stored: before it is turned upright
+    width: int  # as stored, before the rotation to upright
     height: int
     orientation: int  # EXIF's, 1 to 8; 1 is upright
     frames: int
@@ -68,7 +68,7 @@ class Container:
     peak_bytes: float  # the same while it decodes
     data: bytes  # the file without its metadata
     row_bytes: int = 0  # decompressed bytes of all rows of a PNG
-    has_alpha: bool = False  # may parts of it be transparent?
+    has_alpha: bool = False  # parts of it may be transparent
 
     @property
     def size(self) -> tuple[int, int]:
@@ -80,13 +80,13 @@ def parse(data: bytes) -> Container:
     """Parse a file by its signature.
 
     Raises:
-        Unreadable: another format, damaged, or made to cost much.
+        Unreadable: another format, damaged, or built to be expensive.
     """
     try:
         for signature, parser in _PARSERS.items():
             if re.match(signature, data, re.DOTALL):
                 return parser(data)
-    except (struct.error, IndexError) as error:  # it ends in the middle of something
+    except (struct.error, IndexError) as error:  # truncated
         raise Unreadable(CUT_SHORT) from error
     raise Unreadable(UNKNOWN)
 
@@ -128,10 +128,10 @@ def _png(data: bytes) -> Container:
 
 
 def check_rows(png: Container) -> None:
-    """Check that a PNG has all rows that its header states: Pillow draws the rest black. Slow.
+    """Check that a PNG has all rows of its header: Pillow draws missing rows black. Slow.
 
     Raises:
-        Unreadable: it has fewer.
+        Unreadable: rows are missing.
     """
     unpacker, missing_bytes = zlib.decompressobj(), png.row_bytes
     for name, content, _, _ in _chunks(png.data, 8, ">I4s", crc_bytes=4):
@@ -176,7 +176,7 @@ def _webp(data: bytes) -> Container:
 
 
 def _webp_canvas(name: bytes, content: memoryview) -> tuple[int, int, bool] | None:
-    """Width, height and whether there is transparency, if this chunk says so."""
+    """Width, height and transparency, if this chunk has them."""
     if name == b"VP8X":
         sides = bytes(content[4:7]), bytes(content[7:10])
         width, height = (1 + int.from_bytes(side, "little") for side in sides)
@@ -200,7 +200,7 @@ def _jpeg(data: bytes) -> Container:
         marker = data[at + 1]
         if marker == _JPEG_SCAN:
             break
-        if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # has no size and no sense here
+        if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a size
             at += 2
             continue
         [size] = struct.unpack_from(">H", data, at + 2)
@@ -230,7 +230,7 @@ def _jpeg(data: bytes) -> Container:
         coefficients = 2 * sum(areas) / max([1, *areas])
     return Container(
         "JPEG", width, height, _orientation(metadata),
-        frames=1,  # a phone's may carry further pictures (MPO): the first is what it shows
+        frames=1,  # phones append pictures (MPO): only the first counts
         mode=mode, pixel_bytes=pixel_bytes, peak_bytes=pixel_bytes + coefficients,
         data=_joined(data, [*parts, (at, len(data))]),
     )  # fmt: skip
@@ -242,7 +242,7 @@ _PARSERS = {rb"\x89PNG\r\n\x1a\n": _png, rb"\xff\xd8\xff": _jpeg, rb"RIFF....WEB
 def _chunks(
     data: bytes, at: int, head: str, *, crc_bytes: int = 0
 ) -> Iterator[tuple[bytes, memoryview, int, int]]:
-    """The chunks of a PNG (with a CRC each) or WebP (padded to even sizes) from `at` on.
+    """The chunks of a PNG (each with a CRC) or WebP (padded to even sizes), from `at`.
 
     Yields:
         Name, content, start and end of each.
@@ -261,14 +261,14 @@ def _chunks(
 
 
 def _note(chunks: dict[str, memoryview], name: bytes, content: memoryview) -> None:
-    """Remember the first EXIF and the first XMP of a file."""
+    """Store the first EXIF and the first XMP of a file."""
     for kind, prefix in _METADATA.get(name, ()):
         if content[: len(prefix)] == prefix:
             chunks.setdefault(kind, content)
 
 
 def _orientation(metadata: dict[str, memoryview]) -> int:
-    """The orientation by EXIF, else by XMP, else 1."""
+    """The orientation from EXIF, otherwise from XMP, otherwise 1."""
     tiff, xmp = (bytes(metadata.get(kind, b"")[:_MOST_METADATA]) for kind in ("exif", "xmp"))
     tiff = tiff.removeprefix(b"Exif\0\0")
     try:
@@ -279,7 +279,7 @@ def _orientation(metadata: dict[str, memoryview]) -> int:
                 tag, kind, _, value = struct.unpack_from(order + "HHIH", tiff, at)
                 if tag == _ORIENTATION:
                     return value if kind == 3 and 1 <= value <= 8 else 1
-    except struct.error:  # it ends before
+    except struct.error:  # truncated
         pass
     match = _XMP_ORIENTATION.search(xmp)
     return int(match[1]) if match else 1
@@ -290,7 +290,7 @@ def _count(data: bytes, marker: bytes, start: int) -> int:
 
 
 def _joined(data: bytes, parts: Iterable[tuple[int, int]]) -> bytes:
-    """These parts of a file; the file itself, if they are all of it."""
+    """Join parts of a file; returns the file itself if they are the whole file."""
     runs = list[tuple[int, int]]()
     for start, end in parts:
         if runs and runs[-1][1] == start:
@@ -301,9 +301,9 @@ def _joined(data: bytes, parts: Iterable[tuple[int, int]]) -> bytes:
 
 
 def _assembled(parts: Iterable[bytes | memoryview]) -> bytes:
-    """These parts as one, copied once and in pieces, so that other threads may run."""
+    """Join parts with one copy, in pieces, so other threads can run."""
     whole = io.BytesIO()
     for part in parts:
         for at in range(0, len(part), _PIECE):
             whole.write(part[at : at + _PIECE])
-    return whole.getvalue()  # not a copy
+    return whole.getvalue()  # no second copy

@@ -1,8 +1,8 @@
-"""Thread pools that are shared fairly between tenants (round robin).
+"""Thread pools shared fairly between tenants (round robin).
 
-asyncio's default executor is first come, first served, for all that a server does: one client with
-slow pictures would hold all of its threads. Here each kind of work has a pool of its own, and one
-tenant never has all threads of it.
+asyncio's default executor serves all work of a server in order of arrival: one client with slow
+pictures would occupy all threads. Here each kind of work has its own pool, and no tenant may occupy
+all threads of a pool.
 """
 
 import asyncio
@@ -18,20 +18,20 @@ T = TypeVar("T")
 
 
 class FairSemaphore:
-    """A semaphore whose slots tenants take in turn. On one event loop."""
+    """A semaphore with round-robin turns for tenants. Not thread-safe: one event loop."""
 
     def __init__(self, slots: int, *, per_tenant: int, budget: int | None = None) -> None:
         """Make a semaphore with all slots free.
 
         Args:
             per_tenant: slots that one tenant may have at once.
-            budget: the most that the costs of all holders may add up to; a single holder may
-                cost more.
+            budget: limit for the total cost of all holders; a holder alone may cost
+                more.
         """
         self._free, self._per_tenant, self._budget = slots, per_tenant, budget
         self._held: Counter[str] = Counter()  # slots by tenant
         self._cost = 0  # total cost of all holders
-        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}  # in turn
+        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}  # in order of turns
 
     @asynccontextmanager
     async def hold(self, tenant: str, cost: int = 0) -> AsyncIterator[None]:
@@ -43,7 +43,7 @@ class FairSemaphore:
             self.release(tenant, cost)
 
     async def acquire(self, tenant: str, cost: int = 0) -> None:
-        """Wait for a slot. A caller that is cancelled gets none."""
+        """Wait for a slot. A cancelled caller gets none."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append((turn, cost))
         self._grant()
@@ -51,7 +51,7 @@ class FairSemaphore:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._grant()  # the others may have waited for this one
+                self._grant()  # other tenants may have waited behind it
             else:
                 self.release(tenant, cost)
             raise
@@ -61,7 +61,7 @@ class FairSemaphore:
         self._free += 1
         self._cost -= cost
         self._held[tenant] -= 1
-        self._held += Counter()  # keeps those above 0
+        self._held += Counter()  # drops entries of 0
         self._grant()
 
     def _grant(self) -> None:
@@ -69,14 +69,14 @@ class FairSemaphore:
             queue = self._waiting.pop(tenant)
             turn, cost = queue.popleft()
             if queue:
-                self._waiting[tenant] = queue  # behind all others
+                self._waiting[tenant] = queue  # back of the round
             self._free -= 1
             self._cost += cost
             self._held[tenant] += 1
             turn.set_result(None)
 
     def _next(self) -> str | None:
-        """The tenant whose turn it is; one that costs too much now is not overtaken."""
+        """The next tenant; a tenant that waits for the budget is not overtaken."""
         for tenant, queue in list(self._waiting.items()):
             while queue and queue[0][0].cancelled():
                 queue.popleft()
@@ -89,7 +89,7 @@ class FairSemaphore:
 
 
 class FairExecutor:
-    """A thread pool that tenants use in turn. Work that is cancelled before its turn never runs."""
+    """A thread pool with round-robin turns for tenants. Cancelled queued work never runs."""
 
     def __init__(
         self, name: str, workers: int, *, per_tenant: int, budget: int | None = None,
@@ -98,10 +98,10 @@ class FairExecutor:
         """Make a pool; threads start with the first work.
 
         Args:
-            name: of the threads.
+            name: prefix of the threads' names.
             per_tenant, budget: see `FairSemaphore`.
-            rests: a tenant that worked waits as long before its next turn: for work that holds
-                the interpreter lock, which leaves half of the time to others.
+            rests: a tenant rests as long as it worked before its next turn: for work that holds
+                the GIL, so half of the time stays free.
         """
         self._rests = rests
         self._rested_s: dict[str, float] = {}  # end of each tenant's rest; event loop's clock
@@ -109,12 +109,12 @@ class FairExecutor:
         self._threads = ThreadPoolExecutor(workers, name)
 
     async def run(self, tenant: str, work: Callable[[], T], *, cost: int = 0) -> T:
-        """Run blocking work on a thread, when it is this tenant's turn.
+        """Run blocking work on a thread at this tenant's turn.
 
-        Work that has begun runs to its end and keeps its thread, though its caller is cancelled.
+        Started work runs to its end and keeps its thread, even if its caller is cancelled.
 
         Args:
-            cost: counts against the budget; bytes of memory, say.
+            cost: counts against the budget, for example bytes of memory.
         """
         await self._slots.acquire(tenant, cost)
         loop = asyncio.get_running_loop()
@@ -134,7 +134,7 @@ class FairExecutor:
             self._slots.release(tenant, cost)
 
         def ended(_: "Future[T]") -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended before the work
+            with contextlib.suppress(RuntimeError):  # the event loop ended before the work
                 loop.call_soon_threadsafe(release)
 
         future.add_done_callback(ended)

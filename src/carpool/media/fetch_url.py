@@ -1,7 +1,7 @@
 """Fetch pictures and send webhooks, to public addresses only (no server-side request forgery).
 
 A host name is resolved once, all its addresses are checked, and the connection goes to a checked
-address: a later answer of the name server changes nothing. Each redirect is checked like a URL.
+address, so a later DNS answer has no effect. Each redirect is checked like a URL.
 """
 
 import asyncio
@@ -18,48 +18,48 @@ from carpool.errors import BodyTooLarge, InvalidValue
 TYPES = ("image/png", "image/jpeg", "image/webp", "application/octet-stream")
 REDIRECTS = 3
 TIMEOUT_S = 15.0  # limit for the whole fetch
-COUNTED_BYTES = 64 << 10  # at once
+COUNTED_BYTES = 64 << 10  # bytes counted at once
 MOST_SMALL, SMALL_BYTES = 1000, 256
-"""Pieces that a file may come in, and one more for so many bytes: to parse one takes 20 µs."""
+"""Most pieces of a file, plus one for each so many bytes: parsing a piece takes 20 µs."""
 _ASK = {"accept": "image/png, image/jpeg, image/webp", "accept-encoding": "identity"}
 _REDIRECTED = (301, 302, 303, 307, 308)
 
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs URLs whole, keys and all
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs full URLs, with keys
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# IANA's special-purpose address registries, and what clouds keep for themselves
+# IANA's special-purpose address registries, and addresses reserved by clouds
 _NOT_PUBLIC = [
     ipaddress.ip_network(text)
     for texts in (
         "0.0.0.0/8 10.0.0.0/8 172.16.0.0/12 192.168.0.0/16",  # this network, private
-        "100.64.0.0/10",  # behind carrier-grade NAT; metadata at Alibaba
+        "100.64.0.0/10",  # carrier-grade NAT; metadata at Alibaba
         "127.0.0.0/8 169.254.0.0/16",  # loopback, link-local; metadata of most clouds
         "168.63.129.16/32",  # Azure's metadata and DNS
         "192.0.0.0/24",  # protocol assignments; metadata at Oracle
-        "192.31.196.0/24 192.175.48.0/24 2620:4f:8000::/48",  # AS112: anycast, the nearest answers
+        "192.31.196.0/24 192.175.48.0/24 2620:4f:8000::/48",  # AS112, anycast
         "192.52.193.0/24 192.88.99.0/24",  # the same: multicast tunnels (AMT), 6to4 relays
         "192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 2001:db8::/32 3fff::/20",  # documentation
         "198.18.0.0/15 224.0.0.0/4 240.0.0.0/4",  # benchmarks, multicast, reserved and broadcast
         "2001::/23",  # protocol assignments: Teredo, benchmarks, AMT, AS112, ORCHID, drones
-        "2002::/16",  # 6to4: leads to the IPv4 address inside
+        "2002::/16",  # 6to4: routes to the embedded IPv4 address
     )
     for text in texts.split()
 ]
-_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # the rest is local, reserved or multicast
-_EMBEDDING_IPV4 = (  # IPv4-mapped, NAT64: the last 32 bits are where a connection goes
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")  # other ranges are local or reserved
+_EMBEDDING_IPV4 = (  # IPv4-mapped, NAT64: the last 32 bits are the target
     ipaddress.IPv6Network("::ffff:0:0/96"),
     ipaddress.IPv6Network("64:ff9b::/96"),
 )
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host and port, as text; raises OSError if it has none."""
+"""Resolves a host and port to addresses as text; raises OSError if there are none."""
 
 
 def is_public(address: IpAddress) -> bool:
-    """Return whether an address is public: any host of the internet can reach it.
+    """Return whether an address is public, that is, reachable from the internet.
 
-    By tables of our own: those of `ipaddress` differ between versions of Python.
+    It has its own tables, because those of `ipaddress` differ between Python versions.
     """
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _EMBEDDING_IPV4):
@@ -86,16 +86,16 @@ async def fetch(
 
     Args:
         url: `http:` or `https:`, without a user name.
-        max_bytes: of the answer.
-        timeout_s: from the first look-up to the last byte.
-        name: of the parameter, for messages.
-        is_allowed: may this address be connected to?
-        trusted: certificate authorities; None: the usual ones.
-        took: is called with the number of bytes that have arrived since; may raise.
-        content: is posted, and nothing is read: the answer must be 2xx at once.
+        max_bytes: limit for the answer.
+        timeout_s: limit from the first DNS lookup to the last byte.
+        name: name of the parameter, for messages.
+        is_allowed: returns whether connections to an address are allowed.
+        trusted: certificate authorities; None: the defaults.
+        took: called with the number of newly received bytes; may raise.
+        content: body to POST; the answer must be 2xx, without redirects, and is not read.
 
     Raises:
-        InvalidValue: an address that is not public, another type, no answer, not in time.
+        InvalidValue: private address, wrong type, no answer, or timeout.
         BodyTooLarge: more than `max_bytes`.
     """
     try:
@@ -103,7 +103,7 @@ async def fetch(
             for _ in range(REDIRECTS + 1):
                 target = check_url(url, name)
                 address = await _address(target, name, resolve, is_allowed)
-                # a client each: a connection never serves two names
+                # one client per URL: a connection never serves two names
                 async with httpx2.AsyncClient(
                     verify=trusted or authorities(), trust_env=False, timeout=None
                 ) as client:
@@ -132,12 +132,12 @@ async def fetch(
 
 @cache
 def authorities() -> ssl.SSLContext:
-    """The usual certificate authorities. The first time it takes 100 ms."""
+    """The default certificate authorities. The first call takes 100 ms."""
     return httpx2.create_ssl_context()
 
 
 def check_url(url: str, name: str) -> httpx2.URL:
-    """A URL of http or https without a user name; raises InvalidValue for another one."""
+    """Parse an http or https URL without a user name; InvalidValue for any other URL."""
     try:
         target = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -154,7 +154,7 @@ def check_url(url: str, name: str) -> httpx2.URL:
 async def _address(
     target: httpx2.URL, name: str, resolve: Resolve, is_allowed: Callable[[IpAddress], bool]
 ) -> str:
-    """The address to connect to; refuses a host of which any address is not allowed."""
+    """The address to connect to; refuses a host if any of its addresses is not allowed."""
     port = target.port or (443 if target.scheme == "https" else 80)
     try:
         texts = await resolve(target.raw_host.decode("ascii").strip("[]"), port)

@@ -1,4 +1,4 @@
-"""Store the input pictures of a job as lossless files: a job that is run again draws the same."""
+"""Store a job's input pictures as lossless files, so a rerun draws the same result."""
 
 import io
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from carpool.errors import UnsupportedImage
 from carpool.media.uploads import Mode, read_image
 from carpool.request.images import NAMES
 
-MOST_PIXELS = 1 << 30  # they were checked before they were stored
+MOST_PIXELS = 1 << 30  # no limit: checked before storage
 
 
 def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The pictures among a pipeline's arguments as PNG files. Slow: call it on a thread.
+    """Encode the pictures in a pipeline's arguments as PNG files. Slow: call it on a thread.
 
     Args:
-        arguments: pictures are of mode RGB, RGBA, L or 1, alone or in lists of any depth.
+        arguments: may hold pictures of mode RGB, RGBA, L or 1, in lists of any depth.
 
     Returns:
-        By argument the file names and modes of its pictures: [[name, mode], ...], where a single
-        one is no list; {"list": [...]} where a list has one entry, or lists; and the files by name.
+        By argument, [name, mode] of its picture or a list of these ({"list": [...]} for a list with
+        one entry or with lists in it); and the files by name.
     """
     files: dict[str, bytes] = {}
 
     def stored(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return {"list": [stored(entry) for entry in value]}
-        picture = value.convert("L") if value.mode == "1" else value  # as pipelines read masks
+        picture = value.convert("L") if value.mode == "1" else value  # pipelines read masks as L
         file = io.BytesIO()
         picture.save(file, "PNG", compress_level=1)
         name = f"input-{len(files)}.png"
@@ -48,19 +48,19 @@ def packed(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, byte
 
 
 def unpacked(file: bytes, mode: Mode) -> Image.Image:
-    """Read a picture that `packed` has stored.
+    """Read a picture that `packed` stored.
 
     Raises:
-        UnsupportedImage: the disk has spoiled it.
+        UnsupportedImage: the file is damaged.
     """
     return read_image(file, max_pixels=MOST_PIXELS, mode=mode)
 
 
 def transparent_mask(file: bytes) -> bytes:
-    """A mask that is white where to draw anew, as OpenAI's API has it: a PNG, transparent there.
+    """Convert a mask (white: redraw) to OpenAI's format: a PNG, transparent where to redraw.
 
     Raises:
-        UnsupportedImage: it cannot be read.
+        UnsupportedImage: the mask cannot be read.
     """
     try:
         with Image.open(io.BytesIO(file), formats=["PNG", "JPEG", "WEBP"]) as opened:

@@ -1,13 +1,13 @@
-"""Masks as pipelines take them, white where to draw anew, and pictures for them.
+"""Masks in the format of pipelines (white: redraw), and the pictures that belong to them.
 
-Source: AUTOMATIC1111's web interface, whose results these follow: what of a mask counts, the order
-of its steps, and the colours that fill what is masked.
+Source: AUTOMATIC1111's web interface. These functions reproduce its mask channel, the order of its
+steps, and its fill colours.
 """
 
 from PIL import Image, ImageChops, ImageFilter
 
-_FILLS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2), (0, 1))  # radius in pixels, layers of it
-_MIDDLE = 128  # the largest alpha that still is transparent
+_FILLS = ((256, 1), (64, 1), (16, 2), (4, 4), (2, 2), (0, 1))  # radius in pixels, number of layers
+_MIDDLE = 128  # the largest alpha that counts as transparent
 
 
 def fitted(
@@ -18,14 +18,14 @@ def fitted(
     is_inverted: bool = False,
     is_rounded: bool = True,
 ) -> Image.Image:
-    """A mask of a picture. Slow: call it on a thread.
+    """Make the mask for a picture. Slow: call it on a thread.
 
     Args:
-        mask: of mode "L"; or "RGBA", whose alpha counts unless all of it is opaque.
-        size: of the picture, pixels.
-        blur: radius in x and y, pixels of the mask.
-        is_inverted: is it black where to draw anew?
-        is_rounded: is alpha either black or white?
+        mask: mode "L", or "RGBA" with the mask in alpha, unless it is fully opaque.
+        size: size of the picture, pixels.
+        blur: radius in x and y, in pixels of the mask.
+        is_inverted: the mask is black where to redraw.
+        is_rounded: round alpha to black or white.
     """
     if mask.mode == "RGBA":
         alpha = mask.getchannel("A")
@@ -39,14 +39,14 @@ def fitted(
 
 
 def on_white(image: Image.Image) -> Image.Image:
-    """A picture of mode "RGBA" as one without transparency, before white."""
+    """Flatten a picture of mode "RGBA" on a white background."""
     background = Image.new("RGBA", image.size, "white")
     background.alpha_composite(image)
     return background.convert("RGB")
 
 
 def filled(image: Image.Image, mask: Image.Image) -> Image.Image:
-    """A picture whose masked parts have the colours around them. Slow: call it on a thread."""
+    """Fill the masked parts with the colours around them. Slow: call it on a thread."""
     outside = Image.new("RGBa", image.size)
     outside.paste(image.convert("RGBA").convert("RGBa"), mask=ImageChops.invert(mask))
     result = Image.new("RGBA", image.size)

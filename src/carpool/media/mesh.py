@@ -1,8 +1,8 @@
 """Encode meshes as GLB, OBJ and PLY.
 
-GLB holds everything: colours, a texture, and the settings in `asset.extras`. OBJ and PLY have
-colours, places in a texture and the settings as comments; their texture is a file beside them,
-which an OBJ names by its material (`.mtl`), a PLY by a comment, as MeshLab reads it.
+A GLB file has everything: colours, a texture, and the settings in `asset.extras`. OBJ and PLY have
+colours, texture coordinates and the settings as comments; the texture is a separate file. OBJ names
+it in the material (`.mtl`), PLY in a comment that MeshLab reads.
 
 Sources: glTF 2.0 specification, Khronos Group, sections 3 and 4; PLY, Greg Turk, 1994.
 """
@@ -21,14 +21,14 @@ from carpool.media.metadata import as_json
 
 MeshFormat = Literal["glb", "obj", "ply"]
 _FLOAT, _UINT, _BYTE = 5126, 5125, 5121  # component types of glTF
-_OF_VERTICES, _OF_FACES = 34962, 34963  # targets of its buffer views
+_OF_VERTICES, _OF_FACES = 34962, 34963  # targets of glTF buffer views
 
 
 def check_faces(mesh: Mesh, limit: int) -> None:
-    """Refuse a mesh of too many faces.
+    """Refuse a mesh with too many faces.
 
     Raises:
-        InvalidValue: says how many there are.
+        InvalidValue: the message has the number of faces.
     """
     if len(mesh.faces) > limit:
         raise InvalidValue(
@@ -47,8 +47,8 @@ def encode_mesh(
     """Encode a mesh.
 
     Args:
-        metadata: as for `media.outputs.encode_image`.
-        stem: name of its file without the ending, where `files_beside` are written, too.
+        metadata: see `media.outputs.encode_image`.
+        stem: file name without extension, if `files_beside` are written too.
     """
     if format == "glb":
         return _glb(mesh, metadata)
@@ -58,7 +58,7 @@ def encode_mesh(
 
 
 def files_beside(mesh: Mesh, format: MeshFormat, stem: str) -> dict[str, bytes]:
-    """What belongs beside the file of a mesh with a texture: its image, and an OBJ's material."""
+    """Further files of a mesh with a texture: its image, and an OBJ's material."""
     if format == "glb" or not _has_texture(mesh):
         return {}
     material = f"newmtl surface\nKd 1 1 1\nmap_Kd {stem}.png\n".encode()
@@ -70,7 +70,7 @@ def _has_texture(mesh: Mesh) -> bool:
 
 
 def _notes(metadata: Mapping[str, Any] | None) -> list[str]:
-    """Comments: each is one line, so the settings are written as JSON without line breaks."""
+    """Comment lines; each is one line, so the settings are JSON without line breaks."""
     if metadata is None:
         return []
     comments = ["made by a model (trainedAlgorithmicMedia)"]
@@ -137,10 +137,10 @@ def _glb(mesh: Mesh, metadata: Mapping[str, Any] | None) -> bytes:
     vertices = mesh.vertices.astype("<f4")
     bounds = {"min": vertices.min(axis=0).tolist(), "max": vertices.max(axis=0).tolist()}
     attributes = {"POSITION": accessor(vertices, _FLOAT, "VEC3", _OF_VERTICES, **bounds)}
-    if mesh.colours is not None:  # padded: each vertex begins at a multiple of four bytes
+    if mesh.colours is not None:  # padded: vertices are aligned to four bytes
         padded = np.pad(mesh.colours, ((0, 0), (0, 1)), constant_values=255)
         attributes["COLOR_0"] = accessor(padded, _BYTE, "VEC4", _OF_VERTICES, normalized=True)
-    if mesh.places is not None:  # glTF counts from above
+    if mesh.places is not None:  # glTF's origin is at the top
         flipped = np.stack([mesh.places[:, 0], 1 - mesh.places[:, 1]], axis=1).astype("<f4")
         attributes["TEXCOORD_0"] = accessor(flipped, _FLOAT, "VEC2", _OF_VERTICES)
     indices = accessor(mesh.faces.astype("<u4"), _UINT, "SCALAR", _OF_FACES)

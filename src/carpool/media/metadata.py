@@ -1,7 +1,7 @@
-"""Metadata in files: the settings that made a picture, and the statement that a model made it.
+"""Metadata in files: the settings of a picture, and the statement that a model made it.
 
-Settings are JSON for Carpool to read again, and the text that the AUTOMATIC1111 web interface
-writes and many viewers show. The statement is IPTC's digital source type, in XMP.
+Settings are stored as JSON, which Carpool reads, and in the text format of the AUTOMATIC1111 web
+interface, which many viewers show. The statement is IPTC's digital source type, in XMP.
 """
 
 import json
@@ -15,8 +15,8 @@ from carpool.request.images import NAMES as PICTURES
 from carpool.types import CheckedRequest
 
 _EXIF_IFD, _USER_COMMENT = 0x8769, 0x9286
-_MOST_EXIF_BYTES = 65_533 - 6  # what a JPEG has room for
-_XMP_BOX = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")  # its place in an MP4
+_MOST_EXIF_BYTES = 65_533 - 6  # capacity of a JPEG segment
+_XMP_BOX = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")  # id of XMP's box in an MP4
 
 XMP = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
@@ -38,12 +38,12 @@ def file_metadata(
     settings_used: Mapping[str, Any] | None = None,
     **extra: Any,
 ) -> dict[str, Any] | None:
-    """The metadata of a file with one output of a model; {} without a request, None for none.
+    """The metadata of one output's file; {} without a request, None if files have none.
 
     Args:
-        settings: say what of it files may carry.
-        settings_used: the settings as the engine used them, once it is made.
-        extra: of this output alone, such as its size.
+        settings: define which metadata files may have.
+        settings_used: the settings that the engine used, after it has run.
+        extra: metadata of this output only, such as its size.
     """
     metadata: dict[str, Any] = {}
     if request is not None:
@@ -60,7 +60,7 @@ def file_metadata(
 def permitted(
     settings: Mapping[str, Any], *, metadata: bool, metadata_prompt: bool
 ) -> dict[str, Any] | None:
-    """The settings that files may carry, without pictures; None for no metadata at all.
+    """The settings that files may have, without pictures; None: no metadata.
 
     Args:
         metadata, metadata_prompt: the server settings of these names.
@@ -72,14 +72,14 @@ def permitted(
 
 
 def with_used(data: dict[str, Any] | None, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The metadata of a job's file, once it is made; it may name prompts where `data` does."""
+    """Add the used settings to a job's metadata; prompts only if `data` has prompts."""
     if data is None:
         return None
     return {**data, **(settings if "prompt" in data else without_prompts(settings))}
 
 
 def without_prompts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without prompts; switches that are about prompts stay."""
+    """The settings without prompts; switches about prompts stay."""
     return {
         name: value
         for name, value in settings.items()
@@ -98,7 +98,7 @@ def png_text(metadata: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
 
 
 def exif(metadata: Mapping[str, Any]) -> bytes:
-    """EXIF with the settings as text; without the prompts where they do not fit into a JPEG."""
+    """EXIF with the settings as text; without prompts if they do not fit into a JPEG."""
     for settings in (metadata, without_prompts(metadata)):
         block = Image.Exif()
         text = as_text(settings).encode("utf-16-be", "replace")
@@ -119,7 +119,7 @@ def as_json(metadata: Mapping[str, Any]) -> str:
 
 
 def as_text(metadata: Mapping[str, Any]) -> str:
-    """Settings as the AUTOMATIC1111 web interface writes them: prompts first, then a line."""
+    """Settings in the text format of AUTOMATIC1111: prompts first, then one line."""
     has_size = {"width", "height"} <= metadata.keys()
     true_cfg, guidance = metadata.get("true_cfg_scale"), metadata.get("guidance_scale")
     named = {

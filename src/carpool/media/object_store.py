@@ -1,4 +1,4 @@
-"""Copies of files in an object store: S3 and what speaks its protocol, Google's and Azure's."""
+"""Copies files to an object store: S3 and compatible stores, Google's, Azure's."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -12,9 +12,9 @@ _RETRIES = {"max_retries": 2, "retry_timeout": timedelta(seconds=30)}  # the out
 
 
 class ObjectStore:
-    """A folder of a bucket, with the credentials of the environment; SettingRejected: it is none.
+    """A folder of a bucket, with credentials from the environment; SettingRejected: invalid URL.
 
-    Nothing is connected to before there is something to copy.
+    It connects at the first copy.
     """
 
     def __init__(self, url: str) -> None:
@@ -26,14 +26,14 @@ class ObjectStore:
                 raise ValueError("must begin with s3://, gs:// or az://")
             self._put, self._url = obstore.put, url.rstrip("/")
             self._store: Any = from_url(url, retry_config=_RETRIES)
-        except Exception as error:  # of the library, of any class
+        except Exception as error:  # the library raises any class
             reason = str(error).partition("\n")[0][:200]
             if isinstance(error, ImportError):
                 reason = "it needs the library obstore: pip install obstore"
             raise SettingRejected(f"upload={url!r}: {reason}", param="upload") from error
 
     def copy(self, folder: str, paths: Sequence[Path]) -> list[str]:
-        """Copy files over what is there; returns their URLs. Blocks, and raises as the library."""
+        """Copy files, replacing old copies; returns their URLs. Blocks; raises library errors."""
         for path in paths:
             kind = {"Content-Type": guess_type(path.name)[0] or "application/octet-stream"}
             self._put(self._store, f"{folder}/{path.name}", path, attributes=kind)

@@ -1,6 +1,6 @@
 """Encode pictures as PNG, JPEG or WebP and videos as MP4; make thumbnails of videos.
 
-All of it is slow: call it on a thread.
+All functions are slow: call them on a thread.
 """
 
 import io
@@ -26,15 +26,15 @@ Audio = tuple[NDArray[np.float32], int]
 FPS = 16.0  # default frame rate of a video
 MOST_FPS = 240
 THUMBNAIL_PX = 512  # longer side
-SPRITE_PX = 256  # longer side of one picture of a sheet
+SPRITE_PX = 256  # longer side of each picture in a sheet
 MOST_SPRITES = 16
 
 
 def check_fps(rate: float, name: str, text: str) -> float:
-    """A rate of frames a second, or InvalidValue.
+    """Check frames a second; InvalidValue if out of range.
 
     Args:
-        name, text: of the parameter and its value, for the message.
+        name, text: name and value of the parameter, for the message.
     """
     if not 1 <= rate <= MOST_FPS:
         raise InvalidValue(f"{name}={text}: must be from 1 to {MOST_FPS}", param=name)
@@ -61,9 +61,9 @@ def encode_image(
     """Encode a picture.
 
     Args:
-        compression: quality of JPEG and WebP, 0-100; OpenAI's name for it.
-        metadata: the settings to write into the file, beside the statement that a model made it;
-            {} for that statement alone, None for nothing at all.
+        compression: quality of JPEG and WebP, 0-100; the name is OpenAI's.
+        metadata: settings to write into the file, with the statement that a model made it; {}: only
+            the statement; None: neither.
     """
     if not isinstance(picture, Image.Image):
         picture = Image.frombytes("RGB", (picture.width, picture.height), picture.rgb)
@@ -87,7 +87,7 @@ def write_pictures(
     """Write the files of a job: `0.png`, `1.png`, ...
 
     Args:
-        metadata: metadata of each, as `encode_image` takes it; its size is added.
+        metadata: metadata of each picture, see `encode_image`; its size is added.
     """
     for i, (picture, settings) in enumerate(zip(pictures, metadata, strict=True)):
         if settings:
@@ -103,13 +103,13 @@ def write_mp4(
     *,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an MP4: H.264, 4:2:0, so odd sides lose a pixel; AAC where there is audio.
+    """Write an MP4: H.264 4:2:0 (odd sides lose a pixel), and AAC if there is audio.
 
     Args:
         frames: (frames, height, width, 3).
-        out: a path, or an open file. Only a file with a path can be played while it is being
-            downloaded.
-        metadata: as for `encode_image`.
+        out: a path, or an open file. Only a file with a path can be played during its
+            download.
+        metadata: see `encode_image`.
 
     Raises:
         LibraryMissing: PyAV is not installed.
@@ -123,11 +123,11 @@ def write_mp4(
         stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
         stream.height, stream.width = (side - side % 2 for side in frames.shape[1:3])
         stream.pix_fmt = "yuv420p"
-        # Without `mbtree=0` the same frames give other files at many sizes, such as 480x480
-        # pixels: it reads what was in memory before. At 15 a file is as large as with it at 14.
+        # With mbtree, equal frames give different files at many sizes, such as 480x480 pixels: it
+        # reads uninitialized memory. Files at crf 15 are as large as with mbtree at crf 14.
         stream.options = {"crf": "15", "x264-params": "mbtree=0"}
         sound = None
-        if audio is not None:  # both streams stand before the first packet
+        if audio is not None:  # both streams must exist before the first packet
             samples, rate = audio
             layout = "mono" if len(samples) == 1 else "stereo"
             sound = container.add_stream("aac", rate=rate, layout=layout)
@@ -150,7 +150,7 @@ def write_mp4(
 def encode_video(
     frames: Sequence[Image.Image], fps: float, metadata: Mapping[str, Any] | None = None
 ) -> bytes:
-    """PIL images of one size as the bytes of an MP4; see `write_mp4`."""
+    """Encode PIL images of equal size as an MP4; see `write_mp4`."""
     out = io.BytesIO()
     pictures = np.stack([np.asarray(frame.convert("RGB")) for frame in frames])
     write_mp4(pictures, fps, None, out, metadata=metadata)
@@ -185,10 +185,10 @@ def spritesheet(path: Path) -> bytes:
 
 
 def pyav(need: str = "videos need") -> ModuleType:
-    """PyAV, or LibraryMissing.
+    """Import PyAV; LibraryMissing if it is not installed.
 
     Args:
-        need: how the message begins.
+        need: the beginning of the message.
     """
     try:
         import av

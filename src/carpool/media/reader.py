@@ -1,7 +1,7 @@
-"""Read the pictures of requests: fetch, decode base64, parse and decode, on threads.
+"""Read the pictures of requests on threads: fetch, decode base64, parse, decode.
 
-Tenants share the threads in turn (`executors.py`). A picture that waits for its turn takes no
-memory but its bytes; one whose client has disconnected is never decoded.
+Tenants share the threads in turn (`executors.py`). A waiting picture takes only the memory of its
+file; after a client disconnect it is never decoded.
 """
 
 import math
@@ -24,10 +24,10 @@ from carpool.request.images import Size
 
 T = TypeVar("T")
 ImageData = bytes | str | memoryview
-"""A file, or the URL of one; a long `data:` URL is a memoryview."""
+"""A file, or its URL; a long `data:` URL is a memoryview."""
 
-MOST_PIXELS = 32_000_000  # limit for an upload; a model's limit is lower, and it is resized
-LOOKUPS, FETCHES = 8, 16  # at once; one tenant may have a quarter
+MOST_PIXELS = 32_000_000  # limit for an upload; models resize it to their lower limit
+LOOKUPS, FETCHES = 8, 16  # concurrent; one tenant may use a quarter
 
 
 class ByteCounter(Protocol):
@@ -43,13 +43,13 @@ class Uncounted:
 
 
 class PictureReader:
-    """The threads and connections that all requests of a server share. On one event loop."""
+    """The threads and connections shared by all requests. Not thread-safe: one event loop."""
 
     def __init__(self, *, allow_remote: bool = False) -> None:
         """Make a reader; threads start with the first picture.
 
         Args:
-            allow_remote: fetch pictures that are named by http(s) URLs.
+            allow_remote: fetch pictures from http(s) URLs.
         """
         workers = max(2, (os.cpu_count() or 2) // 2)
         self.decoding = FairExecutor(
@@ -59,11 +59,11 @@ class PictureReader:
             budget=uploads.MOST_DECODED_BYTES,
         )
         self.lookups = FairExecutor("carpool-dns", LOOKUPS, per_tenant=LOOKUPS // 4)
-        # a thread each: what a server answers may take long to parse
+        # a thread for each fetch: answers may be slow to parse
         self.fetches = FairExecutor("carpool-fetch", FETCHES, per_tenant=FETCHES // 4)
         self.allow_remote = allow_remote
         if allow_remote:
-            fetch_url.authorities()  # not while requests wait
+            fetch_url.authorities()  # loaded now, before requests wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class ImageIntake:
     reader: PictureReader
     tenant: str = ""
     held: ByteCounter = Uncounted()
-    copies: int = 1  # outputs of the request: each takes the pictures to the worker
+    copies: int = 1  # outputs of the request; each sends the pictures to the worker
 
     async def run(self, work: Callable[[], T], *, cost: int = 0) -> T:
-        """Run other work with pictures on the same threads; see `FairExecutor.run`."""
+        """Run other picture work on the same threads; see `FairExecutor.run`."""
         return await self.reader.decoding.run(self.tenant, work, cost=cost)
 
     async def open(
@@ -87,10 +87,10 @@ class ImageIntake:
         max_pixels: int = MOST_PIXELS,
         max_bytes: int = MOST_BYTES,
     ) -> Container:
-        """Get a picture as a parsed file, whose bytes are counted in place of what was sent.
+        """Load and parse a picture; its file is counted in place of the sent bytes.
 
         Raises:
-            Rejected, BodyTooLarge: it cannot be had, or read.
+            Rejected, BodyTooLarge: the picture cannot be fetched or read.
         """
         data = await self._data(picture, name, max_bytes)
         parse = partial(uploads.parse, data, max_pixels=max_pixels, name=name)
@@ -105,15 +105,15 @@ class ImageIntake:
         fitted: Size | None = None,
         then: Callable[[Image.Image], Image.Image] | None = None,
     ) -> Image.Image:
-        """Decode a picture; its pixels are counted in place of the file, in all copies.
+        """Decode a picture; all copies of its pixels are counted in place of the file.
 
         Args:
             fitted: see `uploads.decode`.
-            then: what else is to be done with it, on the same thread.
+            then: further work on the picture, on the same thread.
 
         Raises:
-            ImageTooLarge: that would take too much memory.
-            UnsupportedImage: it is damaged.
+            ImageTooLarge: decoding would take too much memory.
+            UnsupportedImage: the picture is damaged.
         """
         cost = uploads.decode_cost(parsed, mode, name, fitted)
 
@@ -123,7 +123,7 @@ class ImageIntake:
 
         image = await self.run(work, cost=cost)
         bands = len(image.getbands())
-        pixel_bytes = (1 if bands == 1 else 4) + self.copies * bands  # Pillow's, and the worker's
+        pixel_bytes = (1 if bands == 1 else 4) + self.copies * bands  # Pillow's copy, the workers'
         self.held.replace(len(parsed.data), math.prod(image.size) * pixel_bytes)
         return image
 

@@ -1,6 +1,6 @@
 """Encode sound as WAV, FLAC and MP3.
 
-WAV needs no library: 16 bits a sample, the settings in a LIST chunk. The others need PyAV.
+WAV needs no library: 16 bits a sample, settings in a LIST chunk. FLAC and MP3 need PyAV.
 """
 
 import io
@@ -24,14 +24,14 @@ _MP3_RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 def encode_sound(
     sound: Sound, format: SoundFormat, metadata: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Encode sound; samples beyond -1 to 1 are cut off.
+    """Encode sound; samples are clipped to -1 to 1.
 
     Args:
-        metadata: as for `media.outputs.encode_image`.
+        metadata: see `media.outputs.encode_image`.
 
     Raises:
-        LibraryMissing: PyAV is not installed, and the format needs it.
-        InvalidValue: the format takes no such number of channels.
+        LibraryMissing: the format needs PyAV, which is not installed.
+        InvalidValue: the format does not support the number of channels.
     """
     note = None if metadata is None else as_json(metadata) if metadata else _SOURCE
     if format == "wav":
@@ -88,5 +88,5 @@ def _with_pyav(sound: Sound, format: SoundFormat, note: str | None) -> bytes:
 
 
 def _mp3_rate(rate: int) -> int:
-    """The rate itself, or the next higher one that MP3 knows; else its highest."""
+    """The lowest MP3 sample rate that is at least `rate`; otherwise the highest."""
     return next((rate_hz for rate_hz in _MP3_RATES if rate_hz >= rate), _MP3_RATES[-1])

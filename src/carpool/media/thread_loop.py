@@ -1,4 +1,4 @@
-"""Run a coroutine on an event loop of its own, on a thread: it may hold that one up, no other."""
+"""Run a coroutine on its own event loop and thread: it can block only that loop."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def run_apart(
     executor: FairExecutor, tenant: str, work: Callable[[], Coroutine[Any, Any, T]]
 ) -> T:
-    """Run a coroutine when it is this tenant's turn; it is cancelled with its caller."""
+    """Run a coroutine at this tenant's turn; it is cancelled with its caller."""
     is_given_up, stop = False, None
 
     async def run() -> T:
@@ -32,13 +32,13 @@ async def run_apart(
     except asyncio.CancelledError:
         is_given_up = True
         if stop is not None:
-            with contextlib.suppress(RuntimeError):  # its loop has ended
+            with contextlib.suppress(RuntimeError):  # its loop has stopped
                 stop()
         raise
 
 
 def on_this_loop(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Awaitable[T]]:
-    """Return the same function for coroutines of other loops: what it does is done on this one."""
+    """Wrap a function for callers on other loops: it still runs on the current loop."""
     loop = asyncio.get_running_loop()
 
     @wraps(call)

@@ -1,7 +1,7 @@
-"""Decode pictures that clients send, or refuse them.
+"""Decode pictures of clients, or refuse them.
 
-What a file says of itself is read before it is decoded, and trusted only to refuse it. Nothing of
-the file is kept but its pixels.
+The headers of a file are read before it is decoded, and trusted only for refusing it. Only the
+pixels of the file are kept.
 """
 
 import binascii
@@ -22,11 +22,11 @@ from carpool.media import container
 from carpool.media.container import CUT_SHORT, UNKNOWN, Container, Unreadable
 from carpool.request.images import Size
 
-MOST_BYTES = 50 << 20  # limit for one file, as OpenAI's
-MOST_DECODED_BYTES = 192 << 20  # limit for one picture with all copies
+MOST_BYTES = 50 << 20  # limit for one file, the same as OpenAI's
+MOST_DECODED_BYTES = 192 << 20  # limit for one picture and its copies
 DATA_URL = "data:image/png;base64,..."
-_PIECE = 1 << 18  # letters of base64; between two, other threads may run
-_KINDS = (b"data:image/", b"data:application/octet-stream;", b"data:;")  # the file itself says it
+_PIECE = 1 << 18  # base64 letters per step; other threads may run in between
+_KINDS = (b"data:image/", b"data:application/octet-stream;", b"data:;")  # the signature decides
 _URL_SAFE, _BLANKS = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\f\v"
 _BAND = 256  # rows of 16 bits
 _UPRIGHT = (  # index: EXIF orientation - 2
@@ -41,29 +41,29 @@ _UPRIGHT = (  # index: EXIF orientation - 2
 
 Mode = Literal["RGB", "RGBA", "L"]
 
-logging.getLogger("PIL").setLevel(logging.WARNING)  # at DEBUG it repeats what files say
+logging.getLogger("PIL").setLevel(logging.WARNING)  # at DEBUG it logs the content of files
 
 
 def read_image(
     data: bytes, *, max_pixels: int, mode: Mode = "RGB", name: str = "image"
 ) -> Image.Image:
-    """Decode a picture: upright, of one mode, with nothing beside its pixels.
+    """Decode a picture: upright, in one mode, only its pixels.
 
     Args:
-        data: a whole PNG, JPEG or WebP file.
-        max_pixels: width times height; checked before it is decoded.
-        mode: of the result; 16 bits become 8, and transparency is left out but for "RGBA".
-        name: of the parameter, for messages.
+        data: a complete PNG, JPEG or WebP file.
+        max_pixels: limit for width times height; checked before decoding.
+        mode: mode of the result; 16 bits become 8; only "RGBA" keeps transparency.
+        name: name of the parameter, for messages.
 
     Raises:
-        UnsupportedImage: another format, several frames, damaged or cut short.
+        UnsupportedImage: another format, several frames, damaged or truncated.
         ImageTooLarge: more than `max_pixels`.
     """
     return decode(parse(data, max_pixels=max_pixels, name=name), mode=mode, name=name)
 
 
 def parse(data: bytes, *, max_pixels: int, name: str = "image") -> Container:
-    """Read the headers of a file; it raises as `read_image` does."""
+    """Read the headers of a file; raises as `read_image`."""
     try:
         parsed = container.parse(data)
         width, height = parsed.size
@@ -80,16 +80,16 @@ def parse(data: bytes, *, max_pixels: int, name: str = "image") -> Container:
 def decode_cost(
     parsed: Container, mode: Mode, name: str = "image", fitted: Size | None = None
 ) -> int:
-    """Bytes that `decode` takes at most, beside the file.
+    """Upper bound of the bytes that `decode` takes, without the file.
 
     Raises:
-        ImageTooLarge: more than one picture may take.
+        ImageTooLarge: above the limit of one picture.
     """
     pixels, area = math.prod(parsed.size), math.prod(fitted or parsed.size)
     copies = {mode: 0, "P": 8, "I;16": 1, "L": 0}.get(parsed.mode, 4)
     if mode == "RGBA":
-        copies = max(copies, 4)  # to be resized, its colours are multiplied by it
-    halfway = math.sqrt(pixels * area) if area < pixels else 0  # resized in width alone
+        copies = max(copies, 4)  # resizing premultiplies by alpha, in a copy
+    halfway = math.sqrt(pixels * area) if area < pixels else 0  # after the horizontal resize
     after = pixels * (parsed.pixel_bytes + copies) + 4 * halfway + 4 * area
     cost = int(max(pixels * parsed.peak_bytes, after))
     if cost > MOST_DECODED_BYTES:
@@ -108,16 +108,16 @@ def decode(
     """Decode a parsed file. Slow: call it on a thread.
 
     Args:
-        fitted: size of the result; None: its own.
+        fitted: size of the result; None: the picture's own.
 
     Raises:
-        UnsupportedImage: it is damaged or cut short.
+        UnsupportedImage: the file is damaged or truncated.
     """
     try:
         if parsed.format == "PNG":
             container.check_rows(parsed)
         return _decoded(parsed, mode, fitted)
-    except Exception as error:  # decoders raise what they like: SyntaxError, struct.error, ...
+    except Exception as error:  # decoders raise any class: SyntaxError, struct.error, ...
         raise _refused(name, error) from error
 
 
@@ -127,7 +127,7 @@ def _decoded(parsed: Container, mode: Mode, fitted: Size | None) -> Image.Image:
             raise Unreadable(CUT_SHORT)
         file.load()
         image = _eight_bits(file)
-        if (image.mode, mode) != ("L", "RGB"):  # cheaper once it is small
+        if (image.mode, mode) != ("L", "RGB"):  # cheaper after the resize
             image = _converted(image, mode)
         width, height = fitted or parsed.size
         stored = (height, width) if parsed.orientation > 4 else (width, height)
@@ -145,21 +145,21 @@ def _decoded(parsed: Container, mode: Mode, fitted: Size | None) -> Image.Image:
 def read_data_url(
     url: str | memoryview, *, max_bytes: int = MOST_BYTES, name: str = "image"
 ) -> bytes:
-    """The bytes of a `data:` URL in base64, whatever kind of picture it states.
+    """Decode a base64 `data:` URL; its media type is ignored.
 
-    The letters may be those of either alphabet (RFC 4648, sections 4 and 5), in lines, escaped as
-    in URLs, and without padding.
+    It may use either alphabet (RFC 4648, sections 4 and 5), line breaks, URL escapes, and no
+    padding.
 
     Raises:
-        InvalidValue: it is no such URL.
-        BodyTooLarge: it holds more than `max_bytes`.
+        InvalidValue: not such a URL.
+        BodyTooLarge: more than `max_bytes`.
     """
     head, comma, _ = _letters(url, 0, 200).partition(b",")
     kind, start = head.lower(), len(head) + 1
     if not comma or not kind.startswith(_KINDS) or not kind.endswith(b";base64"):
         raise InvalidValue.of(name, cut(url), f"must be {DATA_URL}")
     too_large = BodyTooLarge(f"{name} is larger than {max_bytes} bytes", param=name)
-    if len(url) - start > 4 * (max_bytes + 3):  # thrice the letters of so many bytes
+    if len(url) - start > 4 * (max_bytes + 3):  # three times the letters of `max_bytes`
         raise too_large
     data, rest, is_padded = io.BytesIO(), b"", False
     try:
@@ -179,11 +179,11 @@ def read_data_url(
         raise InvalidValue.of(name, cut(url), str(error)) from error
     if data.tell() > max_bytes:
         raise too_large
-    return data.getvalue()  # not a copy
+    return data.getvalue()  # no second copy
 
 
 def _base64_pieces(url: str | memoryview, start: int) -> Iterator[bytes]:
-    """The letters of a URL from a place on, in the usual alphabet, without blanks and escapes."""
+    """The letters of a URL from `start`, in the standard alphabet, without blanks and escapes."""
     escape = b""
     for at in range(start, len(url), _PIECE):
         piece = escape + _letters(url, at, _PIECE)
@@ -194,7 +194,7 @@ def _base64_pieces(url: str | memoryview, start: int) -> Iterator[bytes]:
 
 
 def digest_of(picture: bytes | str | memoryview) -> str:
-    """SHA-256 of a picture as it was sent. Slow: call it on a thread."""
+    """SHA-256 of a picture as sent. Slow: call it on a thread."""
     digest = hashlib.sha256()
     for at in range(0, len(picture), _PIECE):
         digest.update(_letters(picture, at, _PIECE))
@@ -202,16 +202,16 @@ def digest_of(picture: bytes | str | memoryview) -> str:
 
 
 def _letters(picture: bytes | str | memoryview, start: int, size: int) -> bytes:
-    """A piece of an upload as text: a copy of all of it would block other threads."""
+    """A piece of an upload as text: a full copy would block other threads."""
     piece = picture[start : start + size]
     return piece.encode(errors="replace") if isinstance(piece, str) else bytes(piece)
 
 
 def read_picture(path: Path | BinaryIO, *, is_mask: bool = False) -> Image.Image:
-    """A picture from the user's own file, upright: RGB, or 8-bit grey for a mask.
+    """Read a user's own file as an upright picture: RGB, or 8-bit grey for a mask.
 
     Raises:
-        InvalidValue: it is no picture that can be read.
+        InvalidValue: not a readable picture.
     """
     try:
         with Image.open(path) as image:
@@ -224,7 +224,7 @@ def read_picture(path: Path | BinaryIO, *, is_mask: bool = False) -> Image.Image
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits as 8, of which Pillow would take the lower ones; any other as it is."""
+    """Convert 16-bit grey to the upper 8 bits (Pillow takes the lower); others unchanged."""
     if not image.mode.startswith("I"):
         return image
     grey = Image.new("L", image.size)
@@ -236,7 +236,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _converted(image: Image.Image, mode: Mode) -> Image.Image:
-    if image.mode == "P":  # straight to RGB, Pillow warns of colours that are transparent
+    if image.mode == "P":  # direct RGB conversion warns about transparent colours
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)
 
