@@ -28,11 +28,11 @@ CLIENTS = 16
 STEPS = (12, 16, 20, 24, 28, 32, 36)
 HEAD = """# Skipped steps
 
-Made by `make bench-step-cache`; do not edit. {rounds} rounds of 16 held-out prompts for each model,
-{steps} steps and guidance mixed, all 16 at a time, on {machine}. *Fewer forwards* is steps divided
-by steps that ran; *done* is requests for each second of CPU time of the whole process, relative to
-no skipping in the same round (median). `step_cache` in a request (or `--step-cache`, or the header
-`x-step-cache`) is the threshold.
+`step_cache` in a request (or `--step-cache`, or the header `x-step-cache`) skips steps whose
+predicted change is below a threshold. `make bench-step-cache` writes this page: {rounds} rounds of
+16 held-out prompts per model, 16 at a time, {steps} steps and mixed guidance, on
+{machine}. *Fewer forwards* is all steps over steps that ran; *right*, pictures that a program
+accepts; *done*, requests per CPU second, relative to no skipping (median of rounds).
 """
 
 
