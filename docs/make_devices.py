@@ -12,32 +12,33 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "devices.md"
 HEAD = f"""# Devices
 
-Made by `make devices`; do not edit.
+`make devices` writes this page.
 
-`--device` takes `cpu`, `cuda` (ROCm calls itself so, too), `xpu`, `mps`, or one of several, as in
-`cuda:1`. `auto` is the accelerator that torch finds, else the CPU. Where a kind of device has no
-events, every forward is waited for before the next one is prepared, and the log says so; where it
-has one stream only, results are copied behind the forwards that are queued.
+`--device` takes `cpu`, `cuda` (also for ROCm), `xpu`, `mps`, or one of several, such as `cuda:1`.
+`auto` is torch's accelerator if there is one, else the CPU. On a kind of device without events the
+engine waits for each forward before it prepares the next, with a line in the log; on one with a
+single stream, results are copied after the queued forwards.
 
-## What is claimed, and not yet seen on a GPU
+## Claims that no GPU has confirmed yet
 
-The pretended device promised this of a real one. On a machine that has one, `python -m
-benchmarks.gpu_page check waits` holds each claim against it, and says which was wrong.
+These claims hold on the pretended device. `python -m benchmarks.gpu_page check waits` tests each of
+them on a real one and names those that fail.
 
 {{claims}}
 
 ## Where the host waits
 
 A pipeline that reads a number from the device, or copies one to it from ordinary memory, waits
-until all that was queued is done. Such waits cost nothing but time; the engine makes none at a
-step, and what pipelines and schedulers make on the host it copies through pinned memory. They
-were counted on a pretended device (real values under another device's label,
-`tests/support/pretended`): two requests of six steps share their forwards, and give the same
-pictures as on a CPU. A row counts the waits of one of them, at each step and in all, by whose
-code it is: the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a
-model (diffusers, transformers). The last column names those of a step. Rows are those of
-[models.md](models.md), one task of each family; Helios Mid and Distilled, whose steps come in
-stages, were not counted.
+until all queued work is done. Such waits cost only time. The engine makes none during steps, and
+copies what pipelines and schedulers make on the host through pinned memory.
+
+The table counts the waits of one of two requests of six steps that share their forwards, per step
+and in total, on a pretended device (real values under another device's label,
+`tests/support/pretended`), with the same pictures as on a CPU. Columns name the code that waits:
+the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a model
+(diffusers, transformers); the last column lists the waits of a step. Rows are one task of each
+family of [models.md](models.md); Helios Mid and Distilled, whose steps have stages, were not
+counted.
 
 | model | engine | scheduler | pipeline | model | in all: engine | scheduler | \
 pipeline | model | at each step |

@@ -41,32 +41,33 @@ COLUMNS = ("table", "mix", "load", "costs", "mean", "p99", "goodput")
 INTRODUCTION = """\
 # Scheduling
 
-Made by `make simulate`; do not edit. All points: [scheduling.csv](scheduling.csv). The modes are
-the functions that serve; only the device is simulated: a forward takes the seconds of a cost table,
-and nothing else takes time. The tables and their sources are in `src/carpool_lab/tables.py`; most
-are estimates.
+`make simulate` writes this page. It runs the server's own scheduling modes on a simulated device,
+whose forwards take the seconds of a cost table and where nothing else takes time. The tables, most
+of them estimates, are in `src/carpool_lab/tables.py`; all points are in
+[scheduling.csv](scheduling.csv).
 
 | mode | rule |
 | --- | --- |
 | `off` | one request after the other |
-| `dynamic` | batches of 8 at admission, of requests equal but for prompt and seed, 5 ms of delay |
-| `request` | waves of 8 at admission, of equal neighbours in line, 20 ms of wait |
-| `continuous` | any calls share any forward, as wide as pays, chosen anew at every forward |
+| `dynamic` | batches of 8 at admission, equal but for prompt and seed, 5 ms of delay |
+| `request` | batches of 8 at admission, equal neighbours in the queue, 20 ms of delay |
+| `continuous` | any calls share any forward; the width is chosen at every forward |
 
-The mixes: `uniform` has the model's usual number of steps; `steps` mixes 8, 20 and 50 steps with
-three guidance values; `sizes` mixes the sizes of the model; in `tenants` every tenth request has
-priority 5. Load 1 is the capacity of the device if every denoising step has the fastest width; no
-mode is wider than 8 requests. The loads are {loads}. Arrivals are random (Poisson), {count}
-requests for each of {seeds} seeds; so few leave a single point of learned costs uncertain. In time
-means within 5 times the request's latency alone. Any other point: `carpool simulate --table
-sana-512 --mix steps --compare off,dynamic,request,continuous --loads 0.3,1.2`.
+- **Mixes**: `uniform` has the model's usual number of steps; `steps` mixes 8, 20 and 50 steps with
+  three guidance values; `sizes` mixes the model's sizes; in `tenants` every tenth request has
+  priority 5.
+- **Load** 1 is the capacity of the device at the fastest width, at most 8. The loads are {loads}.
+- **Arrivals** are random (Poisson), {count} requests for each of {seeds} seeds; with so few a
+  single point of learned costs is uncertain. *In time* means within 5 times the request's latency
+  alone.
+- **Known** costs: the policy has the cost table.
+- **Learned** costs: the machine has neighbours. Forwards vary by 20 % (lognormal); one in a hundred
+  takes ten times as long; phases of half a minute take twice as long; after ten minutes the device
+  is 30 % slower. `continuous` starts without costs (first seed) or with a table that is wrong by 4
+  times at one width of each kind (second seed), and learns. The other modes need no costs.
 
-With **known** costs the policy has the cost table itself. With **learned** costs forwards are those
-of a machine with neighbours: they vary by 20 % (lognormal), one in a hundred takes ten times as
-long, in phases of half a minute everything takes twice as long, and after ten minutes the device is
-30 % slower. There `continuous` starts with no costs (first seed), or with a table that is wrong by
-4 times at one width of each kind (second seed), and learns from its own forwards. The other modes
-need no costs.
+Other points: `carpool simulate --table sana-512 --mix steps --compare
+off,dynamic,request,continuous --loads 0.3,1.2`.
 
 ## The promise
 
@@ -78,47 +79,41 @@ PEERS = """\
 ## The peers' modes, to the letter
 
 `dynamic` is SGLang-Diffusion's batching (0.5.23), `request` is vLLM-Omni's at request level
-(0.30.0): the same flags, files, batches and log lines. A request with n outputs is one request in
-both, as there; in `continuous` and `off` its outputs are scheduled one by one. A batch runs as wide
-as the mode's own cap says, whatever `--max-batch-size` is. What differs, and why:
+(0.30.0), with the same flags, files, batches and log lines. As there, a request with n outputs is
+one request; in `continuous` and `off` its outputs are scheduled one by one. The mode's own cap
+limits a batch, not `--max-batch-size`. Differences:
 
-In `dynamic`:
+| `dynamic` | SGLang-Diffusion | here | reason |
+| --- | --- | --- | --- |
+| start of `--batching-delay-ms` | when its loop reads the request, after the running forward | \
+the request's arrival | waiting through a forward is waiting |
+| look-ahead behind the head | the whole queue | 1024 requests | a decision takes bounded time |
+| families | Wan TI2V, LTX-2, HunyuanVideo and others are never batched | all are | calls that \
+cannot share a forward run one by one, as there |
+| adapters | one set for the server | part of a request; must be equal | requests choose them |
+| absent parameter | the default of the model's parameter class | equal to the pipeline's \
+default | the results are equal |
+| outputs of one request | one message | outputs that come 0.1 s after the others are another \
+batch | each can be cancelled and restarted alone |
+| `Processed ...` and `Batch admission ...` in the log | always | with \
+`--enable-batching-metrics` | the log is quiet by default |
+| failing batch | all its requests fail | only the faulty request fails \
+([reliability](reliability.md)) | |
 
-- *`--batching-delay-ms` counts from.* There: when its loop reads the request, after the forward
-  that runs. Here: the request's arrival, since a request that has waited through a forward has
-  waited.
-- *Look-ahead behind the head.* There: the whole queue. Here: 1024 requests, since one
-  decision must take bounded time.
-- *Families.* There: Wan TI2V, LTX-2, HunyuanVideo and others are never batched. Here: all are,
-  since calls that cannot share a forward run one after the other, which is what they do there.
-- *Adapters.* There: one set for the whole server. Here: of a request; must be equal, since
-  requests choose them here.
-- *A parameter left out.* There: as the class of the model's parameters fills it in. Here: equal
-  to the pipeline's default said, since they ask for the same.
-- *The outputs of one request.* There: arrive in one message. Here: may arrive apart: those that
-  come 0.1 s after the others are another batch, since each can be cancelled and restarted alone.
-- *Batch lines in the log.* There: `Processed ...` and `Batch admission ...` always. Here: all
-  with `--enable-batching-metrics`, since logs are quiet unless asked.
-- *A batch that fails.* There: all its requests fail. Here: only the request that is at fault,
-  see docs/reliability.md.
+| `request` | vLLM-Omni | here | reason |
+| --- | --- | --- | --- |
+| negative prompts | used if not empty and the request's `guidance_scale` is above 1 | the same;\
+ an absent scale is the pipeline's default | absent means the default |
+| arguments without a field in its key | may differ | must be equal | there the pipeline serves \
+the head's value, or not |
+| prompts, pictures, latents | may be absent in some, unless the pipeline sets a condition key |\
+ in all or none | with and without a picture are different calls |
+| `None` and a default | differ | equal | the results are equal |
+| pipelines without batch support | refused at the start with `--max-num-seqs` above 1 | \
+accepted | any diffusers pipeline runs |
 
-In `request`:
-
-- *Negative prompts.* There: used if not empty and `guidance_scale`, as the request says it, is
-  above 1. Here: the same, but a scale left out is the pipeline's default, since left out is the
-  same as the default said.
-- *Other arguments that its key has no field for.* There: may differ. Here: must be equal, since
-  what differs there is served with the head's value, or not, by the pipeline.
-- *Prompts, pictures, latents.* There: may be there or not, unless the pipeline sets a condition
-  key. Here: all have them or none, since with and without a picture are different calls, which
-  share no forward.
-- *`None` and a default.* There: differ. Here: are the same, since they ask for the same.
-- *Pipelines without batch support.* There: refused at the start with `--max-num-seqs` above 1.
-  Here: all are taken, since any diffusers pipeline runs here.
-
-Rules files and deploy files: what the peers read, this reads. Beyond that a rule may have a
-`comment`. Refused though they would be taken there: NaN and infinite caps, a fraction of a batch,
-a key that stands twice in one object.
+Rules and deploy files are read as by the peers; a rule may also have a `comment`. Refused here,
+accepted there: NaN and infinite caps, a fraction of a batch, a duplicate key in an object.
 """
 
 
@@ -244,11 +239,10 @@ def promise(points: Sequence[Verdict]) -> Iterator[str]:
     ]
     tables = ", ".join(f"`{name}`" for name in FUSING_PAYS)
     yield ""
-    yield "Points where `continuous` is far ahead lower a mean of ratios. With every ratio below 1"
-    yield f"counted as 1 the mean is {floored[0]:.3f} with known costs and {floored[1]:.3f} with"
-    yield f"learned ones. On {tables} the promise"
-    yield f"adds, at load {GOODPUT_LOAD:g} of mix `steps`, {LEAST_GOODPUT:g} times as many requests"
-    yield "in time as `dynamic` and `request` have."
+    yield "Points where `continuous` is far ahead lower a mean of ratios. With ratios below 1 as 1,"
+    yield f"the mean is {floored[0]:.3f} with known costs and {floored[1]:.3f} with learned ones."
+    yield f"A further promise, for {tables} at load {GOODPUT_LOAD:g} of mix `steps`:"
+    yield f"{LEAST_GOODPUT:g} times as many requests in time as `dynamic` and `request`."
     yield ""
     broken = [point for point in points if point.broken]
     end = "; missed at:" if broken else "."
