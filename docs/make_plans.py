@@ -37,18 +37,17 @@ HEAD = (
 INTRODUCTION = """\
 # Plans
 
-Made by `make plans`; do not edit. `carpool plan MODEL` computes what follows from configs alone:
-each pipeline's own code runs, its modules are without weights, and what a forward takes is counted
-(PyTorch's FlopCounterMode on the device `meta`). Seconds are predicted from data sheets: see
-`src/carpool_lab/plan/predict.py` for how, and `devices.json` for the figures. Weights are bfloat16;
-nothing is quantized; "streamed" is what does not fit and crosses the bus at each forward. Knee: the
-requests up to which sharing a step pays.
+`make plans` writes this page. `carpool plan MODEL` needs only configs: it runs each pipeline's own
+code on modules without weights, counts the work of each forward (PyTorch's FlopCounterMode on the
+device `meta`), and predicts seconds from data sheets (`src/carpool_lab/plan/predict.py`, figures in
+`devices.json`). Weights are bfloat16, nothing is quantized. *Streamed* weights do not fit and cross
+the bus at each forward. The *knee* is the largest number of requests that pays.
 """
 REMARK = """\
-The fractions of the model were fitted to the figures of the first table, so its errors say how well
-it can fit, not how well it foretells. One to two requests at 512 px take 50 to 80 ms longer than
-anything that is counted: the cause is not known. Of FLUX.1-dev, SDXL and Wan no seconds by requests
-are published that name their settings."""
+The fractions of the model were fitted to the first table, so its errors show the quality of the
+fit, not of predictions. One to two requests at 512 px take 50 to 80 ms longer than the counted
+work, for an unknown reason. For FLUX.1-dev, SDXL and Wan there are no published seconds by number
+of requests with known settings."""
 
 
 def main() -> None:
@@ -84,11 +83,11 @@ def _body() -> Iterator[str]:
                 if (name, size, key) in ALONE:
                     alone.append(_alone(name, key, planned))
             yield ""
-    yield "## How far off\n\nSeconds of a denoising step on an H200, predicted and published.\n"
+    yield "## Errors of predictions\n\nSeconds of a denoising step on an H200, predicted and published:\n"
     yield "| model | size | requests | predicted ms | published ms | error |"
     yield "| --- | --- | --- | --- | --- | --- |"
     yield from told
-    yield "\nSeconds of a request by itself.\n"
+    yield "\nSeconds of a request alone:\n"
     yield "| model | size | device | predicted s | published s | error | published by |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     yield from alone
