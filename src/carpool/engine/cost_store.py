@@ -1,7 +1,7 @@
-"""Learned costs on disk: one file a model, revision, device, number type and library versions.
+"""Learned costs on disk: one file per model, revision, device, dtype and library versions.
 
-A table is a prior of the next run, not a truth. It says when it was learned, and how fast the
-machine was then; an old one, or one of other versions, counts for less.
+A table is a prior for the next run, not a truth. It records its date and the machine's speed; an
+old table, or one of other library versions, has less weight.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ from carpool.types import Clock
 log = logging.getLogger("carpool")
 
 MUST_BE_SAME = ("format", "model", "revision", "device", "threads", "dtype", "prepared")
-OTHER_VERSIONS = 0.3  # of torch, diffusers...: what a table is worth then
+OTHER_VERSIONS = 0.3  # weight of a table of other library versions
 HALF_LIFE_DAYS = 30.0
 UNKNOWN_AGE = 0.5
 MIN_CONFIDENCE = 0.2
-_BEGIN = b'{\n "identity": '  # of every table that is written here
+_BEGIN = b'{\n "identity": '  # start of every table written here
 
 
 class StoredCosts:
-    """The costs of one model on one device, and the file that they are kept in."""
+    """The costs of one model on one device, and their file."""
 
     def __init__(
         self, loaded: LoadedPipeline, settings: EngineSettings, *, wall_clock: Clock = time.time
@@ -45,7 +45,7 @@ class StoredCosts:
         self.costs = self._read()
 
     def _default(self) -> Path:
-        """A file of the user's cache folder, as the XDG base directory specification has it."""
+        """The default file, in the user's cache folder by the XDG base directory specification."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         digest = hashlib.sha256(json.dumps(self._identity, sort_keys=True).encode()).hexdigest()
         return cache / "carpool" / f"costs-{digest[:16]}.json"
@@ -63,7 +63,7 @@ class StoredCosts:
             log.info("%s was measured with something else: it begins anew", self.path)
         except FileNotFoundError:
             self._is_ours = True
-        except Exception as error:  # whatever a damaged file makes of it
+        except Exception as error:  # a damaged file may raise anything
             self._is_ours |= content is not None and _was_a_table(content)
             if self._is_ours:
                 kept_file.set_aside(self.path, error)
@@ -75,7 +75,7 @@ class StoredCosts:
         return Costs()
 
     def _trust(self, identity: object, learned_unix_s: object) -> float:
-        """How much a table is worth, in parts of a fresh one of the same versions."""
+        """The weight of a table, relative to a fresh one of the same versions."""
         confidence = OTHER_VERSIONS if identity != self._identity else 1.0
         if not isinstance(learned_unix_s, (int, float)) or not math.isfinite(learned_unix_s):
             return confidence * UNKNOWN_AGE
@@ -83,7 +83,7 @@ class StoredCosts:
         return confidence * max(MIN_CONFIDENCE, float(0.5 ** (days / HALF_LIFE_DAYS)))
 
     def keep(self) -> None:
-        """Write the file, so that it is either the old one or the new one; never over another's."""
+        """Replace the file atomically; never overwrite a file of another kind."""
         if not self._is_ours:
             return
         data = {
@@ -96,6 +96,6 @@ class StoredCosts:
 
 
 def _was_a_table(content: bytes) -> bool:
-    """Whether what cannot be read as a table begins as one, or holds nothing."""
-    is_empty = not content.strip(b"\0 \r\n\t")  # zeros are left by machines that lost their power
+    """Whether an unreadable file starts like a table, or is empty."""
+    is_empty = not content.strip(b"\0 \r\n\t")  # a power failure may leave zeros
     return is_empty or _BEGIN.startswith(content) or bool(re.match(rb'\s*{\s*"identity"', content))

@@ -1,4 +1,4 @@
-"""Digests of tensors: whether arguments of different calls have the same content."""
+"""Digests of tensors, to compare the content of arguments of different calls."""
 
 import hashlib
 from collections.abc import Hashable, Mapping
@@ -12,7 +12,7 @@ from carpool.engine.provenance import parts_of, source_of
 
 
 class Unfusable(Exception):
-    """The call holds something that its spec does not cover: it has to run alone."""
+    """The call holds a value that its spec does not cover: it has to run alone."""
 
 
 class Digests:
@@ -24,7 +24,7 @@ class Digests:
     def of(self, value: Tensor) -> Hashable:
         """A fingerprint of a tensor's content, computed once for every object (and version)."""
         if value.is_inference():
-            raise Unfusable  # does not count its versions: a change would go unseen
+            raise Unfusable  # no version counter: a change would go unseen
         version = value._version
         version_and_digest = self._digests.get(value)  # type: ignore[no-untyped-call]
         if version_and_digest is None or version_and_digest[0] != version:
@@ -41,7 +41,7 @@ class Digests:
         return value.dtype, value.device, tuple(value.shape), version_and_digest[1]
 
     def nested(self, value: Any) -> Hashable:
-        """A digest of tensors in lists, tuples and dicts, with the plain values beside them."""
+        """A digest of tensors in lists, tuples and dicts, with the plain values among them."""
         if isinstance(value, Tensor):
             return self.of(value)
         if isinstance(value, (list, tuple)):
@@ -51,7 +51,7 @@ class Digests:
         return flag(value)
 
     def content(self, value: Any) -> Hashable:
-        """A value that tells arguments of different content apart: a digest of each tensor."""
+        """A value that distinguishes arguments by content: a digest of each tensor."""
         if isinstance(value, Tensor):
             return id(value) if value.is_inference() else self.of(value)
         if isinstance(value, Mapping):
@@ -62,14 +62,14 @@ class Digests:
 
 
 def name_of(entry: tuple[str, Hashable]) -> str:
-    """The sort key of pairs of names and parts; the parts need not compare."""
+    """The sort key of (name, part) pairs; the parts need not be comparable."""
     return entry[0]
 
 
 def flag(value: Any) -> Hashable:
     """A plain Python value as part of a key."""
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
-        return type(value), value  # True, 1 and 1.0 are equal in Python, not to a model
+        return type(value), value  # True, 1 and 1.0 are equal in Python, but not to a model
     if isinstance(value, (list, tuple)):
         return type(value), tuple(flag(entry) for entry in value)
     if isinstance(value, Mapping):

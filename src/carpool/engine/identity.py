@@ -1,18 +1,18 @@
-"""The identity of a model: all on which its answers, its costs and its evidence depend.
+"""The identity of a model: everything that its answers, its costs and its evidence depend on.
 
-| part | what it is | costs | evidence | journals |
+| part | content | costs | evidence | journals |
 | --- | --- | --- | --- | --- |
 | source | the model's name or folder, its revision | x | | |
-| versions | of torch, diffusers and transformers | x | x | x |
-| device | its name, number type and threads; for journals its kind and number type | x | x | x |
-| code | of pipelines, blocks, modules, attention processors, hooks | | x | x |
-| configuration | of components, without the folder that they came from | x | x | x |
-| preparation | number types, quantization, compiled parts, hooks, attention, tiles | x | | |
+| versions | torch, diffusers and transformers | x | x | x |
+| device | its name, dtype and threads; for journals its kind and dtype | x | x | x |
+| code | pipelines, blocks, modules, attention processors, hooks | | x | x |
+| configuration | components, without their source folder | x | x | x |
+| preparation | dtypes, quantization, compiled parts, hooks, attention, tiles | x | | |
 | weights | a few values of each | | | x |
 
-Costs are kept as text, so that people can read them; the others by digests. Evidence is of one
-module, which may change while an engine runs. A journal goes to other machines: neither names nor
-folders are part of its identity.
+Costs are stored as readable text; the others as digests. Evidence belongs to one module, which may
+change while an engine runs. A journal goes to other machines: names and folders are not part of its
+identity.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from carpool.engine.intercept import is_compiled
 from carpool.engine.model.load import LoadedPipeline, versions
 from carpool.engine.weights.sample import sample
 
-FORMAT = 2  # part of each identity: with another one, all that was kept begins anew
+FORMAT = 2  # part of each identity: a new value discards all stored data
 
 
 def identity_of_costs(loaded: LoadedPipeline, revision: str | None) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def identity_of_costs(loaded: LoadedPipeline, revision: str | None) -> dict[str,
 
 
 def identity_of_answers(loaded: LoadedPipeline) -> bytes:
-    """The identity of a model's answers, for journals: 32 bytes, the same on every machine."""
+    """The identity of a model's answers, for journals: 32 bytes, equal on every machine."""
     pipelines = {id(pipe): pipe for pipe in (loaded.pipe, *loaded.originals.values())}.values()
     code = [
         _source(type(block))
@@ -74,10 +74,10 @@ def identity_of_answers(loaded: LoadedPipeline) -> bytes:
 
 
 class ModuleIdentities:
-    """The identities of modules, for evidence of how their calls fuse. Remembers them.
+    """The identities of modules, for the evidence that their calls fuse; cached.
 
     Args:
-        versions: of the libraries that answers depend on.
+        versions: versions of the libraries that affect answers.
     """
 
     def __init__(self, versions: Mapping[str, str] | None = None) -> None:
@@ -87,7 +87,7 @@ class ModuleIdentities:
         self._sources: dict[Any, str] = {}
 
     def of(self, module: nn.Module) -> str:
-        """The identity of a module as it is now."""
+        """The current identity of a module."""
         code = tuple(dict.fromkeys(_codes(module)))
         before, state = self._identities.get(module), (code, module.training)
         if before is not None and before[0] == state:
@@ -121,17 +121,17 @@ def _codes(module: nn.Module) -> Iterator[Any]:
 
 
 def _source(code: Any) -> str:
-    """The name of a class or function, and a digest of the file that it is in."""
+    """The name of a class or function, and a digest of its file."""
     try:
         text = inspect.getsource(inspect.getmodule(code) or code)
     except (OSError, TypeError):
-        text = ""  # made at run time
+        text = ""  # created at run time
     digest = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     return f"{code.__module__}.{code.__qualname__}:{digest}"
 
 
 def _configuration(part: Any) -> str:
-    """The configuration of a component, without the folder that it came from."""
+    """The configuration of a component, without its source folder."""
     config = getattr(part, "config", None) or {}
     entries = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(entries, Mapping):
@@ -146,12 +146,12 @@ def _as_text(value: Any) -> str:
 
 
 def _preparation(module: nn.Module) -> dict[str, Any]:
-    """How a module was prepared: what changes the seconds of its forwards."""
+    """The preparation of a module, which affects the seconds of its forwards."""
     weights = [*module.parameters(), *module.buffers()]
     parts = list(module.modules())
     kinds = [
         type(getattr(weight, "data", weight)).__name__ for weight in weights
-    ]  # of quantization
+    ]  # kinds of quantization
     places = Counter(f"{w.dtype} {w.device} {kind}" for w, kind in zip(weights, kinds, strict=True))
     config = hashlib.sha256(_configuration(module).encode()).hexdigest()[:12]
     return {
@@ -173,7 +173,7 @@ def _hooks(part: nn.Module) -> list[str]:
 
 
 def _back_end(part: nn.Module) -> str | None:
-    """The attention back end of a layer, where one was chosen."""
+    """The attention back end of a layer, if one was chosen."""
     processor = vars(part).get("processor")
     if (share := getattr(processor, "share", None)) is not None:
         return f"sparse {share}"

@@ -1,8 +1,8 @@
-"""Files of JSON that an engine keeps between its runs.
+"""JSON files that an engine keeps between its runs.
 
-They are written whole, or not at all. What else is found in their place (a torn file, another
-one, a folder) is renamed, so that it can be looked at and the next run begins with a file of its
-own: no such file ends an engine.
+They are written atomically. An unreadable object in their place (a torn file, another file, a
+folder) is renamed, so that it can be inspected and the next run starts with a new file: no such
+file ends an engine.
 """
 
 import contextlib
@@ -19,25 +19,25 @@ from carpool.errors import named
 
 log = logging.getLogger("carpool")
 
-SUFFIX = ".damaged"  # of what was set aside; the last one is kept
+SUFFIX = ".damaged"  # of a renamed file; the last one is kept
 
 
 def read(path: Path) -> bytes:
     """The content of a file.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it is larger than such a file can be, or nothing that has a content.
+        OSError: it does not exist, or cannot be read.
+        ValueError: it is too large for such a file, or not a regular file.
     """
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would be waited for
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a pipe would block
         raise ValueError("it is no file")
     return jsonfile.read(path)
 
 
 def write(path: Path, data: Any) -> None:
-    """Write a file, so that it is either the old one or the new one. Logs what prevents that."""
-    # two engines of one process may have the same file
+    """Replace a file atomically; log errors."""
+    # two engines of one process may share the file
     draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write(path: Path, data: Any) -> None:
 
 
 def set_aside(path: Path, why: BaseException) -> None:
-    """Rename what is in the place of a file, and say why it cannot be read."""
+    """Rename an unreadable file, and log the reason."""
     place = path.with_name(path.name + SUFFIX)
     try:
         os.replace(path, place)

@@ -1,12 +1,12 @@
 """The shared sweep: forwards of any keys, sizes and widths walk through streamed weights together.
 
-Each forward runs in a fiber of its own and pauses where diffusers' group offloading would load a
-block. Once all have come to a block, its weights are loaded once and every forward that stands
-there runs through it, up to its next one. The forward that is furthest behind goes first: one that
-failed and begins again catches up with the others.
+Each forward runs in its own fiber and pauses where diffusers' group offloading would load a block.
+Once all forwards have reached a block, its weights are loaded once and every forward parked there
+runs through it, up to its next block. The forward that is furthest behind goes first: a forward
+that failed and restarts catches up with the others.
 
-A forward that raises ends alone. What is state of the thread while it runs, and must not be that of
-the next one, is put aside while it pauses: see `ForwardContext`.
+A forward that raises ends alone. Thread state of a running forward that the next one must not see
+is saved while it pauses: see `ForwardContext`.
 """
 
 import logging
@@ -33,7 +33,7 @@ from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
-MAX_UNSETTLED = 3  # forwards that may leave something between blocks: caches fill in the first
+MAX_UNSETTLED = 3  # forwards that leave a change between blocks: caches fill in the first ones
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Ready)
@@ -41,11 +41,11 @@ R = TypeVar("R", bound=Ready)
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """Where a forward waits until no other stands before a block."""
+    """Parked by a forward that waits until no other one is parked at a block."""
 
 
 def wait_for_others() -> None:
-    """In a forward that shares a sweep: go on when all others have ended, and so use no memory."""
+    """In a shared sweep: wait until all other forwards have ended and released their memory."""
     if in_fiber("forward"):
         park(_Last())
 
@@ -54,7 +54,7 @@ class ForwardContext:
     """The private state of a forward while others of its sweep run: see `fiber.FiberContext`.
 
     Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), the
-    global random numbers, which rows have which adapters, and the stopwatch of the device.
+    global random numbers, the adapters of each row, and the device stopwatch.
     """
 
     def __init__(self, adapters: Adapters, clock: Clock, watch: Stopwatch | None) -> None:
@@ -70,7 +70,7 @@ class ForwardContext:
 
     @property
     def spent_s(self) -> float:
-        """How long the forward has run so far, pauses left out."""
+        """Seconds that the forward has run so far, without pauses."""
         return self._spent_s + self._clock() - self._began_s
 
     def enter(self) -> None:
@@ -102,7 +102,7 @@ class Sweeps:
     """Runs sets of forwards over the streamed weights of one pipeline. For the engine's thread.
 
     Args:
-        watch: times forwards on the device; it is stopped while they pause.
+        watch: times forwards on the device; stopped while they pause.
     """
 
     def __init__(
@@ -115,21 +115,21 @@ class Sweeps:
         self._streamer, self._adapters, self._clock = streamer, adapters, clock
         self._watch = watch
         self._running: ForwardContext | None = None
-        self._pausing: dict[Hashable, bool] = {}  # by kind of call: see `may_pause`
+        self._pausing: dict[Hashable, bool] = {}  # by sharing key: see `may_pause`
         self._unsettled: Counter[Hashable] = Counter()
         self.sweeps = self.forwards = 0
 
     def streams(self, target: Target) -> bool:
-        """Whether weights of a call's module are streamed."""
+        """Whether weights of a target's module are streamed."""
         return target.component in self._streamer.components
 
     def may_pause(self, call: Call) -> bool:
-        """Whether other forwards may run while one of such a call stands before a block.
+        """Whether other forwards may run while a forward of such a call is parked at a block.
 
-        That was observed: it had left its module, and the random numbers, before every block as
-        they were at its beginning.
+        That was observed: at every block, its module and the random numbers were in their
+        initial state.
         """
-        is_token = call.target.method == "generate"  # whose forward changes its module for a while
+        is_token = call.target.method == "generate"  # its forward changes its module temporarily
         is_apart = call.target.is_exclusive or is_token
         return not is_apart and self._pausing.get(_sharing_key(call), False)
 
@@ -141,16 +141,16 @@ class Sweeps:
         free: Callable[[], None],
         is_settled: Callable[[Sequence[R]], bool],
     ) -> list[Any]:
-        """Answers, or `Failure`s, of the calls of these forwards, in order; one sweep for all.
+        """Run these forwards in one sweep; returns the calls' answers or `Failure`s, in order.
 
-        A forward that is to be proven, or runs in its request's own state, runs by itself.
+        A forward on probation, or in its request's own state, runs by itself.
 
         Args:
-            selections: calls of one key each; of several keys only where all `may_pause`.
-            run: makes one forward of calls.
-            widths: learns from forwards that ran out of memory.
-            free: gives cached device memory back before another try.
-            is_settled: whether the forward of these calls needs no proof.
+            selections: calls of one key each; several keys only if all `may_pause`.
+            run: runs calls as one forward.
+            widths: records widths that ran out of memory.
+            free: releases cached device memory before a retry.
+            is_settled: whether a forward of these calls needs no proof.
         """
         answers: dict[int, list[Any]] = {}
         together: dict[int, Callable[[], list[Any]]] = {}
@@ -170,7 +170,7 @@ class Sweeps:
         return [answer for number in range(len(selections)) for answer in answers[number]]
 
     def around(self, run: RunCalls) -> RunCalls:
-        """The same forward, whose weights are streamed."""
+        """Wrap a forward of streamed weights."""
 
         def streaming(ready: Sequence[Ready]) -> list[Any]:
             with self._streamer.watching(ready[0].call.target.component):
@@ -179,23 +179,23 @@ class Sweeps:
         return streaming
 
     def clock(self) -> float:
-        """A clock that stands still for the running forward while others of its sweep run."""
+        """A clock that stops for a forward while others of its sweep run."""
         return self._clock() if self._running is None else self._running.spent_s
 
     def run(
         self, forwards: Sequence[Callable[[], T]], look: Callable[[], object] = lambda: None
     ) -> list[T]:
-        """Run forwards in one sweep, each group of weights loaded once for all that need it.
+        """Run forwards in one sweep that loads each group of weights once for all.
 
         Args:
-            forwards: to run, each in a fiber.
-            look: called before every group is loaded, when no streamed weights are there.
+            forwards: functions to run, each in a fiber.
+            look: called before every load of a group, while no streamed weights are in use.
 
         Returns:
-            What they returned, in order.
+            Their results, in order.
 
         Raises:
-            the first exception that one of them raised, when all have ended.
+            the first exception of a forward, after all have ended.
         """
         self.sweeps += 1
         self.forwards += len(forwards)
@@ -235,7 +235,7 @@ class Sweeps:
         return answers
 
     def _next(self, stands: dict[int, BlockGroup | _Last], go_on: Callable[[int], None]) -> None:
-        """Take the forwards that are furthest behind one block further."""
+        """Advance the forwards that are furthest behind by one block."""
         groups = [outcome for outcome in stands.values() if isinstance(outcome, BlockGroup)]
         if not groups:
             number = next(iter(stands))
@@ -254,7 +254,7 @@ class Sweeps:
             self._streamer.release(group)
 
     def _looking(self, call: Call) -> "_ForwardState | None":
-        """Observes a forward, if it is not yet known whether others may run while it pauses."""
+        """An observer of the forward, unless `may_pause` is already known for its calls."""
         kind = _sharing_key(call)
         return None if kind in self._pausing else _ForwardState(call.target.module, self._streamer)
 
@@ -267,22 +267,22 @@ class Sweeps:
         if self._unsettled[kind] >= MAX_UNSETTLED:
             self._pausing[kind] = False
             log.warning(
-                "%s.%s keeps state between its blocks (%s): nothing else shares its sweeps over "
+                "%s.%s keeps state between its blocks (%s): no other call shares its sweeps over "
                 "streamed weights", call.target.component, call.target.method, look.changed,
             )  # fmt: skip
 
     def statistics(self) -> dict[str, Any]:
-        """Sweeps, the forwards that shared them, and what the streamer counts."""
+        """Counts of sweeps and their forwards, and the streamer's statistics."""
         return {"sweeps": self.sweeps, "forwards": self.forwards, **self._streamer.statistics()}
 
 
 def _function_modes() -> list[Any]:
-    """The function modes of the thread, the outermost first."""
+    """The function modes of the thread, outermost first."""
     return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
 class _ForwardState:
-    """The state that a forward leaves on its module and in random generators between its blocks."""
+    """Detects changes that a forward leaves on its module and random generators between blocks."""
 
     def __init__(self, module: nn.Module, streamer: Streamer) -> None:
         self._module, self._streamer = module, streamer
@@ -290,7 +290,7 @@ class _ForwardState:
         self.changed: str | None = None
 
     def look(self) -> None:
-        """Before a group is loaded, when no streamed weights are there."""
+        """Look before a group is loaded, while no streamed weights are in use."""
         if self._streamer.pins != self._pins:
             self.changed = "weights that stay on the device from now on"
         elif self.changed is None:
@@ -298,12 +298,12 @@ class _ForwardState:
 
 
 def _sharing_key(call: Call) -> Hashable:
-    """Calls that take the same way through their module, as far as one can tell."""
+    """The key of calls that probably take the same path through their module."""
     present = frozenset(name for name, value in call.arguments().items() if value is not None)
     return id(call.target.module), call.target.method, present, bool(call.lora)
 
 
 def _free_last(free: Callable[[], None]) -> None:
-    """Free memory when the other forwards of the sweep have ended, too."""
+    """Free memory after the other forwards of the sweep have ended."""
     wait_for_others()
     free()

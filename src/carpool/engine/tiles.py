@@ -1,4 +1,4 @@
-"""Calls that do not fit the device's memory: again when it is free, then in tiles.
+"""Retry calls that run out of device memory: first with freed memory, then in tiles.
 
 A forward of several calls is cut in two instead: see `execute.py`.
 """
@@ -14,17 +14,17 @@ from carpool.engine.sweep import wait_for_others
 
 
 class Tiles:
-    """Runs the calls of one engine that do not fit.
+    """Runs the calls of one engine that run out of memory.
 
     Args:
-        free: gives cached device memory back before another try.
+        free: releases cached device memory before a retry.
     """
 
     def __init__(self, free: Callable[[], None]) -> None:
         self._free = free
 
     def around(self, run: RunCalls) -> RunCalls:
-        """The same forward, with two more tries for a single call that runs out of memory."""
+        """Wrap a forward: retry a single call that runs out of memory up to twice."""
 
         def fitting(states: Sequence[RequestState]) -> list[Any]:
             try:

@@ -1,8 +1,8 @@
-"""The folder of adapters that is read again while the engine runs (`--lora-dir`).
+"""The folder of adapters, reloaded while the engine runs (`--lora-dir`).
 
-New files become adapters. Those whose files are gone are not offered any more, but requests that
-have them go on. A name always means the same weights until the engine ends: a file that was changed
-is reported, and not read again. A file that cannot be read is refused; the others are read.
+New files become adapters. Adapters with deleted files are no longer offered, but requests that use
+them continue. A name means the same weights until the engine ends: a changed file is reported, and
+not reloaded. A file that cannot be read is refused; the others are read.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from carpool.request.adapter_files import AdapterFile, files_in
 from carpool.request.adapter_names import AdapterInfo
 
 Stamp = tuple[int, int]
-"""A file's size and time of writing, ns: another one where the file was changed."""
+"""A file's size and modification time, ns: to detect a changed file."""
 
 _CHANGED = (
     "its file was changed after it was read, and the earlier weights are used: give the new file "
@@ -23,19 +23,19 @@ _CHANGED = (
 
 
 class Folder:
-    """Which adapters of a folder are registered, which are offered, and which are refused.
+    """The state of a folder's adapters: registered, offered, or refused.
 
     Attributes:
-        missing: ids of registered adapters whose files are gone.
-        changed: warnings for requests with adapters whose files were changed, by id.
-        refused: files that are no adapters for this model, by the id that they would have.
+        missing: ids of registered adapters with deleted files.
+        changed: warnings for requests whose adapters' files were changed, by id.
+        refused: files that are no adapters for this model, by their would-be id.
     """
 
     def __init__(self, path: str | None, add: Callable[[str, Path, Sequence[str]], None]) -> None:
-        """A folder that was not read yet.
+        """Create the folder's state; `read` fills it.
 
         Args:
-            path: None: there is none.
+            path: None: no folder.
             add: registers an adapter under an id and other names; raises `LoraRejected`.
         """
         self._path, self._add = path, add
@@ -45,7 +45,7 @@ class Folder:
         self.refused: dict[str, AdapterInfo] = {}
 
     def read(self) -> list[str]:
-        """Register new files and hide those that are gone; returns a line for each problem."""
+        """Register new files and hide deleted ones; returns a line for each problem."""
         if self._path is None:
             return []
         try:
@@ -62,7 +62,7 @@ class Folder:
         return [f"adapter {id_!r}: {text}" for id_, text in problems.items()]
 
     def _read(self, file: AdapterFile, changed: dict[str, str]) -> str:
-        """Register a file if it is new, or note its change; returns why it cannot be."""
+        """Register a new file, or record a change; returns the problem, or ""."""
         id_ = file.id
         if file.problem:
             return file.problem
@@ -77,7 +77,7 @@ class Folder:
             return ""
         except LoraRejected as error:
             return str(error).removeprefix(f"adapter {id_!r}: ")
-        except Exception as error:  # other files are read all the same
+        except Exception as error:  # continue with the other files
             return f"{file.path.name} cannot be read: {reason(error)}"
 
 

@@ -1,9 +1,9 @@
-"""Adapters (LoRA) by request: rows of one forward share the weights and add their own parts.
+"""Adapters (LoRA) per request: rows of one forward share the weights and add their own parts.
 
-A registered adapter is a few pairs of small matrices, each beside a layer of the model. The first
-adapter that has a part for a layer hooks it, and the hook adds that part (`parts.py`) to the rows
-of the running forward that have it. The model's structure does not change, rows without an
-adapter are not touched, and one more adapter is an entry in a dict.
+A registered adapter is a set of pairs of small matrices, one pair for a layer of the model. The
+first adapter with a part for a layer hooks it, and the hook adds the part (`parts.py`) to the rows
+of the running forward that use the adapter. The model's structure does not change, rows without an
+adapter are not touched, and one more adapter is one more dict entry.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class NotByRow(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """Neighbouring rows that have an adapter at one scale."""
+    """Consecutive rows with the same adapter and scale."""
 
     name: str
     scale: float
@@ -50,7 +50,7 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlan:
-    """Which rows have which adapters in the running forward."""
+    """The adapters of each row of the running forward."""
 
     rows: int
     runs: tuple[AdapterRows, ...]
@@ -68,7 +68,7 @@ class AdapterPlan:
 
         Args:
             parts: the layer's parts, by the adapter's name.
-            x: the layer's input, (rows, ...) or (k * rows, ...) where each row has k neighbours.
+            x: the layer's input, (rows, ...) or (k * rows, ...) with k entries for each row.
             output: the layer's output without adapters, with the same axis 0.
             is_even: whether all rows have equal sizes, so that k is one number.
             layer: the layer itself.
@@ -93,14 +93,14 @@ _NO_ADAPTERS = nullcontext()
 def plan(
     applied: tuple[AdapterScales, ...], rows: tuple[int, ...], *, is_exact: bool = False
 ) -> AdapterPlan | None:
-    """The adapters of each row of a forward; None where no row has one.
+    """The adapters of each row of a forward; None if no row has one.
 
-    Each call's adapters are added in its request's order, on which the result depends with DoRA.
+    Each call's adapters are added in its request's order, because DoRA depends on it.
 
     Args:
         applied: the adapters of each call.
         rows: the number of rows of each call, in the order in which they are stacked.
-        is_exact: each call's rows are computed alone, for the bits that they get alone.
+        is_exact: each call's rows are computed alone, for the bits of a lone call.
     """
     if not any(applied):
         return None
@@ -132,7 +132,7 @@ def plan(
 class Adapters:
     """The adapters of one pipeline's modules.
 
-    `add` may be called from any thread and waits for no forward; the rest belongs to the engine's.
+    `add` may be called from any thread and waits for no forward; the rest is for the engine's.
     """
 
     def __init__(self, pipe: Any, device: torch.device, *, is_exact: bool = False) -> None:
@@ -144,9 +144,9 @@ class Adapters:
         self._parts: dict[str, Mapping[tuple[str, str], Part]] = {}
         self._lock = threading.Lock()  # one registration at a time
         self._arrived: deque[tuple[str, Mapping[tuple[str, str], Part]]] = deque()
-        self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the layer that has the hook
+        self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the hooked layer
         self._hooks: list[RemovableHandle] = []
-        self._plan: AdapterPlan | None = None  # the running forward's
+        self._plan: AdapterPlan | None = None  # plan of the running forward
         self._is_even = True
 
     @property
@@ -162,11 +162,11 @@ class Adapters:
 
         Args:
             name: its id.
-            path: its file or folder; with two experts, `@transformer_2` behind it names one.
-            names: aliases that requests may use; then its trainer's name is one, too.
+            path: its file or folder; with two experts, a suffix `@transformer_2` selects one.
+            names: aliases for requests; with any, its trainer's name is an alias, too.
 
         Raises:
-            LoraRejected: the name or the file does not suit.
+            LoraRejected: the name or the file is not usable.
         """
         with self._lock:
             check_name(name, list(self._infos))
@@ -192,9 +192,9 @@ class Adapters:
             log.warning("%s", warning)
 
     def _take_all(self, name: str, reading: Reading) -> Iterator[str]:
-        """Take an adapter and its variants, for one module each; gives the modules.
+        """Register an adapter, and its variants for one module each; yields these modules.
 
-        Each of two experts can have the whole of it, any other module its own part.
+        Each of two experts can get the whole adapter, any other module its own part.
         """
         self._take(name, reading.parts)
         parts: AdapterParts | None
@@ -213,10 +213,10 @@ class Adapters:
         self.take(name, parts)
 
     def check(self, applied: AdapterScales) -> None:
-        """Refuse a request whose adapters are not here, as after a restart without them.
+        """Refuse a request whose adapters are missing, as after a restart without them.
 
         Raises:
-            InvalidValue: names the adapter.
+            InvalidValue: an adapter is missing; the text names it.
         """
         for name, _ in applied:
             if name not in self._parts:
@@ -230,7 +230,7 @@ class Adapters:
         return [f"adapter {info.id!r}: {text}" for info in infos for text in info.warnings]
 
     def take(self, name: str, parts: Mapping[tuple[str, str], Part]) -> None:
-        """Take parts that were read, to be put beside their layers before the next forward."""
+        """Add an adapter's parts, to be attached to their layers before the next forward."""
         self._parts[name] = {**self._parts.get(name, {}), **parts}
         self._arrived.append((name, parts))
 
@@ -240,15 +240,15 @@ class Adapters:
 
     @property
     def running(self) -> tuple[AdapterPlan | None, bool]:
-        """Which rows of the running forward have which adapters, and whether sizes are equal."""
+        """The plan of the running forward, and whether its rows have equal sizes."""
         return self._plan, self._is_even
 
     def digest(self, name: str) -> bytes:
-        """A digest of some values of an adapter: another file by its name has another."""
+        """A digest of some values of an adapter, to detect another file of the same name."""
         return self._identities.get(name, b"")
 
     def around(self, run: RunCalls) -> RunCalls:
-        """The same forward, with the adapters of its calls."""
+        """Wrap a forward so that it applies the adapters of its calls."""
 
         def adapted(ready: Sequence[Ready]) -> list[Any]:
             calls = [member.call for member in ready]
@@ -265,7 +265,7 @@ class Adapters:
         return any(getattr(self._pipe, component) is module for component in components)
 
     def applied(self, calls: Sequence[Call], rows: Sequence[int]) -> AbstractContextManager[None]:
-        """For the time of one forward of these calls, apply the adapters of each."""
+        """Apply each call's adapters during one forward of these calls."""
         return self._applying(calls, rows) if any(call.lora for call in calls) else _NO_ADAPTERS
 
     @contextmanager
@@ -284,7 +284,7 @@ class Adapters:
     def swap(
         self, applied: tuple[AdapterPlan | None, bool] | None
     ) -> tuple[AdapterPlan | None, bool]:
-        """Exchange the adapters of rows for those of another forward; None: no adapters.
+        """Swap in the plan of another forward; None: no adapters. Returns the former one.
 
         Forwards that share a sweep over streamed weights take turns: see `sweep.py`.
         """
@@ -293,7 +293,7 @@ class Adapters:
         return before
 
     def remove(self) -> None:
-        """Leave every layer as it was."""
+        """Remove the hooks from all layers."""
         while self._hooks:
             self._hooks.pop().remove()
         self._layers.clear()
@@ -320,10 +320,10 @@ class Adapters:
 
 
 def _uncompiled(modules: Iterable[nn.Module]) -> AbstractContextManager[object]:
-    """Run modules as Python, if any of their parts is compiled.
+    """Run modules eagerly if any of their parts is compiled.
 
-    Compiled code does not look whether its layers have got hooks since (dynamo's
-    `skip_nnmodule_hook_guards`), and each new set of adapters would be compiled anew.
+    Compiled code does not notice new hooks on its layers (dynamo's `skip_nnmodule_hook_guards`),
+    and each new set of adapters would trigger a compilation.
     """
     distinct = {id(module): module for module in modules}.values()
     if not any(is_compiled(part) for module in distinct for part in module.modules()):
@@ -342,7 +342,7 @@ def _digest_of(parts: Mapping[tuple[str, str], Part]) -> bytes:
 
 
 def is_even(calls: Sequence[Call], rows: Sequence[int]) -> bool:
-    """Whether each row brings as much as any other, in every tensor of the calls."""
+    """Whether all rows have equally many entries in every tensor of the calls."""
     sizes: dict[str, set[Any]] = {}
     for call, n in zip(calls, rows, strict=True):
         for name, value in call.arguments().items():

@@ -17,8 +17,8 @@ from carpool.engine.adapters.shadow import copy_of
 from carpool.engine.adapters.tensors import AdapterTensors, layer_of
 from carpool.request.lora import SUFFIX
 
-INSIDE = "adapter"  # the name in the shadow: PEFT takes no dots, and no other code sees it
-JOINED = {  # projections that diffusers joins for a LoKr, and the layers that they are
+INSIDE = "adapter"  # adapter name in the shadow: PEFT takes no dots
+JOINED = {  # projections that diffusers fuses for a LoKr, and their layers
     "to_qkv": ("to_q", "to_k", "to_v"),
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }
@@ -50,7 +50,7 @@ class Load:
 
     def run(self, file: Path, *, is_second: bool) -> None:
         target = copy.copy(self._pipe)
-        # of every module there, diffusers takes group offloading off and puts its own on again
+        # diffusers removes group offloading from every module there, and adds it again
         names = {name for name, part in vars(target).items() if isinstance(part, nn.Module)}
         vars(target).update(dict.fromkeys(names))
         for name, module in self._modules.items():
@@ -59,7 +59,7 @@ class Load:
         target.lora_state_dict = self._state_dict
         with _heard("diffusers", "transformers") as messages:
             is_as_in_file = self._tensors.is_as_in_file and self._tensors.config is None
-            if is_as_in_file and file.suffix == SUFFIX:  # else diffusers takes it for a pickle
+            if is_as_in_file and file.suffix == SUFFIX:  # else diffusers would treat it as a pickle
                 options |= {"weight_name": file.name}
                 target.load_lora_weights(str(file.parent), adapter_name=INSIDE, **options)
             else:
@@ -85,7 +85,7 @@ class Load:
         return (fitting, *rest) if isinstance(answer, tuple) else fitting
 
     def _metadata(self) -> dict[str, Any] | None:
-        """PEFT's settings, without those of other versions, which PEFT itself ignores."""
+        """PEFT's settings, without those of other versions, which PEFT ignores, too."""
         from peft import LoraConfig
 
         metadata = self._tensors.metadata
@@ -95,7 +95,7 @@ class Load:
         return {name: v for name, v in metadata.items() if name.partition(".")[2] in names}
 
     def layers(self) -> Iterator[tuple[tuple[str, str], Any]]:
-        """The layers that PEFT put in, by component and path."""
+        """The layers that PEFT inserted, by component and path."""
         from peft.tuners.tuners_utils import BaseTunerLayer  # slow to import
 
         for component, module in self._modules.items():
@@ -104,7 +104,7 @@ class Load:
                     yield (component, path), layer
 
     def check_complete(self) -> None:
-        """Count as strays the layers of which no part was made: diffusers would only warn."""
+        """Count layers without an extracted part as strays: diffusers would only warn."""
         have = {_path(f"{component}.{path}") for component, path in self.parts}
         have |= {joined for path in have for joined in _joined(path)}
         self.strays |= {n for n in self.placed if _path(n) not in have}
@@ -116,7 +116,7 @@ class Load:
             )
 
     def _lacking_magnitudes(self) -> int:
-        """How many layers of the file have a magnitude that was not loaded."""
+        """The number of the file's layers whose magnitude was not loaded."""
         loaded = sum(
             part.magnitude is not None and not place[0].startswith("text_encoder")
             for place, part in self.parts.items()
@@ -125,13 +125,13 @@ class Load:
 
 
 def _joined(path: str) -> Iterator[str]:
-    """The projection into which a loader may join a layer."""
+    """The fused projections that a layer starts."""
     owner, _, name = path.rpartition(".")
     return (f"{owner}.{joined}" for joined, singles in JOINED.items() if name == singles[0])
 
 
 def _path(name: str) -> str:
-    """The plain name of a layer without its component, for which loaders have other names."""
+    """The plain name of a layer without its component, which loaders name differently."""
     return _plain(name).partition(".")[2]
 
 
@@ -144,12 +144,12 @@ def _plain(name: str) -> str:
 
 
 class _Warnings(logging.Filter):
-    """Keeps the warnings of one thread's loaders from the log, and collects them."""
+    """Collects the warnings of one thread's loaders, instead of logging them."""
 
     def __init__(self, levels: Mapping[str, int]) -> None:
         super().__init__()
         self.messages, self._thread = list[str](), threading.get_ident()
-        self._levels = levels  # by library, before the load
+        self._levels = levels  # levels by library, before the load
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.thread != self._thread:
@@ -161,7 +161,7 @@ class _Warnings(logging.Filter):
 
 @contextmanager
 def _heard(*names: str) -> Iterator[list[str]]:
-    """Collect the warnings that libraries log on this thread: they are about the adapter."""
+    """Collect the warnings that libraries log on this thread: they concern the adapter."""
     loggers = [logging.getLogger(name) for name in names]
     levels = {logger.name: logger.level for logger in loggers}
     collected, handlers = _Warnings(levels), list[logging.Handler]()

@@ -1,4 +1,4 @@
-"""The additions of an adapter to single layers, by PEFT's formulas: LoRA, DoRA and LoKr."""
+"""An adapter's additions to single layers, by PEFT's formulas: LoRA, DoRA and LoKr."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,21 +13,21 @@ from carpool.errors import LoraRejected
 class Part:
     """An adapter's addition to one layer: `up(down(x)) * scaling`; with a magnitude, DoRA.
 
-    DoRA gives each output channel of the changed weight `W + scaling * up @ down` the length of its
-    `magnitude`. So the layer's own output changes, too, and by how much depends on the scale.
+    DoRA scales each output channel of the changed weight `W + scaling * up @ down` to the length in
+    `magnitude`. So it changes the layer's own output, too, by an amount that depends on the scale.
     """
 
-    down: nn.Module  # a linear layer or convolution, to `rank` channels; or a `Kronecker`
+    down: nn.Module  # linear layer or convolution to `rank` channels, or a `Kronecker`
     up: nn.Module
     scaling: float  # alpha / rank
-    dtype: torch.dtype  # the weights' number type
+    dtype: torch.dtype  # dtype of the weights
     magnitude: Tensor | None = None  # (out channels,)
 
     def add(self, layer: nn.Module | None, x: Tensor, output: Tensor, scale: float) -> None:
         """Add this part to rows of the layer's output, in place.
 
         Args:
-            layer: the layer, whose weights DoRA needs; None: the part is no DoRA.
+            layer: the layer, for DoRA, which needs its weights; else None.
             x: rows of the layer's input.
             output: the same rows of its output.
             scale: the adapter's scale in the request.
@@ -55,10 +55,10 @@ class Part:
 class Kronecker(nn.Module):
     """A linear layer whose weight is the Kronecker product of two matrices (LoKr).
 
-    The product itself is never made: it is as large as the weight of the model's layer.
+    The product itself is never computed: it is as large as the weight of the model's layer.
 
     Args:
-        span: the range of outputs to give; None: all.
+        span: the range of outputs to return; None: all.
     """
 
     def __init__(self, first: Tensor, second: Tensor, span: tuple[int, int] | None = None) -> None:
@@ -84,21 +84,21 @@ class Kronecker(nn.Module):
 
 
 def base_layer(layer: Any) -> Any:
-    """The model's own layer below the layers of adapters that the user has loaded into it."""
+    """The model's own layer below adapter layers that the user has loaded."""
     return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer
 
 
 def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = None) -> Part:
-    """Take the part that PEFT put into a layer out of it.
+    """Extract the part that PEFT inserted into a layer.
 
     Args:
-        layer: PEFT's, around a weightless layer.
-        adapter: its name there.
-        real: the layer of the model that runs.
-        span: the outputs of PEFT's layer that are those of the model's, where it joined several.
+        layer: PEFT's layer, around a weightless one.
+        adapter: PEFT's name of the adapter.
+        real: the running model's layer.
+        span: the model's outputs among PEFT's, if the loader fused several layers.
 
     Raises:
-        LoraRejected: it does not fit the layer, or is of a kind that is not served.
+        LoraRejected: it does not fit the layer, or its kind is not supported.
     """
     from peft.tuners.lokr.layer import Linear as LoKrLinear
     from peft.tuners.lora import LoraLayer, variants
@@ -133,8 +133,8 @@ def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = 
             "unquantized, or take an adapter that is plain LoRA"
         )
     if magnitude is not None and not magnitude.is_meta and not magnitude.any():
-        # the file's was not loaded, as those of text encoders are not: PEFT begins with the length
-        # of the weights, and the shadow has none
+        # the loader skipped the file's magnitude, as for text encoders: PEFT starts with the length
+        # of the weights, which the shadow lacks
         magnitude = base_layer(real).weight.detach().flatten(1).norm(dim=1)
     scaling = layer.scaling[adapter]
     if not isinstance(scaling, (int, float)) and scaling.numel() != 1:
@@ -143,7 +143,7 @@ def part_of(layer: Any, adapter: str, real: Any, span: tuple[int, int] | None = 
 
 
 def _factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
-    """The two matrices of a LoKr, each whole or as a product of two."""
+    """The two matrices of a LoKr, each stored whole or as a product of two."""
 
     def factor(name: str) -> Tensor:
         whole: Any = getattr(layer, name)
@@ -158,13 +158,13 @@ def _factors(layer: Any, adapter: str) -> tuple[Tensor, Tensor]:
 def sizes_of(layer: Any) -> tuple[tuple[int, ...], int]:
     """Input and output sizes of a linear layer or convolution, with its kernel."""
     layer = base_layer(layer)
-    if hasattr(layer, "in_features"):  # quantized weights are packed, so not of this shape
+    if hasattr(layer, "in_features"):  # quantized weights are packed into another shape
         return (layer.in_features,), layer.out_features
     return tuple(layer.weight.shape[1:]), layer.weight.shape[0]
 
 
 def is_quantized(layer: Any) -> bool:
-    """Whether the weights of a layer are no plain numbers of its own shape."""
+    """Whether a layer's weights are quantized: packed, or of an inexact type."""
     weight = base_layer(layer).weight
     takes, gives = sizes_of(layer)
     is_packed = tuple(weight.shape) != (gives, *takes)
@@ -177,7 +177,7 @@ def _is_exact(dtype: torch.dtype) -> bool:
 
 
 def _dtype(real: Any) -> torch.dtype:
-    """The number type in which a layer computes, and PEFT its addition."""
+    """The dtype in which a layer computes, and PEFT its addition."""
     layer = base_layer(real)
     dtype: torch.dtype = getattr(layer, "compute_dtype", None) or layer.weight.dtype
     return dtype if _is_exact(dtype) else torch.bfloat16

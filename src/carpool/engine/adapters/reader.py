@@ -1,9 +1,9 @@
 """Read adapter files the way diffusers does, without a change to the running pipeline.
 
-Diffusers knows many file formats, and loads all of them by putting PEFT layers into the modules.
-So they are loaded into weightless copies (`shadow.py`). The layers that PEFT put in are taken out
-again as pairs of small layers, and checked against the real ones. Layers that fit nowhere are left
-out and reported.
+Diffusers knows many file formats, and loads all of them by inserting PEFT layers into the modules.
+So adapters are loaded into weightless copies (`shadow.py`). The layers that PEFT inserted are
+extracted as pairs of small layers, and checked against the real ones. Layers that match none are
+left out and reported.
 """
 
 import threading
@@ -28,9 +28,9 @@ from carpool.request.lora import STANDARD, adapter_file
 LOADING = threading.Lock()
 """PEFT and diffusers patch `nn.Module` while they load without initializing: never two at once."""
 
-_EXPERTS = ("transformer", "transformer_2")  # for high noise, for low noise
-_MOST_TEXT = 400  # characters of a loader's message: some list each tensor of a file
-_TRIES = 4  # each leaves out layers that a loader cannot place: more than one kind is rare
+_EXPERTS = ("transformer", "transformer_2")  # for high and for low noise
+_MOST_TEXT = 400  # characters of a loader's message: some messages list each tensor of a file
+_TRIES = 4  # each leaves out one kind of unplaceable layers; several kinds are rare
 
 AdapterParts = dict[tuple[str, str], Part]
 """The parts of an adapter, by component and path of the layer."""
@@ -38,13 +38,13 @@ AdapterParts = dict[tuple[str, str], Part]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """An adapter's file as it was read for this pipeline."""
+    """The content of an adapter's file, read for this pipeline."""
 
     parts: AdapterParts
-    target: str = ""  # the expert for which it was trained; empty: halves, or the model has none
+    target: str = ""  # the trained expert; empty: both halves, or the model has no experts
     warnings: tuple[str, ...] = ()
-    trainer_name: str = ""  # the name that the trainer wrote into the file
-    digest: str = ""  # the file's
+    trainer_name: str = ""  # the trainer's name for it, stored in the file
+    digest: str = ""  # of the file
 
 
 class AdapterReader:
@@ -52,8 +52,8 @@ class AdapterReader:
 
     def __init__(self, pipe: Any, device: torch.device) -> None:
         self._pipe, self._device = pipe, device
-        self._modules: dict[str, nn.Module] | None = None  # made for the first adapter
-        self._fitting: dict[str, set[str]] = {}  # paths of layers that take adapters
+        self._modules: dict[str, nn.Module] | None = None  # created for the first adapter
+        self._fitting: dict[str, set[str]] = {}  # paths of layers that accept adapters
         names = getattr(pipe, "_lora_loadable_modules", ())
         experts = tuple(n for n in _EXPERTS if n in names and getattr(pipe, n, None) is not None)
         self.experts = experts if len(experts) > 1 else ()
@@ -62,18 +62,18 @@ class AdapterReader:
         """Read the adapter in a file or folder.
 
         Args:
-            place: its path; with two experts, `@transformer_2` behind it names one.
-            names: its names, which may say for which of two experts it was trained.
+            place: its path; with two experts, a suffix `@transformer_2` selects one.
+            names: its names, which may reveal the expert that it was trained for.
 
         Raises:
-            LoraRejected: it is no adapter for this pipeline, or not one that can be trusted.
+            LoraRejected: it is no adapter for this pipeline, or an unsafe file.
         """
         path, target = split_target(str(place))
         try:
             return self._read(Path(path).expanduser(), target, names)
         except CarpoolError:
             raise
-        except Exception as error:  # whatever a loader makes of a strange file
+        except Exception as error:  # a loader may raise anything for an unusual file
             cause = f"{type(error).__name__}: {_cut(error)}"
             raise LoraRejected(f"{Path(path).name}: {cause}") from error
 
@@ -129,7 +129,7 @@ class AdapterReader:
             }
 
     def _expert(self, target: str, names: Sequence[str]) -> str:
-        """The expert of an adapter: the target, else the one in its names, else the first."""
+        """The expert of an adapter: the target, else one from its names, else the first."""
         if not self.experts or target:
             return target
         parts = (part for name in names for part in reversed(name.split("/")))
@@ -139,7 +139,7 @@ class AdapterReader:
     def _of_experts(
         self, file: Path, tensors: AdapterTensors, second: AdapterTensors, target: str
     ) -> dict[str, Load]:
-        """Load a file that names its experts."""
+        """Load a file whose tensors name their experts."""
         halves = tensors.of_expert(is_second=False), second
         present = {
             name: part
@@ -162,13 +162,13 @@ class AdapterReader:
             try:
                 load.run(file, is_second=denoiser == _EXPERTS[1])
                 break
-            except Exception as error:  # whatever the loaders of others make of a strange file
+            except Exception as error:  # diffusers' loaders may raise anything for an unusual file
                 name = type(self._pipe).__name__
                 described = f"{file.name}, which is a {tensors.kind} (of another model?)"
                 rejected = LoraRejected(f"{name} cannot load {described}: {_cut(error)}")
                 rejected.__cause__ = error
                 if load.strays and not load.placed:
-                    break  # no layer fits: reported below
+                    break  # reported by the caller: no layer fits
                 unplaced = tensors.named_in(str(error)) or tensors.text_layers()
                 if not unplaced or unplaced >= tensors.layers:
                     raise rejected from error
@@ -184,7 +184,7 @@ class AdapterReader:
         return load
 
     def _real(self, component: str, path: str) -> Iterator[tuple[str, tuple[int, int] | None]]:
-        """The model's own layers for one of the shadow, in which a loader may join projections."""
+        """The model's layers for one of the shadow; a loader may have fused projections."""
         owner, _, name = path.rpartition(".")
         model = getattr(self._pipe, component)
         if name not in JOINED or hasattr(model.get_submodule(owner), name):
@@ -197,7 +197,7 @@ class AdapterReader:
             begin += gives
 
     def _part(self, component: str, path: str, layer: Any, span: tuple[int, int] | None) -> Part:
-        """Take the part out of one layer, and check that it fits the real one."""
+        """Extract the part of one layer, and check that it fits the real layer."""
         where = f"{component}.{path}"
         real = getattr(self._pipe, component).get_submodule(path)
         try:
@@ -206,12 +206,12 @@ class AdapterReader:
             raise LoraRejected(f"{where}: {error}") from None
         weights: list[Tensor] = [*part.down.parameters(), *part.up.parameters()]
         weights += [] if part.magnitude is None else [part.magnitude]
-        if any(weight.is_meta for weight in weights):  # PEFT had nothing to put there
+        if any(weight.is_meta for weight in weights):  # PEFT found no weights for it
             raise LoraRejected(f"the weights for {where} are not complete")
-        with beside(self._device):  # beside the running forward
+        with beside(self._device):  # does not wait for the running forward
             for module in (part.down, part.up):
                 for weight in module.parameters():
-                    # a copy: on a CPU they are the mapped file, which may be written or cut short
+                    # copied: on a CPU they map the file, which may be written or truncated
                     weight.requires_grad_(False).data = weight.to(
                         self._device, part.dtype, copy=True
                     )
@@ -225,7 +225,7 @@ class AdapterReader:
         return Part(part.down, part.up, part.scaling, part.dtype, magnitude)
 
     def for_expert(self, parts: AdapterParts, expert: str) -> AdapterParts | None:
-        """The same parts for one of the experts; None where its layers are others."""
+        """The same parts for one of the experts; None if its layers differ."""
         moved = {
             (expert if component in self.experts else component, path): part
             for (component, path), part in parts.items()

@@ -1,4 +1,4 @@
-"""The adapters that requests may name: from settings, from `add`, from the watched folder."""
+"""The adapters available to requests: from settings, from `add`, from the watched folder."""
 
 import logging
 import threading
@@ -17,10 +17,10 @@ class AdapterRegistry:
     """Registers adapters while requests run. For any thread.
 
     Args:
-        adapters: takes the registered adapters.
-        folder: the watched folder; None: there is none.
-        on_change: called with the ids that requests may use, and with the infos of all adapters,
-            refused ones among them, when either has changed.
+        adapters: holds the registered adapters.
+        folder: the watched folder; None: no folder.
+        on_change: called after a change with the ids for requests, and the infos of all adapters,
+            including refused ones.
     """
 
     def __init__(
@@ -31,11 +31,11 @@ class AdapterRegistry:
     ) -> None:
         self._adapters, self._on_change = adapters, on_change
         self._folder = Folder(folder, adapters.add)
-        self._refused: dict[str, AdapterInfo] = {}  # adapters of the settings
+        self._refused: dict[str, AdapterInfo] = {}  # refused adapters of the settings
         self._reloading = threading.Lock()
 
     def add(self, name: str, path: str | Path) -> None:
-        """Register an adapter; see `Adapters.add` for what it raises."""
+        """Register an adapter; for its errors see `Adapters.add`."""
         self._adapters.add(name, path)
         self._changed()
 
@@ -43,7 +43,7 @@ class AdapterRegistry:
         """Register the adapters of the settings.
 
         Args:
-            is_tolerant: an adapter that cannot be read is refused to the requests that name it.
+            is_tolerant: an unreadable adapter fails only the requests that name it.
         """
         for name, path in paths.items():
             try:

@@ -1,4 +1,4 @@
-"""Weightless copies of a pipeline's modules, for loaders that change what they load into."""
+"""Weightless copies of a pipeline's modules, for loaders that modify the modules."""
 
 import copy
 from typing import Any
@@ -9,14 +9,14 @@ from torch import nn
 from carpool.engine.adapters.parts import base_layer, sizes_of
 from carpool.engine.flattened_encoders import ALIAS
 
-_HOOKS = ("_diffusers_hook", "_hf_hook")  # they hold weights, and would put them back
+_HOOKS = ("_diffusers_hook", "_hf_hook")  # they hold weights, and would restore them
 
 
 def shadow(module: nn.Module) -> nn.Module:
-    """Copy a module without its weights, its quantization, its hooks of offloading, its adapters.
+    """Copy a module without its weights, quantization, offloading hooks and adapters.
 
-    Each weight is one number, repeated without memory. (On the meta device PEFT would leave what it
-    loads there, too.)
+    Each weight is one number, expanded without memory. (On the meta device PEFT would also leave
+    the loaded weights there.)
     """
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
@@ -34,7 +34,7 @@ def shadow(module: nn.Module) -> nn.Module:
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """Copy a shadow: its modules are new, its weights the same."""
+    """Copy a shadow: new modules that share its weights."""
     return _copied(module, {id(t): t for t in (*module.parameters(), *module.buffers())})
 
 
@@ -60,7 +60,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _remove_adapters(module: Any) -> None:
-    """Remove the adapters that the user has loaded: the layers below them stay."""
+    """Remove the adapters that the user has loaded; keep the layers below them."""
     for path, layer in [*module.named_modules()]:
         if path and hasattr(layer, "get_base_layer"):
             module.set_submodule(path, base_layer(layer))

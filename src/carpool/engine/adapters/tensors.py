@@ -1,4 +1,4 @@
-"""The tensors of an adapter's file, brought into a form that diffusers' loaders take."""
+"""The tensors of an adapter's file, converted to a form that diffusers' loaders accept."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from carpool.error_text import reason
 from carpool.errors import LoraRejected
 from carpool.request.lora import SUFFIX
 
-_PEFT = "base_model.model."  # before the names of layers, in folders that PEFT writes
+_PEFT = "base_model.model."  # prefix of layer names in folders written by PEFT
 _UP = re.compile(r"[._]lora(?:_linear_layer)?[._](?:up|B)\.(?:\w+\.)?weight$")
 _SCALED = ("scale_weight", "weight_scale", "scaled_fp8", "scale_input")
 _LAYER = re.compile(
@@ -23,7 +23,7 @@ _LAYER = re.compile(
     r"|dora_scale|alpha|diff(?:_b)?)(?:\.\w+)*"
 )
 _TEXTS = re.compile(r"(lora_te|text_encoder|conditioner\.|cond_stage_model\.|clip_[lg]\.|t5xxl)")
-_KINDS = {  # in the names of tensors
+_KINDS = {  # marks in tensors' names
     "lokr_": "LoKr",
     "hada_": "LoHa",
     "oft_": "OFT",
@@ -31,7 +31,7 @@ _KINDS = {  # in the names of tensors
     "dora_scale": "DoRA",
     "lora_magnitude_vector": "DoRA",
 }
-_PIECE, _PIECES = 16 << 10, 256  # bytes, and about how many
+_PIECE, _PIECES = 16 << 10, 256  # sampled pieces: bytes of each, and their approximate number
 _OF_FIRST, _OF_SECOND = "transformer.", "transformer_2."  # prefixes of two experts
 
 
@@ -41,7 +41,7 @@ class AdapterTensors:
 
     tensors: Mapping[str, Tensor]
     header: Mapping[str, str]  # the file's metadata
-    config: Mapping[str, Any] | None = None  # PEFT's settings, by name with a component's prefix
+    config: Mapping[str, Any] | None = None  # PEFT's settings; names have the component's prefix
     is_as_in_file: bool = True
     digest: str = ""
 
@@ -60,7 +60,7 @@ class AdapterTensors:
         return {layer_of(name) for name in self.tensors if any(mark in name for mark in marks)}
 
     def changed_norms(self) -> set[str]:
-        """The layers of norms that the file changes, which loaders leave out without a warning."""
+        """The changed norm layers of the file, which loaders skip without a warning."""
         changes = ((n, t) for n, t in self.tensors.items() if n.endswith((".diff", ".diff_b")))
         return {layer_of(name) for name, tensor in changes if "norm" in name and tensor.any()}
 
@@ -69,17 +69,17 @@ class AdapterTensors:
         return AdapterTensors(tensors, self.header, self.config, is_as_in_file=False)
 
     def text_layers(self) -> set[str]:
-        """The layers whose names are those of text encoders."""
+        """The layers of text encoders, by name."""
         return {layer for layer in self.layers if _TEXTS.match(layer)}
 
     def named_in(self, text: str) -> set[str]:
-        """The layers of which a loader's message names a tensor, with or without its prefix."""
+        """The layers with a tensor named in a loader's message, with or without its prefix."""
         words = set(re.findall(r"[\w.]+", text))
         named = (n for n in self.tensors if n in words or _tail(n) in words)
         return {layer_of(name) for name in named}
 
     def of_expert(self, is_second: bool) -> "AdapterTensors | None":
-        """The part for one of two experts, where the names of the file tell them apart."""
+        """The part for one of two experts, if the file's names distinguish them."""
         if not any(name.startswith(_OF_SECOND) for name in self.tensors):
             return None
         start = _OF_SECOND if is_second else _OF_FIRST
@@ -96,10 +96,10 @@ class AdapterTensors:
         return AdapterTensors(tensors, self.header, config or None, is_as_in_file=False)
 
     def with_component(self, component: str, paths: Collection[str]) -> "AdapterTensors":
-        """Name the component, where a file only has a denoiser's own paths, as PEFT writes them.
+        """Add the component to the names if a file has a denoiser's bare paths, as from PEFT.
 
         Args:
-            paths: the denoiser's layers.
+            paths: paths of the denoiser's layers.
         """
         bare = {name: name.removeprefix(_PEFT) for name in self.tensors}
         if not all(layer_of(path) in paths for path in bare.values()):
@@ -120,13 +120,13 @@ def _tail(name: str) -> str | None:
 
 
 def layer_of(name: str) -> str:
-    """The layer to which a tensor of an adapter belongs."""
+    """The layer of an adapter's tensor."""
     match = _LAYER.fullmatch(name)
     return match[1] if match else name.rpartition(".")[0] or name
 
 
 def adapter_metadata(header: Mapping[str, str]) -> dict[str, Any] | None:
-    """PEFT's settings that diffusers has written into a file."""
+    """PEFT's settings, as diffusers stores them in a file."""
     text = header.get("lora_adapter_metadata")
     return None if text is None else dict(json.loads(text))
 
@@ -135,13 +135,13 @@ def read_tensors(file: Path) -> AdapterTensors:
     """Read an adapter's file.
 
     Raises:
-        LoraRejected: it cannot be read, holds no adapter, or holds values that are no numbers.
+        LoraRejected: it cannot be read, holds no adapter, or has NaN or infinite values.
     """
     try:
         with safe_open(file, "pt") as opened:
             names = list(opened.keys())
             if not any(re.search("lora|lokr|hada_|oft_|ia3_", name) for name in names):
-                raise LoraRejected(f"{file.name} holds no LoRA weights")  # a whole model, maybe
+                raise LoraRejected(f"{file.name} holds no LoRA weights")  # perhaps a whole model
             tensors = {name: opened.get_tensor(name) for name in names}
             header = dict(opened.metadata() or {})
     except (SafetensorError, OSError) as error:
@@ -165,9 +165,9 @@ def read_tensors(file: Path) -> AdapterTensors:
 
 
 def _without_negative_alphas(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same adapter with its negative alphas made positive; empty if it has none.
+    """The same adapter with negative alphas made positive; empty if it has none.
 
-    Loaders that spread an alpha over both matrices by halves never end with a negative one.
+    Loaders that split an alpha over both matrices never end with a negative one.
     """
     negative = {layer_of(n): n for n, t in tensors.items() if n.endswith("alpha") and t.item() < 0}
     if not negative:
@@ -182,7 +182,7 @@ def _without_negative_alphas(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def _digest(file: Path) -> str:
-    """A digest of a file's size and of pieces of it: whole, if it has no more than 4 MiB."""
+    """A digest of a file's size and of sampled pieces; of all bytes up to 4 MiB."""
     size = file.stat().st_size
     digest = hashlib.blake2b(str(size).encode(), digest_size=8)
     with file.open("rb") as opened:
@@ -193,7 +193,7 @@ def _digest(file: Path) -> str:
 
 
 def _peft_config(file: Path) -> dict[str, Any] | None:
-    """The settings in `adapter_config.json`, which PEFT writes beside the weights."""
+    """The settings in `adapter_config.json`, which PEFT writes next to the weights."""
     place = file.with_name("adapter_config.json")
     if file.stem != "adapter_model" or not place.is_file():
         return None

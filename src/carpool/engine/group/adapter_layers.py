@@ -1,4 +1,4 @@
-"""The layers of an adapter as plain values and tensors, and as layers again."""
+"""Convert an adapter's layers to plain values and tensors, and back."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,18 +11,18 @@ from carpool.errors import PipelineFailed
 
 _SHAPED = ("kernel_size", "stride", "padding", "dilation", "groups")
 _CLASSES = {cls.__name__: cls for cls in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
-_WEIGHT_ONLY = {cls.__name__: cls for cls in (nn.Identity, Kronecker)}  # they have no settings
+_WEIGHT_ONLY = {cls.__name__: cls for cls in (nn.Identity, Kronecker)}  # no settings
 
 
 def packed(parts: Mapping[tuple[str, str], Part], component: str) -> tuple[list[Any], list[Tensor]]:
     """The layers of an adapter for one component, as plain values and tensors.
 
     Returns:
-        path, scaling, number type, whether there is a magnitude, and the two layers of each,
+        Path, scaling, dtype, whether there is a magnitude, and the two layers of each part,
         without weights; and the weights.
 
     Raises:
-        PipelineFailed: a layer is none that can be sent.
+        PipelineFailed: a layer cannot be sent.
     """
     layers, weights = [], list[Tensor]()
     for (owner, path), part in parts.items():
@@ -54,7 +54,7 @@ def _layer(layer: Any) -> list[Any]:
 
 
 def unpacked(layers: list[Any], weights: list[Tensor]) -> dict[str, Part]:
-    """The parts by the path of their layer."""
+    """The parts by the path of their layer, from `packed`."""
     rest, parts = iter(weights), {}
     for path, scaling, dtype, has_magnitude, *pair in layers:
         down, up = (_made(*description) for description in pair)

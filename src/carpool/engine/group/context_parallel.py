@@ -1,8 +1,8 @@
-"""diffusers' context parallelism: which models have a plan for it, and switching it on.
+"""diffusers' context parallelism: check that a model has a plan for it, and enable it.
 
-Each rank computes attention's share of a sequence; diffusers' hooks split what enters a denoiser
-and gather what leaves it, so every rank must make the same calls with the same inputs. Sequences
-need not be divisible by the number of ranks (`ulysses_anything`, `ring_anything`).
+Each rank computes attention's share of a sequence; diffusers' hooks split the inputs of a denoiser
+and gather its outputs, so every rank must make the same calls with the same inputs. Sequences need
+not be divisible by the number of ranks (`ulysses_anything`, `ring_anything`).
 """
 
 import contextlib
@@ -27,26 +27,26 @@ log = logging.getLogger("carpool")
 
 LOOPBACK = "127.0.0.1"
 WRONG = {"LTX2VideoTransformer3DModel": "divides neither its rotary positions nor its sound"}
-"""Plans of diffusers 0.42 that give other pictures, or none."""
+"""Plans of diffusers 0.42 that give wrong images, or none."""
 
 PROVEN = (
     "FluxTransformer2DModel", "Flux2Transformer2DModel",
     "QwenImageTransformer2DModel", "WanTransformer3DModel",
 )  # fmt: skip
-"""Classes of which tests hold that a group draws what one process draws."""
+"""Classes for which tests prove that a group and one process draw the same images."""
 
 PATIENCE = timedelta(minutes=5)  # limit for joining, and for any collective operation
 BACK_ENDS = {"cpu": "cpu:gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
 def check_classes(classes: Mapping[str, type], ranks: int) -> list[str]:
-    """The components that a group computes together.
+    """Check a model's classes; returns the components that a group computes together.
 
     Args:
         classes: the classes of the model's modules, by component.
 
     Raises:
-        SettingRejected: a denoiser has no plan; names it, and what works.
+        SettingRejected: a denoiser has no plan; the text names an alternative.
     """
     denoisers = {name: cls for name, cls in classes.items() if is_denoiser(name)}
     for name, cls in denoisers.items():
@@ -87,14 +87,14 @@ def join(
     """Make this process a member of the group; returns when all ranks are members.
 
     Args:
-        port: at which rank 0 listens.
-        listener: rank 0's.
+        port: rank 0's port.
+        listener: rank 0's listening socket; None in other ranks.
 
     Raises:
-        LoadFailed: they did not come together in time.
+        LoadFailed: the ranks did not connect in time.
     """
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # else: by the host's name
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # default: the host name's
         os.environ.setdefault(variable, loopback)
     if device.type != "cpu":
         torch.accelerator.set_device_index(device)
@@ -118,7 +118,7 @@ def leave() -> None:
 
 
 def check_process() -> None:
-    """Raise if this process is a member of another group: torch knows one at a time."""
+    """Raise if this process is a member of another group: torch supports one at a time."""
     if dist.is_initialized():
         raise LoadFailed(
             "context_parallel: this process has initialized torch.distributed already: serve from "
@@ -129,10 +129,10 @@ def check_process() -> None:
 def enable(
     modules: Mapping[str, nn.Module], ranks: int, kind: ContextParallelKind, device: torch.device
 ) -> None:
-    """Switch context parallelism on, in all ranks at the same time.
+    """Enable context parallelism, in all ranks at the same time.
 
     Raises:
-        SettingRejected: diffusers refuses: the attention back end, say.
+        SettingRejected: diffusers refuses it, for example because of the attention back end.
     """
     is_ring = kind == "ring"
     shape = (ranks, 1) if is_ring else (1, ranks)
@@ -141,7 +141,7 @@ def enable(
         if type(module).__name__ not in PROVEN and dist.get_rank() == 0:
             log.warning(
                 "%s (%s): diffusers has a plan for its context parallelism, but no test shows "
-                "that pictures are the same: compare some with context_parallel=1",
+                "that images are the same: compare some with context_parallel=1",
                 name, type(module).__name__,
             )  # fmt: skip
         config = ContextParallelConfig(
@@ -160,7 +160,7 @@ def enable(
 
 @contextlib.contextmanager
 def _counted_devices() -> Iterator[None]:
-    """Let a machine without accelerators count one: diffusers 0.42 divides by their number."""
+    """Report one accelerator on a machine without any: diffusers 0.42 divides by their number."""
     count = torch.accelerator.device_count
     if count() == 0:
         torch.accelerator.device_count = lambda: 1

@@ -1,8 +1,8 @@
 """A follower: a process that runs each forward of its group's denoisers along with the leader.
 
 The leader starts it as `python -m carpool.engine.group.follower FD` with one end of a socket pair.
-It loads the denoisers only. A thread reads messages, so that the end of the leader is noticed in
-the middle of a forward: then the process ends at once.
+It loads the denoisers only. A thread reads messages, so that it notices the leader's death even
+during a forward: then the process exits at once.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ class Follower:
         except CarpoolError as error:
             self.send(messages.Failed(str(error)))
             return
-        except Exception as error:  # whatever files and libraries raise
+        except Exception as error:  # files and libraries may raise anything
             self.send(messages.Failed(named(error)))
             return
         device.enter(sum(w.numel() for module in modules.values() for w in module.parameters()))
@@ -92,16 +92,16 @@ class Follower:
             try:
                 self._inbox.put(self._connection.recv_bytes())
             except (EOFError, OSError):
-                os._exit(0)  # the leader is gone, and with it the answers' reader
+                os._exit(0)  # the leader is gone: nothing reads the answers
 
 
 def load(
     order: messages.LoadFollower, settings: EngineSettings, device: Device
 ) -> tuple[Any, dict[str, nn.Module]]:
-    """Read the group's components and prepare them as the leader does.
+    """Read the group's components and prepare them like the leader.
 
     Returns:
-        a pipeline of these modules only, and the modules by name.
+        A pipeline of these modules only, and the modules by name.
     """
     pipe = read(order.source, settings, device, only=order.components)
     modules: dict[str, nn.Module] = {name: getattr(pipe, name) for name in order.components}
@@ -113,7 +113,7 @@ def load(
 
 
 class Forwards:
-    """Runs the forwards that the leader runs.
+    """Runs the same forwards as the leader.
 
     Args:
         modules: the modules by component.
@@ -133,7 +133,7 @@ class Forwards:
         return buffer
 
     def run(self, message: messages.RunForward) -> str | None:
-        """Run a forward; returns the error that it raised, as text."""
+        """Run a forward; returns its error as text, or None."""
         self._unpacker.take(message.tensors)
         args, kwargs = self._unpacker.value(message.arguments)
         mode: Any = nullcontext()
@@ -148,7 +148,7 @@ class Forwards:
         try:
             with mode:
                 self._modules[message.component](*args, **kwargs)
-        except BaseException as error:  # the leader's raises, too, or ends the group
+        except BaseException as error:  # the leader raises, too, or ends the group
             return named(error)
         finally:
             self._adapters.swap(before)
@@ -156,7 +156,7 @@ class Forwards:
         return None
 
     def add(self, message: messages.Adapter) -> None:
-        """Take an adapter's layers for a component."""
+        """Add an adapter's layers for a component."""
         self._unpacker.take(message.tensors)
         weights = [self._unpacker.tensors.pop(header.key) for header in message.tensors]
         parts = adapter_layers.unpacked(message.layers, weights)
@@ -169,7 +169,7 @@ class Forwards:
 
 
 class _ToLeader(logging.Handler):
-    """Sends warnings to the leader, in whose log they belong."""
+    """Sends warnings to the leader, for its log."""
 
     def __init__(self, follower: Follower) -> None:
         super().__init__(logging.WARNING)
@@ -180,11 +180,11 @@ class _ToLeader(logging.Handler):
 
 
 def main() -> None:
-    if sys.platform == "linux":  # one that is stopped would outlive the leader's process
+    if sys.platform == "linux":  # a stopped follower would outlive the leader
         prctl = ctypes.CDLL(None).prctl
         prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
         prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's: the leader decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal: the leader decides
     standard_streams.protect()
     log_as_others(bars=False)
     follower = Follower(Connection(int(sys.argv[1])))

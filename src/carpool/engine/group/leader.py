@@ -1,10 +1,10 @@
-"""The leader of a group, rank 0: starts the followers, and has them run each forward along.
+"""The leader of a group, rank 0: starts the followers, and has them run each forward with it.
 
-The leader's denoisers are wrapped: a call sends its arguments to the followers first, then all
-ranks run the same forward. Whatever runs a denoiser (requests, warm-up, comparisons in exact
-numerics) so runs it in all ranks. All or none may fail in a forward: then the request at fault
-fails alone. A rank that dies, or fails alone, ends the group at once (`at_loss`): the others would
-wait for it in a collective operation without end.
+The leader's denoisers are wrapped: a call first sends its arguments to the followers, then all
+ranks run the same forward. So any caller of a denoiser (requests, warm-up, comparisons in exact
+numerics) runs it in all ranks. If a forward fails in all ranks, the request at fault fails alone. A
+rank that dies, or fails alone, ends the group at once (`at_loss`): the others would wait for it
+forever in a collective operation.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ from carpool.errors import LoadFailed, PipelineFailed, named
 
 log = logging.getLogger("carpool")
 
-GRACE_S = 10.0  # in which all ranks fail in a forward, where one does
-END_S = 5.0  # for followers to end
+GRACE_S = 10.0  # if one rank fails in a forward, all others must fail within this time
+END_S = 5.0  # for followers to exit
 
 
 class Followers:
-    """The followers of this process, and the forwards that they share.
+    """The followers of this process, and the shared forwards.
 
     Args:
-        source: the model, as `carpool.models.source.find` gave it.
+        source: the model, from `carpool.models.source.find`.
         settings: the settings of each follower, with its device.
         device: this rank's device.
-        components: those that are computed together.
+        components: components that are computed together.
         spare_components: the other components of the model.
     """
 
@@ -63,13 +63,13 @@ class Followers:
         self.at_loss: Callable[[], object] = lambda: os._exit(1)
         self._packer = packing.Packer(device)
         self._adapters: Adapters | None = None
-        self._broadcasts: set[tuple[str, str]] = set()  # adapter and component
+        self._broadcasts: set[tuple[str, str]] = set()  # sent adapters: name and component
         self._connections: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._devices = [str(device), *(rank_settings.device for rank_settings in settings)]
         self._news = threading.Condition()
-        self._errors: dict[int, str | None] = {}  # of the newest forward, by rank; None: it ran
-        self._running: int | None = None  # number of the forward
+        self._errors: dict[int, str | None] = {}  # of the latest forward, by rank; None: it ran
+        self._running: int | None = None  # number of the running forward
         self._failed: int | None = None  # number of the last forward that failed in this rank
         self._number = self._bytes = self._tensors = self._reused = 0
         self._send_s = 0.0  # processor time
@@ -97,10 +97,10 @@ class Followers:
             )  # fmt: skip
 
     def join(self, modules: Mapping[str, nn.Module]) -> None:
-        """Wait until the followers have loaded, and compute these modules together from now on.
+        """Wait until the followers have loaded; from then on compute these modules together.
 
         Raises:
-            LoadFailed, SettingRejected: a rank cannot.
+            LoadFailed, SettingRejected: a rank failed.
         """
         for rank in range(1, self.ranks):
             loaded = self._hear(rank)
@@ -143,10 +143,10 @@ class Followers:
         context_parallel.leave()
 
     def statistics(self) -> dict[str, Any]:
-        """The ranks with their processes and devices, and what was sent to the followers.
+        """The ranks with their processes and devices, and the traffic to the followers.
 
-        `send_s` are seconds of the processor; of `tensors`, those that the followers had already
-        are `known`.
+        `send_s` is processor time; `known` counts the `tensors` that the followers already
+        had.
         """
         pids = [os.getpid(), *(process.pid for process in self._processes)]
         return {
@@ -163,7 +163,7 @@ class Followers:
             "send_s": self._send_s,
         }
 
-    # Forwards: on the engine's thread
+    # Forwards, on the engine's thread
 
     def _leading(self, component: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -182,13 +182,13 @@ class Followers:
         return forward
 
     def _send(self, component: str, args: Any, kwargs: Any) -> int:
-        """Have the followers run a forward; its number."""
+        """Start a forward in the followers; returns its number."""
         if self._is_lost:
             raise PipelineFailed("context_parallel: the group has ended")
         began_s = time.thread_time()
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         exact = next((mode for mode in modes if isinstance(mode, Exact)), None)
-        with torch._C.DisableTorchFunction():  # that mode is for the forward
+        with torch._C.DisableTorchFunction():  # the mode is for the forward only
             packed, new = self._packer.pack((args, kwargs), f"{component}.forward")
             tensors = list(packing.tensors_of((args, kwargs)))
             self._tensors += len(tensors)
@@ -211,7 +211,7 @@ class Followers:
                 )  # fmt: skip
                 self._say_adapters(message)
                 self._broadcast(message, [tensor for _, tensor in new])
-            except BaseException as error:  # the followers may have a part of it
+            except BaseException as error:  # the followers may have received a part
                 self._lose(f"a forward could not be sent: {named(error)}")
                 raise
         self._send_s += time.thread_time() - began_s
@@ -227,7 +227,7 @@ class Followers:
             ]
 
     def _send_adapters(self, component: str) -> None:
-        """Send the layers that adapters of the next forward have for a component, once."""
+        """Send the layers of the next forward's adapters for a component, once."""
         plan = None if self._adapters is None else self._adapters.running[0]
         for run in plan.runs if plan is not None else ():
             assert self._adapters is not None
@@ -248,7 +248,7 @@ class Followers:
             self._bytes += buffer.numel()
 
     def _compare(self, number: int, error: BaseException) -> None:
-        """End the group unless the followers failed in a forward as this rank has."""
+        """End the group unless the followers failed in the same forward as this rank."""
         with self._news:
             self._failed = number
             self._news.wait_for(
@@ -274,10 +274,10 @@ class Followers:
         return len(body) * len(connections)
 
     def _hear(self, rank: int) -> messages.ToLeader:
-        """The next message of a follower, before there are forwards.
+        """Receive the next message of a follower, before the first forward.
 
         Raises:
-            LoadFailed: it has ended, or cannot go on.
+            LoadFailed: it has ended, or cannot continue.
         """
         while True:
             try:
@@ -300,20 +300,20 @@ class Followers:
         return error
 
     def _lose(self, why: str) -> None:
-        """End the group: its ranks do not run the same forwards any more."""
+        """End the group: its ranks are out of step."""
         with self._news:
             if self._is_lost or self._is_closed:
                 return
             self._is_lost = True
             self._news.notify_all()
-        if self._watching.ident is not None:  # else nothing was computed together yet
-            log.critical("the group ends, and its requests go on in the next one: %s", why)
+        if self._watching.ident is not None:  # else no forward has run yet
+            log.critical("the group ends; its requests continue in the next one: %s", why)
             self.at_loss()
 
     # On the watching thread
 
     def _watch(self) -> None:
-        """Hear the followers; end the group when one has ended, or has failed alone."""
+        """Receive from the followers; end the group when one has died, or failed alone."""
         failed: tuple[str, int, float] | None = None  # the reason, the forward, the time of failure
         while True:
             for ready in wait(self._connections, None if failed is None else 0.1):

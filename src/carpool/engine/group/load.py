@@ -1,4 +1,4 @@
-"""Load a model as the settings say: in this process alone, or in a group of processes."""
+"""Load a model, by the settings in this process alone or in a group of processes."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,19 +19,19 @@ from carpool.errors import SettingRejected
 
 
 def load(model: str | Path | DiffusionPipeline, settings: EngineSettings) -> LoadedPipeline:
-    """As `carpool.engine.model.load.load`; with `context_parallel`, in that many processes.
+    """Like `carpool.engine.model.load.load`; with `context_parallel`, in a group of processes.
 
     Raises:
-        LoadFailed: as there, or a rank could not load or join.
-        SettingRejected: as there, or the model cannot be computed by a group.
+        LoadFailed: as in `load_alone`, or a rank could not load or join.
+        SettingRejected: as in `load_alone`, or a group cannot compute the model.
     """
     ranks = settings.context_parallel
     if ranks == 1:
         return load_alone(model, settings)
     if isinstance(model, DiffusionPipeline):
         raise SettingRejected(
-            f"context_parallel={ranks}: every rank loads the model itself, which it cannot where "
-            "the pipeline is there already: save it by save_pretrained, and give that folder",
+            f"context_parallel={ranks}: every rank loads the model itself, which a loaded pipeline "
+            "does not allow: save it with save_pretrained, and give that folder",
             param="context_parallel",
         )
     leader, *followers = by_rank(settings)
@@ -58,7 +58,7 @@ def by_rank(settings: EngineSettings) -> list[EngineSettings]:
     """The settings of each rank of a group, with a device of its own.
 
     Raises:
-        SettingRejected: there are not as many devices as ranks.
+        SettingRejected: there are fewer devices than ranks.
     """
     ranks = settings.context_parallel
     named = settings.device.split("+")

@@ -1,4 +1,4 @@
-"""The messages between the processes of a group, as msgpack. Their contents: see `packing.py`."""
+"""The messages between the processes of a group, as msgpack; `packing.py` packs the values."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ import msgspec
 
 
 class SentTensor(msgspec.Struct, array_like=True):
-    """A tensor that comes with a message."""
+    """The header of a tensor sent with a message."""
 
     key: int
     dtype: str
     shape: list[int]
     stride: list[int]  # empty: contiguous
-    raw: bytes | None  # the bytes, for a tensor of the host in a group of accelerators
+    raw: bytes | None  # for a host tensor in a group of accelerators: its bytes
 
 
 class AdapterRun(msgspec.Struct, array_like=True):
-    """Neighbouring rows that have an adapter at one scale: see `adapters.hooks.Run`."""
+    """Consecutive rows with one adapter and scale: see `adapters.hooks.AdapterRows`."""
 
     name: str
     scale: float
@@ -25,18 +25,18 @@ class AdapterRun(msgspec.Struct, array_like=True):
 
 
 class LoadFollower(msgspec.Struct, tag=True, array_like=True):
-    """The first message: what to load."""
+    """The first message: the model to load."""
 
     source: str
     settings: bytes  # `EngineSettings`
     components: list[str]
-    spare_components: list[str]  # modules of the model that this process does not load
+    spare_components: list[str]  # further modules of the model, not loaded here
     rank: int
     ranks: int
 
 
 class Join(msgspec.Struct, tag=True, array_like=True):
-    """All have loaded: come together at this port of the loopback address."""
+    """All ranks have loaded: join at this port of the loopback address."""
 
     port: int
 
@@ -59,16 +59,16 @@ class EndFollower(msgspec.Struct, tag=True, array_like=True):
 
 
 class RunForward(msgspec.Struct, tag=True, array_like=True):
-    """A forward of a component, which all ranks run at the same time."""
+    """A forward of a component, run by all ranks at the same time."""
 
     number: int
     component: str
-    arguments: Any  # positional and named ones
+    arguments: Any  # positional and keyword arguments
     tensors: list[SentTensor]
-    forget: list[int]  # keys, after this call
+    forget: list[int]  # keys to forget after this call
     exact: list[int] | None  # rows of each call, in exact numerics
-    marks: dict[int, int]  # by key: what exact numerics follows of each tensor
-    rows: int = 0  # with adapters: of all calls, and which rows have which
+    marks: dict[int, int]  # by key: marks of tensors for exact numerics
+    rows: int = 0  # rows of all calls, with adapters only
     runs: list[AdapterRun] = msgspec.field(default_factory=list)
     is_shared: bool = False
     is_even: bool = True
@@ -78,13 +78,13 @@ ToFollower = LoadFollower | Join | Adapter | Forget | EndFollower | RunForward
 
 
 class Loaded(msgspec.Struct, tag=True, array_like=True):
-    """The follower has loaded its components, onto this device."""
+    """The follower has loaded its components onto this device."""
 
     device: str
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
-    """The follower cannot be part of the group, and ends."""
+    """The follower cannot join the group, and exits."""
 
     message: str
 
@@ -94,14 +94,14 @@ class Joined(msgspec.Struct, tag=True, array_like=True):
 
 
 class Ran(msgspec.Struct, tag=True, array_like=True):
-    """A forward has ended; with what it raised."""
+    """A forward has ended, with its error."""
 
     number: int
     error: str | None
 
 
 class Said(msgspec.Struct, tag=True, array_like=True):
-    """A line of its log."""
+    """A line of the follower's log."""
 
     level: int
     line: str
@@ -113,13 +113,13 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def to_follower(body: bytes) -> ToFollower:
-    """The message that the leader has encoded."""
+    """Decode a message from the leader."""
     message: ToFollower = _TO_FOLLOWER.decode(body)
     return message
 
 
 def to_leader(body: bytes) -> ToLeader:
-    """The message that a follower has encoded."""
+    """Decode a message from a follower."""
     message: ToLeader = _TO_LEADER.decode(body)
     return message
 

@@ -1,10 +1,10 @@
-"""Calls as plain values and tensors, to be sent to the followers of a group.
+"""Calls as plain values and tensors, to send to the followers of a group.
 
-A call crosses as a structure of plain values with keys in the place of tensors. A tensor is sent
-once: as long as the leader's tensor lives, unchanged, later calls name it by its key (prompt
-embeddings and position ids are the same objects at every step, latents are not). Only the leader
-decides what is kept, and sends the followers the keys to forget: both sides hold the same
-tensors, of at most `MAX_KEPT_BYTES`.
+A call is sent as a structure of plain values with keys in place of tensors. A tensor is sent once:
+while the leader's tensor lives unchanged, later calls refer to it by its key (prompt embeddings and
+position ids are the same objects at every step, latents are not). Only the leader decides which
+tensors are kept, and sends the followers the keys to forget: both sides hold the same tensors, of
+at most `MAX_KEPT_BYTES`.
 """
 
 import weakref
@@ -20,12 +20,12 @@ from carpool.errors import PipelineFailed
 
 MAX_KEPT_BYTES = 512 * 2**20
 MAX_KEPT = 4096  # tensors
-ALIGNED = 16  # bytes: every tensor in a packed buffer begins at a multiple
+ALIGNED = 16  # bytes: every tensor in a packed buffer starts at a multiple
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A tensor that the followers have."""
+    """A tensor that the followers hold."""
 
     key: int
     version: int
@@ -34,32 +34,32 @@ class _Kept:
 
 @dataclass(slots=True)
 class Packer:
-    """The leader's end: names tensors by keys, and says which are new. For the engine's thread.
+    """The leader's end: assigns keys to tensors, and finds the new ones. For the engine's thread.
 
     Args:
-        device: the group's; its tensors are broadcast in one buffer, others are in the message.
+        device: the group's device: its tensors are broadcast together, others go in messages.
     """
 
     device: torch.device
     most_bytes: int = MAX_KEPT_BYTES
     capacity: int = MAX_KEPT
-    _entries: dict[int, _Kept] = field(default_factory=dict)  # by id; the least recently used first
+    _entries: dict[int, _Kept] = field(default_factory=dict)  # by id; least recently used first
     _sizes: dict[int, int] = field(default_factory=dict)  # bytes, by key
     _bytes: int = 0
     _dead: list[tuple[int, int]] = field(default_factory=list)  # id and key; from any thread
-    _forgotten: list[int] = field(default_factory=list)  # keys, not sent yet
+    _forgotten: list[int] = field(default_factory=list)  # keys still to send
     _keys: int = 0
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that the followers hold for later calls."""
+        """Bytes of the tensors that the followers hold."""
         return self._bytes
 
     def pack(self, value: Any, where: str) -> tuple[Any, list[tuple[int, Tensor]]]:
-        """A value with keys for its tensors, and those that have to be sent, with their keys.
+        """A value with keys in place of tensors, and the new tensors to send, with their keys.
 
         Raises:
-            PipelineFailed: something in it cannot be sent. Nothing has changed then.
+            PipelineFailed: it holds an unsupported value; the packer is unchanged.
         """
         _check(value, where)
         self._bury()
@@ -67,11 +67,11 @@ class Packer:
         return self._packed(value, new), new
 
     def key_of(self, tensor: Tensor) -> int:
-        """The key of a tensor that was packed last."""
+        """The key of a tensor in the last `pack`."""
         return self._entries[id(tensor)].key
 
     def forgotten(self) -> list[int]:
-        """Keys that no call after this one names, each once. After `pack`."""
+        """Keys that no later call uses, each returned once. Call it after `pack`."""
         self._bury()
         while self._bytes > self.most_bytes or len(self._entries) > self.capacity:
             identity = next(iter(self._entries))
@@ -142,7 +142,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def _check(value: Any, where: str) -> None:
-    """Raise if something in a value cannot be sent."""
+    """Raise if a value holds anything that cannot be sent."""
     if isinstance(value, Tensor):
         if value.layout is torch.strided and not value.is_quantized:
             return
@@ -168,7 +168,7 @@ def _check(value: Any, where: str) -> None:
 
 
 def described(key: int, tensor: Tensor, device: torch.device) -> SentTensor:
-    """The header of a tensor that comes with a message."""
+    """The header of a tensor to send with a message."""
     raw = None
     if tensor.device.type != device.type:
         raw = _bytes_of(tensor).cpu().numpy().tobytes()
@@ -180,15 +180,15 @@ def described(key: int, tensor: Tensor, device: torch.device) -> SentTensor:
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    if flat.numel() and flat.stride(0) != 1:  # one entry, expanded: torch calls that contiguous
+    if flat.numel() and flat.stride(0) != 1:  # one expanded entry: torch calls that contiguous
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
 
 
 def buffer_of(tensors: list[Tensor], device: torch.device) -> Tensor | None:
-    """The bytes of all tensors that are on the group's device, in one buffer; None: there are none.
+    """Concatenate the bytes of all tensors on the group's device; None: there are none.
 
-    Each begins at a multiple of `ALIGNED` bytes.
+    Each starts at a multiple of `ALIGNED` bytes.
     """
     pieces: list[Tensor] = []
     for tensor in tensors:
@@ -200,7 +200,7 @@ def buffer_of(tensors: list[Tensor], device: torch.device) -> Tensor | None:
 
 
 def sizes_of(headers: list[SentTensor]) -> list[int]:
-    """Bytes of the tensors that are in the buffer, with the padding after each."""
+    """Sizes of the tensors in the buffer, padding included."""
     sizes = []
     for header in headers:
         size = getattr(torch, header.dtype).itemsize
@@ -216,7 +216,7 @@ class Unpacker:
 
     Args:
         device: this rank's device.
-        receive: returns the leader's next broadcast, a buffer of so many bytes.
+        receive: receives the leader's next broadcast, a buffer of the given size.
     """
 
     device: torch.device
@@ -228,7 +228,7 @@ class Unpacker:
             del self.tensors[key]
 
     def take(self, headers: list[SentTensor]) -> None:
-        """Take the tensors that come with a message."""
+        """Receive the tensors sent with a message."""
         sizes = sizes_of(headers)
         buffer = self.receive(sum(sizes)) if sum(sizes) else None
         at = 0
@@ -243,12 +243,12 @@ class Unpacker:
             tensor = torch.empty(header.shape, dtype=dtype, device=place)
             if header.stride:
                 tensor = torch.empty_strided(header.shape, header.stride, dtype=dtype, device=place)
-            if flat is not None:  # a copy: the buffer goes
+            if flat is not None:  # copied: the buffer is temporary
                 tensor.copy_(flat[: tensor.numel()].reshape(header.shape))
             self.tensors[header.key] = tensor
 
     def value(self, packed: Any) -> Any:
-        """The value that was packed."""
+        """Unpack a value."""
         if not isinstance(packed, dict):
             return packed
         [(kind, inner)] = packed.items()

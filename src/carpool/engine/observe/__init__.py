@@ -1,1 +1,1 @@
-"""Observers of requests and forwards: statistics, timelines, progress of the loop, co-riders."""
+"""Observers of requests and forwards: statistics, timelines, loop progress, co-riders."""

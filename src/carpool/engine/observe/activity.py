@@ -1,11 +1,11 @@
-"""The engine's activity for viewers: forwards as they end, kept only while `is_on`."""
+"""The engine's activity for monitoring: completed forwards, recorded only while `is_on`."""
 
 from collections import deque
 
 from carpool.engine.observe.timeline import Forward
 from carpool.telemetry.activity import SeenForward
 
-CAPACITY = 512  # forwards kept between two readings; older ones are only counted
+CAPACITY = 512  # recorded between two readings; older ones are only counted
 
 
 class ActivityLog:
@@ -34,7 +34,7 @@ class ActivityLog:
         )
 
     def take(self) -> tuple[list[SeenForward], int]:
-        """The forwards since the last reading, and the number of those that were not kept."""
+        """The forwards since the last reading, and the number of dropped ones."""
         count, forwards = self._count, []
         while self._forwards:
             forwards.append(self._forwards.popleft())

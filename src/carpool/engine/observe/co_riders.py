@@ -1,8 +1,8 @@
 """Records which requests shared denoising forwards, for OpenTelemetry span links.
 
-Used only where traces are. For each running request it keeps the first `MOST_OTHERS` requests with
-which it shared a forward, and the first and the last `MOST_FORWARDS // 2` of these forwards: a
-bound on memory and on traffic, however long the request runs.
+Used only with tracing. For each running request it keeps the first `MOST_OTHERS` requests that
+shared a forward with it, and the first and the last `MOST_FORWARDS // 2` of these forwards, to
+bound memory and traffic for requests of any length.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ class _Record:
     """The record of one request."""
 
     trace: str
-    companions: dict[str, None] = field(default_factory=dict)  # traces, in the order of meeting
+    companions: dict[str, None] = field(default_factory=dict)  # traces, by first meeting
     first: list[dict[str, Any]] = field(default_factory=list)
     last: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_FORWARDS // 2))
 
@@ -30,16 +30,16 @@ class _Record:
 
 
 class CoRiders:
-    """Which requests ran together. `forward` is for the engine's thread, the rest for any."""
+    """Records co-riders. `forward` is for the engine's thread, the rest for any thread."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Record] = {}
 
     def start(self, request_id: str, trace: str) -> None:
-        """A request starts to run.
+        """Start to record a request.
 
         Args:
-            trace: the name by which others refer to it; empty: they do not.
+            trace: its trace, for the records of other requests; empty: leave it out.
         """
         self._running[request_id] = _Record(trace)
 
@@ -60,10 +60,10 @@ class CoRiders:
             forwards.append({"at_s": at_s, "rows": rows, "requests": requests})
 
     def end(self, request_id: str) -> dict[str, Any]:
-        """A request has ended: returns what was recorded of it, and forgets it.
+        """Stop to record a request; returns its record.
 
         Returns:
-            `others`: their traces. `forwards`: `at_s` since submission, `rows`, `requests`.
+            `others`: traces of co-riders. `forwards`: `at_s` since submission, `rows`, `requests`.
         """
         record = self._running.pop(request_id, None)
         if record is None:

@@ -10,8 +10,8 @@ from carpool.types import RequestSize
 class LoadReport:
     """The costs of steps, and the remaining steps of running requests."""
 
-    step_costs: Mapping[RequestSize, list[float]]  # seconds, by the requests that share a step
+    step_costs: Mapping[RequestSize, list[float]]  # seconds, by number of sharing requests
     steps_left: Mapping[str, float]  # by request id
-    shares_sweeps: bool  # weights are streamed: requests of all sizes share every step
-    place_s: float | None  # predicted until the next request can start; None: unknown
+    shares_sweeps: bool  # streamed weights: requests of all sizes share every step
+    place_s: float | None  # predicted seconds until the next request can start; None: unknown
     private: Mapping[str, str]  # why requests ride alone, by task

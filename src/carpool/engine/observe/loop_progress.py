@@ -1,4 +1,4 @@
-"""The main loop's heartbeat: tells other threads how long it has been busy with one thing."""
+"""The main loop's heartbeat: shows other threads for how long it has been busy with one task."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from carpool.types import Clock
 
 @dataclass(slots=True)
 class LoopProgress:
-    """When the loop last began something, and how long that is expected to take.
+    """The start of the loop's current task, and its expected duration.
 
-    On an accelerator whatever comes after a forward may wait for it, so that its seconds count
-    until the next one is launched.
+    On an accelerator the work after a forward may wait for it, so the forward's seconds count until
+    the next launch.
     """
 
     clock: Clock
@@ -19,30 +19,30 @@ class LoopProgress:
     _before_compiling: float | None = 0.0
 
     def beat(self, expected_s: float | None = 0.0) -> None:
-        """Work begins that is expected to take so long; None: unknown."""
+        """Start a task that is expected to take `expected_s`; None: unknown."""
         queued_s = self._queued_s
         if expected_s is not None:
             expected_s = None if queued_s is None else expected_s + queued_s
         self._now = self.clock(), expected_s
 
     def launched(self, expected_s: float | None) -> None:
-        """A forward of so many seconds is queued on the device; those before it are over."""
+        """Note that a forward is queued on the device; all earlier ones have ended."""
         self._queued_s = expected_s
 
     def compiling(self) -> None:
-        """Code is being compiled in the middle of other work: it may take any time."""
+        """Note that a compilation has started inside the current task: its duration is unknown."""
         self._before_compiling = None if self._now is None else self._now[1]
         self._now = self.clock(), None
 
     def compiled(self) -> None:
-        """Compiling has ended: the work begun before it goes on."""
+        """Note that the compilation has ended: the task continues."""
         self._now = self.clock(), self._before_compiling
 
     def idle(self) -> None:
-        """There is nothing to do."""
+        """Note that the loop is idle."""
         self._now = None
 
     def read(self) -> tuple[float, float | None]:
-        """Seconds since the last beat, 0 when idle; and those expected then. From any thread."""
-        now = self._now  # one read: the other thread writes a whole pair
+        """Seconds since the last beat, 0 when idle; and the expected seconds. From any thread."""
+        now = self._now  # read once: the other thread replaces the whole pair
         return (0.0, 0.0) if now is None else (self.clock() - now[0], now[1])

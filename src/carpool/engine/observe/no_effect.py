@@ -1,9 +1,9 @@
-"""Arguments that had no effect on a request's output, found by its own run.
+"""Find arguments that had no effect on a request's output, by observing its run.
 
-A pipeline is not known from outside, but an argument with an effect leaves marks: a text is
+The pipeline's formulas are unknown, but an argument with an effect leaves marks: a text is
 tokenized, a variable is read, the scheduler's `step` has a parameter for it. The pipeline itself
-says whether it guides. Where there are no such marks to look for there is no warning: a wrong one
-is worse than none.
+reports whether it guides. Without such marks there is no warning: a wrong warning is worse than
+none.
 """
 
 import dis
@@ -23,17 +23,17 @@ from carpool.request.images import NAMES as PICTURES
 
 log = logging.getLogger("carpool")
 
-MOST_TEXTS = 64  # tokenized texts kept for a request; with more, all count as read
+MOST_TEXTS = 64  # tokenized texts recorded per request; beyond that, all texts count as read
 _NEGATIVE = re.compile(r"negative_prompt(_\d+)?")
 _SOURCES = (*PICTURES, "video", "latents", "image_latents", "conditions", "reference_image")
-"""Arguments that `strength` may be about."""
+"""Arguments to which `strength` may apply."""
 
 
 class EffectObserver:
-    """Follows one request, and finds its arguments without effect.
+    """Observes one request, and finds its arguments without effect.
 
     Args:
-        arguments: those of the pipeline's `__call__`; the model's own defaults do not count.
+        arguments: arguments of the pipeline's `__call__`; the model's defaults are ignored.
     """
 
     def __init__(self, card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
@@ -44,19 +44,19 @@ class EffectObserver:
             for name, value in arguments.items()
             if value is not None and not _is(value, defaults.get(name), card.defaults.get(name), "")
         }
-        self.texts: list[str] = []  # those that were tokenized for it
-        self._is_guided: bool | None = None  # None: the pipeline does not say
-        self._is_embedded: bool | None = None  # guidance as an input of the denoiser
+        self.texts: list[str] = []  # texts tokenized for the request
+        self._is_guided: bool | None = None  # None: the pipeline does not report it
+        self._is_embedded: bool | None = None  # guidance is an input of the denoiser
         self._takes_eta = True
         self.has_begun = False
 
     def tokenizes(self, value: Any) -> None:
-        """Note the texts that are tokenized, in nested lists and dicts."""
+        """Record tokenized texts, in nested lists and dicts."""
         if len(self.texts) < MOST_TEXTS:
             self.texts += texts_in(value)
 
     def denoises(self, pipe: Any, call: Call) -> None:
-        """Look at the pipeline as it calls its denoiser for the first time."""
+        """Inspect the pipeline at the first call of its denoiser."""
         if self.has_begun:
             return
         self.has_begun = True
@@ -70,7 +70,7 @@ class EffectObserver:
             self._takes_eta = _uses(scheduler.step, "eta")
 
     def warn(self, pipe: Any, warnings: list[str], request_id: str) -> None:
-        """Add a warning for each argument that had no effect, unless diffusers has said it."""
+        """Add a warning for each argument that had no effect, unless a warning already names it."""
         for name, reason in self.reasons(pipe):
             if not any(name in re.findall(r"\w+", warning) for warning in warnings):
                 warnings.append(f"{name} had no effect: {reason}")
@@ -95,14 +95,14 @@ class EffectObserver:
             elif name == "eta" and not self._takes_eta:
                 yield name, f"{type(pipe.scheduler).__name__} takes none"
             elif name == "strength" and not any(source in self.arguments for source in _SOURCES):
-                yield name, "it is for a picture that is drawn anew, and there is none"
+                yield name, "it needs an input image, and there is none"
 
     def _reads_negative(self, text: str) -> bool:
         if self._is_guided is False:
             return False
         words = re.findall(r"\w+", text.casefold())
         if not (words and self.texts) or len(self.texts) >= MOST_TEXTS:
-            return True  # as far as is known
+            return True  # unknown: assume it is read
         texts = [text.casefold() for text in self.texts]
         return any(2 * sum(word in tokens for word in words) >= len(words) for tokens in texts)
 
@@ -133,7 +133,7 @@ class EffectObserver:
 
 
 def _uses(method: Any, name: str) -> bool:
-    """Whether a method takes a parameter and, as far as its code is known, reads it."""
+    """Whether a method takes a parameter and reads it; unknown code counts as reading it."""
     code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
     is_taken = name in inspect.signature(method).parameters
     return is_taken and (code is None or name not in code.co_varnames or name in set(_read(code)))
@@ -144,7 +144,7 @@ def unread_parameters(cls: type) -> frozenset[str]:
     """The parameters of a pipeline's `__call__` that its code never reads."""
     call = inspect.unwrap(cls.__call__)
     code = getattr(call, "__code__", None)
-    if code is None or not is_of_a_library(cls):  # other code may read all of its variables at once
+    if code is None or not is_of_a_library(cls):  # other code may use `locals`
         return frozenset()
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     return frozenset(names).difference(_read(code))
@@ -161,7 +161,7 @@ def _read(code: CodeType) -> Iterator[Any]:
 
 
 def _is(value: Any, *values: Any) -> bool:
-    """Return whether a plain value is one of some others."""
+    """Whether a plain value equals one of the others."""
     plain = (bool, int, float, str)
     return isinstance(value, plain) and any(
         isinstance(candidate, plain) and value == candidate for candidate in values

@@ -1,6 +1,6 @@
 """Counters of one engine: forwards, waits in the queue, steps per second, missed deadlines.
 
-The counters only grow, so that two readings tell what happened in between.
+The counters only grow: the difference of two readings covers the time between them.
 """
 
 from collections import Counter, deque
@@ -16,12 +16,12 @@ from carpool.telemetry.histograms import histogram, statistics_of
 from carpool.types import BUCKETS_S, Clock
 
 FORWARD_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, *BUCKETS_S)
-PACE_S = 20  # seconds over which steps per second are counted
+PACE_S = 20  # window of the steps per second
 KEPT_WAITS = 1000  # newest waits, for median and percentile
 
 
 class Stats:
-    """The counters of one engine. Its thread counts; `statistics` may be asked from any."""
+    """The counters of one engine. The engine's thread counts; any thread may call `statistics`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._began_s = clock, clock()
@@ -40,30 +40,30 @@ class Stats:
             self._tokens += requests
 
     def start(self, queued_s: float) -> None:
-        """A request started to run after so long in the queue."""
+        """Count a request that started to run after `queued_s` in the queue."""
         self._waits.append(queued_s)
         self._queued.observe(queued_s)
 
     def step(self, now_s: float) -> None:
-        """A request has made a denoising step."""
+        """Count a denoising step of a request."""
         second = int(now_s)
         if not self._paces or self._paces[-1][0] != second:
             self._paces.append((second, self._steps))
         self._steps += 1
 
     def skip(self) -> None:
-        """A request answers a step from its own last one."""
+        """Count a step that reused the request's last answer."""
         self._skipped += 1
 
     def late(self) -> None:
-        """A request ended after its deadline."""
+        """Count a request that ended after its deadline."""
         self._late += 1
 
     def statistics(self) -> dict[str, Any]:
         """The counters. Durations in seconds.
 
-        `turn_s` is the loop's whole busy time; without `forward_s` (modules) and `fiber_s` (the
-        pipelines' own code) it is what the engine itself costs.
+        `turn_s` is the loop's total busy time; less `forward_s` (modules) and `fiber_s` (the
+        pipelines' own code) it is the engine's own overhead.
         """
         waits = sorted(self._waits.copy())
         return {
@@ -88,7 +88,7 @@ class Stats:
         }
 
     def _pace(self) -> float:
-        """Steps a second over the last `PACE_S` seconds, or since the beginning."""
+        """Steps a second over the last `PACE_S` seconds, or since the start."""
         now_s = self._clock()
         since_s = max(self._began_s, now_s - PACE_S)
         before = [steps for second, steps in self._paces.copy() if second >= since_s - 1]
@@ -97,7 +97,7 @@ class Stats:
 
 
 def memory(loaded: LoadedPipeline) -> dict[str, Any]:
-    """The device; bytes of the weights and of peak use, and what torch holds there."""
+    """The device; bytes of the weights, at peak, and reserved by torch."""
     device, modules = loaded.device, loaded.pipe.components.values()
     weights = [p for m in modules if isinstance(m, nn.Module) for p in m.parameters()]
     sizes: dict[str, Any] = {
@@ -111,5 +111,5 @@ def memory(loaded: LoadedPipeline) -> dict[str, Any]:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that this share of values does not exceed; 0 without values."""
+    """The percentile of sorted values (nearest rank); 0 without values."""
     return ordered[ceil(share * len(ordered)) - 1] if ordered else 0.0

@@ -1,12 +1,11 @@
 """Timelines of requests: their phases, the requests that shared their forwards, their waits.
 
-What observers of forwards get: `Forward`. It has the timelines of its requests, not their states.
+Observers of forwards get a `Forward`. It has the timelines of its requests, not their states.
 
-A `Timeline` belongs to one request; `TimelineStore` finds it by id, until a thousand others have
-ended after it. The waits of a parked call are differences: `TimelineStore` sums up the seconds of
-all forwards, of those of each module and of each fuse key, and a call notes these sums as it parks.
-So waiting requests cost nothing, however many they are. All but `to_json` is for the engine's
-thread.
+A `Timeline` belongs to one request; `TimelineStore` finds it by id, until a thousand other requests
+have ended after it. The waits of a parked call are differences: `TimelineStore` sums the seconds of
+all forwards, per module and per fuse key, and a call records these sums when it parks. So waiting
+requests cost nothing, in any number. All methods but `to_json` are for the engine's thread.
 """
 
 import time
@@ -23,8 +22,8 @@ from carpool.errors import Cancelled, CarpoolError
 from carpool.schedule.views import NO_KIND, CallKind
 from carpool.types import Clock, Phase, Timings
 
-CAPACITY = 1000  # timelines kept of requests that have ended
-MOST_OTHERS = 32  # requests that a phase names
+CAPACITY = 1000  # timelines kept after their requests have ended
+MOST_OTHERS = 32  # co-riders listed per phase
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -36,7 +35,7 @@ class Sum:
 
 @dataclass(slots=True)
 class Mark:
-    """The sums at the moment at which a call parked."""
+    """The sums at the time when a call parked."""
 
     key: Hashable
     at_s: float
@@ -45,7 +44,7 @@ class Mark:
     all_s: float
     module_s: float
     key_s: float
-    is_waiting: bool = True  # until its forward has begun
+    is_waiting: bool = True  # until its forward starts
 
 
 @dataclass(slots=True)
@@ -55,19 +54,19 @@ class PhaseTimes:
     start_s: float  # engine clock
     duration_s: float = 0.0
     forwards: int = 0
-    forward_s: float = 0.0  # on CUDA: until the launch, as `Forward.duration_s`
-    companions: int = 0  # requests that shared its forwards, summed over these
+    forward_s: float = 0.0  # on CUDA: until the launch, like `Forward.duration_s`
+    companions: int = 0  # co-riders, summed over its forwards
     others_most: int = 0
     shared_forwards: int = 0
-    with_ids: dict[str, None] = field(default_factory=dict)  # requests that shared its forwards
-    shared: list[str] = field(default_factory=list)  # ids of the last forward's requests
+    with_ids: dict[str, None] = field(default_factory=dict)  # ids of co-riders
+    shared: list[str] = field(default_factory=list)  # ids of the last shared forward's requests
     place_s: float = 0.0  # parked while forwards of its own key ran
     incompatible_s: float = 0.0  # parked while forwards of its module with other keys ran
     modules_s: float = 0.0  # parked while forwards of other modules ran
     engine_s: float = 0.0  # parked while no forward ran: code of pipelines and engine
 
     def meet(self, ids: list[str], request_id: str) -> None:
-        """A forward was shared by these requests, with its own among them."""
+        """Record the requests of a shared forward, this one included."""
         self.shared = ids
         if len(self.with_ids) < MOST_OTHERS:
             names = dict.fromkeys(ids[: MOST_OTHERS + 1])
@@ -98,48 +97,48 @@ class PhaseTimes:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Timeline:
-    """One request, from its submission on. Times are of the engine's clock."""
+    """The history of one request since its submission. Times are of the engine's clock."""
 
     request_id: str
     submitted_s: float
-    number: int = 0  # of the request, in the order of submission
+    number: int = 0  # number of the request, in order of submission
     started_s: float = inf
     ended_s: float = inf
     step: int = 0  # denoising steps done
-    steps: int = 0  # denoising steps in all
+    steps: int = 0  # total denoising steps
     skipped_steps: int = 0
-    tokens: int = 0  # of text that it has let a model write
+    tokens: int = 0  # generated text tokens
     submitted_at: float = 0.0  # Unix time
-    error: str | None = None  # code of the error with which it ended
+    error: str | None = None  # code of the error that ended it
     is_cancelled: bool = False
-    replayed_calls: int = 0  # calls that were answered from its journal
-    is_moved: bool = False  # another engine goes on with it
+    replayed_calls: int = 0  # calls answered from its journal
+    is_moved: bool = False  # another engine continues it
     phase: Phase = "encode"
-    mark: Mark | None = None  # the last call's on which it parked
-    exclusive: list[str] = field(default_factory=list)  # components with its own changes
-    _since_s: float = inf  # start of this stay in the phase
+    mark: Mark | None = None  # of the last parked call
+    exclusive: list[str] = field(default_factory=list)  # components that it changed
+    _since_s: float = inf  # start of the current stay in the phase
     _phases: dict[Phase, PhaseTimes] = field(default_factory=dict)
 
     def start(self, now_s: float) -> None:
-        """The request starts to run."""
+        """Record that the request starts to run."""
         self.started_s = self._since_s = now_s
         self._phases["encode"] = PhaseTimes(now_s)
 
     def enter(self, phase: Phase, now_s: float) -> None:
-        """Enter a phase, perhaps for a second time."""
+        """Enter a phase, possibly again."""
         self._phases[self.phase].duration_s += now_s - self._since_s
         self.phase, self._since_s = phase, now_s
         self._phases.setdefault(phase, PhaseTimes(now_s))
 
     def reached(self, step: int) -> bool:
-        """Note the number of denoising steps done. Returns whether it has grown."""
+        """Record the number of denoising steps done. Returns whether it has grown."""
         if step <= self.step:
             return False
         self.step = step
         return True
 
     def rewind(self) -> None:
-        """The request starts over."""
+        """Reset the progress: the request starts over."""
         self.step = self.skipped_steps = self.replayed_calls = self.tokens = 0
         self.mark = None
 
@@ -157,13 +156,13 @@ class Timeline:
         return times
 
     def timings(self) -> Timings:
-        """The durations of the queue and of each phase, once it has ended."""
+        """The durations of the queue and of each phase, after its end."""
         queue_s, total_s = min(self.started_s, self.ended_s), self.ended_s - self.submitted_s
         seconds = {f"{phase}_s": times.duration_s for phase, times in self._phases.items()}
         return Timings(queue_s=queue_s - self.submitted_s, total_s=total_s, **seconds)
 
     def fail(self, error: Exception | None) -> None:
-        """Note the error with which the request ended, if any; only its code is kept."""
+        """Record the code of the error that ended the request, if any."""
         if error is not None:
             self.error = error.code if isinstance(error, CarpoolError) else CarpoolError.code
             self.is_cancelled = isinstance(error, Cancelled)
@@ -209,7 +208,7 @@ class Timeline:
 
 
 class Forward(Struct, frozen=True):
-    """One run of a module for one or several requests: what observers get.
+    """One run of a module for one or several requests: the record for observers.
 
     Runs that raised are not recorded.
     """
@@ -217,12 +216,12 @@ class Forward(Struct, frozen=True):
     component: str  # the pipeline's name for the module, such as "transformer"
     method: str
     phase: Phase
-    timelines: tuple[Timeline, ...]  # of the requests that shared it
-    row_counts: tuple[int, ...]  # batch rows of each
+    timelines: tuple[Timeline, ...]  # timelines of its requests
+    row_counts: tuple[int, ...]  # batch rows of each request
     began_s: float  # engine clock
-    duration_s: float  # on CUDA: until the kernels were launched, not until they ended
-    adapters: int = 0  # different ones that its requests use
-    why: str = ""  # it is not wider: see `width_reason`
+    duration_s: float  # on CUDA: until the launch of the kernels, not their end
+    adapters: int = 0  # number of different adapters
+    why: str = ""  # why it is not wider: see `width_reason`
     kind: CallKind = NO_KIND
 
     @property
@@ -235,11 +234,11 @@ class Forward(Struct, frozen=True):
 
 
 ForwardObserver = Callable[[Forward], None]
-"""Called after each forward, on the engine's thread, before its requests go on; must not block."""
+"""Called after each forward, on the engine's thread, before its requests resume; must not block."""
 
 
 class TimelineStore:
-    """All requests that are queued or run, and the last that ended; sums of their forwards."""
+    """All queued and running requests, and the last ended ones; sums of their forwards."""
 
     def __init__(self, capacity: int = CAPACITY, wall_clock: Clock = time.time) -> None:
         self._wall_clock = wall_clock
@@ -250,22 +249,22 @@ class TimelineStore:
         self._keys: WeakValueDictionary[Hashable, Sum] = WeakValueDictionary()  # of parked calls
 
     def begin(self, request_id: str, now_s: float, number: int = 0) -> Timeline:
-        """A new timeline, which `to_json` finds at least as long as the caller holds it."""
+        """Create a timeline; `to_json` finds it at least while the caller holds it."""
         timeline = self._timelines[request_id] = Timeline(
             request_id, now_s, number, submitted_at=self._wall_clock()
         )
         return timeline
 
     def to_json(self, request_id: str, now_s: float) -> dict[str, Any] | None:
-        """The newest timeline with this id; None if there is none any more. From any thread."""
+        """The newest timeline with this id; None once it was dropped. From any thread."""
         timeline = self._timelines.get(request_id)
         return None if timeline is None else timeline.to_json(now_s)
 
     def parked(self, timeline: Timeline, module: Hashable, key: Hashable, now_s: float) -> None:
-        """The request waits with a call of this key."""
+        """Record that the request waits with a call of this key."""
         before = timeline.mark
         if before is not None and before.is_waiting:
-            timeline.stop_waiting(self._all_s, now_s)  # if its forward failed
+            timeline.stop_waiting(self._all_s, now_s)  # its last forward failed
         if before is not None and before.key is key:
             of_module, of_key = before.of_module, before.of_key
         else:
@@ -277,7 +276,7 @@ class TimelineStore:
         )
 
     def forward(self, forward: Forward) -> None:
-        """Calls of one key have shared a forward."""
+        """Record a forward: count it for its requests and add it to the sums."""
         timelines = forward.timelines
         seconds, companions = forward.duration_s, len(timelines) - 1
         ids = [timeline.request_id for timeline in timelines]
@@ -298,7 +297,7 @@ class TimelineStore:
             mark.of_key.seconds += seconds
 
     def end(self, timeline: Timeline, error: Exception | None, now_s: float) -> None:
-        """The request is over, whether it ran or not."""
+        """Record the end of a request, whether it ran or not."""
         if timeline.started_s < inf:
             timeline.stop_waiting(self._all_s, now_s)
             timeline.enter(timeline.phase, now_s)

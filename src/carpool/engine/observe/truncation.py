@@ -1,8 +1,8 @@
-"""Find the requests whose arguments diffusers truncates, changes or ignores: it only logs them.
+"""Attach diffusers' log warnings about truncated or ignored arguments to their requests.
 
-The warning is written while the request's own fiber runs, without its name. Where it is
-about a truncated prompt, or names an argument of the request, it is kept for the request's answer,
-and its log line gets the request's id.
+Diffusers only logs such warnings, while the request's own fiber runs, without its name. A warning
+about a truncated prompt, or one that names an argument of the request, is added to the request's
+answer, and its log line gets the request's id.
 """
 
 import logging
@@ -11,10 +11,10 @@ from typing import Any
 
 from carpool.engine.fiber import current_context
 
-MOST_TEXT = 500  # characters of a warning that an answer repeats
+MOST_TEXT = 500  # max characters of a repeated warning
 _MARK = "was truncated because"
 _EVERYDAY = frozenset({"prompt", "image", "video", "latents", "strength", "seed", "output_type"})
-"""Names of arguments that are words of other warnings, too."""
+"""Argument names that also occur as words of other warnings."""
 
 
 class TruncationWarnings(logging.Handler):
@@ -25,7 +25,7 @@ class TruncationWarnings(logging.Handler):
             return
         try:
             self._keep(record)
-        except Exception:  # a pipeline goes on where only its log line fails
+        except Exception:  # a failed log line must not stop a pipeline
             self.handleError(record)
 
     def _keep(self, record: logging.LogRecord) -> None:
@@ -39,15 +39,15 @@ class TruncationWarnings(logging.Handler):
 
 
 def _named(message: str, context: Any) -> bool:
-    """Return whether a warning names an argument that a request has given."""
+    """Whether a warning names an argument of the request."""
     names = set(re.findall(r"\w+", message)) - _EVERYDAY
     if any(warning.startswith("size ") for warning in context.warnings):
-        names -= {"width", "height"}  # another warning has them
+        names -= {"width", "height"}  # already in another warning
     return not names.isdisjoint(context.names)
 
 
 def install() -> None:
-    """Watch the log of diffusers, even where `DIFFUSERS_VERBOSITY` lets it write errors only."""
+    """Watch diffusers' log, even if `DIFFUSERS_VERBOSITY` limits it to errors."""
     logger: Any = logging.getLogger("diffusers")
     handlers = [h for h in logger.handlers if not isinstance(h, TruncationWarnings)]
     if len(handlers) == len(logger.handlers):

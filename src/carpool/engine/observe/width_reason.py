@@ -1,4 +1,4 @@
-"""Why a forward is not wider, in words: the policy's reason, or what the fuse keys differ in."""
+"""The reason why a forward is not wider: the policy's, or the difference of the fuse keys."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -8,9 +8,9 @@ import torch
 
 from carpool.schedule.views import Choice, ParkedCall
 
-LOOKED_AT = 8  # other calls among which the most similar is found
+LOOKED_AT = 8  # other calls to compare, for the most similar one
 
-WORDS: Mapping[str, str] = {  # the most telling first
+WORDS: Mapping[str, str] = {  # most telling first
     "size": "hidden_states sample x z pixel_values img_ids image_grid_thw target_size "
     "video_coords audio_hidden_states indices_hidden_states",
     "text length": "encoder_hidden_states text_encoder_hidden_states audio_encoder_hidden_states "
@@ -28,11 +28,11 @@ _ABSENT = object()
 
 
 def width_reason(choice: Choice, parked: Sequence[ParkedCall]) -> str:
-    """Why a forward is not wider: the policy's reason, unless no other call fits.
+    """The reason why a forward is not wider: the policy's, unless no other call fits.
 
-    Then `nobody`: no other call is parked. `group`: others fit, but would slow down the requests
-    that began together. `differs:WHAT`: the main difference from the most similar call of
-    the method, such as `size`, or `component` where all others are parked on other methods.
+    Then `nobody`: no other call is parked. `group`: others fit, but would slow down the cohort
+    that started together. `differs:WHAT`: the main difference from the most similar call of the
+    method, such as `size`, or `component` if all others are parked on other methods.
     """
     if choice.why != "nobody" and not choice.why.startswith("differs:"):
         return choice.why
@@ -56,11 +56,11 @@ def nearest(key: Hashable, candidates: Iterable[Hashable]) -> str:
 def differences(first: Hashable, second: Hashable) -> set[str]:
     """The differences of two fuse keys of one method, by `Fuser.describe`: words, or arguments.
 
-    `alone` is a call that fuses with none.
+    `alone`: a call that runs alone.
     """
     if not isinstance(first, tuple) or not isinstance(second, tuple):
         return {"alone"}
-    if len(first) == 2:  # adapters apart: see `lora_batching`
+    if len(first) == 2:  # with the adapters: see `lora_batching`
         differing = {"adapters"} if first[1] != second[1] else set[str]()
         return differing | differences(first[0], second[0]) if first[0] != second[0] else differing
     first_part, second_part = dict[str, Any](first[2]), dict[str, Any](second[2])

@@ -1,1 +1,1 @@
-"""Where weights are: on the device, or streamed to it in groups of blocks."""
+"""Weights: resident on the device, or streamed to it in groups of blocks."""

@@ -1,7 +1,7 @@
-"""Where streamed weights are kept: pinned host memory, or files on the disk.
+"""The backing store of streamed weights: pinned host memory, or files on disk.
 
-The files are the checkpoint's own, as far as weights lie there as they are used. The others are
-written to a file without a name, so nothing of it is left when the process ends, however it ends.
+Weights that the checkpoint stores in the form used are read from its files. The others are written
+to an unnamed file, so that nothing is left on disk however the process ends.
 """
 
 import os
@@ -21,17 +21,17 @@ from carpool.engine.weights.residency import gib
 from carpool.errors import LoadFailed
 
 LEAST_PINNED = 1 << 20  # bytes
-HOST_SHARE = 0.8  # of the host's free memory that streamed weights may take
+HOST_SHARE = 0.8  # share of the host's free memory for streamed weights
 
 
 class Store(Protocol):
-    """Keeps the bytes of groups."""
+    """Stores the bytes of groups."""
 
-    is_pinned: bool  # host memory that an accelerator copies from by itself
-    source: str  # as people read it
+    is_pinned: bool  # host memory that an accelerator can copy from asynchronously
+    source: str  # description for logs
 
     def write(self, group: BlockGroup) -> None:
-        """Keep the weights that a group has now."""
+        """Store the current weights of a group."""
         ...
 
     def read(self, group: BlockGroup, into: Tensor) -> None:
@@ -42,15 +42,15 @@ class Store(Protocol):
 
 
 class DiskStore:
-    """A file without a name, and the files that weights are mapped from.
+    """An unnamed file, and the files that weights are mapped from.
 
     Args:
-        folder: on the disk that is to hold it.
-        n_bytes: that will be written.
-        mapped: files whose weights are not written again. Default: none, all are written.
+        folder: for the file, on the disk to use.
+        n_bytes: bytes to write.
+        mapped: files whose weights are not copied. Default: copy all weights.
 
     Raises:
-        LoadFailed: there is no room.
+        LoadFailed: the disk has too little space.
     """
 
     is_pinned = False
@@ -110,9 +110,9 @@ class DiskStore:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Bytes of a group, and where they lie on the disk."""
+    """A part of a group's bytes, and its place on disk."""
 
-    at: int  # in the group
+    at: int  # offset in the group
     n_bytes: int
     file: int  # descriptor
     offset: int
@@ -125,9 +125,9 @@ def _write(view: memoryview, file: int, offset: int) -> None:
 
 
 class PinnedStore:
-    """Host memory that an accelerator copies from while the host goes on.
+    """Host memory from which an accelerator copies asynchronously.
 
-    Torch rounds what it pins up to powers of two, so a group is kept in pieces of such sizes.
+    Torch rounds pinned sizes up to powers of two, so a group is stored in pieces of such sizes.
     """
 
     is_pinned = True
@@ -157,15 +157,15 @@ class PinnedStore:
 
 
 def host_buffer(n_bytes: int) -> Tensor:
-    """Bytes of the host's memory to copy from: pinned, where this machine has such."""
+    """Host memory to copy from, pinned if this machine supports it."""
     try:
         return torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError:  # none of it for this kind of device: copies from it are waited for
+    except RuntimeError:  # not supported for this kind of device: its copies block
         return torch.empty(n_bytes, dtype=torch.uint8)
 
 
 def _pieces(n_bytes: int) -> Iterator[tuple[int, int]]:
-    """Beginnings and ends of pieces whose sizes are powers of two, but for a small last one."""
+    """Bounds of pieces whose sizes are powers of two, except for a small last one."""
     begin = 0
     while begin < n_bytes:
         rest = n_bytes - begin
@@ -175,11 +175,11 @@ def _pieces(n_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def free_host_bytes() -> int:
-    """Host memory that is free or can be freed at once."""
+    """Available host memory: free, or freed on demand."""
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         pass
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

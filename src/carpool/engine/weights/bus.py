@@ -1,8 +1,8 @@
-"""Moves weights into slots on the device: the bus between the host, or a file, and a device.
+"""The bus: moves weights from the host, or a file, into slots on the device.
 
-On an accelerator copies run in a stream of their own, ordered with the computation by events:
-nothing on the host waits. One that has no events, or one stream only, copies between its
-computations. Files are read by a thread.
+On an accelerator copies run in their own stream, ordered with the computation by events: the host
+does not wait. An accelerator without events, or with one stream only, copies between its
+computations. A thread reads files.
 """
 
 import logging
@@ -23,7 +23,7 @@ from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
-TIMED_IN_ORDER = 16  # loads for which a device without events is waited for, to time them
+TIMED_IN_ORDER = 16  # a device without events is synchronized for so many loads, to time them
 
 
 @dataclass(slots=True, eq=False)
@@ -32,16 +32,16 @@ class Slot:
 
     buffer: Tensor  # (bytes,), uint8
     group: BlockGroup
-    vacated: torch.Event | None  # end of the computation that used the memory before
-    arrive: Callable[[], object] | None = None  # waits for the group; None: it is there
+    vacated: torch.Event | None  # end of the computation that last used the memory
+    arrive: Callable[[], object] | None = None  # waits for the group; None: it has arrived
     users: int = 0  # forwards that compute with it
 
 
 class Bus:
-    """Moves groups into slots, one after the other.
+    """Moves groups into slots, one at a time.
 
     Args:
-        store: the source of groups.
+        store: the store of the groups.
         device: the device of the slots.
         clock: times the loads.
     """
@@ -53,11 +53,11 @@ class Bus:
         self._stream = None if why else stream_of(device)
         if self._is_accelerator and self._stream is None:
             log.warning(
-                "%s has %s: weights are copied between its computations, not meanwhile",
+                "%s has %s: weights are copied between its computations, not in parallel",
                 device, f"no events ({why})" if why else "one stream only",
             )  # fmt: skip
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="carpool-weights")
-        self._staging: Tensor | None = None  # host memory between a file and an accelerator
+        self._staging: Tensor | None = None  # host buffer between a file and an accelerator
         self._lock = threading.Lock()
         self._copies: deque[tuple[torch.Event, torch.Event, int]] = deque()  # copies not yet timed
         self._timed_bytes, self._timed_s = 0, 0.0
@@ -83,7 +83,7 @@ class Bus:
         return arrive
 
     def vacated(self) -> torch.Event | None:
-        """The moment at which a slot is left; None where work runs in order anyway."""
+        """An event for the release of a slot; None if work runs in order anyway."""
         if self._stream is None:
             return None
         event = torch.Event(self._device)
@@ -91,7 +91,7 @@ class Bus:
         return event
 
     def _in_order(self, group: BlockGroup, slot: Slot) -> Callable[[], object]:
-        """Copy in the stream that computes: it is there before what is queued next."""
+        """Copy in the computing stream: it arrives before later work in the stream."""
         is_timed = self.loads <= TIMED_IN_ORDER
         if is_timed:
             torch.accelerator.synchronize(self._device)
@@ -112,7 +112,7 @@ class Bus:
                 self._staging = host_buffer(group.n_bytes)
             part, into = self._staging[: group.n_bytes], slot.buffer[: group.n_bytes]
             self.store.read(group, part)
-            # this thread waits: the host memory is used again
+            # wait on this thread: the host buffer is reused
             if self._stream is None:
                 into.copy_(part)
                 torch.accelerator.synchronize(self._device)
@@ -123,7 +123,7 @@ class Bus:
         return event
 
     def _copy(self, slot: Slot, copy: Callable[[], object]) -> tuple[torch.Event, torch.Event]:
-        """Queue a copy behind the computation that used the slot last."""
+        """Queue a copy after the computation that last used the slot."""
         assert self._stream is not None
         start, end = (torch.Event(self._device, enable_timing=True) for _ in range(2))
         with self._stream:
@@ -140,14 +140,14 @@ class Bus:
             self._timed_s += seconds
 
     def seconds_a_byte(self) -> float:
-        """Mean seconds a byte so far; 0 before the first load is over."""
+        """Mean seconds a byte so far; 0 before the end of the first load."""
         while self._copies and self._copies[0][1].query():
             start, end, n_bytes = self._copies.popleft()
             self._took(n_bytes, start.elapsed_time(end) / 1000)
         return self._timed_s / self._timed_bytes if self._timed_bytes else 0.0
 
     def close(self) -> None:
-        """Wait for the copies that are under way, and release the memory that was copied from."""
+        """Wait for copies in progress, and release the store."""
         self._reader.shutdown()
         if self._stream is not None:
             self._stream.synchronize()
@@ -155,4 +155,4 @@ class Bus:
 
 
 def _nothing() -> None:
-    """There is nothing to wait for."""
+    """Do nothing: there is nothing to wait for."""

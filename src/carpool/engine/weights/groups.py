@@ -1,9 +1,9 @@
-"""Groups of blocks, as diffusers' group offloading forms them, with the places of their weights.
+"""Groups of blocks, as formed by diffusers' group offloading, with the places of their weights.
 
-`apply_group_offloading` puts hooks around the blocks of a module: each tells its group to load
-(`onload_`) before the block runs and to unload (`offload_`) after it. Diffusers' own functions
-wait for the copying stream, and copy tensor by tensor; Carpool's replace them. A group is one
-block. Weights outside of blocks, and those that two blocks share, are never streamed.
+`apply_group_offloading` hooks the blocks of a module: each hook calls its group to load (`onload_`)
+before the block runs and to unload (`offload_`) after it. Diffusers' own functions wait for the
+copying stream, and copy tensor by tensor; Carpool replaces them. A group is one block. Weights
+outside of blocks, and weights shared by two blocks, are never streamed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from carpool.errors import LoadFailed
 
-ALIGNMENT_BYTES = 256  # of weights in a slot: at least that of what torch allocates
-CPU_ALIGNMENT_BYTES = 64  # by which kernels tell addresses apart: other ones, other last bits
-HOOK = "group_offloading"  # diffusers' name for it
+ALIGNMENT_BYTES = 256  # alignment of weights in a slot: at least torch's own
+CPU_ALIGNMENT_BYTES = 64  # CPU kernels choose by alignment up to this, which changes last bits
+HOOK = "group_offloading"  # diffusers' name of the hook
 WORTH_LOADING = 0.05  # share of the largest block: smaller blocks stay on the device
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -29,18 +29,18 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a plain tensor of a weight belongs: on a parameter, or inside of a quantized one."""
+    """The place of a weight's plain tensor: on a parameter, or inside a quantized one."""
 
     owner: Tensor
     attribute: str  # "data" of a parameter or buffer
     dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
-    at: int  # bytes from the beginning of its group
+    at: int  # offset in its group, bytes
     n_bytes: int
 
     def read(self) -> Tensor:
-        """Read the present state."""
+        """Read the current value."""
         value: Tensor = getattr(self.owner, self.attribute)
         return value
 
@@ -48,13 +48,13 @@ class Place:
         setattr(self.owner, self.attribute, value)
 
     def flat(self, value: Tensor) -> Tensor:
-        """The bytes of a value as they lie in its group; a copy only if the layout is another."""
+        """The bytes of a value as stored in its group; a copy only if the layout differs."""
         if value.stride() != self.stride:
             value = torch.empty_strided(self.shape, self.stride, dtype=self.dtype).copy_(value)
         return value.cpu().as_strided((value.numel(),), (1,)).view(torch.uint8)
 
     def in_(self, buffer: Tensor) -> Tensor:
-        """Its part of a group's bytes, as a tensor of its kind, without a copy."""
+        """View its part of a group's bytes as a tensor, without a copy."""
         part = buffer[self.at : self.at + self.n_bytes].view(self.dtype)
         return part.as_strided(self.shape, self.stride)
 
@@ -64,8 +64,8 @@ class BlockGroup:
     """A block whose weights are loaded and unloaded together."""
 
     component: str
-    place: int  # among all groups
-    name: str  # of the block
+    place: int  # index among all groups
+    name: str  # path of the block
     block: nn.Module
     places: tuple[Place, ...] = ()
     n_bytes: int = 0
@@ -75,10 +75,10 @@ class BlockGroup:
 
 
 def blocks_of(module: nn.Module) -> dict[str, nn.Module]:
-    """The blocks that group offloading would load one after the other, by path, in order.
+    """The blocks that group offloading would load one at a time, by path, in order.
 
-    A list's entry that is itself a list is never called, and so never loaded: not one of them. Of a
-    module with a list that has gaps there are none: diffusers cannot offload it.
+    An entry of a list that is itself a list is never called, and so never loaded: it is left out.
+    A module with a list that has gaps has no blocks: diffusers cannot offload it.
     """
     blocks: dict[str, nn.Module] = {}
     lists = (part for part in module.modules() if isinstance(part, _LISTS))
@@ -115,7 +115,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _shared(blocks: Any) -> set[int]:
-    """Ids of tensors that more than one block has."""
+    """Ids of tensors that belong to several blocks."""
     owned: set[int] = set()
     twice: set[int] = set()
     for block in blocks:
@@ -131,7 +131,7 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def plain_weights(module: nn.Module) -> Iterator[Tensor]:
-    """The plain tensors that a module's weights consist of, each once."""
+    """The plain tensors of a module's weights, each once."""
     return (plain for _, _, plain in _plain_parts(module))
 
 
@@ -143,7 +143,7 @@ def _plain_parts(module: nn.Module) -> Iterator[tuple[Tensor, str, Tensor]]:
 def plain_parts(
     owner: Tensor, attribute: str, value: Tensor
 ) -> Iterator[tuple[Tensor, str, Tensor]]:
-    """The plain tensors that a weight consists of: itself, or the parts of a quantized one."""
+    """The plain tensors of a weight: itself, or the parts of a quantized one."""
     wrapper: Any = value
     if is_traceable_wrapper_subclass(wrapper):
         for name in wrapper.__tensor_flatten__()[0]:
@@ -165,11 +165,11 @@ def form(
 
     Args:
         component: the pipeline's name for the module.
-        paths: paths of the blocks, as `blocks_of` gives them.
+        paths: paths of the blocks, from `blocks_of`.
         device: the device on which they compute.
-        first: the place of the first group.
+        first: the index of the first group.
         onload: called before a block computes.
-        offload: called after it has.
+        offload: called after it has computed.
     """
     blocks = blocks_of(module)
     groups = [
@@ -211,7 +211,7 @@ def form(
 
 
 def unhook(module: nn.Module) -> None:
-    """Take the hooks off again, so that each module has its own methods back."""
+    """Remove the hooks and restore each module's own methods."""
     for part in module.modules():
         registry = part.__dict__.get("_diffusers_hook")
         if registry is None or registry.get_hook(HOOK) is None:
@@ -225,7 +225,7 @@ def unhook(module: nn.Module) -> None:
 
 
 def _nothing() -> None:
-    """Groups that are always on the device need no loading."""
+    """Do nothing: resident groups need no loading."""
 
 
 def _calling(function: Callable[[BlockGroup], None], group: BlockGroup) -> Callable[[], None]:
@@ -235,10 +235,10 @@ def _calling(function: Callable[[BlockGroup], None], group: BlockGroup) -> Calla
 
 
 def _lay_out(block: nn.Module, device: torch.device) -> tuple[tuple[Place, ...], int]:
-    """The places of a block's weights in its group's bytes, and how many those are.
+    """The places of a block's weights in its group's bytes, and the total number of bytes.
 
-    Files that are mapped into memory put weights at odd addresses. On a CPU they keep what an
-    address has beyond the alignment, so that a streamed block gives the bits of a resident one.
+    Memory-mapped files put weights at odd addresses. On a CPU their offset beyond the alignment is
+    kept, so that a streamed block gives the bits of a resident one.
     """
     places, at = [], 0
     for owner, attribute, value in _plain_parts(block):
@@ -253,12 +253,12 @@ def _lay_out(block: nn.Module, device: torch.device) -> tuple[tuple[Place, ...],
 
 
 def aligned(n_bytes: int) -> int:
-    """The next address at which a weight may begin."""
+    """Round up to the next aligned address."""
     return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def is_dense(value: Tensor) -> bool:
-    """Whether its elements lie side by side in some order of axes, as `channels_last` does."""
+    """Whether its elements are adjacent in some order of axes, as in `channels_last`."""
     expected = 1
     axes = [(s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n != 1]
     for stride, size in sorted(axes):

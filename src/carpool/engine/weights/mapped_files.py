@@ -1,7 +1,7 @@
-"""Weights that lie in files as they lie in memory: which bytes of which file each one is.
+"""Find the bytes of memory-mapped weights in their files.
 
-Safetensors maps files into memory. A weight whose pages were never written is still what its file
-says, so it needs no copy to be streamed from: it is read from the checkpoint again.
+Safetensors maps files into memory. A weight whose pages were never written still equals its file,
+so streaming reads it from the checkpoint again, without a copy.
 """
 
 import ctypes
@@ -17,24 +17,24 @@ from torch import Tensor
 from carpool.engine.weights.groups import is_dense
 
 _MADV_DONTNEED = 4  # of Linux
-_COMPARED_BYTES = 4096  # at both ends of a weight, with its file
+_COMPARED_BYTES = 4096  # compared with the file, at both ends of a weight
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A part of a regular file that is mapped into this process's memory."""
+    """A part of a regular file mapped into this process's memory."""
 
     begin: int  # address
     end: int
-    offset: int  # bytes from the beginning of the file
+    offset: int  # offset in the file, bytes
     path: str
-    is_unchanged: bool  # nothing of it was written in memory
+    is_unchanged: bool  # none of it was written in memory
 
 
 class MappedFiles:
-    """The files that are mapped now, and those of them that weights are read from.
+    """The currently mapped files, and those that weights are read from.
 
-    Not on Linux: there are none.
+    Empty on systems other than Linux.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class MappedFiles:
         self._stats: dict[int, os.stat_result] = {}
 
     def place_of(self, value: Tensor) -> tuple[int, int] | None:
-        """The open file and the offset in it that hold a tensor's bytes; None: no file does."""
+        """The descriptor and offset of a tensor's bytes in a file; None: no file holds them."""
         mapping = self._mapping_of(value)
         if mapping is None or not mapping.is_unchanged or not is_dense(value):
             return None
@@ -59,10 +59,10 @@ class MappedFiles:
             raise OSError(f"{path} was changed while its weights are streamed from it")
 
     def forget_pages(self, value: Tensor) -> None:
-        """Let go of the memory that reading a weight out of its file has taken.
+        """Release the memory used to read a weight from its file.
 
-        A page that was read counts as this process's until the whole file is let go of. Only whole
-        pages of this weight are dropped: its values are in a store by now.
+        A page that was read counts towards this process until the file is unmapped. Only whole
+        pages of this weight are dropped: a store has its values by now.
         """
         if self._mapping_of(value) is None:
             return
@@ -87,12 +87,12 @@ class MappedFiles:
         return next((m for m in self._mappings if m.begin <= begin and end <= m.end), None)
 
     def _open(self, path: str) -> int:
-        """The descriptor of a file; -1 where it cannot be opened."""
+        """The descriptor of a file; -1 if it cannot be opened."""
         if path not in self._files:
             try:
                 self._files[path] = file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._stats[file] = os.fstat(file)
-            except OSError:  # it was deleted or replaced
+            except OSError:  # deleted or replaced
                 self._files[path] = -1
         return self._files[path]
 
@@ -100,7 +100,7 @@ class MappedFiles:
 def _mappings() -> Iterator[Mapping]:
     try:
         lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     head: list[str] = []
     for line in lines:
@@ -114,7 +114,7 @@ def _mappings() -> Iterator[Mapping]:
 
 
 def _is_equal(value: Tensor, file: int, offset: int) -> bool:
-    """Whether both ends of a weight are what a file says: its name may stand for another by now."""
+    """Whether both ends of a weight equal the file: its path may now name another file."""
     flat = value.as_strided((value.numel(),), (1,)).view(torch.uint8)
     data = memoryview(flat.numpy().data)
     ends = {0, max(0, len(data) - _COMPARED_BYTES)}

@@ -1,4 +1,4 @@
-"""Place the weights of a pipeline: on its device, or where they are streamed from, by settings."""
+"""Place the weights of a pipeline by settings: on its device, or in a store to stream from."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ log = logging.getLogger("carpool")
 
 
 def is_asked_for(settings: EngineSettings) -> bool:
-    """Whether the settings say anything about where weights are."""
+    """Whether the settings request a placement of weights."""
     return settings.memory is not None or settings.stream != "auto"
 
 
@@ -45,25 +45,25 @@ def place(
     settings: EngineSettings,
     memory_gib: float | None,
 ) -> Streamer | None:
-    """Move as much of modules to their device as the budget allows, and stream the rest.
+    """Move the modules' weights to the device up to the budget, and stream the rest.
 
     Args:
-        modules: of the pipeline, by component; on the host.
-        device: where they compute.
+        modules: the pipeline's modules by component, on the host.
+        device: the device on which they compute.
         settings: `memory`, `stream` and `stream_dir`.
-        memory_gib: of the device; None: of no limit.
+        memory_gib: the device's memory; None: no limit.
 
     Returns:
-        What streams the rest; None where everything may go to the device, and nothing was moved.
+        The streamer of the rest; None: all weights fit on the device, and none was moved.
 
     Raises:
         SettingRejected: no plan fits, a name is wrong, or another setting excludes streaming.
-        LoadFailed: the weights are offloaded already, or there is no room to stream them from.
+        LoadFailed: the weights are offloaded already, or there is no space for the store.
     """
     budget = None if memory_gib is None else int(memory_gib * 2**30 * (1 - ACTIVATIONS))
     if settings.memory is not None:
         budget = parse_bytes("memory", settings.memory)
-    if budget is None and not streamed_names(settings.stream):  # nothing to choose
+    if budget is None and not streamed_names(settings.stream):  # no choice to make
         return None
     elsewhere = by_component("place", settings.place)
     modules = {name: module for name, module in modules.items() if name not in elsewhere}
@@ -96,7 +96,7 @@ def place(
     except BaseException:
         bus.close()
         raise
-    try:  # only now: diffusers' hooks have moved all that they were put around to the host
+    try:  # only now: diffusers' hooks have moved all hooked modules to the host
         for name, paths in paths_of.items():
             _move_rest(modules[name], "", frozenset(paths), device)
     except BaseException:
@@ -106,7 +106,7 @@ def place(
 
 
 def components_of(modules: Mapping[str, nn.Module]) -> list[Component]:
-    """The weights of modules, as `residency.plan` takes them."""
+    """The sizes of modules' weights, for `residency.plan`."""
     components = []
     for name, module in modules.items():
         sizes = tuple(bytes_of(block) for block in blocks_of(module).values())
@@ -116,7 +116,7 @@ def components_of(modules: Mapping[str, nn.Module]) -> list[Component]:
 
 
 def is_offloaded(module: nn.Module) -> bool:
-    """Whether other code moves weights of a module to its device and away."""
+    """Whether other code offloads weights of a module."""
     for part in module.modules():
         registry = getattr(part, "_diffusers_hook", None)
         if registry is not None and registry.get_hook(HOOK) is not None:
@@ -135,7 +135,7 @@ def _refuse_if_offloaded(name: str, module: nn.Module) -> None:
 
 
 def _move_rest(module: nn.Module, path: str, blocks: frozenset[str], device: torch.device) -> None:
-    """Move what is in none of the chosen blocks."""
+    """Move the weights outside of the chosen blocks."""
     if path in blocks:
         return
     if path and not any(block.startswith(f"{path}.") for block in blocks):
@@ -150,8 +150,8 @@ def _move_rest(module: nn.Module, path: str, blocks: frozenset[str], device: tor
 def _store(device: torch.device, settings: EngineSettings, blocks: list[nn.Module]) -> Store:
     """Pinned memory for an accelerator, while the host has enough; else the disk.
 
-    Weights that lie in their checkpoint as they are used are read from there, and only the others
-    are written, unless a folder is named to read all of them from.
+    Weights that the checkpoint stores in the form used are read from there, and only the others
+    are written, unless `stream_dir` is set: then all are written there.
     """
     n_bytes = sum(map(bytes_of, blocks))
     is_short = n_bytes > HOST_SHARE * free_host_bytes()

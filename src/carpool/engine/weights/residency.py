@@ -1,8 +1,8 @@
 """Residency: which blocks of which components stay on the device under a memory budget.
 
-What is used most often per request stays first: a byte of the denoiser is read at every step, one
-of an encoder once. Blocks that do not fit are streamed, through slots, which the budget counts.
-Nothing here knows a device; sizes go in, a plan comes out.
+The most frequently read weights stay first: a byte of the denoiser is read at every step, a byte of
+an encoder once. Blocks that do not fit are streamed through slots, which count towards the budget.
+This module knows no device; sizes go in, a plan comes out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.rules import streamed_names
 
-SLOTS = 2  # groups on the device at once: one computes while the next is on its way
-ACTIVATIONS = 0.2  # share of a device's memory for activations, without a budget
+SLOTS = 2  # groups on the device at once: one computes while the next one loads
+ACTIVATIONS = 0.2  # share of a device's memory left for activations, without a budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Component:
 
     name: str
     fixed_bytes: int  # outside of blocks: always on the device
-    blocks_bytes: tuple[int, ...]  # of each block that can be streamed, in order
+    blocks_bytes: tuple[int, ...]  # sizes of the streamable blocks, in order
     is_denoiser: bool = False
 
     @property
@@ -34,7 +34,7 @@ class ResidencyPlan:
     """The components and blocks that are streamed; everything else is resident."""
 
     streamed: Mapping[str, frozenset[int]] = field(default_factory=dict)  # blocks by component
-    device_bytes: int = 0  # that weights take: what is resident, and the slots
+    device_bytes: int = 0  # bytes of resident weights and slots
     streamed_bytes: int = 0
 
 
@@ -43,7 +43,7 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
 
     Args:
         components: the pipeline's components.
-        stream: `auto`, `none`, or names separated by commas, which are streamed whole.
+        stream: `auto`, `none`, or names separated by commas, which are streamed as a whole.
         budget_bytes: bytes that weights may take on the device; None: there is no limit.
 
     Raises:
@@ -75,7 +75,7 @@ def plan(components: Sequence[Component], stream: str, budget_bytes: int | None)
 
 
 def _auto(components: Sequence[Component], budget_bytes: int) -> ResidencyPlan:
-    """Keep the blocks that fit, the most often used first; stream the others."""
+    """Keep the blocks that fit, most frequently used first; stream the rest."""
     streamed = {part.name: set(_all(part)) for part in components if part.blocks_bytes}
     minimum = _plan(components, {n: frozenset(blocks) for n, blocks in streamed.items()})
     room = budget_bytes - minimum.device_bytes
@@ -98,10 +98,10 @@ def _all(part: Component) -> range:
 
 
 def _spread(sizes: Sequence[int], left_bytes: int) -> list[int]:
-    """Blocks that stay: what is streamed is spread evenly, in bytes, over all blocks.
+    """Choose the resident blocks: streamed bytes are spread evenly over all blocks.
 
-    Blocks of one denoiser compute about equally long, but FLUX's first ones have 2.4 times the
-    weights of the others: copies hide behind computing where each block hides as many bytes.
+    Blocks of one denoiser compute for about equally long, but FLUX's first ones have 2.4 times the
+    weights of the others: copies are hidden best if each block has to hide equally many bytes.
     """
     total = sum(sizes)
     streamed_bytes = float(total - left_bytes)
@@ -131,7 +131,7 @@ def _plan(components: Sequence[Component], streamed: Mapping[str, frozenset[int]
 
 
 def gib(n_bytes: int) -> str:
-    """A size as people read it."""
+    """A size in readable form."""
     unit, size = next(
         ((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= s),
         ("B", 1),

@@ -1,4 +1,4 @@
-"""Tell weights apart: a digest of a few values of each."""
+"""Identify weights by a digest of a few values of each."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from carpool.engine.weights.groups import plain_parts
 
-_SAMPLES = 8  # values of each weight; of a quantized one, of each tensor that it consists of
+_SAMPLES = 8  # values of each plain tensor of a weight
 
 
 def sample(module: nn.Module) -> bytes:
@@ -23,10 +23,10 @@ def sample(module: nn.Module) -> bytes:
 def _values(part: Tensor) -> list[float]:
     if part.is_meta or not part.numel():
         return []
-    plain = part.detach().as_subclass(torch.Tensor)  # of GGUF: the bytes
+    plain = part.detach().as_subclass(torch.Tensor)  # for GGUF: the raw bytes
     step = max(1, plain.numel() // _SAMPLES)
     try:
         values: list[float] = plain.flatten()[::step][:_SAMPLES].float().tolist()
     except (RuntimeError, NotImplementedError):
-        return []  # of numbers that torch cannot convert
+        return []  # values that torch cannot convert
     return values

@@ -1,9 +1,9 @@
-"""Streams the weights of blocks to the device: a group computes while the next one is on its way.
+"""Stream the weights of blocks to the device: one group computes while the next one loads.
 
-There are two buffers of equal size, each large enough for the largest group; smaller ones share
-one. The weights of the group that computes are views of its place there. As soon as all groups of a
-buffer have computed, those that usually come next are loaded into it, of whatever component: after
-the last of a denoiser mostly its first, so a sweep begins with its first groups already there.
+There are two buffers of equal size, each large enough for the largest group; smaller groups share
+one. The weights of the computing group are views of its buffer. As soon as all groups of a buffer
+have computed, their likely successors are loaded into it, of any component: after the last group of
+a denoiser usually its first, so a sweep starts with its first groups loaded.
 
 Weights that are not on the device are NaN.
 """
@@ -27,25 +27,25 @@ from carpool.engine.weights.sample import sample
 
 log = logging.getLogger("carpool")
 
-REMEMBERED = 8  # last successors of each group that are kept
-WATCHED = 3  # first forwards of a component, in which uses of weights outside of blocks are found
+REMEMBERED = 8  # recent successors remembered per group
+WATCHED = 3  # first forwards of a component that are checked for uses of weights outside of blocks
 
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """Memory on the device for groups that follow each other."""
+    """Device memory for consecutive groups."""
 
     memory: Tensor  # (bytes,), uint8
-    slots: list[Slot] = field(default_factory=list)  # of the groups in it, in their order
+    slots: list[Slot] = field(default_factory=list)  # its groups, in order
     vacated: torch.Event | None = None  # end of the last computation that used it
 
     def is_idle(self, awaited: Collection[BlockGroup]) -> bool:
-        """Whether nothing in it computes, and none of these groups is in it."""
+        """Whether no group in it computes or is in `awaited`."""
         return not any(slot.users or slot.group in awaited for slot in self.slots)
 
     @property
     def room(self) -> int:
-        """Bytes that are free behind the last group."""
+        """Free bytes after the last group."""
         return len(self.memory) - self._end
 
     @property
@@ -53,12 +53,12 @@ class Buffer:
         return sum(aligned(len(slot.buffer)) for slot in self.slots)
 
     def cleared(self) -> "Buffer":
-        """Itself, with nothing in it."""
+        """Empty the buffer and return it."""
         self.slots.clear()
         return self
 
     def add(self, group: BlockGroup) -> Slot:
-        """The place of a further group."""
+        """Add a slot for a group."""
         begin = self._end
         slot = Slot(self.memory[begin : begin + group.n_bytes], group, vacated=self.vacated)
         self.slots.append(slot)
@@ -72,10 +72,10 @@ class Streamer:
         modules: the streamed modules, by component.
         paths: paths of their streamed blocks, in order.
         device: the device on which they compute.
-        bus: moves them; its store is empty.
+        bus: moves the weights; its store is empty at first.
 
     Attributes:
-        samples: digests of the modules' weights, which cannot be read later; see `sample.py`.
+        samples: digests of the weights, taken before they are unloaded; see `sample.py`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Streamer:
                 name, module, paths[name], device, first, self._onload, self._offload
             )
         self._owners = {id(p.owner): group for group in self.groups for p in group.places}
-        self._pinned: set[BlockGroup] = set()  # always on the device from then on
+        self._pinned: set[BlockGroup] = set()  # on the device from now on
         self._blanks: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         for group in self.groups:
             bus.store.write(group)
@@ -102,13 +102,13 @@ class Streamer:
         size = max(group.n_bytes for group in self.groups)
         self._buffers = [self._buffer(size) for _ in range(SLOTS)]
         self._successors = self._in_order()
-        self._filling = self._buffers[0]  # the buffer of the last load
+        self._filling = self._buffers[0]  # the buffer of the latest load
         self._last: BlockGroup | None = None
         self._watched: dict[str, int] = {}
         self.waited_s = 0.0
 
     def _in_order(self) -> dict[BlockGroup, deque[BlockGroup]]:
-        """The successor of each group: the next of its component, and the first after the last."""
+        """The initial successor of each group: the next of its component; the last has the first."""
         successors: dict[BlockGroup, deque[BlockGroup]] = {}
         for name in self._modules:
             groups = [group for group in self.groups if group.component == name]
@@ -117,16 +117,16 @@ class Streamer:
         return successors
 
     def _after(self, group: BlockGroup) -> BlockGroup:
-        """The group that followed another most often of late; of several the latest."""
+        """The most frequent recent successor of a group; of equally frequent ones the latest."""
         return Counter(reversed(self._successors[group])).most_common(1)[0][0]
 
     def _buffer(self, n_bytes: int) -> "Buffer":
         return Buffer(torch.empty(n_bytes, dtype=torch.uint8, device=self._device))
 
-    # What is streamed
+    # Streamed weights
 
     def bytes_of(self, component: str) -> int:
-        """Bytes that one sweep over a component moves; 0 of one that is resident."""
+        """Bytes that one sweep over a component moves; 0 for a resident component."""
         return sum(
             group.n_bytes
             for group in self.groups
@@ -134,7 +134,7 @@ class Streamer:
         )
 
     def seconds_of(self, component: str) -> float:
-        """Seconds that one sweep over a component keeps the bus busy, by the loads so far."""
+        """Bus seconds of one sweep over a component, by the mean of the loads so far."""
         return self.bytes_of(component) * self.bus.seconds_a_byte()
 
     @property
@@ -143,11 +143,11 @@ class Streamer:
 
     @property
     def pins(self) -> int:
-        """Groups that stay on the device after all."""
+        """Number of groups that `pin` keeps on the device."""
         return len(self._pinned)
 
     def statistics(self) -> dict[str, Any]:
-        """Bytes and seconds since the beginning, and what is streamed."""
+        """Bytes and seconds since the start, and the streamed bytes of each component."""
         return {
             "streamed_bytes": {name: self.bytes_of(name) for name in self._modules},
             "slot_bytes": sum(len(buffer.memory) for buffer in self._buffers),
@@ -160,21 +160,21 @@ class Streamer:
     # Loading
 
     def _onload(self, group: BlockGroup) -> None:
-        """A block is about to compute: diffusers' hook calls it."""
+        """Load a block that is about to compute; called by diffusers' hook."""
         if group in self._pinned:
             return
         if in_fiber("forward"):
-            park(group)  # the sweep loads it once for all forwards that stand here
+            park(group)  # the sweep loads it once for all forwards parked here
         else:
             self.require(group)
 
     def _offload(self, group: BlockGroup) -> None:
-        """A block has computed."""
+        """Unload a block that has computed; called by diffusers' hook."""
         if not in_fiber("forward"):
             self.release(group)
 
     def require(self, group: BlockGroup) -> None:
-        """Have a group's weights on the device, and begin to load the one that follows."""
+        """Put a group's weights on the device, and start to load its successor."""
         if group in self._pinned:
             return
         slot = self._of(group) or self._load(group)
@@ -199,7 +199,7 @@ class Streamer:
             self.waited_s += self.bus.clock() - began_s
 
     def release(self, group: BlockGroup) -> None:
-        """A group's weights are no longer needed just now."""
+        """Release a group's weights: one user has finished."""
         slot = self._of(group)
         if group in self._pinned or slot is None or not slot.users:
             return
@@ -208,11 +208,11 @@ class Streamer:
             self._unbind(group)
             buffer = next(candidate for candidate in self._buffers if slot in candidate.slots)
             buffer.vacated = self.bus.vacated()
-            if group is self._last:  # the bus need not wait until the next group is asked for
+            if group is self._last:  # start now, not only when the next group is required
                 self.prefetch(self._after(group))
 
     def prefetch(self, group: BlockGroup) -> None:
-        """Begin to load a group, and those that follow it, as far as there is room."""
+        """Start to load a group and its successors, while buffers have room."""
         expected: set[BlockGroup] = set()
         for successor in self._from(group):
             if successor not in self._pinned and self._of(successor) is None:
@@ -226,7 +226,7 @@ class Streamer:
             expected.add(successor)
 
     def _from(self, group: BlockGroup) -> Iterator[BlockGroup]:
-        """The groups that are expected to compute: one and its successors."""
+        """The expected sequence of groups: this one and its successors."""
         for _ in self.groups:
             yield group
             group = self._after(group)
@@ -235,9 +235,9 @@ class Streamer:
         return next((s for buffer in self._buffers for s in buffer.slots if s.group is group), None)
 
     def _load(self, group: BlockGroup) -> Slot:
-        """Load a group that was not expected, over what was."""
+        """Load an unexpected group, replacing prefetched ones."""
         free = [buffer for buffer in self._buffers if not any(slot.users for slot in buffer.slots)]
-        if not free:  # blocks inside of blocks
+        if not free:  # nested blocks
             free = [self._buffer(len(self._buffers[0].memory))]
             self._buffers += free
             log.warning("%s needs another slot of streamed weights: %d", group, len(self._buffers))
@@ -265,13 +265,13 @@ class Streamer:
                 self._blanks[key] = blank
             place.put(self._blanks[key].expand(place.shape))
 
-    # Weights that are used outside of their blocks
+    # Weights used outside of their blocks
 
     @contextmanager
     def watching(self, component: str) -> Iterator[None]:
         """In a component's first forwards, find weights that are used outside of their blocks.
 
-        Their groups stay on the device from then on, and their values are right at once.
+        Their groups are pinned to the device at once, before the use.
         """
         count = self._watched.get(component, 0)
         if count >= WATCHED or component not in self._modules:
@@ -282,11 +282,11 @@ class Streamer:
         self._watched[component] = count + 1
 
     def pin(self, group: BlockGroup) -> None:
-        """Keep a group on the device until the end."""
+        """Keep a group on the device from now on."""
         if group in self._pinned:
             return
         log.warning(
-            "%s: its weights are used outside of the block: it stays on the device, which takes "
+            "%s: its weights are used outside of the block: it stays on the device, which costs "
             "%d bytes more", group, group.n_bytes,
         )  # fmt: skip
         slot = self._buffer(group.n_bytes).add(group)
@@ -296,7 +296,7 @@ class Streamer:
         self._pinned.add(group)
 
     def group_of(self, tensor: Tensor) -> BlockGroup | None:
-        """The streamed group of a weight that is not on the device."""
+        """The group of a weight that is streamed and not on the device; else None."""
         group = self._owners.get(id(tensor))
         if group is None or group in self._pinned:
             return None
@@ -304,7 +304,7 @@ class Streamer:
         return group if slot is None or not slot.users else None
 
     def remove(self) -> None:
-        """Give the modules their weights back, as they were. For any thread, when nothing runs."""
+        """Restore the modules' original weights. From any thread, while no forward runs."""
         for group in self.groups:
             whole = torch.empty(group.n_bytes, dtype=torch.uint8)
             self.bus.store.read(group, whole)
@@ -313,11 +313,11 @@ class Streamer:
         for module in self._modules.values():
             unhook(module)
         self.bus.close()
-        self._buffers.clear()  # no copies into them are left
+        self._buffers.clear()  # no copies into them are in progress
 
 
 class _Watch(TorchFunctionMode):
-    """Looks for weights that are not on the device among the arguments of operations."""
+    """Finds weights that are not on the device among the arguments of operations."""
 
     def __init__(self, streamer: Streamer) -> None:
         super().__init__()
