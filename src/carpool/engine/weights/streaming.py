@@ -108,7 +108,7 @@ class Streamer:
         self.waited_s = 0.0
 
     def _in_order(self) -> dict[BlockGroup, deque[BlockGroup]]:
-        """The initial successor of each group: the next of its component; the last has the first."""
+        """The initial successor of each group: the next of its component; last to first."""
         successors: dict[BlockGroup, deque[BlockGroup]] = {}
         for name in self._modules:
             groups = [group for group in self.groups if group.component == name]
