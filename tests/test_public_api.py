@@ -48,7 +48,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest() -> None:
 def test_a_setting_that_a_given_pipeline_overrides_is_refused(setting: dict[str, Any]) -> None:
     [name] = setting
 
-    with pytest.raises(SettingRejected, match=f"{name}='.*': the pipeline given is loaded already"):
+    with pytest.raises(SettingRejected, match=f"{name}='.*': the given pipeline is loaded already"):
         carpool.load(served("sd15"), **setting)
 
 

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, one for each picture, and below them what is drawn so far."""
+"""Progress bars on standard error, one for each picture, with previews below."""
 
 import sys
 import threading
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_SHOWN = 12
-"""Bars at once; of more pictures only those that are being drawn have one."""
+"""Most bars; with more pictures, only running pictures have a bar."""
 
 PREVIEW_WIDTH = 24  # columns
-MOST_PREVIEWS = 4  # side by side; of more pictures the first ones
+MOST_PREVIEWS = 4  # previews side by side; more are not shown
 
 AdvanceBar = Callable[[int, float], None]
-"""Moves one bar: its place, and how much is done, from 0 to 1. From any thread."""
+"""Moves a bar: index, and progress from 0 to 1. Thread-safe."""
 
 
 class Previews:
-    """Pictures that are being drawn, by place. From any thread.
+    """Previews of running pictures, by index. Thread-safe.
 
-    They are half blocks in any terminal: text can be written over, and so change with each step.
+    They are half blocks in every terminal: text can be overwritten at each step.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Previews:
         self._pictures.pop(place, None)
 
     def table(self, columns: int) -> "Table":
-        """Previews side by side, as many as fit into so many columns."""
+        """Previews side by side, as many as fit into `columns`."""
         from rich.console import Group
         from rich.table import Table
 
@@ -57,11 +57,11 @@ class Previews:
 def bars(
     names: Sequence[str], previews: Previews | None = None, *, are_shown: bool | None = None
 ) -> Iterator[AdvanceBar]:
-    """A bar for each name, and one for all where there are several.
+    """A bar for each name, and a total bar if there are several.
 
     Args:
-        previews: shown below the bars; what is done leaves them.
-        are_shown: default: if standard error is a terminal.
+        previews: shown below the bars until their picture is done.
+        are_shown: default: whether standard error is a terminal.
     """
     if not (sys.stderr.isatty() if are_shown is None else are_shown):
         yield lambda place, share: None

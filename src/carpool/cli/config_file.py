@@ -22,13 +22,13 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings of a file, and `model` or `models`, if it says them; lists as tuples, numbers
-    as the setting has them. What `models` lists is read by `carpool.fleet.models`.
+    """Read the settings of a file, with `model` or `models` if present. Lists become tuples, and
+    numbers get the setting's type; `carpool.fleet.models` reads the entries of `models`.
 
     Raises:
-        SettingRejected: it cannot be read, or has something else in it.
+        SettingRejected: the file cannot be read, or has other content.
     """
-    import yaml  # not for `--help`
+    import yaml  # slow import, not needed for `--help`
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
@@ -55,7 +55,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _value(value: Any, hint: Any) -> Any:
-    """Convert a value to the setting's type; any other is left for the setting's check."""
+    """Convert a value to the setting's type; the setting's check refuses invalid values."""
     if get_origin(hint) is tuple:
         return tuple(value) if isinstance(value, list) else (value,)
     if base_type(hint) is float and isinstance(value, int) and not isinstance(value, bool):
@@ -67,7 +67,7 @@ def schema() -> dict[str, Any]:
     """The JSON schema of a file of settings."""
     hints = get_type_hints(ServeSettings)
     properties: dict[str, Any] = {
-        "model": {"type": "string", "description": "as the argument of `carpool serve`"},
+        "model": {"type": "string", "description": "see the argument of `carpool serve`"},
         "models": {
             "type": "array",
             "items": {"type": ["string", "object"]},
@@ -92,7 +92,7 @@ def schema() -> dict[str, Any]:
         "title": "Settings of carpool serve",
         "type": "object",
         "properties": properties,
-        "patternProperties": {"-": {}},  # max-queue is max_queue
+        "patternProperties": {"-": {}},  # max-queue means max_queue
         "additionalProperties": False,
     }
 
@@ -100,10 +100,10 @@ def schema() -> dict[str, Any]:
 def sources(
     flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
 ) -> tuple[ServeSettings, dict[str, str]]:
-    """The settings in force, and the source of each.
+    """The effective settings, and the source of each.
 
     Raises:
-        SettingRejected: one of them breaks its rule, or a name is unknown.
+        SettingRejected: a setting breaks its rule, or a name is unknown.
     """
     explicit = {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = read_config(file) if file is not None else {}
@@ -127,11 +127,11 @@ def sources(
 
 @click.command()
 @click.option("--config", "file", type=click.Path(path_type=Path), help="a file of settings")
-@click.option("--show", is_flag=True, help="print what is in force, and where it came from")
-@click.option("--schema", "as_schema", is_flag=True, help="print the JSON schema of such a file")
+@click.option("--show", is_flag=True, help="print the effective settings and their sources")
+@click.option("--schema", "as_schema", is_flag=True, help="print the JSON schema of the file")
 @settings_options(ServeSettings, hidden=True)
 def config(file: Path | None, show: bool, as_schema: bool, **flags: Any) -> None:
-    """Say which settings `carpool serve` would have, with the same flags and variables."""
+    """Show the settings of `carpool serve` for the same flags and variables."""
     if as_schema:
         click.echo(json.dumps(schema(), indent=2))
         return
@@ -145,5 +145,5 @@ def config(file: Path | None, show: bool, as_schema: bool, **flags: Any) -> None
 
 
 def _text(value: Any) -> str:
-    """A value as YAML writes it; JSON is YAML."""
+    """A value as YAML; JSON is valid YAML."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)

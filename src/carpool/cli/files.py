@@ -1,4 +1,4 @@
-"""The files that `carpool generate` writes: their formats and their names."""
+"""File formats and file names of `carpool generate`."""
 
 import re
 from collections.abc import Collection
@@ -21,17 +21,17 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "meshes": (".glb", ".obj", ".ply"),
     "sound": (".wav", ".flac", ".mp3"),
 }
-"""Of the files that hold what a model makes, the usual one first."""
+"""File extensions by kind of output, the default first."""
 
 
 def path_of(
     output: Path, i: int, count: int, seed: int, prompt: str, used_paths: Collection[Path] = ()
 ) -> Path:
-    """The file of one of several outputs: by the pattern in the name, or numbered from 1.
+    """The file of one of several outputs: from the pattern in the name, or numbered from 1.
 
     Args:
-        i: its place, from 0.
-        used_paths: files of the others so far; none of them is chosen again.
+        i: its index, from 0.
+        used_paths: files of earlier outputs, which are not reused.
     """
     words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
     fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}
@@ -43,7 +43,7 @@ def path_of(
 
 
 def write(path: Path, content: bytes, seed: int | None, seconds: float | None) -> None:
-    """Write a file; say on standard error what drew it, and whether it replaces another."""
+    """Write a file; report seed, time and replacement of an old file on standard error."""
     duration = "" if seconds is None else f", {seconds:.1f} s"
     replaced = "; it replaces a file of that name" if path.exists() else ""
     path.write_bytes(content)
@@ -51,10 +51,10 @@ def write(path: Path, content: bytes, seed: int | None, seconds: float | None) -
 
 
 def check_output(output: Path) -> None:
-    """Refuse, before any work, a file that cannot be written.
+    """Refuse an unwritable file before any work.
 
     Raises:
-        click.UsageError: says which can.
+        click.UsageError: names the valid ones.
     """
     known = tuple(ending for endings in ENDINGS.values() for ending in endings)
     if output.suffix.lower() not in known:
@@ -65,7 +65,7 @@ def check_output(output: Path) -> None:
 
 
 def output_for(makes: str, output: Path | None) -> Path:
-    """The file to write: what was asked for, if it can hold what the model makes."""
+    """The file to write: the requested one, if its format fits the model's output."""
     endings = ENDINGS[makes]
     if output is None:
         return Path(f"out{endings[0]}")

@@ -32,12 +32,12 @@ _NOT_PARAMETERS = {
     "partial_images": "use --show",
     **dict.fromkeys(("self", "requests", "request_id", "return_errors", "progress"), "not taken"),
 }
-PREVIEWS = 8  # of each picture, with --show; a server gives fewer
+PREVIEWS = 8  # of each picture, with --show; servers send fewer
 
 
 @click.command(cls=GenerateHelp)
 @click.argument("prompts", nargs=-1)
-@click.option("--prompts-file", type=click.File(), help="more prompts, one a line; - reads stdin")
+@click.option("--prompts-file", type=click.File(), help="more prompts, one per line; - reads stdin")
 @click.option(
     "-o",
     "--output",
@@ -47,26 +47,26 @@ PREVIEWS = 8  # of each picture, with --show; a server gives fewer
     "[default: out.png, out.mp4, out.glb or out.wav]",
 )
 @click.option("--url", "server", metavar="URL", help="draw on a running server, instead of here")
-@click.option("--server", "server_too", metavar="URL", hidden=True)  # its name until 0.1
+@click.option("--server", "server_too", metavar="URL", hidden=True)  # old name, until 0.1
 @click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server", show_envvar=False)
 @click.option("--model", default="shapes", show_default=True, help="as for serve")
 @click.option("--steps", type=int, help="denoising steps")
 @click.option("--size", help="WIDTHxHEIGHT in pixels")
-@click.option("--seed", type=int, help="of the first picture of each prompt")
+@click.option("--seed", type=int, help="seed of the first picture of each prompt")
 @click.option(
-    "--n", type=click.IntRange(1), default=1, show_default=True, help="pictures of each prompt"
+    "--n", type=click.IntRange(1), default=1, show_default=True, help="pictures for each prompt"
 )
 @click.option("--guidance", type=float, help="guidance scale")
 @click.option("--scheduler", help="sampler, such as dpmpp_2m_karras  [default: the model's own]")
-@click.option("--negative-prompt", help="what not to draw")
+@click.option("--negative-prompt", help="what to avoid")
 @click.option(
     "--image",
     "images",
     type=click.Path(path_type=Path),
     multiple=True,
-    help="a picture to start from, or to refer to; repeatable where the model takes several",
+    help="an input or reference picture; repeatable if the model takes several",
 )
-@click.option("--mask", type=click.Path(path_type=Path), help="white where to draw anew")
+@click.option("--mask", type=click.Path(path_type=Path), help="mask, white where to redraw")
 @click.option("--fps", type=float, default=16, show_default=True, help="frames a second of videos")
 @parameter_option
 @click.option(
@@ -74,18 +74,16 @@ PREVIEWS = 8  # of each picture, with --show; a server gives fewer
     envvar="CARPOOL_METADATA",
     default=True,
     show_default=True,
-    help="write into files what made them, and that a model did",
+    help="write the settings into files, and that a model made them",
 )
 @click.option(
     "--metadata-prompt/--no-metadata-prompt",
     envvar="CARPOOL_METADATA_PROMPT",
     default=True,
     show_default=True,
-    help="write prompts there too",
+    help="include prompts in this metadata",
 )
-@click.option(
-    "--show", "is_shown", is_flag=True, help="show pictures in the terminal, too, as they are drawn"
-)
+@click.option("--show", "is_shown", is_flag=True, help="preview pictures in the terminal too")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON line for each picture")
 @settings_options(EngineSettings)
 def generate(
@@ -97,7 +95,7 @@ def generate(
     is_shown: bool,
     **flags: Any,
 ) -> None:
-    """Draw PROMPTS, all of them together, and write the pictures or videos."""
+    """Draw all PROMPTS together, and write the pictures or videos to files."""
     try:
         texts = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
     except UnicodeDecodeError as error:
@@ -106,14 +104,14 @@ def generate(
     if not texts:
         raise click.UsageError("give a prompt, or --prompts-file")
     if flags["output"] is not None:
-        check_output(flags["output"])  # said now, not after the work
+        check_output(flags["output"])  # fails before the work
     protocol, parameters = _shown(is_shown), _parameters(flags)
     rest = {f.name: flags.pop(f.name) for f in fields(_Options) if f.name in flags}
     options = _Options(texts, parameters, protocol, **rest)
     if server is None:
-        _here(options, settings_from(flags).engine())
+        _draw_here(options, settings_from(flags).engine())
     else:
-        _refuse_settings(flags | {name: _said(name) for name in ("metadata", "metadata_prompt")})
+        _refuse_settings(flags | {name: _flag(name) for name in ("metadata", "metadata_prompt")})
         _on_server(server, api_key, options)
 
 
@@ -122,7 +120,7 @@ class _Options:
     """Options of one command: prompts, parameters, files."""
 
     prompts: list[str]
-    parameters: dict[str, Any]  # of the pipeline, but those below
+    parameters: dict[str, Any]  # of the pipeline, except for the fields below
     shown: Protocol | None  # pictures in the terminal
     model: str
     output: Path | None
@@ -130,7 +128,7 @@ class _Options:
     mask: Path | None
     fps: float
     size: str | None
-    seed: int | None  # of the first picture of each prompt
+    seed: int | None  # seed of each prompt's first picture
     n: int  # pictures of each prompt
     metadata: bool
     metadata_prompt: bool
@@ -149,9 +147,9 @@ def _parameters(flags: dict[str, Any]) -> dict[str, Any]:
     return parameters | {name: value for name, value in named.items() if value is not None}
 
 
-def _here(options: _Options, settings: EngineSettings) -> None:
+def _draw_here(options: _Options, settings: EngineSettings) -> None:
     """Load the model into this process, draw, and write the files."""
-    from carpool.models import grid  # not for `--help`
+    from carpool.models import grid  # slow import, not needed for `--help`
     from carpool.models.source import pipeline_of
     from carpool.preflight import check
 
@@ -168,9 +166,9 @@ def _here(options: _Options, settings: EngineSettings) -> None:
         pictures["image"] = read[0] if len(read) == 1 else read
     if options.mask is not None:
         pictures["mask_image"] = read_picture(options.mask, is_mask=True)
-    log_as_others(bars=sys.stderr.isatty())  # large models load for minutes
+    log_as_others(bars=sys.stderr.isatty())  # large models take minutes to load
     with carpool.load(options.model, **asdict(settings)) as engine:
-        if options.size is not None:  # the files are to have it
+        if options.size is not None:  # file names and metadata need it
             size = sides(options.size) | area_of(engine.card, sides(options.size))
             check_size(replace(engine.card, rounds_sizes=False), size)
             pictures |= area_of(engine.card, {**options.parameters, **pictures})
@@ -195,7 +193,7 @@ def _outputs(
             options.prompts, n=options.n, seed=options.seed, return_errors=True,
             **options.parameters, **pictures,
             partial_images=0 if options.shown is None else PREVIEWS,
-            progress=lambda i, event: _moved(move, previews, i, event),
+            progress=lambda i, event: _update_bar(move, previews, i, event),
         )  # fmt: skip
 
 
@@ -204,7 +202,7 @@ def _prompt_of_each(options: _Options) -> list[str]:
 
 
 def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> None:
-    """Write and print what was made; then raise the first error."""
+    """Write the outputs and print their paths; then raise the first error."""
     from carpool import media
     from carpool.media.metadata import permitted, without_prompts
 
@@ -236,13 +234,13 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
         click.echo(json.dumps(line) if options.as_json else str(path))
         if options.shown is not None and first is not None:
             show(first, options.shown)
-    for item in outputs:  # what was made is on the disk
+    for item in outputs:  # after all outputs are on the disk
         if item.error is not None:
             raise item.error
 
 
 def _first_picture(output: "carpool.Output") -> Any:
-    """The picture, or the first frame, of an output; None where it has none."""
+    """The picture or first frame of an output; None if it has neither."""
     pictures = output.frames[0] if output.frames is not None else output.images
     return pictures[0] if pictures and hasattr(pictures[0], "width") else None
 
@@ -250,7 +248,7 @@ def _first_picture(output: "carpool.Output") -> Any:
 def _content(
     output: "carpool.Output", path: Path, fps: float, metadata: dict[str, Any] | None
 ) -> bytes:
-    """The file of an output, by the ending of its name."""
+    """Encode an output in the format of the file extension."""
     from carpool import media
 
     ending = path.suffix.lower()
@@ -265,7 +263,7 @@ def _content(
 
 
 def _shown(is_wanted: bool) -> Protocol | None:
-    """The terminal's protocol for pictures, or None; if `--show` is impossible, say why."""
+    """The terminal's picture protocol, or None; warns if `--show` is impossible."""
     if not is_wanted:
         return None
     if (why := why_not(os.environ)) is not None:
@@ -274,21 +272,21 @@ def _shown(is_wanted: bool) -> Protocol | None:
     return protocol_of(os.environ)
 
 
-def _moved(move: AdvanceBar, previews: Previews | None, i: int, event: Event) -> None:
-    """Move the bar of one request by what happened to it."""
+def _update_bar(move: AdvanceBar, previews: Previews | None, i: int, event: Event) -> None:
+    """Update the bar of a request for an event."""
     if event.kind == "preview" and previews is not None:
         from carpool.worker.protocol import Picture, image_of
 
         height, width, _ = event.picture.shape
         previews.put(i, image_of(Picture(width, height, event.picture.tobytes())))
     if event.kind == "step":
-        move(i, min(event.step / max(event.steps, 1), 0.99))  # its decoding is to come
+        move(i, min(event.step / max(event.steps, 1), 0.99))  # decoding follows
     elif event.kind in ("started", "finished"):
         move(i, float(event.kind == "finished"))
 
 
-def _said(name: str) -> Any:
-    """A flag that was given; None if it was left out."""
+def _flag(name: str) -> Any:
+    """The value of an explicit flag; None if it was not given."""
     context = click.get_current_context()
     if context.get_parameter_source(name) is ParameterSource.DEFAULT:
         return None
@@ -308,7 +306,7 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
     from carpool.media import read_picture
     from carpool.media.inputs import transparent_mask
 
-    images, mask, model = options.images, options.mask, _said("model")
+    images, mask, model = options.images, options.mask, _flag("model")
     with remote.connect(url, api_key) as server:
         kind = remote.makes(server, model)
         output = output_for(kind, options.output)
@@ -342,7 +340,7 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
 
 
 def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:
-    """The common body of all requests to a server, for pictures or videos."""
+    """The body that all requests to a server share, for pictures or videos."""
     body = options.parameters | ({} if options.seed is None else {"seed": options.seed})
     if kind == "pictures":
         if options.mask is not None and not options.images:
@@ -355,11 +353,11 @@ def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:
         raise click.UsageError(f"a server's {kind} begin with one --image, and no --mask")
     if kind != "videos":
         return body | {"output_format": output.suffix.lower()[1:]}
-    return body if _said("fps") is None else body | {"fps": options.fps}
+    return body if _flag("fps") is None else body | {"fps": options.fps}
 
 
 def pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Names and values of `-p NAME=VALUE`."""
+    """Parse names and values of `-p NAME=VALUE`."""
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:

@@ -16,7 +16,7 @@ from carpool.errors import CarpoolError, Overloaded
 if TYPE_CHECKING:
     import httpx2
 
-JOBS_PER_PAGE = 100  # jobs; the most that a server gives at once
+JOBS_PER_PAGE = 100  # the server's limit for a page
 URL = "http://127.0.0.1:8000"
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _MOMENTS = ("created_at", "started_at", "completed_at", "expires_at")
@@ -28,9 +28,9 @@ def server_client(url: str, api_key: str | None) -> "httpx2.Client":
     """An HTTP client of a server.
 
     Raises:
-        click.UsageError: it is none.
+        click.UsageError: `url` is not a server's URL.
     """
-    import httpx2  # not for `--help`
+    import httpx2  # slow import, not needed for `--help`
 
     try:
         base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
@@ -42,12 +42,12 @@ def server_client(url: str, api_key: str | None) -> "httpx2.Client":
         base_url=base,
         headers={"authorization": f"Bearer {api_key}"} if api_key else {},
         timeout=30,
-        trust_env=base.host not in _LOOPBACK,  # proxies
+        trust_env=base.host not in _LOOPBACK,  # proxy settings
     )
 
 
 def events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Server-sent events of lines of text."""
+    """Parse lines of text into server-sent events."""
     kind = ""
     for line in lines:
         if line.startswith("event:"):
@@ -60,7 +60,7 @@ class JobsClient:
     """HTTP client of a server's job endpoints."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        import httpx2  # not for `--help`
+        import httpx2  # slow import, not needed for `--help`
 
         self._url, self._failures = url, httpx2.HTTPError
         self._http = server_client(url, api_key)
@@ -69,7 +69,7 @@ class JobsClient:
         self._http.close()
 
     def ask(self, method: str, *path: str, **query: Any) -> dict[str, Any]:
-        """Send a request; returns the JSON object of the answer. `path` is relative to `/v1/jobs`.
+        """Send a request to a path under `/v1/jobs`; returns the JSON object of the answer.
 
         Raises:
             CarpoolError: there is no answer, or it is an error.
@@ -82,7 +82,7 @@ class JobsClient:
             return self._checked(self._http.request(method, path, **request))
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the server's events as they happen, until the connection ends."""
+        """Yield the server's events live, until the connection ends."""
         with (
             suppress(self._failures),
             self._http.stream("GET", "v1/events", timeout=60) as answer,
@@ -99,7 +99,7 @@ class JobsClient:
         return bytes(answer.content)
 
     def served(self) -> dict[str, Any]:
-        """The models of the server, and its workers where there are several.
+        """The models of the server, and its workers if there are several.
 
         Raises:
             CarpoolError: there is no answer, or it is an error.
@@ -107,7 +107,7 @@ class JobsClient:
         with self._reachable():
             models = self._checked(self._http.get("v1/models"))["data"]
             health = self._http.get("health")
-        if health.status_code == 503:  # not ready, which is no error here
+        if health.status_code == 503:  # 503 means not ready: not an error here
             return {"models": models, "workers": health.json().get("workers", [])}
         return {"models": models, "workers": self._checked(health).get("workers", [])}
 
@@ -159,11 +159,11 @@ def _path(parts: tuple[str, ...]) -> str:
 
 
 def _with_client(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
-    """Decorate a command: adds its flags, passes the client, prints the lines that it yields."""
+    """Decorator that adds the connection flags, passes the client, and prints yielded lines."""
 
     @click.option("--url", default=URL, show_default=True, help="of the server")
     @click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
-    @click.option("--json", "as_json", is_flag=True, help="print JSON, one object a line")
+    @click.option("--json", "as_json", is_flag=True, help="print JSON, one object per line")
     @wraps(command)
     def run(url: str, api_key: str | None, **options: Any) -> None:
         with closing(JobsClient(url, api_key)) as server:
@@ -175,9 +175,9 @@ def _with_client(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
 
 @click.group()
 def jobs() -> None:
-    """See, cancel, remove and fetch the jobs of a running server.
+    """Show, cancel, delete and download the jobs of a running server.
 
-    CARPOOL_API_KEY stands for --api-key. A key sees its own jobs only.
+    CARPOOL_API_KEY replaces --api-key. A key sees only its own jobs.
     """
 
 
@@ -185,7 +185,7 @@ def jobs() -> None:
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="of jobs")
 @_with_client
 def list_(server: JobsClient, limit: int, as_json: bool) -> Iterator[str]:
-    """List the newest jobs: id, state, progress, when accepted, model."""
+    """List the newest jobs: id, state, progress, time of acceptance, model."""
     query: dict[str, Any] = {}
     while limit > 0:
         page = server.ask("GET", limit=min(limit, JOBS_PER_PAGE), **query)
@@ -201,7 +201,7 @@ def list_(server: JobsClient, limit: int, as_json: bool) -> Iterator[str]:
 @_ID
 @_with_client
 def show(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
-    """Say everything about a job."""
+    """Show all fields of a job."""
     job = server.ask("GET", job_id)
     yield json.dumps(job) if as_json else _all(job)
 
@@ -210,7 +210,7 @@ def show(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
 @_ID
 @_with_client
 def cancel(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
-    """End a job before its next step; one that has ended stays as it is."""
+    """Cancel a job before its next step; no effect on an ended job."""
     job = server.ask("POST", job_id, "cancel")
     yield json.dumps(job) if as_json else _line(job)
 
@@ -219,17 +219,17 @@ def cancel(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
 @_ID
 @_with_client
 def remove(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
-    """Forget a job and its files; one that runs ends before its next step."""
+    """Delete a job and its files; a running job stops before its next step."""
     removal = server.ask("DELETE", job_id)
     yield json.dumps(removal) if as_json else removal["id"]
 
 
 @jobs.command()
 @_ID
-@click.option("-o", "--output", default=".", type=_FOLDER, help="where to write ID-NAME")
+@click.option("-o", "--output", default=".", type=_FOLDER, help="folder for the files ID-NAME")
 @_with_client
 def fetch(server: JobsClient, job_id: str, output: Path, as_json: bool) -> Iterator[str]:
-    """Write the files of a completed job into a folder, and print where."""
+    """Download the files of a completed job into a folder, and print their paths."""
     job = server.ask("GET", job_id)
     if job["status"] != "completed":
         raise CarpoolError(f"job {job_id} has no files: it is {_state(job)}")

@@ -1,7 +1,7 @@
 """The `carpool` command. Imports no torch until a command needs it.
 
-Standard output carries results only; bars and messages go to standard error. Exit status: 0 done,
-1 failed, 2 used wrongly, 130 interrupted.
+Standard output has only results; bars and messages go to standard error. Exit status: 0 done,
+1 failed, 2 usage error, 130 interrupted.
 """
 
 import os
@@ -35,8 +35,8 @@ for command in (config, jobs, serve, generate, models, pull, top):
 
 
 def main() -> None:
-    """Run the command line; failures are one line on standard error."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # libraries have nothing to say here
+    """Run the command line; an error is one line on standard error."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # hides the library's warnings
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as end:

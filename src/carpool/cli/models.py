@@ -1,4 +1,4 @@
-"""`carpool models`: the proven models, or how the calls of one model fuse."""
+"""`carpool models`: the proven models, or how one model's calls fuse."""
 
 import json
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from carpool.config import EngineSettings
 @click.command(cls=GenerateHelp)
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-@click.option("--url", help="list the models of a running server instead, with their workers")
+@click.option("--url", help="list the models and workers of a running server instead")
 @click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server")
 @settings_options(EngineSettings)
 def models(
     model: str | None, as_json: bool, url: str | None, api_key: str | None, **flags: Any
 ) -> None:
-    """List the models that are proven, and what fuses of each. Others run too.
+    """List the proven models, and which calls of each fuse. Other models run too.
 
-    With MODEL, which is loaded: how each of its heavy calls fuses, by what was proven so far. With
-    --url: what a server serves, and the state of its models and workers.
+    MODEL: load it, and show how each of its heavy calls fuses, as proven so far. --url: show
+    the models of a server, and the state of its models and workers.
     """
     from carpool.models.grid import rows, table
 
@@ -37,9 +37,9 @@ def models(
         click.echo(json.dumps(rows(), indent=1) if as_json else "\n".join(table()))
         return
     settings = settings_from(flags).engine()
-    from carpool import preflight  # not for `--help`
+    from carpool import preflight  # slow import, not needed for `--help`
 
-    preflight.check(model, settings)  # before torch is imported, which takes seconds
+    preflight.check(model, settings)  # before torch's slow import
     from carpool.engine.probation.report import lines
 
     calls = lines(model, settings)
@@ -48,7 +48,7 @@ def models(
 
 
 def _served(url: str, api_key: str | None) -> dict[str, Any]:
-    """The models of a server, and its workers where there are several."""
+    """The models of a server, and its workers if there are several."""
     from carpool.cli.jobs import JobsClient
 
     with closing(JobsClient(url, api_key)) as client:

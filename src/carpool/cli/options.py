@@ -13,7 +13,7 @@ from carpool.settings.rules import base_type
 
 
 class SettingChoice(click.Choice[str]):
-    """A choice whose refusal names the nearest one."""
+    """A choice whose error names the nearest valid value."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         hint = nearest(str(value), self.choices)
@@ -26,13 +26,13 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def settings_options(
     cls: type[EngineSettings], only: Collection[str] | None = None, *, hidden: bool = False
 ) -> Callable[[Command], Command]:
-    """Add a flag for every setting of the class, with its default shown but not applied.
+    """Add a flag for every setting of the class; defaults are shown but not applied.
 
-    So `ServeSettings.from_environment` can tell which flags were given.
+    So `ServeSettings.from_environment` can detect the explicit flags.
 
     Args:
         only: names of the settings to add; None: all.
-        hidden: leave them out of the help.
+        hidden: omit them from the help.
     """
 
     def add(command: Command) -> Command:
@@ -74,7 +74,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Limits": ("max_queue", "max_wait"),
     "Running it": ("state_dir", "log_level", "playground"),
 }
-"""The flags that most people use, as `carpool serve --help` shows them: one screen."""
+"""The most used flags, for `carpool serve --help`: one screen."""
 
 
 class GroupedHelp(click.Command):
@@ -130,7 +130,7 @@ class GroupedHelp(click.Command):
 
 
 class GenerateHelp(GroupedHelp):
-    """The help of `carpool generate`: its own options, then the settings that people use."""
+    """The help of `carpool generate`: its own options, then the most used settings."""
 
     groups = {"Model": ("device", "dtype", "revision", "lora", "quantize", "memory")}
     rare = ()
@@ -139,7 +139,7 @@ class GenerateHelp(GroupedHelp):
 
 
 def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
-    """A flag and its help up to the first semicolon, with its default, for a short help."""
+    """A flag for the short help: help text up to the first semicolon, and default."""
     names, text = option.get_help_record(ctx) or ("", "")
     text, mark, default = text.partition("  [default: ")
     if isinstance(option.type, click.Choice):
@@ -148,26 +148,26 @@ def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:
 
 
 def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> str | None:
-    """A flag that may be repeated, as one list."""
+    """Join the values of a repeated flag."""
     return ",".join(values) or None
 
 
 def settings_from(flags: dict[str, Any]) -> ServeSettings:
-    """Settings from what was said on the command line, and else from the environment."""
+    """Settings from the command line, otherwise from the environment."""
     explicit = {name: value for name, value in flags.items() if value not in (None, ())}
     return ServeSettings.from_environment(os.environ, **explicit)
 
 
 def measures_one_process(command: Command) -> Command:
-    """Refuse `--context-parallel` of a command that loads a model into its own process only."""
+    """Refuse `--context-parallel` in a command that loads the model into its own process."""
 
     def refuse(context: click.Context, _: click.Parameter, ranks: int | None) -> None:
         if ranks is not None and ranks > 1:
             name = context.info_name
             raise click.UsageError(
                 f"--context-parallel {ranks}: `carpool {name}` measures one process, and a group "
-                f"of {ranks} loads one in each: leave it out; in `carpool serve` a group says what "
-                "its forwards take in /stats (`costs`, `group`)"
+                f"needs {ranks}: leave it out; for a group of `carpool serve`, /stats reports the "
+                "times of its forwards (`costs`, `group`)"
             )
 
     return click.option(

@@ -1,7 +1,7 @@
-"""Flags of `sglang serve` and `vllm serve --omni`, so that commands of theirs run as they are.
+"""Flags of `sglang serve` and `vllm serve --omni`: their commands run unchanged.
 
-Each is mapped to a setting, has nothing to do here and is told so in one line, or asks for what
-Carpool has not, and is an error that says what to use.
+Each flag is mapped to a setting, or ignored with a message of one line, or, if Carpool lacks its
+feature, refused with an alternative.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,11 +28,11 @@ PASSED_OVER = {
         ),
         "--memory 20GiB streams what does not fit the device",
     ),
-    "pin_cpu_memory": "Carpool decides that itself",
+    "pin_cpu_memory": "Carpool decides this itself",
     "sleep_on_idle": "an idle engine always sleeps",
     "async_output_save": "pictures are always written while the next forward runs",
-    "enable_metrics": "/metrics is always there",
-    "trust_remote_code": "no code from checkpoints is ever run",
+    "enable_metrics": "/metrics is always available",
+    "trust_remote_code": "code from checkpoints never runs",
     "enforce_eager": "forwards are always eager",
 }  # fmt: skip
 SWITCHES = ("omni", "step_execution")
@@ -40,14 +40,14 @@ SWITCH_VALUES = ("true", "false", "1", "0")
 
 
 class PeerFlagsCommand(GroupedHelp):
-    """A command whose ignored flags may be switches, or be followed by a value."""
+    """A command whose ignored flags may have a value or not."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _with_values(args))
 
 
 def _with_values(args: Sequence[str]) -> list[str]:
-    """Add `true` after an ignored flag without a value, or MODEL would be taken for the value."""
+    """Add `true` after an ignored flag without a value, so that MODEL is not its value."""
     flags = {f"--{name.replace('_', '-')}" for name in PASSED_OVER}
     return [
         f"{arg}=true" if arg in flags and after.lower() not in SWITCH_VALUES else arg
@@ -76,7 +76,7 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
     """Replace the peers' flags by settings.
 
     Raises:
-        UsageError: one asks for what Carpool has not.
+        UsageError: Carpool lacks the feature of a flag.
     """
     translation = dict(flags)
     for name, (setting, _) in RENAMED.items():
@@ -113,7 +113,7 @@ def _one_device(name: str, count: int | None) -> None:
 
 
 def _sequence_parallel(flags: dict[str, Any]) -> None:
-    """The degrees of sequence parallelism as `context_parallel`, with its kind."""
+    """Convert the degrees of sequence parallelism to `context_parallel` and its kind."""
     degrees = {name: flags.pop(name) for name in SEQUENCE_PARALLEL}
     explicit = {name: degree for name, degree in degrees.items() if degree not in (None, 1)}
     if {"ulysses_degree", "ring_degree"} <= explicit.keys():
@@ -123,7 +123,7 @@ def _sequence_parallel(flags: dict[str, Any]) -> None:
         )
     for name, degree in explicit.items():
         _rename(flags, name, "context_parallel", degree)
-        if name != "sp_degree":  # which leaves the kind open
+        if name != "sp_degree":  # sp_degree does not set the kind
             _rename(flags, name, "context_parallel_kind", SEQUENCE_PARALLEL[name])
 
 

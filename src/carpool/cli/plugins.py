@@ -1,8 +1,8 @@
-"""The command group of `carpool`: its own commands, and those that installed packages add.
+"""The command group of `carpool`: its own commands, and commands of installed packages.
 
 A package adds a command by an entry point of the group `carpool.commands` that names a
-`click.Command`. Commands of `carpool` itself cannot be replaced. A command that cannot be loaded is
-listed with the reason, and fails when it is used; all others work.
+`click.Command`. It cannot replace commands of `carpool`. A command that fails to load is listed
+with the reason, and fails when used; other commands work.
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ import click
 from carpool.errors import CarpoolError, nearest
 
 GROUP = "carpool.commands"
-LAB = {  # of `carpool_lab`, which is in the same wheel; what each does, so that a list imports none
+LAB = {  # commands of `carpool_lab` in the same wheel; with help, so lists need no import
     "bench": "Send load to an OpenAI-compatible server and say how it did.",
     "check": "Prove on this machine that requests of MODEL get the same answers together and "
     "alone.",
@@ -24,7 +24,7 @@ LAB = {  # of `carpool_lab`, which is in the same wheel; what each does, so that
 
 
 class Commands(click.Group):
-    """Own commands, and those of entry points, imported when they are needed."""
+    """Own commands, and commands of entry points, imported on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *added_commands()})
@@ -34,7 +34,7 @@ class Commands(click.Group):
         click.Group(commands=commands).format_commands(ctx, formatter)
 
     def _listed(self, ctx: click.Context, name: str) -> click.Command:
-        """A command for a list: its name and help; ours are not imported for that."""
+        """A command for a list, with name and help; own commands are not imported."""
         added = added_commands().get(name)
         if name in LAB and added is not None and added.module.startswith("carpool_lab."):
             return click.Command(name, help=LAB[name])
@@ -45,7 +45,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, which suggests none of the commands that packages add."""
+        """Like click's, but it also suggests commands of packages."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             raise click.UsageError(
@@ -66,7 +66,7 @@ class Commands(click.Group):
 
 @cache
 def added_commands() -> dict[str, EntryPoint]:
-    """Entry points by name; of several with one name the first of the packages, by name."""
+    """Entry points by name; if several share a name, the first package by name wins."""
     plugins = sorted(
         entry_points(group=GROUP), key=lambda plugin: plugin.dist.name if plugin.dist else ""
     )
@@ -76,7 +76,7 @@ def added_commands() -> dict[str, EntryPoint]:
 def _load(added: EntryPoint) -> click.Command:
     try:
         command: Any = added.load()
-    except (Exception, SystemExit) as error:  # whatever a foreign module raises
+    except (Exception, SystemExit) as error:  # a foreign module may raise anything
         return _broken(added.name, f"{added.value}: {type(error).__name__}: {error}", error)
     if not isinstance(command, click.Command):
         return _broken(added.name, f"{added.value} is no click command")
@@ -84,7 +84,7 @@ def _load(added: EntryPoint) -> click.Command:
 
 
 def _broken(name: str, reason: str, cause: BaseException | None = None) -> click.Command:
-    """A command that fails with the reason why the real one cannot be loaded."""
+    """A command that reports why the real command cannot be loaded."""
 
     def fail() -> None:
         fix = "install the package that adds it again, from its checkout or wheel"

@@ -16,7 +16,7 @@ from carpool.cli.jobs import JobsClient
 from carpool.errors import CarpoolError, Overloaded
 
 POLL_S = 0.2
-PREVIEWS = 3  # of a picture: the most that a request may ask for
+PREVIEWS = 3  # previews of a picture; the limit of a request
 OPEN = ("queued", "in_progress")
 PATHS = {
     "pictures": "v1/images/generations",
@@ -31,11 +31,11 @@ THUMBNAIL = "thumbnail.webp"
 class ServerFile:
     """One file that a server made."""
 
-    place: int  # among all, from 0
+    place: int  # index among all files, from 0
     prompt: str
     seed: int
     content: bytes
-    thumbnail: bytes | None  # of a video
+    thumbnail: bytes | None  # videos only
     job: dict[str, Any]
 
 
@@ -49,7 +49,7 @@ def makes(server: JobsClient, model: str | None) -> str:
     """Return "pictures", "videos", "meshes" or "sound": the served model's kind of output.
 
     Raises:
-        CarpoolError: it is not served there.
+        CarpoolError: the server does not have the model.
     """
     served = server.ask_at("GET", "v1/models")["data"]
     entry = served[0] if model is None else next((m for m in served if m["id"] == model), None)
@@ -73,14 +73,14 @@ def draw(
     """Draw on a server, with a bar for each prompt; yields the files in the order of prompts.
 
     Args:
-        body: common to all requests.
-        kind: of `makes`.
+        body: fields of all requests.
+        kind: the result of `makes`.
         images, mask: `data:` URLs.
         are_shown: show previews of pictures below the bars.
 
     Raises:
-        CarpoolError: a request was refused, and those before it are cancelled; or a job failed,
-            and what the others made has been yielded.
+        CarpoolError: a request was refused (earlier requests are cancelled), or a job failed (the
+            files of all other jobs have been yielded).
     """
     path, fields = PATHS[kind], dict[str, Any]()
     if kind in ("pictures", "sound"):
@@ -117,11 +117,11 @@ class _Jobs:
         self, server: JobsClient, prompts: Sequence[str], path: str, body: dict[str, Any]
     ) -> None:
         self._server, self._prompts, self._path, self.body = server, prompts, path, body
-        self.ids: list[str] = []  # of those that were accepted
-        self.ended: dict[str, dict[str, Any]] = {}  # as the server showed them last
+        self.ids: list[str] = []  # ids of accepted jobs
+        self.ended: dict[str, dict[str, Any]] = {}  # last state of ended jobs
 
     def run(self, move: AdvanceBar) -> None:
-        """Submit all, and wait until they have ended; `move` shows how far they are."""
+        """Submit all jobs and wait for their end; `move` shows the progress."""
         while len(self.ended) < len(self._prompts):
             self._submit()
             for place, job_id in enumerate(self.ids):
@@ -135,7 +135,7 @@ class _Jobs:
             for prompt in self._prompts[len(self.ids) :]:
                 job = self._server.ask_at("POST", self._path, json={"prompt": prompt, **self.body})
                 self.ids.append(job["id"])
-        except Overloaded:  # a long list is no overload: the rest comes when some are done
+        except Overloaded:  # a long list is not an overload: the rest follows later
             if len(self.ended) == len(self.ids):
                 raise
 
@@ -148,7 +148,7 @@ class _Jobs:
             self.ended[job_id] = job
 
     def made(self, n: int, *, videos: bool) -> Iterator[ServerFile]:
-        """The files of the jobs that were completed, n of each."""
+        """The files of the completed jobs, n of each."""
         for place, (prompt, job_id) in enumerate(zip(self._prompts, self.ids, strict=True)):
             job = self.ended[job_id]
             if job["status"] != "completed":
@@ -162,7 +162,7 @@ class _Jobs:
                 yield ServerFile(place * n + part, prompt, seed, content, small, job)
 
     def cancel(self) -> None:
-        """Cancel those that have not ended: nobody waits for them."""
+        """Cancel unfinished jobs: their results are not needed."""
         for job_id in self.ids:
             if job_id not in self.ended:
                 try:
@@ -174,7 +174,7 @@ class _Jobs:
 def _follow(
     server: JobsClient, ids: Sequence[str], previews: Previews, is_over: threading.Event
 ) -> None:
-    """Keep the previews of these jobs; where several pictures belong to one, the newest."""
+    """Update the previews of these jobs; a job with several pictures shows the newest."""
     from carpool.media import read_picture
 
     for kind, data in server.events():
@@ -192,12 +192,12 @@ def _check(job: Mapping[str, Any]) -> None:
 
 
 def connect(url: str, api_key: str | None) -> "closing[JobsClient]":
-    """A client of the server, to be closed."""
+    """A client of the server, as a context manager."""
     return closing(JobsClient(url, api_key))
 
 
 def read(path: Path) -> bytes:
-    """A file; an error says which."""
+    """Read a file; an error names it."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -24,8 +24,8 @@ from carpool.telemetry import standard_streams
 @click.option(
     "--pipeline",
     metavar="MODULE:FUNCTION",
-    help="a function of yours that returns the pipeline to serve, instead of MODEL; the worker "
-    "calls it, and calls it again when it is restarted",
+    help="your function that returns the pipeline to serve, instead of MODEL; the worker calls "
+    "it at every start",
 )
 @click.option(
     "--deploy-config", type=click.Path(path_type=Path), help="YAML of stages with engine_args"
@@ -33,7 +33,7 @@ from carpool.telemetry import standard_streams
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="YAML file of settings, as max_queue: 100; flags and variables win. `models:` in it lists "
+    help="YAML file of settings, as max_queue: 100; flags and variables win. `models:` lists "
     "several, with model, name, workers, devices, load (start, on_demand), keep_alive and settings",
 )
 @settings_options(ServeSettings)
@@ -49,9 +49,9 @@ def serve(
     """Serve a MODEL, or several, over HTTP, with OpenAI's image API.
 
     MODEL is 'shapes' (embedded; the default), a hub id like 'org/name', a folder of a
-    pipeline or language model, or a .safetensors or .gguf file. Every flag may
-    be an environment variable, such as CARPOOL_MAX_QUEUE, or stand in a file (--config). Flags of
-    SGLang and vLLM-Omni work, too.
+    pipeline or language model, or a .safetensors or .gguf file. Every flag may also be an
+    environment variable, such as CARPOOL_MAX_QUEUE, or a line of a file (--config). Flags of SGLang
+    and vLLM-Omni work too.
     """
     if model_path and models not in ((), (model_path,)):
         named = " ".join(models)
@@ -89,9 +89,9 @@ def serve(
     names = models or (model_path or of_other or "shapes",)
     settings = settings_from(flags)
     if flags["batching_mode"] is None and settings.batching_mode in MODES_OF.values():
-        _tell_mode(settings)
+        _print_mode(settings)
     from carpool.fleet.models import models_of, read_models, settings_on
-    from carpool.preflight import check  # not for `--help`
+    from carpool.preflight import check  # slow import, not needed for `--help`
 
     specs = (
         read_models(config, settings)
@@ -103,7 +103,7 @@ def serve(
     for spec in specs:
         for device in dict.fromkeys(spec.devices):
             check(spec.model, settings_on(spec, device), spec.factory)
-    gc.disable()  # nothing of what is imported is garbage: an eighth of the time
+    gc.disable()  # imports make no garbage: saves an eighth of the time
     try:
         from carpool.server.run import serve as run
     finally:
@@ -111,8 +111,8 @@ def serve(
     sys.exit(run(specs, settings))
 
 
-def _tell_mode(settings: ServeSettings) -> None:
-    """Say which mode the settings chose, and whether it batches at all."""
+def _print_mode(settings: ServeSettings) -> None:
+    """Print the chosen batching mode, and whether it can batch."""
     mode = settings.batching_mode
     cap = "max_num_seqs" if mode == "request" else "batching_max_size"
     alone = f"; {cap} is 1, so nothing is batched" if getattr(settings, cap) == 1 else ""
@@ -120,10 +120,10 @@ def _tell_mode(settings: ServeSettings) -> None:
 
 
 def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:
-    """Settings of a deploy file, its model too; fields without effect are named on standard error.
+    """Settings and model of a deploy file; fields without effect are named on standard error.
 
     Args:
-        overrides: of its stages, in JSON.
+        overrides: JSON that overrides its stages.
     """
     if file is None and overrides is None:
         return {}

@@ -1,8 +1,8 @@
-"""Pictures in the terminal: in kitty's or iTerm2's protocol, else as half blocks in colour.
+"""Pictures in the terminal: in kitty's or iTerm2's protocol, otherwise as coloured half blocks.
 
-The terminal is told by the environment variables that it sets itself: asking it by an escape
-sequence would need its answer from standard input, which may hold prompts. Within tmux and screen,
-which pass no pictures on by default, pictures are half blocks.
+The terminal's environment variables identify it: a query by escape sequence would need an answer on
+standard input, which may hold prompts. In tmux and screen, which do not forward pictures by
+default, pictures are half blocks.
 
 Source: https://sw.kovidgoyal.net/kitty/graphics-protocol, https://iterm2.com/documentation-images.html
 """
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from rich.segment import Segments
 
 Protocol = Literal["kitty", "iterm2", "blocks"]
-WIDTH = 48  # columns, the most
-CHUNK = 4096  # characters of base64 in one of kitty's commands
+WIDTH = 48  # most columns
+CHUNK = 4096  # base64 characters in each of kitty's commands
 
 _KITTY = {"kitty", "ghostty"}
 _ITERM2 = {"iTerm.app", "iTerm2", "WezTerm"}
 
 
 def protocol_of(environ: Mapping[str, str]) -> Protocol:
-    """The picture protocol of a terminal, by its environment variables."""
+    """The picture protocol of a terminal, from its environment variables."""
     if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
         return "blocks"
     names = {environ.get("TERM_PROGRAM", ""), environ.get("LC_TERMINAL", "")}
@@ -37,7 +37,7 @@ def protocol_of(environ: Mapping[str, str]) -> Protocol:
 
 
 def why_not(environ: Mapping[str, str]) -> str | None:
-    """The reason why no picture can be shown; None if it can."""
+    """The reason why pictures cannot be shown; None if they can."""
     if not sys.stdout.isatty():
         return "standard output is not a terminal"
     if environ.get("TERM", "dumb") == "dumb":
@@ -56,7 +56,7 @@ def show(picture: "Image.Image", protocol: Protocol) -> None:
         return
     from carpool.media import encode_image
 
-    # iTerm2 and kitty scale it themselves; a cell is about twice as tall as wide
+    # iTerm2 and kitty scale it; a cell is about twice as tall as wide
     columns = min(WIDTH, max(8, picture.width // 8))
     png = base64.b64encode(encode_image(picture, "png", 100, None)).decode()
     sys.stdout.write(
@@ -80,7 +80,7 @@ def _iterm2(png: str, columns: int) -> Iterator[str]:
 
 
 def blocks(picture: "Image.Image", columns: int) -> Iterator["Segments"]:
-    """Lines of upper half blocks: the ink is one row of pixels, the paper the next one."""
+    """Lines of upper half blocks: foreground is a row of pixels, background the next row."""
     from rich.color import Color
     from rich.segment import Segment, Segments
     from rich.style import Style

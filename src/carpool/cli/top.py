@@ -13,26 +13,26 @@ from carpool.errors import CarpoolError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-SECONDS = 5.0  # over which forwards are averaged
-MOST_LINES = 20  # requests
+SECONDS = 5.0  # window of the means of forwards
+MOST_LINES = 20  # most lines of requests
 BAR = 24  # characters
 REASONS = {
     "nobody": "no other call was waiting",
     "cap": "as wide as is allowed",
     "knee": "wider would not be faster",
     "untried": "wider has not been tried yet",
-    "group": "others would slow down those who began together",
+    "group": "wider would delay the requests of the batch",
     "split": "a wider one failed and was cut in two",
     "failed": "the choice of calls failed: see the log",
 }
 
 
 WorkerPlace = tuple[str, int]
-"""Its model, and its number."""
+"""Model and number of a worker."""
 
 
 class Dashboard:
-    """The state of a server by its last events, drawn for a terminal."""
+    """The state of a server from its last events, drawn for a terminal."""
 
     def __init__(self) -> None:
         self.status: dict[str, Any] = {}
@@ -50,7 +50,7 @@ class Dashboard:
         elif kind == "activity":
             forwards = self._forwards.setdefault(worker, deque())
             if data["now_s"] < self._activities.get(worker, data)["now_s"]:
-                forwards.clear()  # the clock of the process that replaced it
+                forwards.clear()  # a new process has a new clock
             self._activities[worker] = data
             forwards.extend(data["forwards"])
             while forwards and forwards[0]["began_s"] < data["now_s"] - SECONDS:
@@ -67,13 +67,13 @@ class Dashboard:
 
     @property
     def waiting_count(self) -> int:
-        """Requests that wait at workers, and, with several, at the front."""
+        """Requests that wait at workers and, with several workers, at the front."""
         waiting = {model: worker.get("held", 0) for (model, _), worker in self._stats.items()}
         in_workers = sum(activity["waiting_count"] for activity in self._activities.values())
         return int(sum(waiting.values()) + in_workers)
 
     def means(self) -> tuple[float, float, float]:
-        """Forwards of steps and tokens a second, requests and rows a forward, of late."""
+        """Recent forwards a second (of steps and tokens), and requests and rows a forward."""
         records = (forward for forwards in self._forwards.values() for forward in forwards)
         runs = [
             record for record in records
@@ -155,11 +155,11 @@ def _reason(why: str) -> str:
 @click.command()
 @click.option("--url", default=URL, show_default=True, help="of the server")
 @click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
-@click.option("--once", is_flag=True, help="show the present state and end; so without a terminal")
+@click.option("--once", is_flag=True, help="show the state once; default without a terminal")
 def top(url: str, api_key: str | None, once: bool) -> None:
     """Watch a running server: requests, queue, forwards, throughput.
 
-    Requests of other API keys have numbers only. CARPOOL_API_KEY stands for --api-key.
+    Requests of other API keys appear only as numbers. CARPOOL_API_KEY replaces --api-key.
     """
     from rich.console import Console
     from rich.live import Live
@@ -191,19 +191,19 @@ def _follow(url: str, api_key: str | None, board: Dashboard, after: Any) -> None
             with http.stream("GET", "v1/events", timeout=60) as answer:
                 if not answer.is_success:
                     answer.read()
-                    raise CarpoolError(_told(answer.json(), answer.status_code))
+                    raise CarpoolError(_error_text(answer.json(), answer.status_code))
                 for kind, data in events(answer.iter_lines()):
                     board.take(kind, data)
                     if after():
                         return
         except HTTPError as error:
             if board.status:
-                return  # it was there: it is waited for
+                return  # it answered before: wait for its return
             message = f"no answer from {url}: {error}"
             raise CarpoolError(f"{message}; is `carpool serve` running there?") from None
 
 
-def _told(body: Any, status: int) -> str:
+def _error_text(body: Any, status: int) -> str:
     match body:
         case {"error": {"message": message}}:
             return str(message)

@@ -1,4 +1,4 @@
-"""The Python API: load a model, generate from it, follow and cancel what runs.
+"""The Python API: load a model, generate, follow and cancel requests.
 
 with carpool.load("shapes") as engine:
     for output in engine.generate(["a red circle", "a blue star"], num_inference_steps=12):
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """A loaded model that runs many requests at once, on a thread of its own."""
+    """A loaded model that runs many requests concurrently, on its own thread."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class Engine:
             target=loop.run, args=[entered.set], name="carpool-engine", daemon=True
         )
         self._thread.start()
-        entered.wait()  # what it changes in libraries, the caller may be about to change as well
+        entered.wait()  # its library patches must be done before the caller continues
         if store is not None:
-            self._jobs = self._over(store)
+            self._jobs = self._make_jobs(store)
 
     @property
     def card(self) -> Card:
@@ -70,12 +70,12 @@ class Engine:
 
     @property
     def jobs(self) -> "Jobs":
-        """Jobs: they are accepted at once, and their pictures and videos become files.
+        """Jobs are accepted at once, and their outputs become files.
 
-        With a `state_dir` they outlive the process; without, files and all go with the engine.
+        With a `state_dir` they survive the process; without it, closing the engine deletes them.
 
         Raises:
-            Draining: the engine was closed.
+            Draining: the engine is closed.
         """
         self._owner.check()
         with self._making:
@@ -84,10 +84,10 @@ class Engine:
                     raise Draining("the engine was closed and takes no jobs")
                 from carpool.python.jobs import open_store
 
-                self._jobs = self._over(open_store(self._settings))
+                self._jobs = self._make_jobs(open_store(self._settings))
             return self._jobs
 
-    def _over(self, store: "JobStore") -> "Jobs":
+    def _make_jobs(self, store: "JobStore") -> "Jobs":
         from carpool.python.jobs import Jobs
 
         return Jobs(self._loop, self._thread.is_alive, self._settings, store)
@@ -99,13 +99,13 @@ class Engine:
 
         Args:
             request: one prompt, or a `Request`.
-            partial_images: `preview` events at most, where the model can have them.
-            parameters: `seed`, `timeout_s`, and those of the pipeline's `__call__`; what a
-                `Request` says itself wins.
+            partial_images: most `preview` events, if the model supports previews.
+            parameters: `seed`, `timeout_s`, and parameters of the pipeline's `__call__`; values in
+                a `Request` win.
 
         Raises:
-            Rejected: something is wrong with it; nothing was started.
-            Overloaded: the queue is full; `retry_after_s` says when to come again.
+            Rejected: the request is invalid; nothing was started.
+            Overloaded: the queue is full; retry after `retry_after_s`.
         """
         single, *rest = repeated(merged(request, parameters))
         if rest:
@@ -123,24 +123,24 @@ class Engine:
         partial_images: int = 0,
         **parameters: Any,
     ) -> list[Output]:
-        """Run requests together and wait for all of them.
+        """Run requests concurrently and wait for all of them.
 
         Args:
             requests: a prompt, a `Request`, or a list of them. The `prompt` and `negative_prompt`
-                of a `Request` may be lists, of one entry a prompt.
-            n: outputs of each prompt, with seeds s, s+1, ...; as is `num_images_per_prompt`.
-            return_errors: give failed requests an `Output` with `error` instead of raising.
-            progress: show a bar; default: on a terminal, when several requests run. Or a function
-                that is called with an output's place and each of its events, on a thread of the
-                engine's. What it raises is logged, and it hears no more of that output.
-            partial_images, parameters: for all of them, as for `submit`.
+                of a `Request` may be lists, with one entry for each prompt.
+            n: outputs of each prompt, with seeds s, s+1, ...; alias: `num_images_per_prompt`.
+            return_errors: return an `Output` with `error` for failed requests instead of raising.
+            progress: show a bar; default: on a terminal, if several requests run. Or a function
+                that the engine's thread calls with the index of an output and each of its events.
+                If it raises, the error is logged, and it gets no more events of that output.
+            partial_images, parameters: apply to all requests, see `submit`.
 
         Returns:
-            The outputs in the order of the requests and their prompts; the n of one side by side.
+            The outputs in the order of requests, prompts and seeds.
 
         Raises:
-            Rejected: a request is wrong; nothing was started.
-            CarpoolError: the first failure, after all others have finished.
+            Rejected: a request is invalid; nothing was started.
+            CarpoolError: the first failure, after all requests have ended.
             Forked: this process is a fork of the one that loaded the model.
         """
         if isinstance(requests, (Request, str)):
@@ -188,13 +188,13 @@ class Engine:
             try:
                 with self._loop.together(), contextlib.suppress(Overloaded):
                     for request, listen in zip(requests, follows, strict=True):
-                        handles.append(self._begun(self._start, request, listen))
-                for request in requests[len(handles) :]:  # for which there was no place
+                        handles.append(self._start_or_refuse(self._start, request, listen))
+                for request in requests[len(handles) :]:  # the rest waits for places in the queue
                     listen = follows[len(handles)]
                     start = partial(self._queue, before=handles)
-                    handles.append(self._begun(start, request, listen))
-                outputs = [_settled(handle) for handle in handles]
-            except BaseException:  # interrupted: nobody waits for the rest any more
+                    handles.append(self._start_or_refuse(start, request, listen))
+                outputs = [_output_of(handle) for handle in handles]
+            except BaseException:  # interrupted: the results are no longer needed
                 for handle in handles:
                     if isinstance(handle, Handle):
                         handle.cancel()
@@ -205,13 +205,13 @@ class Engine:
                     raise output.error
         return outputs
 
-    def _begun(
+    def _start_or_refuse(
         self,
         start: Callable[[CheckedRequest, Callable[[Event], object]], Handle],
         request: CheckedRequest | Output,
         follow: Callable[[Event], object],
     ) -> Handle | Output:
-        """A request of a list that is under way, or was refused: the others of it go on."""
+        """Start one request of a list; a refusal becomes its output, so other requests continue."""
         if isinstance(request, Output):
             return request
         try:
@@ -227,7 +227,7 @@ class Engine:
         follow: Callable[[Event], object],
         before: Sequence[Handle | Output],
     ) -> Handle:
-        """Start a request of a list, waiting for a place: a long list is no overload."""
+        """Start a request of a list, after waiting for a place: a long list is not an overload."""
         while True:
             try:
                 return self._start(request, follow)
@@ -245,16 +245,16 @@ class Engine:
         return Handle(request, self._loop, follow, self._owner)
 
     def add_lora(self, name: str, path: str | Path, *, target: str | None = None) -> None:
-        """Register an adapter while requests run; from then on they may say `lora=[{"id": name}]`.
+        """Register an adapter while requests run; new requests may use `lora=[{"id": name}]`.
 
         Args:
-            name: how requests will name it; letters, digits, '.', '_' and '-'.
-            path: of a .safetensors file in any layout that diffusers reads, or its folder.
-            target: the expert it is for, of a model with two: `transformer` (high noise) or
-                `transformer_2`; default: as the file or its name says, else the first.
+            name: its name in requests; letters, digits, '.', '_' and '-'.
+            path: a .safetensors file in any layout that diffusers reads, or its folder.
+            target: for models with two experts, the adapter's expert: `transformer` (high noise) or
+                `transformer_2`; default: by the file's content or name, otherwise the first.
 
         Raises:
-            LoraRejected: the name is taken, or the file is no LoRA for this model.
+            LoraRejected: the name is taken, or the file is not a LoRA for this model.
         """
         self._owner.check()
         self._loop.add_lora(name, path if target is None else f"{path}@{target}")
@@ -264,22 +264,22 @@ class Engine:
         return self._loop.statistics()
 
     def explain(self, request_id: str) -> dict[str, Any] | None:
-        """The timeline of a request: its phases, the requests it shared forwards with, its waits.
+        """The timeline of a request: its phases, waits, and the requests that shared its forwards.
 
-        Moments are seconds since its submission; those that end in `_at` are Unix time.
-        `place_in_forward` is time in which forwards ran that it could have shared, had they been
-        wider; `incompatible_forwards`, those of its module that it could not share;
-        `other_modules`, all others. None if it is unknown, or ended before the last thousand.
+        Times are seconds since its submission; fields that end in `_at` are Unix time. The waits
+        are the durations of other forwards meanwhile: `place_in_forward`, compatible forwards that
+        were full; `incompatible_forwards`, forwards of its module that it could not share;
+        `other_modules`, all others. None if unknown or older than the last thousand requests.
         """
         return self._loop.timeline(request_id)
 
     def close(self) -> None:
-        """Cancel what still runs and give the model's modules back as they were.
+        """Cancel running requests and restore the model's modules.
 
-        Where the engine's thread sleeps in code of the pipeline's author, such as in a lock that
-        no request will release, it is left behind.
+        If the engine's thread blocks in the pipeline's own code, for example on a lock that no
+        request will release, the thread is abandoned.
 
-        Jobs that are not done stay in their `state_dir`, for the next engine that opens it.
+        Unfinished jobs stay in their `state_dir`, for the next engine that opens it.
         """
         self._owner.check()
         with self._making:
@@ -308,17 +308,17 @@ def load(
     Args:
         model: "shapes" (embedded), a hub id, a local folder in diffusers layout, or a pipeline.
         lora: adapters to register, as paths by name, or as `NAME=PATH`; see `Engine.add_lora`.
-        settings: those of `carpool.config.EngineSettings`, such as `device`, `dtype`,
-            `max_batch_size`, `max_running`; and those of `Engine.jobs`: `state_dir` (a folder
-            whose open jobs run on from here; none: memory), `job_ttl`, `max_store_bytes`,
-            `metadata`, `metadata_prompt`. `workers=4` runs the model in four processes, one a
-            device (`devices="cuda:0,cuda:1"`), restarted when they die; outputs are PIL images.
+        settings: fields of `carpool.config.EngineSettings`, such as `device`, `dtype`,
+            `max_batch_size`, `max_running`; and settings of `Engine.jobs`: `state_dir` (a folder
+            whose open jobs continue; none: memory), `job_ttl`, `max_store_bytes`, `metadata`,
+            `metadata_prompt`. `workers=4` runs the model in four processes, one for each device
+            (`devices="cuda:0,cuda:1"`), restarted when they die; outputs are PIL images.
 
     Raises:
-        LoadFailed: the model is not to be had, or cannot be served as it is.
-        LoraRejected: an adapter is not.
+        LoadFailed: the model cannot be found or served.
+        LoraRejected: an adapter cannot be used.
         SettingRejected: a setting is unknown or impossible.
-        StoreFailed: the `state_dir` cannot be used, or another process uses it.
+        StoreFailed: the `state_dir` is unusable, or another process uses it.
     """
     if isinstance(lora, Mapping):
         lora = [f"{check_name(name)}={path}" for name, path in lora.items()]
@@ -326,13 +326,13 @@ def load(
         for name in OF_FILES:
             if (value := settings.get(name)) not in (None, "auto", ()):
                 raise SettingRejected(
-                    f"{name}={value!r}: the pipeline given is loaded already; say it to "
+                    f"{name}={value!r}: the given pipeline is loaded already; pass it to "
                     "its from_pretrained"
                 )
     config = load_settings({**settings, "lora": tuple(lora)})
     with contextlib.ExitStack() as undo:
         store: JobStore | None = None
-        if config.state_dir is not None:  # said now, not after the model is loaded
+        if config.state_dir is not None:  # errors appear before the slow load
             from carpool.python.jobs import open_store
 
             store = undo.enter_context(contextlib.closing(open_store(config)))
@@ -340,7 +340,7 @@ def load(
         if (config.workers, config.devices, options.context_parallel) != (None, None, 1):
             engine = Engine(_workers(model, config), config, store)
         else:
-            with quiet_libraries(bars=sys.stderr.isatty()):  # large models load for minutes
+            with quiet_libraries(bars=sys.stderr.isatty()):  # large models take minutes to load
                 loaded = load_pipeline(model, options)
             undo.callback(loaded.undo)
             engine = Engine(
@@ -351,7 +351,7 @@ def load(
 
 
 def _workers(model: Any, settings: ServeSettings) -> "WorkerEngine":
-    """The model in processes of its own."""
+    """Start the model in worker processes."""
     from carpool import preflight
     from carpool.fleet.models import models_of, settings_on
     from carpool.python.workers import WorkerEngine
@@ -374,7 +374,7 @@ def _advance(bar: "tqdm[Any]", event: Event) -> None:
         bar.update()
 
 
-def _settled(handle: Handle | Output) -> Output:
+def _output_of(handle: Handle | Output) -> Output:
     if isinstance(handle, Output):
         return handle  # rejected before it started
     try:

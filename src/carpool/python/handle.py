@@ -30,31 +30,31 @@ if TYPE_CHECKING:
 class Output:
     """The output of one request.
 
-    `images` and `frames` are what the pipeline itself would give for one prompt, in its own default
-    output type where none is asked for. For `"pil"` that is a list with one PIL image, or with one
-    video as a list of PIL images; for `"np"`, `"pt"` and `"latent"` arrays or tensors of one entry.
+    `images` and `frames` equal the pipeline's own output for one prompt, by default in its own
+    output type. `"pil"`: a list with one PIL image, or with one video as a list of PIL images;
+    `"np"`, `"pt"` and `"latent"`: arrays or tensors with one entry.
     """
 
     request_id: str
-    seed: int | None  # None: rejected before one was drawn
-    images: "list[Image.Image] | Any" = None  # None where the model makes videos
-    frames: "list[list[Image.Image]] | Any" = None  # None where it makes pictures
+    seed: int | None  # None: rejected before a seed was drawn
+    images: "list[Image.Image] | Any" = None  # None if the model makes videos
+    frames: "list[list[Image.Image]] | Any" = None  # None if it makes pictures
     timings: Timings = field(default_factory=Timings)
     error: CarpoolError | None = None  # only with `return_errors=True`
     others: Mapping[str, Any] = field(default_factory=dict)  # further fields of the pipeline
-    warnings: tuple[str, ...] = ()  # such as that the prompt was truncated
-    skipped_steps: int = 0  # of `step_cache`
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that decided it, as they were used
+    warnings: tuple[str, ...] = ()  # for example a truncated prompt
+    skipped_steps: int = 0  # steps that `step_cache` skipped
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings as used
 
     def _repr_html_(self) -> str | None:
-        """The pictures or the clip, as notebooks show them; None where they are arrays."""
+        """Pictures or clip as HTML for notebooks; None for arrays."""
         from carpool.python.notebook import as_html
 
         return as_html(self)
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh that was made, as arrays; `carpool.media.encode_mesh` makes files of it."""
+        """The mesh as arrays; `carpool.media.encode_mesh` makes files."""
         return mesh_of({"images": self.images, **self.others})
 
     @property
@@ -65,21 +65,21 @@ class Output:
 
     @property
     def sound(self) -> Sound | None:
-        """The sound that was made, as samples; `carpool.media.encode_sound` makes files of it."""
+        """The sound as samples; `carpool.media.encode_sound` makes files."""
         return sound_of(self.others)
 
 
 class OwnerProcess:
-    """The process that owns an engine: a fork copies its memory, but no threads.
+    """The process that owns an engine: a fork copies its memory, but not its threads.
 
-    A child would wait for ever for the engine's thread.
+    A child would wait endlessly for the engine's thread.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     def check(self) -> None:
-        """Raise `Forked` in any other process."""
+        """Raise `Forked` in other processes."""
         if os.getpid() != self._pid:
             raise Forked(
                 f"the engine runs in process {self._pid}, and this is its fork {os.getpid()}, "
@@ -89,9 +89,9 @@ class OwnerProcess:
 
 
 class Handle:
-    """A request that was submitted: wait for it, `await` it, follow it, cancel it.
+    """A submitted request: wait for it, `await` it, follow it, cancel it.
 
-    Iterating over it, with `for` or `async for`, gives its events.
+    Iteration, with `for` or `async for`, yields its events.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Handle:
         """Submit the request.
 
         Args:
-            follow: called with every event, on a thread of the engine's.
+            follow: called with every event, on a thread of the engine.
 
         Raises:
             TooLate, Overloaded, Draining: see `EngineCore.submit`.
@@ -125,7 +125,7 @@ class Handle:
         return f"<carpool.Handle {self.request_id} seed={self.seed} {self._listener.state}>"
 
     def done(self) -> bool:
-        """Whether the request has ended: with an output, an error, or because it was cancelled."""
+        """Return whether the request has ended, with an output, an error or a cancellation."""
         return self._listener.future.done()
 
     def result(self, timeout: float | None = None) -> Output:
@@ -133,7 +133,7 @@ class Handle:
 
         Raises:
             CarpoolError: the request failed, was cancelled, or its `timeout_s` ran out.
-            TimeoutError: it goes on, but `timeout` seconds are over.
+            TimeoutError: `timeout` seconds have passed; the request continues.
         """
         if not self.done():
             self._owner.check()
@@ -149,7 +149,7 @@ class Handle:
             raise
 
     def cancel(self) -> None:
-        """End the request within one step. A finished one stays as it is."""
+        """Cancel the request within one step. No effect on a finished request."""
         self._owner.check()
         self._loop.cancel(self.request_id)
 
@@ -174,12 +174,12 @@ class _Listener:
         self.future: Future[Output] = Future()
         self._events: list[Event] = []
         self._news, self._is_followed = threading.Condition(), False
-        self._wakers: list[Callable[[], object]] = []  # of event loops
-        self.future.set_running_or_notify_cancel()  # only the engine ends it
+        self._wakers: list[Callable[[], object]] = []  # callbacks of event loops
+        self.future.set_running_or_notify_cancel()  # only the engine may end it
 
     @property
     def state(self) -> str:
-        """A short text for people."""
+        """A short text for `repr`."""
         if self.future.done():
             error = self.future.exception()
             return "done" if error is None else f"failed: {type(error).__name__}"
@@ -189,7 +189,7 @@ class _Listener:
         return f"step {last.step} of {last.steps}" if last.steps else last.kind
 
     def events(self) -> Iterator[Event]:
-        self._is_followed = True  # before the first look at what has come
+        self._is_followed = True  # set before the first read
         for position in itertools.count():
             with self._news:
                 while len(self._events) <= position:
@@ -203,7 +203,7 @@ class _Listener:
         news, here = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # its event loop was closed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 here.call_soon_threadsafe(news.set)
 
         self._wakers.append(wake)
@@ -211,7 +211,7 @@ class _Listener:
             for position in itertools.count():
                 while len(self._events) <= position:
                     news.clear()
-                    if len(self._events) <= position:  # none came between
+                    if len(self._events) <= position:  # no event arrived in between
                         await news.wait()
                 yield self._events[position]
                 if self._events[position].kind == "finished":
@@ -229,8 +229,8 @@ class _Listener:
         if self._follow is not None:
             try:
                 self._follow(event)
-            except Exception:  # the thread is that of all requests
-                log.exception("what follows %s failed: it hears no more", self._request.request_id)
+            except Exception:  # all requests share this thread
+                log.exception("the callback of %s failed: events stop", self._request.request_id)
                 self._follow = None
 
     def done(self, outcome: Outcome) -> None:

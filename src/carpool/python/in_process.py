@@ -46,10 +46,10 @@ def checked(
     """The parts of a job: n outputs of one request.
 
     Args:
-        values: what the request does not say itself.
+        values: parameters that the request does not set.
 
     Raises:
-        Rejected: something is wrong with it, or it cannot be written down.
+        Rejected: the request is invalid, or cannot be stored.
     """
     check_n(n, MAX_N)
     whole = merged(request, values)
@@ -71,14 +71,14 @@ def work_and_kind(
     fps: float | None,
     inputs: Mapping[str, Any],
 ) -> tuple[str, dict[str, Any]]:
-    """The kind of a job, and its work as the store keeps it.
+    """The kind of a job, and its work as stored.
 
     Args:
-        inputs: of `media.inputs.packed`.
+        inputs: result of `media.inputs.packed`.
 
     Raises:
-        Rejected: no such files can be made.
-        LibraryMissing: what writes them is not installed.
+        Rejected: the requested files cannot be made.
+        LibraryMissing: the library that writes them is not installed.
     """
     makes = card.task(requests[0].task).makes
     if makes == "text":
@@ -103,7 +103,7 @@ def work_and_kind(
 
 
 def _rate(fps: Any, values: Mapping[str, Any]) -> float:
-    """Frames a second: as said, as the request or the model has it, or `FPS`."""
+    """Frames a second: explicit, from the request, from the model, or `FPS`."""
     rate = (values.get("frame_rate") or FPS) if fps is None else fps
     is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
     return check_fps(rate if is_number else math.nan, "fps", repr(rate))
@@ -117,26 +117,26 @@ class InProcess:
 
     async def wait_open(self, model: str | None = None) -> None:
         if not self._is_alive():
-            await asyncio.Event().wait()  # it failed: what waits is for the next process
+            await asyncio.Event().wait()  # the engine failed: jobs wait for the next process
 
     async def submit(
         self,
         request: CheckedRequest,
         on_progress: OnProgress | None = None,
-        on_preview: OnJobPreview | None = None,  # these jobs ask for none
+        on_preview: OnJobPreview | None = None,  # jobs here have no previews
     ) -> Output:
         here = asyncio.get_running_loop()
 
         def follow(event: Event) -> None:
             if event.kind == "step" and on_progress is not None:
-                with contextlib.suppress(RuntimeError):  # closed: nobody looks any more
+                with contextlib.suppress(RuntimeError):  # closed: progress is no longer needed
                     here.call_soon_threadsafe(on_progress, event.step, event.steps)
 
         return await Handle(request, self._loop, follow)
 
 
 def write_pictures(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """The files of a job of pictures."""
+    """Write the files of a picture job."""
     form = record.work["output"]
     metadata = [
         with_used(settings, result.settings)
@@ -148,7 +148,7 @@ def write_pictures(record: Record, results: Sequence[Output], folder: Path) -> N
 
 
 def write_mesh(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """The files of a job of meshes: `0.glb`, `1.glb`, ..."""
+    """Write the files of a mesh job: `0.glb`, `1.glb`, ..."""
     form = record.work["output"]
     for i, (output, told) in enumerate(zip(results, form["told"], strict=True)):
         if (mesh := output.mesh) is None:
@@ -160,7 +160,7 @@ def write_mesh(record: Record, results: Sequence[Output], folder: Path) -> None:
 
 
 def write_sound(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """The files of a job of sound: `0.wav`, `1.wav`, ..."""
+    """Write the files of a sound job: `0.wav`, `1.wav`, ..."""
     form = record.work["output"]
     for i, (output, metadata) in enumerate(zip(results, form["told"], strict=True)):
         if (sound := output.sound) is None:
@@ -170,7 +170,7 @@ def write_sound(record: Record, results: Sequence[Output], folder: Path) -> None
 
 
 def write_videos(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """The files of a job of videos: `0.mp4`, `1.mp4`, ..., with sound where the model makes it."""
+    """Write the files of a video job: `0.mp4`, `1.mp4`, ..., with sound if the model makes it."""
     form = record.work["output"]
     for i, (output, settings) in enumerate(zip(results, form["told"], strict=True)):
         [video] = output.frames

@@ -1,9 +1,9 @@
 """Jobs without a server: `engine.jobs` accepts work at once and turns it into files.
 
-The store and the runner are those of `carpool serve`, over the engine of this process. They live
-on an event loop of their own, in a thread that is started when a job is first asked for, or when
-the folder holds jobs that a process before this one did not end: these run again from the start,
-with the seeds that they had.
+It has the store and the runner of `carpool serve`, over the engine of this process. They have
+their own event loop, in a thread that starts with the first call, or at once if the folder has open
+jobs of an earlier process: these run again from the start, with their
+seeds.
 """
 
 import asyncio
@@ -48,24 +48,24 @@ class BackgroundJob:
     id: str
     state: JobState
     progress: int  # percent; never falls
-    seeds: Sequence[int]  # one an output
-    error: dict[str, Any] | None  # code, message, param and type, as over HTTP
-    files: Sequence[Path]  # in the order of the seeds; only of a completed job
-    warnings: Sequence[str] = ()  # such as that the prompt was truncated
+    seeds: Sequence[int]  # one for each output
+    error: dict[str, Any] | None  # code, message, param, type: as over HTTP
+    files: Sequence[Path]  # in the order of the seeds; completed jobs only
+    warnings: Sequence[str] = ()  # for example a truncated prompt
 
 
 def open_store(settings: ServeSettings) -> JobStore:
-    """The store that the settings name, or one in memory.
+    """The store of the settings, or a store in memory.
 
     Raises:
-        StoreFailed: its folder cannot be used, or another process uses it.
+        StoreFailed: its folder is unusable, or another process uses it.
     """
     folder = None if settings.state_dir in (None, "none") else Path(str(settings.state_dir))
     return JobStore.of(folder and folder.expanduser(), settings)
 
 
 class Jobs:
-    """The jobs of one engine. From any thread."""
+    """The jobs of one engine. Thread-safe."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Jobs:
         settings: ServeSettings,
         store: JobStore,
     ) -> None:
-        """Resume the jobs of a store, which is closed with them."""
+        """Resume the jobs of a store; `close` also closes the store."""
         self._loop, self._settings, self._store = loop, settings, store
         self._runner = Runner(
             store,
@@ -106,20 +106,20 @@ class Jobs:
         fps: float | None = None,
         **parameters: Any,
     ) -> BackgroundJob:
-        """Accept a job; it is on the disk, where there is a `state_dir`, when this returns.
+        """Accept a job; with a `state_dir` it is on the disk when this returns.
 
         Args:
             request: one prompt, or a `Request`.
             n: outputs, with seeds s, s+1, ...
-            output_format: png, jpeg or webp of pictures, glb, obj or ply of meshes, wav, flac or
-                mp3 of sound; default: the first of these. Videos become MP4.
+            output_format: png, jpeg or webp for pictures; glb, obj or ply for meshes; wav, flac or
+                mp3 for sound; default: the first of these. Videos are always MP4.
             fps: frames a second of videos; default: the model's own, or 16.
-            parameters: as for `Engine.submit`, as far as JSON can hold them, and PIL images.
+            parameters: as for `Engine.submit`; values must be JSON or PIL images.
 
         Raises:
-            Rejected: something is wrong with it; nothing was accepted.
+            Rejected: the request is invalid; no job was accepted.
             Overloaded: too many jobs wait.
-            StoreFailed: the disk does not take it.
+            StoreFailed: the disk cannot store it.
         """
         card = self._loop.loaded.card
         requests = checked(card, request, n, parameters)
@@ -130,33 +130,33 @@ class Jobs:
         return self._shown(record)
 
     def get(self, job_id: str) -> BackgroundJob:
-        """One job, as far as it has come.
+        """One job, with its current progress.
 
         Raises:
-            JobNotFound: there is none of this id, or none any more.
+            JobNotFound: no job has this id, or it was deleted.
         """
         return self._shown(self._ask(self._runner.get(job_id)))
 
     def wait(self, job_id: str, timeout: float | None = None) -> BackgroundJob:
-        """Wait until a job has ended, however it does: `state` says.
+        """Wait for the end of a job; `state` has the result.
 
         Raises:
             JobNotFound: as for `get`.
-            TimeoutError: it goes on, but `timeout` seconds are over.
-            Draining: the engine was closed meanwhile.
+            TimeoutError: `timeout` seconds have passed; the job continues.
+            Draining: the engine was closed during the wait.
         """
         return self._shown(self._ask(self._ended(job_id, timeout)))
 
     def cancel(self, job_id: str) -> BackgroundJob:
-        """End a job before its next step. One that has ended stays as it is."""
+        """Cancel a job before its next step. No effect on an ended job."""
         return self._shown(self._ask(self._runner.cancel(job_id)))
 
     def remove(self, job_id: str) -> None:
-        """Forget a job and its files; one that runs ends before its next step."""
+        """Delete a job and its files; a running job stops before its next step."""
         self._ask(self._runner.remove(job_id))
 
     def list(self, *, limit: int = 100) -> Sequence[BackgroundJob]:
-        """The newest jobs, newest first."""
+        """The latest jobs, newest first."""
         return [self._shown(record) for record in self._ask(self._runner.page(limit=limit))[0]]
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Jobs:
             return await self._runner.ended(job_id)
 
     def _ask(self, question: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """Run a coroutine on the jobs' own thread, and wait for it."""
+        """Run a coroutine on the jobs' thread, and wait for it."""
         with self._changing:
             if self._is_closed:
                 question.close()
@@ -212,9 +212,9 @@ class Jobs:
         )
         await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
-            log.error("jobs cannot be run any more", exc_info=running.exception())
+            log.error("the runner of jobs failed", exc_info=running.exception())
         with self._changing:
             self._is_closed = True
         running.cancel()
         await self._runner.stop()
-        await asyncio.sleep(0)  # who asked before that is a task by now, to be told of the end
+        await asyncio.sleep(0)  # pending calls become tasks, which the end of the loop cancels

@@ -1,4 +1,4 @@
-"""Outputs as HTML, which notebooks show: pictures, clips, errors."""
+"""Outputs as HTML for notebooks: pictures, clips, errors."""
 
 import base64
 import importlib.util
@@ -14,7 +14,7 @@ FPS = 16.0
 
 
 def as_html(output: "Output") -> str | None:
-    """An output as HTML; None where its pictures are no PIL images."""
+    """An output as HTML; None if its pictures are not PIL images."""
     if output.error is not None:
         return f"<b>{type(output.error).__name__}</b>: {escape(str(output.error))}"
     clips, pictures = output.frames, output.images
@@ -30,7 +30,7 @@ def as_html(output: "Output") -> str | None:
 
 
 def _is_drawn(entries: Any) -> bool:
-    """Whether these are PIL images, or clips of such."""
+    """Return whether entries are PIL images or clips of PIL images."""
     return isinstance(entries, list) and all(
         isinstance(entry, list) or hasattr(entry, "getbands") for entry in entries
     )

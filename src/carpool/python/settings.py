@@ -1,6 +1,6 @@
-"""Keyword arguments of `carpool.load` for type checkers: those of `carpool.config`, with types.
+"""Keyword arguments of `carpool.load` for type checkers: the settings of `carpool.config`.
 
-A test holds both equal. What a setting means stands in `carpool.config` only.
+A test keeps both equal. Only `carpool.config` describes the settings.
 """
 
 from os import PathLike
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LoadSettings(TypedDict, total=False):
-    """Settings of an engine and of its jobs; all may be left out."""
+    """Settings of an engine and of its jobs; all are optional."""
 
     device: "str | torch.device"
     dtype: "str | torch.dtype"

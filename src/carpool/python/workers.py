@@ -1,8 +1,8 @@
 """Worker processes of the Python API, for `carpool.load(workers=N)`.
 
-`WorkerEngine` has those methods of `EngineCore` that `Engine`, its handles and its jobs use. An
-event loop on a thread of its own runs the same pool that a server has. What crosses to a worker is
-plain: arguments as JSON has them and PIL images; outputs are PIL images.
+`WorkerEngine` has the methods of `EngineCore` that `Engine`, its handles and its jobs use. An event
+loop on its own thread runs the same pool that a server has. Arguments must be JSON values or PIL
+images; outputs are PIL images.
 """
 
 import asyncio
@@ -39,25 +39,25 @@ from carpool.worker.raw_artifacts import mesh_of, sound_of
 from carpool.worker.start import ForkingStarter
 
 T = TypeVar("T")
-_LORA_S = 120.0  # for all workers to read an adapter
+_LORA_S = 120.0  # timeout of an adapter's registration in all workers
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedCard:
-    """Stands for a loaded model whose pipeline is in worker processes."""
+    """The card of a loaded model whose pipeline is in worker processes."""
 
     card: Card
-    pipe: Any = None  # it is in other processes
+    pipe: Any = None  # in other processes
 
 
 class WorkerEngine:
-    """A pool of worker processes. From any thread.
+    """A pool of worker processes. Thread-safe.
 
     Args:
-        timeout_s: as for `Supervisor`.
+        timeout_s: see `Supervisor`.
 
     Raises:
-        LoadFailed: a worker cannot load the model; none is left running.
+        LoadFailed: a worker cannot load the model; all workers are stopped.
     """
 
     def __init__(self, spec: ModelSpec, timeout_s: float = 60.0) -> None:
@@ -88,11 +88,11 @@ class WorkerEngine:
         try:
             return asyncio.run_coroutine_threadsafe(question, self._loop).result()
         except BaseException:
-            if not hasattr(self, "_pool"):  # it never started
+            if not hasattr(self, "_pool"):  # the start failed
                 self._end_loop()
             raise
 
-    # As `EngineCore`
+    # Methods of `EngineCore`
 
     @property
     def loaded(self) -> LoadedCard:
@@ -101,19 +101,19 @@ class WorkerEngine:
         return LoadedCard(ready.card)
 
     def run(self, entered: Callable[[], None]) -> None:
-        """Return when it is closed.
+        """Return after `close`.
 
         Args:
-            entered: as of `EngineCore.run`; nothing of this process is changed.
+            entered: see `EngineCore.run`; this process is not patched.
         """
         entered()
         self._closed.wait()
 
     def submit(self, request: CheckedRequest, listener: Listener) -> None:
-        """As `EngineCore.submit`.
+        """See `EngineCore.submit`.
 
         Raises:
-            UnsupportedParameter: an output type that does not cross between processes.
+            UnsupportedParameter: the output type cannot be sent between processes.
         """
         output_type = request.arguments.get("output_type", request.output_type)
         if output_type not in ("pil", None):
@@ -137,7 +137,7 @@ class WorkerEngine:
         error: Exception | None = None
         result, has_started = None, False
 
-        def told(kind: Any, step: int = 0, steps: int = 0, **details: Any) -> None:
+        def emit(kind: Any, step: int = 0, steps: int = 0, **details: Any) -> None:
             nonlocal has_started
             now_s = time.monotonic()
             if not has_started and kind != "finished":
@@ -147,7 +147,7 @@ class WorkerEngine:
 
         def progressed(step: int, steps: int) -> None:
             if steps:
-                told("step", step, steps)
+                emit("step", step, steps)
 
         def previewed(message: protocol.Preview) -> None:
             picture = None
@@ -155,7 +155,7 @@ class WorkerEngine:
                 size = message.picture.height, message.picture.width, 3
                 picture = np.frombuffer(message.picture.rgb, np.uint8).reshape(size)
             kind = "prompt" if message.is_prompt else "preview"
-            told(kind, message.step, message.steps, picture=picture, text=message.text)
+            emit(kind, message.step, message.steps, picture=picture, text=message.text)
 
         try:
             result = await self._pool.submit(request, progressed, previewed)
@@ -164,21 +164,21 @@ class WorkerEngine:
             error = Cancelled("the request was cancelled")
         except CarpoolError as failure:
             error = failure
-        except TypeError as failure:  # what msgpack cannot encode
+        except TypeError as failure:  # msgpack cannot encode an argument
             error = InvalidValue(f"{reason(failure)}: load without workers= for that")
         except Exception as failure:
             error = PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
         finally:
             del self._requests[request.request_id]
             listener.done(_outcome(request, fields, error, result))
-            told("finished", error=error)
+            emit("finished", error=error)
 
     def together(self) -> AbstractContextManager[object]:
-        """Do nothing: workers start each request as it comes."""
+        """Do nothing: workers start each request on arrival."""
         return nullcontext()
 
     def cancel(self, request_id: str, error: CarpoolError | None = None) -> None:
-        """End a request before its next forward."""
+        """Cancel a request before its next forward."""
 
         def cancel() -> None:
             if (task := self._requests.get(request_id)) is not None:
@@ -190,7 +190,7 @@ class WorkerEngine:
         """Register an adapter on all workers, while requests run.
 
         Raises:
-            LoraRejected: the name is taken, or the file is no LoRA for this model.
+            LoraRejected: the name is taken, or the file is not a LoRA for this model.
         """
         check_name(name, list(self.loaded.card.lora))
         place, target = split_target(str(path))
@@ -209,7 +209,7 @@ class WorkerEngine:
             raise LoraRejected(f"adapter {name!r}: not read within {_LORA_S:g} s") from None
 
     def statistics(self) -> dict[str, Any]:
-        """Statistics: sums, and those of every worker."""
+        """Statistics: the sums, and each worker's own."""
         return self._ask(self._pool.statistics())
 
     def timeline(self, request_id: str) -> dict[str, Any] | None:
@@ -217,7 +217,7 @@ class WorkerEngine:
         return timelines[0] if timelines else None
 
     def close(self) -> None:
-        """Cancel what still runs, and end the workers."""
+        """Cancel running requests, and stop the workers."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -250,7 +250,7 @@ def _outcome(
 
 
 def _fields(result: protocol.Done) -> dict[str, Any]:
-    """The fields of a pipeline's output, from what a worker sent."""
+    """Convert a worker's message to the fields of a pipeline's output."""
     if result.text is not None:
         return result.text.fields()
     if result.mesh is not None:

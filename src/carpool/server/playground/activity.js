@@ -4,7 +4,7 @@ const LAG_S = 0.5; // events come four times a second: drawn this much later, ti
 const KEPT_S = 70;
 const REASONS = {
   nobody: "no other call was waiting", cap: "as wide as is allowed", knee: "wider would not be faster",
-  untried: "wider has not been tried yet", group: "others would slow down those who began together",
+  untried: "wider has not been tried yet", group: "wider would delay the requests of the batch",
   split: "a wider one failed and was cut in two", failed: "the choice of calls failed: see the log",
 };
 export const reason = (why) => REASONS[why]
