@@ -97,7 +97,7 @@ WRONG = {
     ),
     "a ring without its back end": (
         ["--context-parallel", "2", "--context-parallel-kind", "ring"],
-        "needs an attention_backend that gives the log-sum-exp: one of flash,",
+        "needs an attention_backend that returns the log-sum-exp: one of flash,",
     ),
     "a ring on CPUs": (
         ["--context-parallel", "2", "--context-parallel-kind", "ring", "--device", "cpu"],

@@ -1,1 +1,1 @@
-"""Settings of an engine and of a server: how each is declared, read from text, and checked."""
+"""Settings of an engine and of a server: their declarations, parsers and checks."""

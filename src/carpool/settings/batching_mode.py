@@ -1,4 +1,4 @@
-"""Which batching mode the given settings choose."""
+"""Infer the batching mode from other settings."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -16,20 +16,20 @@ MODES_OF: Mapping[str, BatchingMode] = {
     "max_num_seqs": "request",
     "request_batch_max_wait_ms": "request",
 }
-"""Settings that mean nothing outside of one mode: they choose it."""
+"""Settings that only one mode has: they select that mode."""
 
 
 def with_chosen_mode(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings, with the mode that they choose where `batching_mode` is not given.
+    """Add the inferred `batching_mode` to settings without one.
 
     Args:
-        defaults: of all settings. A value that is its setting's default chooses nothing and
-            clashes with nothing.
+        defaults: the defaults of all settings. A value that equals its default selects no mode and
+            conflicts with none.
 
     Raises:
-        SettingRejected: they are for two modes, or for another one than `batching_mode`.
+        SettingRejected: settings belong to two modes, or to a mode other than `batching_mode`.
     """
-    of_modes: dict[BatchingMode, str] = {}  # by mode: the first setting for it
+    of_modes: dict[BatchingMode, str] = {}  # by mode: its first setting
     for name in settings:
         if (mode := MODES_OF.get(name)) and settings[name] != defaults[name]:
             of_modes.setdefault(mode, name)

@@ -1,7 +1,7 @@
-"""How a model is to be prepared, as settings say it: read and checked without torch.
+"""Settings for the preparation of a model: parsed and checked without torch.
 
-Some settings hold a list of `COMPONENT=VALUE`, where a VALUE alone is for all components that have
-none of their own. `carpool.engine.model.prepare` does what they say.
+Some settings are lists of `COMPONENT=VALUE`; a VALUE alone applies to all other components.
+`carpool.engine.model.prepare` applies the settings.
 """
 
 import re
@@ -14,20 +14,20 @@ from carpool.settings.quantization import STREAMED, Quantization, check_gpu, qua
 from carpool.settings.rules import DEFAULT, by_component
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEFAULT_SIZE = (0, 0)  # of a warm-up: the model's own
+DEFAULT_SIZE = (0, 0)  # warm-up with the model's own size
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
 RING_BACK_ENDS = ("flash", "_native_flash", "_native_cudnn", "flash_hub", "_flash_3_hub", "sage")
-"""Attention back ends of diffusers that give what ring attention needs."""
+"""Attention backends of diffusers that support ring attention."""
 
 INSTALL = {"torchao": "torchao", "bitsandbytes": "bitsandbytes", "optimum.quanto": "optimum-quanto"}
-"""Packages by what is imported of them."""
+"""Names of packages by import name."""
 
 
 def is_denoiser(component: str) -> bool:
-    """Is a component a denoiser, by diffusers' naming habits?"""
+    """Return whether a component is a denoiser, by diffusers' naming conventions."""
     return component.startswith(("transformer", "unet", "prior", "decoder"))
 
 
@@ -35,7 +35,7 @@ def types(text: str) -> dict[str, str]:
     """The names of number types by component.
 
     Raises:
-        SettingRejected: one is unknown.
+        SettingRejected: a type is unknown.
     """
     types_by_component = by_component("dtype", text)
     for name in types_by_component.values():
@@ -47,10 +47,10 @@ def types(text: str) -> dict[str, str]:
 
 
 def replacements(components: tuple[str, ...]) -> dict[str, str]:
-    """Where other components are to be read, by name.
+    """Parse the sources of replaced components, by name.
 
     Raises:
-        SettingRejected: an entry is not `NAME=FILE_OR_MODEL`, or a name is said twice.
+        SettingRejected: an entry is not `NAME=FILE_OR_MODEL`, or a name is repeated.
     """
     paths: dict[str, str] = {}
     for entry in components:
@@ -67,7 +67,7 @@ def sizes(text: str | None) -> list[tuple[int, int]]:
     """Sizes of a warm-up, (width_px, height_px); `DEFAULT_SIZE` for the model's own.
 
     Raises:
-        SettingRejected: one is none.
+        SettingRejected: a size is invalid.
     """
     resolutions = []
     for entry in text.split(",") if text is not None else ():
@@ -79,13 +79,13 @@ def sizes(text: str | None) -> list[tuple[int, int]]:
 
 
 def check_form(settings: Any) -> None:
-    """Check how the settings of a model's preparation are written.
+    """Check the form of the settings of a model's preparation.
 
     Args:
-        settings: of an engine.
+        settings: settings of an engine.
 
     Raises:
-        SettingRejected: a value is none, or two settings exclude each other.
+        SettingRejected: a value is invalid, or two settings exclude each other.
     """
     types(settings.dtype)
     by_component("place", settings.place, needs_name=True)
@@ -107,7 +107,7 @@ def check_form(settings: Any) -> None:
 
 
 def _check_group(settings: Any) -> None:
-    """Check what `context_parallel` excludes; see `carpool.engine.group`."""
+    """Refuse settings that `context_parallel` excludes; see `carpool.engine.group`."""
     ranks, devices = settings.context_parallel, settings.device.split("+")
     if len(devices) not in (1, ranks):
         raise SettingRejected(
@@ -123,8 +123,8 @@ def _check_group(settings: Any) -> None:
     if settings.stream not in ("auto", "none") or settings.memory is not None:
         name = "memory" if settings.memory is not None else "stream"
         raise SettingRejected(
-            f"{group}: ranks cannot stream weights, so leave {name} out: quantize=int8, or "
-            "place=text_encoder=DEVICE, need less memory",
+            f"{group}: ranks cannot stream weights, so leave {name} out: quantize=int8 or "
+            "place=text_encoder=DEVICE needs less memory",
             param=name,
         )
     if settings.compile:
@@ -133,8 +133,8 @@ def _check_group(settings: Any) -> None:
         )
     if settings.isolation == "private":
         raise SettingRejected(
-            f"isolation='private': {group} computes denoisers in several processes, which would "
-            "not know of changes that a request makes: take isolation=shared",
+            f"isolation='private': {group} computes denoisers in several processes, which do not "
+            "see changes of a request: take isolation=shared",
             param="isolation",
         )
     for name in by_component("place", settings.place):
@@ -151,46 +151,46 @@ def _check_group(settings: Any) -> None:
         elif settings.attention_backend in RING_BACK_ENDS:
             return
         raise SettingRejected(
-            "context_parallel_kind='ring' needs an attention_backend that gives the log-sum-exp: "
+            "context_parallel_kind='ring' needs an attention_backend that returns the log-sum-exp: "
             f"{rule}",
             param="context_parallel_kind",
         )
 
 
 def component_quantization(settings: Any, component: str) -> Quantization | None:
-    """The kind of quantized weights that settings have a component have."""
+    """The quantization of a component, by the settings."""
     kinds = quantizations(settings.quantize)
     return kinds.get(component) or (kinds.get(DEFAULT) if is_denoiser(component) else None)
 
 
 def is_gguf(file: str) -> bool:
-    """Is this the name of a file of quantized weights in the format GGUF?"""
+    """Return whether a file name is a GGUF file (quantized weights)."""
     return file.lower().endswith(".gguf")
 
 
 def check_gguf(settings: Any, component: str, where: str) -> None:
-    """Check that a component is not to be quantized that a GGUF file has quantized already.
+    """Refuse to quantize a component that a GGUF file has already quantized.
 
     Raises:
-        SettingRejected: it is.
+        SettingRejected: both are set.
     """
     if is_gguf(where) and component_quantization(settings, component) is not None:
         raise SettingRejected(
-            f"{component}={where}: its weights are quantized in the file, and quantize has "
-            f"{component}, too: leave one of them out",
+            f"{component}={where}: the file's weights are quantized, and quantize has "
+            f"{component} too: leave one of them out",
             param="quantize",
         )
 
 
 def check_streamed(settings: Any, streamed: Collection[str]) -> None:
-    """Check how components are prepared whose blocks are streamed.
+    """Refuse settings that streamed components do not support.
 
     Args:
-        settings: of an engine.
+        settings: settings of an engine.
         streamed: names of the components.
 
     Raises:
-        SettingRejected: says what works.
+        SettingRejected: the message has an alternative.
     """
     places = by_component("place", settings.place)
     for name in streamed:
@@ -214,10 +214,10 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
 
 
 def check_packages(settings: Any) -> None:
-    """Check that the packages are installed that the settings need.
+    """Check that the packages that the settings need are installed.
 
     Raises:
-        SettingRejected: one is not; says what to install.
+        SettingRejected: one is missing; the message says what to install.
     """
     for component, where in replacements(settings.component).items():
         if is_gguf(where):
@@ -231,7 +231,7 @@ def check_packages(settings: Any) -> None:
 def _check_package(package: str, setting: str, otherwise: str = "") -> None:
     try:
         is_there = find_spec(package) is not None
-    except ModuleNotFoundError:  # what holds it is not there
+    except ModuleNotFoundError:  # its parent package is missing
         is_there = False
     if not is_there:
         name = INSTALL.get(package, package)
@@ -242,7 +242,7 @@ def check_names(setting: str, names: Collection[str], components: Collection[str
     """Check that the model has the components that a setting names.
 
     Raises:
-        SettingRejected: it has not; says which there are.
+        SettingRejected: one is missing; the message lists the model's components.
     """
     for name in names:
         if name != DEFAULT and name not in components:
@@ -256,10 +256,10 @@ def check_components(settings: Any, components: Collection[str]) -> None:
     """Check that a model has the components that settings name.
 
     Args:
-        components: of the model's modules.
+        components: names of the model's modules.
 
     Raises:
-        SettingRejected: it has not; says which there are.
+        SettingRejected: one is missing; the message lists the model's components.
     """
     check_names("dtype", types(settings.dtype), components)
     check_names("quantize", quantizations(settings.quantize), components)

@@ -1,4 +1,4 @@
-"""Kinds of quantized weights, as settings name them; no torch."""
+"""Kinds of quantized weights in settings. No torch."""
 
 import json
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from carpool.settings.rules import by_component
 class Quantization:
     """A kind of quantized weights."""
 
-    backend: str  # of diffusers' quantization, or "layerwise"
-    package: str | None  # that computes with them; None: diffusers itself
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the backend's configuration
+    backend: str  # backend of diffusers' quantization, or "layerwise"
+    package: str | None  # package that computes with them; None: diffusers itself
+    options: Mapping[str, Any] = field(default_factory=dict)  # configuration of the backend
     needs_gpu: bool = False
-    bits: int = 8  # of a weight
+    bits: int = 8  # bits of a weight
     only: str | None = None  # "denoisers"
-    instead: str = ""  # what to take where it does not run
+    instead: str = ""  # alternative on unsupported devices
 
 
 KINDS: Mapping[str, Quantization] = {
@@ -71,14 +71,14 @@ KINDS: Mapping[str, Quantization] = {
     "quanto-fp8": Quantization("quanto", "optimum.quanto", {"weights_dtype": "float8"}),
 }
 
-STREAMED = ("torchao", "quanto")  # back ends whose weights can be streamed
+STREAMED = ("torchao", "quanto")  # backends whose weights can be streamed
 
 
 def quantizations(text: str | None) -> dict[str, Quantization]:
     """The kinds of quantized weights by component.
 
     Raises:
-        SettingRejected: a kind is unknown, or the JSON is not what it must be.
+        SettingRejected: a kind is unknown, or the JSON is invalid.
     """
     if text is None:
         return {}
@@ -114,10 +114,10 @@ def _from_json(text: str) -> dict[str, Quantization]:
 
 
 def check_gpu(kind: Quantization, device: str) -> None:
-    """Check that a kind of quantized weights runs on a device, by the name of its type.
+    """Check that a kind of quantized weights runs on a device, by the device's type.
 
     Raises:
-        SettingRejected: it needs a GPU; says what does not.
+        SettingRejected: it needs a GPU; the message has an alternative.
     """
     if kind.needs_gpu and device.startswith("cpu"):
         name = next((name for name, preset in KINDS.items() if preset == kind), kind.backend)

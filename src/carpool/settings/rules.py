@@ -1,4 +1,4 @@
-"""The rules of settings: how one is declared, read from text, and checked."""
+"""The rules of settings: declaration, parsing from text, checks."""
 
 import dataclasses
 import math
@@ -18,15 +18,15 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     finite: bool = False,
-    listed: bool = False,  # several values in one text, separated by commas; a flag may be repeated
+    listed: bool = False,  # several values, separated by commas; the flag is repeatable
 ) -> Any:
-    """Declare a field of a class of settings."""
+    """Declare a field of a settings class."""
     rule = {"help": help_, "unit": unit, "least": least, "most": most, "finite": finite}
     rule["listed"] = listed
     return dataclasses.field(default=default, metadata=rule)
 
 
-DEFAULT = ""  # the key of a value that names no component
+DEFAULT = ""  # key of a value without a component
 _KINDS: dict[type, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -44,10 +44,10 @@ _SIZES = {"": 1, "B": 1} | {
 
 
 def parse_bytes(name: str, text: str) -> int:
-    """Bytes of a setting such as `20GiB`, `800 MB` or `1.5G`, which is GiB.
+    """Parse bytes such as `20GiB`, `800 MB` or `1.5G` (GiB).
 
     Raises:
-        SettingRejected: it is no such text, or less than a byte.
+        SettingRejected: another text, or less than a byte.
     """
     match = _SIZE.fullmatch(text)
     size = float(match[1]) * _SIZES.get(match[2].upper(), 0) if match else 0.0
@@ -57,10 +57,10 @@ def parse_bytes(name: str, text: str) -> int:
 
 
 def streamed_names(stream: str) -> tuple[str, ...] | None:
-    """The components that the setting `stream` names; None for `auto`, empty for `none`.
+    """The components in the setting `stream`; None for `auto`, empty for `none`.
 
     Raises:
-        SettingRejected: it names none, or a reserved word among others.
+        SettingRejected: no names, or a reserved word in a list.
     """
     names = tuple(name.strip() for name in stream.split(",") if name.strip())
     if names == ("auto",):
@@ -74,10 +74,10 @@ def streamed_names(stream: str) -> tuple[str, ...] | None:
 
 
 def by_component(setting: str, text: str | None, *, needs_name: bool = False) -> dict[str, str]:
-    """The values of a list of `[COMPONENT=]VALUE`; that for all others under `DEFAULT`.
+    """Parse a list of `[COMPONENT=]VALUE`; the value of all other components is under `DEFAULT`.
 
     Raises:
-        SettingRejected: an entry is empty or said twice, or names no component where it must.
+        SettingRejected: an entry is empty or repeated, or lacks a required component.
     """
     values: dict[str, str] = {}
     for entry in text.split(",") if text is not None else ():
@@ -93,7 +93,7 @@ def by_component(setting: str, text: str | None, *, needs_name: bool = False) ->
 
 
 def base_type(hint: Any) -> type:
-    """The plain type behind an annotation: `int` of `int | None`, `str` of a Literal or a tuple."""
+    """The plain type of an annotation: `int` for `int | None`, `str` for a Literal or a tuple."""
     if get_origin(hint) in (Literal, tuple):
         return str
     plain: list[type] = [arg for arg in get_args(hint) if arg is not type(None)] or [hint]
@@ -101,10 +101,10 @@ def base_type(hint: Any) -> type:
 
 
 def parse(variable: str, text: str, hint: Any) -> Any:
-    """The value of a setting that an environment variable says.
+    """Parse the value of a setting from an environment variable.
 
     Raises:
-        SettingRejected: the text is none of its type.
+        SettingRejected: the text does not have the setting's type.
     """
     kind = base_type(hint)
     try:

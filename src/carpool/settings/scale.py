@@ -1,4 +1,4 @@
-"""The settings of `carpool serve` that say where its workers are, and how many there may be."""
+"""Settings of `carpool serve` about the place and number of its workers."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class ScaleSettings:
 
     worker_python: str | None = setting(
         None,
-        "python of another environment that runs the workers, with this version of carpool: for "
+        "python of another environment for the workers, with this version of carpool: for "
         "models whose package pins other libraries; default: the server's own",
     )
     min_workers: int | None = setting(
@@ -32,7 +32,7 @@ class ScaleSettings:
     )
     scale_down_after: float = setting(
         300.0,
-        "end a worker when for so long there was not work for all of them",
+        "stop a worker after this long without work for all workers",
         unit="s",
         least=1,
         finite=True,
@@ -43,25 +43,25 @@ class ScaleSettings:
         "machine's; needs the package ray. See docs/scale-out.md",
     )
     fleet_name: str = setting(
-        "carpool", "ray: a server takes over the workers that one of the same fleet name left"
+        "carpool", "ray: a server takes over workers that a server of this fleet name left"
     )
     workers_per_node: int | None = setting(
-        None, "ray: most workers of a model on one node; default: as many as have room", least=1
+        None, "ray: most workers of a model on one node; default: as many as fit", least=1
     )
     gpus_per_worker: float | None = setting(
         None,
-        "ray: GPUs of a worker; default: 1 where the cluster has some and --device is not cpu",
+        "ray: GPUs of a worker; default: 1 if the cluster has any and --device is not cpu",
         least=0,
         most=64,
     )
     worker_keep_alive: float = setting(
         600.0,
-        "ray: how long workers keep their models when their server has gone",
+        "ray: how long workers keep their models after their server stops",
         unit="s",
         least=10,
         finite=True,
     )
     fleet_cert: str | None = setting(
-        None, "ray: file of the certificate (PEM) with which workers are reached by TLS"
+        None, "ray: certificate file (PEM) for TLS connections to workers"
     )
     fleet_key: str | None = setting(None, "ray: file of its private key (PEM)")

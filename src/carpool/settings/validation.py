@@ -1,6 +1,6 @@
-"""Validate single values of settings and files by msgspec: nothing is coerced.
+"""Validate single values of settings and files by msgspec, without coercion.
 
-A type's rule is what stands in an error behind "must be": the description of its `msgspec.Meta`.
+A type's rule is the text after "must be" in errors: the description of its `msgspec.Meta`.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Is a value of this type, with its bounds?"""
+    """Return whether a value has this type and its bounds."""
     try:
         msgspec.convert(value, kind, strict=True)
     except msgspec.ValidationError:
@@ -25,7 +25,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 @cache
 def rule_of(kind: Any) -> str:
-    """The rule of a type, as errors tell it."""
+    """The rule of a type, for errors."""
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     return next(str(meta.description) for meta in get_args(kind) if isinstance(meta, Meta))

@@ -149,7 +149,7 @@ def test_what_a_gguf_file_has_quantized_is_not_quantized_again(kind: str, tmp_pa
     [weights] = (checkpoint("flux") / "transformer").glob("*.safetensors")
     file = gguf_of(load_file(weights), tmp_path / "flux.gguf")
     config = str(checkpoint("flux"))
-    told = "quantized in the file, and quantize has transformer, too"
+    told = "the file's weights are quantized, and quantize has transformer too"
 
     with pytest.raises(SettingRejected, match=told):
         EngineSettings(device="cpu", component=(f"transformer={file}",), quantize=kind)

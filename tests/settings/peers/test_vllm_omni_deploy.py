@@ -153,7 +153,7 @@ def test_keys_that_nobody_knows_are_passed_over_and_named() -> None:
         ({1: 2}, "deploy: key 1: must be text"),
         ({}, "deploy has neither stages nor stage_args: write stages"),
         ({"stages": [{}], "stage_args": [{}]}, "deploy has both stages and stage_args"),
-        ({"stages": []}, "deploy: stages must be a list with one entry at least"),
+        ({"stages": []}, "deploy: stages must be a list with at least one entry"),
         ({"stages": ["a"]}, "deploy: stages[0] is 'a': must be a mapping"),
         ({"stage_arg": [{}]}, "deploy: unknown key 'stage_arg'; did you mean 'stage_args'?"),
         (

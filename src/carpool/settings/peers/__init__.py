@@ -1,1 +1,1 @@
-"""Files and options of the peers (SGLang-Diffusion, vLLM-Omni), read as they read them."""
+"""Files and options of SGLang-Diffusion and vLLM-Omni, parsed with their rules."""

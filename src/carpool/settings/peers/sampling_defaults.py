@@ -1,8 +1,8 @@
-"""Values of request parameters that a server takes where a request leaves them out.
+"""Default values of request parameters, from a server setting.
 
     {"num_inference_steps": 20, "guidance_scale": 4.0}
 
-or the same by the number of its stage, as vLLM-Omni's users write it: `{"0": {...}}`.
+or vLLM-Omni's form, by the number of the stage: `{"0": {...}}`.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ _INSTEAD = {"seed": "requests without a seed get a new one"}
 
 
 def sampling_defaults(text: str | None) -> dict[str, Any]:
-    """The values by name, from the setting `default_sampling_params`.
+    """Parse the setting `default_sampling_params`; returns values by name.
 
     Raises:
-        SettingRejected: it is no JSON object, or one of several stages.
+        SettingRejected: not a JSON object, or several stages.
     """
     if text is None:
         return {}
@@ -43,10 +43,10 @@ def sampling_defaults(text: str | None) -> dict[str, Any]:
 def split(
     defaults: Mapping[str, Any], takes: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values that a model takes, and a message for each that it does not.
+    """The values that a model takes, and a message for each other value.
 
     Args:
-        defaults: from `sampling_defaults`.
+        defaults: result of `sampling_defaults`.
         takes: the parameters of requests, by name.
     """
     accepted = {name: value for name, value in defaults.items() if name in takes}

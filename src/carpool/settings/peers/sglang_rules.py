@@ -1,16 +1,16 @@
-"""Caps from a batching-config file, as SGLang-Diffusion's users write them.
+"""Caps from a batching-config file in SGLang-Diffusion's format.
 
 Rules only tighten: every rule that matches applies, and the smallest cap wins.
 
     {"schema_version": 1, "rules": [
         {"model_contains": "Qwen-Image", "resolution": "1024x1024", "max_batch_size": 2}]}
 
-The bare list of rules is read too, and the mapping `{"MODEL|WIDTHxHEIGHT": {...a rule...}}`.
+A bare list of rules is accepted too, and a mapping `{"MODEL|WIDTHxHEIGHT": {...a rule...}}`.
 
-What SGLang-Diffusion reads, this reads, numbers as text ("4") among it. Beyond it, `comment` may
-stand in a rule and beside `rules`. Refused, though SGLang-Diffusion takes them: NaN and infinity,
-which would switch a cap off; parts of a batch (4.7); a key that stands twice in one object, since
-one of the two values would be lost.
+It accepts all files that SGLang-Diffusion accepts, with numbers as text ("4"), and also `comment`
+in a rule or next to `rules`. Exceptions, which SGLang-Diffusion accepts but this refuses: NaN and
+infinity, which would disable a cap; fractional batch sizes (4.7); duplicate keys in an object,
+where one value would be lost.
 
 Source: SGLang-Diffusion 0.5.23, batching config of schema version 1.
 """
@@ -50,7 +50,7 @@ _KINDS: dict[str, Any] = {
     "device_memory_gb_max": _GiB,
 }
 _NUMBERS = ("max_batch_size", "max_cost", "device_memory_gb_min", "device_memory_gb_max")
-COMMENTS = ("comment", "comments")  # keys for people
+COMMENTS = ("comment", "comments")  # keys for human readers
 _SWITCHES = {
     **dict.fromkeys(("1", "true", "yes", "y", "on"), True),
     **dict.fromkeys(("0", "false", "no", "n", "off"), False),
@@ -58,21 +58,21 @@ _SWITCHES = {
 
 
 class BatchingRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One cap, and the servers and requests that it is for; None matches any."""
+    """One cap, and its conditions on servers and requests; None matches any."""
 
     max_batch_size: int  # outputs
-    max_cost: float | None = None  # sum over the batch, as `admission.cost` counts
-    model: str | None = None  # the server's model, as it was named at the start
-    model_contains: str | None = None  # a part of that name; case matters
-    resolution: Resolution | None = None  # of the batch's head
-    device_memory_gb_min: float | None = None  # GiB in all, this much included
-    device_memory_gb_max: float | None = None  # likewise
-    offload: bool | None = None  # are weights kept off the device?
+    max_cost: float | None = None  # sum over the batch, see `admission.cost`
+    model: str | None = None  # name of the server's model at its start
+    model_contains: str | None = None  # part of that name, case-sensitive
+    resolution: Resolution | None = None  # size of the batch's head
+    device_memory_gb_min: float | None = None  # total GiB, inclusive
+    device_memory_gb_max: float | None = None  # total GiB, inclusive
+    offload: bool | None = None  # weights are kept off the device
 
     def matches(self, server: "Server", resolution: Resolution | None) -> bool:
-        """Whether the rule is for this server and a head of this size.
+        """Return whether the rule applies to this server and a head of this size.
 
-        Bounds on a memory that cannot be read do not keep a rule from applying.
+        If the device memory is unknown, bounds on it are ignored.
         """
         gib = server.device_memory_gib
         low, high = self.device_memory_gb_min, self.device_memory_gb_max
@@ -88,30 +88,30 @@ class BatchingRule(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Facts of the server that rules may ask for."""
+    """Properties of the server that rules test."""
 
     model: str
-    device_memory_gib: float | None  # None: it cannot be read
+    device_memory_gib: float | None  # None: unknown
     is_offloaded: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How large a batch may become. A lone request may be larger."""
+    """Limits of a batch. A single request may exceed them."""
 
     outputs: int
-    cost: float | None = None  # None: no rule says
+    cost: float | None = None  # None: no rule sets it
 
 
 def caps(
     rules: Sequence[BatchingRule], server: Server, resolution: Resolution | None, user_max: int
 ) -> Caps:
-    """The smallest caps of all rules that match.
+    """The smallest caps of all matching rules.
 
     Args:
-        rules: from `load_rules`, in any order.
-        server: this one.
-        resolution: of the batch's head; where it is not known, only rules for any size match.
+        rules: result of `load_rules`, in any order.
+        server: this server.
+        resolution: size of the batch's head; None: only rules for any size match.
         user_max: `--batching-max-size`, outputs. No rule can raise it.
     """
     matching = [rule for rule in rules if rule.matches(server, resolution)]
@@ -126,8 +126,8 @@ def load_rules(path: Path) -> tuple[BatchingRule, ...]:
     """Read a batching config.
 
     Raises:
-        SettingRejected: it cannot be read or breaks a rule; names the key, and the nearest right
-            one where the key is unknown.
+        SettingRejected: the file is unreadable or invalid; the message names the key, and for an
+            unknown key the nearest valid one.
     """
     source = f"batching config {path}"
     try:
@@ -138,7 +138,7 @@ def load_rules(path: Path) -> tuple[BatchingRule, ...]:
 
 
 def parse_rules(data: Any, source: str) -> tuple[BatchingRule, ...]:
-    """Rules from decoded JSON, in one of the three forms; `source` opens every message.
+    """Parse rules from decoded JSON, in one of three forms; messages begin with `source`.
 
     Raises:
         SettingRejected: as `load_rules`.
@@ -192,7 +192,7 @@ def _rule(entry: Any, where: str) -> BatchingRule:
         if key not in keys:
             raise _wrong(where, key, f"is not a key of a rule{nearest(key, keys)}")
     fields = {key: value for key, value in entry.items() if value is not None}
-    for name in ("calibration", *COMMENTS):  # for people
+    for name in ("calibration", *COMMENTS):  # for human readers
         fields.pop(name, None)
     if "max_batch_size" not in fields:
         raise _wrong(where, "max_batch_size", "is missing: every rule needs one")
@@ -221,7 +221,7 @@ def _value(key: str, value: Any, where: str) -> Any:
 
 
 def _number(text: str) -> int | float | str:
-    """The number that a text says; the text itself if it says none."""
+    """Convert a text to a number; returns the text itself if it is not a number."""
     for kind in (int, float):
         try:
             return kind(text)

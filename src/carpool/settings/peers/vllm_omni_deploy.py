@@ -1,4 +1,4 @@
-"""Settings from a deploy file, as vLLM-Omni's users write it: YAML with an entry for each stage.
+"""Settings from a deploy file in vLLM-Omni's format: YAML with an entry for each stage.
 
     stage_args:
       - stage_id: 0
@@ -11,9 +11,9 @@ and the flat form of its newer versions:
       - stage_id: 0
         max_num_seqs: 4
 
-Carpool runs the whole pipeline in one engine, so the diffusion stage is read, and no other. What
-has no use here is named in `Deploy.unused`, for a warning; a key that looks like a misspelled one
-that has a use is an error.
+Carpool runs the whole pipeline in one engine, so it reads only the diffusion stage. `Deploy.unused`
+lists keys without effect, for a warning; a key that looks like a misspelled supported key is an
+error.
 
 Source: vLLM-Omni 0.30, deploy configuration.
 """
@@ -41,7 +41,7 @@ DTYPES = {
     "float": "float32",
 }
 MOST_BYTES = 1 << 20
-MOST_ENTRIES = 10_000  # of lists and mappings, keys included
+MOST_ENTRIES = 10_000  # entries of lists and mappings, with keys
 SUPPORTED: dict[str, Any] = {
     "model": Text,
     "revision": Text,
@@ -53,8 +53,8 @@ SUPPORTED: dict[str, Any] = {
     "step_execution": Switch,
     "default_sampling_params": Annotated[dict[str, Any], Meta(description="a mapping")],
 }
-MOST_BASES = 8  # files that each say the next is their base
-INSIDE = ("engine_args", "engine_extras")  # of a stage: more of its keys
+MOST_BASES = 8  # length of a chain of base files
+INSIDE = ("engine_args", "engine_extras")  # mappings in a stage that hold more of its keys
 
 _PIPELINE_WIDE = """
     trust_remote_code distributed_executor_backend quantization enable_prefix_caching
@@ -87,19 +87,19 @@ UNUSED_IN_STAGE = {*_IN_STAGE.split(), *_PIPELINE_WIDE.split()}
 class Deploy:
     """The contents of a deploy file."""
 
-    settings: dict[str, Any]  # by Carpool's names
-    unused: tuple[str, ...]  # places of what is known there and has no use here
+    settings: dict[str, Any]  # under Carpool's names
+    unused: tuple[str, ...]  # places of known keys without effect
 
 
 def load_deploy(path: Path | None, overrides: str | None = None) -> Deploy:
-    """Read a deploy file, and JSON of the form `{"STAGE_ID": {...}}` that overlays its stages.
+    """Read a deploy file, and JSON overrides of its stages, `{"STAGE_ID": {...}}`.
 
-    `max_num_seqs` and `request_batch_max_wait_ms` ask for mode `request`. With
+    `max_num_seqs` and `request_batch_max_wait_ms` select mode `request`. With
     `step_execution: true` the mode is `continuous`, and `max_num_seqs` its `max_running`.
 
     Raises:
-        SettingRejected: it cannot be read or breaks a rule; names the key, and the nearest right
-            one where the key is unknown.
+        SettingRejected: the file is unreadable or invalid; the message names the key, and for an
+            unknown key the nearest valid one.
     """
     data, names = ({}, []) if path is None else _read(path, MOST_BASES)
     if overrides is not None:
@@ -109,7 +109,7 @@ def load_deploy(path: Path | None, overrides: str | None = None) -> Deploy:
 
 
 def _stages_of(overrides: str) -> dict[str, Any]:
-    """Overrides of stages, as a deploy file of their own."""
+    """Convert overrides of stages to the form of a deploy file."""
     rule = """must be JSON such as '{"0": {"max_num_seqs": 4}}', by stage_id"""
     try:
         stages = jsonfile.loads(overrides)
@@ -123,7 +123,7 @@ def _stages_of(overrides: str) -> dict[str, Any]:
 
 
 def _read(path: Path, max_depth: int) -> tuple[Any, list[str]]:
-    """A file over its bases, and the names of all of them."""
+    """Read a file merged over its base files, and the names of all files."""
     source = f"deploy config {path}"
     data = read_yaml(path, source)
     if not isinstance(data, dict) or data.get("base_config") is None:
@@ -137,10 +137,10 @@ def _read(path: Path, max_depth: int) -> tuple[Any, list[str]]:
 
 
 def read_yaml(path: Path, source: str) -> Any:
-    """A YAML file, within bounds.
+    """Read a YAML file, with limits on its size.
 
     Raises:
-        SettingRejected: it cannot be read; `source` opens the message.
+        SettingRejected: it cannot be read; the message begins with `source`.
     """
     try:
         text = jsonfile.read(path, MOST_BYTES)
@@ -151,18 +151,18 @@ def read_yaml(path: Path, source: str) -> Any:
 
 
 def _check_bounds(text: bytes) -> None:
-    """Refuse what nests without end, or grows by its aliases, before anything is made of it.
+    """Refuse deep nesting and alias bombs before objects are built.
 
     Raises:
-        ValueError: says which.
-        YAMLError: it is no YAML.
+        ValueError: a limit is exceeded.
+        YAMLError: not YAML.
     """
-    entries, sizes = 0, dict[str, int]()  # all so far, aliases followed; those behind an anchor
-    inside: list[tuple[str | None, int]] = []  # of what: its anchor, and the entries before it
+    entries, sizes = 0, dict[str, int]()  # total with aliases expanded; size of each anchor
+    inside: list[tuple[str | None, int]] = []  # stack of collections: anchor, total before it
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise ValueError(f"alias {event.anchor!r:.60} is of nothing, or of what it is in")
+                raise ValueError(f"alias {event.anchor!r:.60} is undefined, or refers to itself")
             entries += sizes[event.anchor]
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = inside.pop()
@@ -176,14 +176,14 @@ def _check_bounds(text: bytes) -> None:
         if len(inside) > jsonfile.MOST_DEPTH:
             raise jsonfile.too_deep()
         if entries > MOST_ENTRIES:
-            raise ValueError(f"it has more than {MOST_ENTRIES} entries, aliases followed")
+            raise ValueError(f"it has more than {MOST_ENTRIES} entries with aliases expanded")
 
 
 def parse_deploy(data: Any, source: str, names: Sequence[str] = ()) -> Deploy:
-    """Settings from decoded YAML, with its base; `source` opens every message.
+    """Convert decoded YAML, merged with its base; messages begin with `source`.
 
     Args:
-        names: of the files: without `pipeline`, they are the pipeline's.
+        names: names of the files; without a `pipeline` key they may name the pipeline.
 
     Raises:
         SettingRejected: as `load_deploy`.
@@ -210,14 +210,14 @@ def parse_deploy(data: Any, source: str, names: Sequence[str] = ()) -> Deploy:
 def _stage(
     above: dict[str, Any], source: str, pipelines: list[str], unused: list[str]
 ) -> tuple[str, dict[str, Any]]:
-    """The stage that is read, and its place; the others become unused."""
+    """Find the diffusion stage and its place; other stages become unused."""
     forms = [form for form in FORMS if form in above]
     if len(forms) != 1:
         problem = "both stages and stage_args" if forms else "neither stages nor stage_args"
         raise SettingRejected(f"{source} has {problem}: write stages, a list with one entry")
     stages = above[forms[0]]
     if not isinstance(stages, list) or not stages:
-        raise SettingRejected(f"{source}: {forms[0]} must be a list with one entry at least")
+        raise SettingRejected(f"{source}: {forms[0]} must be a list with at least one entry")
     entries = {
         f"{forms[0]}[{i}]": _mapping(stage, f"{source}: {forms[0]}[{i}]")
         for i, stage in enumerate(stages)
@@ -235,7 +235,7 @@ def _stage(
 
 
 def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
-    """A stage's keys, those of its `engine_args` and `engine_extras` among them."""
+    """A stage's keys, with the keys of its `engine_args` and `engine_extras`."""
     flat: dict[str, Any] = {}
     inner = {key: _mapping(stage[key], f"{where}.{key}") for key in INSIDE if key in stage}
     outer = {key: value for key, value in stage.items() if key not in INSIDE}
@@ -258,7 +258,7 @@ def _checked(key: str, value: Any, source: str) -> Any:
 
 
 def _by_mode(settings: dict[str, Any], unused: list[str], place: str) -> Deploy:
-    """Settings of the mode that the file asks for, under Carpool's names."""
+    """Rename settings to Carpool's, by the file's mode."""
     by_steps = settings.pop("step_execution", False)
     if by_steps:
         settings["batching_mode"] = "continuous"
@@ -272,7 +272,7 @@ def _by_mode(settings: dict[str, Any], unused: list[str], place: str) -> Deploy:
 
 
 def _mapping(data: Any, where: str) -> dict[str, Any]:
-    """A mapping with text for keys, without what is null: that is as if left out."""
+    """Check a mapping with text keys, and drop null values."""
     if not isinstance(data, Mapping):
         raise SettingRejected(f"{where} is {data!r:.60}: must be a mapping")
     for key in data:
@@ -282,7 +282,7 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
 
 
 def _check_spelling(key: str, supported: Collection[str], where: str) -> None:
-    """Refuse a key that is no known one, but close to one that has a use here."""
+    """Refuse an unknown key that is close to a supported key."""
     if key in supported or key in UNUSED_ABOVE or key in UNUSED_IN_STAGE:
         return
     if difflib.get_close_matches(key[:100], list(supported), n=1, cutoff=0.8):

@@ -1,4 +1,4 @@
-"""Stages of a deploy file: which one is the diffusion stage, and how a file overlays its base.
+"""Stages of a deploy file: find the diffusion stage; merge a file over its base.
 
 Source: vLLM-Omni 0.30, deploy configuration and registry of pipelines.
 """
@@ -13,7 +13,7 @@ DIFFUSION_STAGE = dict.fromkeys(
     ),
     1,
 )  # fmt: skip
-"""By the names of its pipelines of several stages: the diffusion stage's number."""
+"""Number of the diffusion stage, by name of a pipeline with several stages."""
 
 OF_DIFFUSION = {  # keys that only diffusion stages have
     "step_execution", "request_batch_max_wait_ms", "cache_backend", "cache_config",
@@ -27,20 +27,20 @@ OF_DIFFUSION_SAMPLING = {
 
 
 def is_of_type(stage: Mapping[str, Any]) -> bool | None:
-    """Whether a stage says that it is a diffusion stage; None: it does not say."""
+    """Return whether a stage declares a diffusion stage; None: no declaration."""
     stage_type = stage.get("stage_type", stage.get("execution_type"))
     return None if stage_type is None else str(stage_type).lower() == "diffusion"
 
 
 def diffusion_stages(stages: Mapping[str, dict[str, Any]], pipelines: list[str]) -> list[str]:
-    """The places of the stages that can be the diffusion stage.
+    """Find the stages that can be the diffusion stage; returns their places.
 
-    A stage's type decides, else what is known of the pipeline, else its model class, else keys and
-    sampling parameters that only diffusion stages have.
+    It decides by the stage's type, otherwise by the known pipelines, otherwise by the model class,
+    otherwise by keys and sampling parameters that only diffusion stages have.
 
     Args:
-        stages: by place.
-        pipelines: names that may be the pipeline's.
+        stages: stages by place.
+        pipelines: possible names of the pipeline.
     """
     typed = [place for place, stage in stages.items() if is_of_type(stage)]
     if typed:
@@ -69,7 +69,7 @@ def _draws(stage: Mapping[str, Any]) -> bool:
 
 
 def overlaid(base: Any, over: Any) -> Any:
-    """A file over its base: stages by `stage_id`, mappings by key; the overlay wins."""
+    """Merge a file over its base: stages by `stage_id`, mappings by key; the file wins."""
     if not isinstance(base, Mapping) or not isinstance(over, Mapping):
         return over
     merged = dict(base)
