@@ -1,9 +1,9 @@
-"""Draws from the global random numbers inside of modules: each call's are its own request's.
+"""Draws from the global random numbers inside modules: each call uses its own request's numbers.
 
-Noise of a decoder, dropout that is left on, `torch.randn_like` in a forward: none is known before
-it happens. So each call that runs alone runs with its request's numbers, and a fused forward with
-numbers of its own. If those have moved afterwards, its answers are thrown away, its calls run again
-one by one, and the module's calls run alone from then on.
+Noise of a decoder, active dropout, `torch.randn_like` in a forward: none is known in advance. So a
+call that runs alone uses its request's numbers, and a fused forward uses separate ones. If a fused
+forward has drawn from these, its answers are discarded, its calls run again one by one, and the
+module's calls run alone from then on.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ class Draws:
 
     def __init__(self, device: torch.device, *, is_group: bool) -> None:
         self._device, self._is_group = device, is_group
-        self._idle: list[RandomState] = []  # unused so far
+        self._idle: list[RandomState] = []  # not drawn from so far
 
     def around(self, run: RunCalls) -> RunCalls:
-        """The same forward, with the random numbers that its calls would have alone."""
+        """Wrap a forward: its calls get the random numbers that they would have alone."""
 
         def drawing(states: Sequence[RequestState]) -> list[Any]:
-            is_private = isinstance(states[0].context, PrivateContext)  # its numbers are shown
+            is_private = isinstance(states[0].context, PrivateContext)  # its numbers are active
             if is_private or (self._is_group and computes_together(states[0].call.target.module)):
                 return run(states)
             if len(states) > 1:
@@ -47,7 +47,7 @@ class Draws:
                 answers = run(states)
             except torch.OutOfMemoryError:
                 numbers.leave()
-                numbers.go_back(before)  # it is tried again
+                numbers.go_back(before)  # it will be retried
                 raise
             except BaseException:
                 numbers.leave()
@@ -60,7 +60,7 @@ class Draws:
         return drawing
 
     def _together(self, run: RunCalls, states: Sequence[RequestState]) -> list[Any] | None:
-        """Answers of a fused forward; None if something was drawn in it."""
+        """The answers of a fused forward; None if it drew random numbers."""
         numbers = self._idle.pop() if self._idle else self._unmoved()
         before = numbers.states
         numbers.enter()
@@ -81,7 +81,7 @@ class Draws:
 
 
 def _contained(run: RunCalls, state: RequestState) -> Any:
-    """The answer of a call that runs again, alone, or its failure."""
+    """The answer of a call that runs again alone, or its `Failure`."""
     try:
         return run([state])[0]
     except (torch.OutOfMemoryError, *UNCONTAINED):
@@ -91,7 +91,7 @@ def _contained(run: RunCalls, state: RequestState) -> Any:
 
 
 def _note(state: RequestState) -> None:
-    """Calls like this one run alone from now on; no journal keeps this one's answer."""
+    """Let calls like this one run alone from now on, and keep this one out of the journal."""
     assert isinstance(state.context, RequestContext)
     target = state.call.target
     state.context.drawing.add((id(target.module), target.method))

@@ -1,7 +1,7 @@
 """CLIP's text encoders under the names by which diffusers calls their parts.
 
 With `clip_skip`, pipelines of Stable Diffusion 1 call `text_encoder.text_model.final_layer_norm`.
-In transformers 5 there is no `text_model` any more: what it held is in the encoder itself.
+Transformers 5 has no `text_model` any more: its parts are in the encoder itself.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ ALIAS = "text_model"
 
 
 class FlattenedEncoders:
-    """The encoders of one engine that lack the name. Use them on the engine's thread."""
+    """The encoders of one engine that lack the alias. Use them on the engine's thread."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         encoders = [module for module in modules if isinstance(module, CLIPTextModel)]
@@ -21,9 +21,9 @@ class FlattenedEncoders:
 
     def install(self) -> None:
         for module in self._modules:
-            vars(module)[ALIAS] = module  # no submodule: names of weights stay as they are
+            vars(module)[ALIAS] = module  # not as a submodule: names of weights must not change
 
     def remove(self) -> None:
-        """Leave every encoder as it was. Harmless when not installed."""
+        """Remove the alias from every encoder. Harmless when not installed."""
         for module in self._modules:
             vars(module).pop(ALIAS, None)

@@ -1,8 +1,8 @@
-"""Code that the libraries do not ship: a user's pipelines, schedulers, callbacks, layers and hooks.
+"""Foreign code, outside the known libraries: pipelines, schedulers, callbacks, layers and hooks.
 
-The libraries' own code is known to change shared modules only in ways that are noticed at no cost
-(`overlay.writes`), and tables say how their models fuse. Other code has neither: requests
-that run it are watched more closely, and a module with some of it proves its table first.
+The libraries' own code changes shared modules only in ways that `overlay.writes` detects at no
+cost, and tables describe how their models fuse. Other code has neither: requests that run it are
+watched more closely, and a module that contains it has to prove its table first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of a pipeline runs code that the libraries do not ship, its modules aside.
+    """Whether a call of a pipeline runs foreign code, apart from its modules.
 
-    Callbacks of diffusers count, too: they write on modules where its pipelines do not, and so does
-    the scale of a LoRA that the user has loaded.
+    Callbacks of diffusers count, too: they may write on modules where its pipelines do not, and so
+    does the scale of a LoRA that the user has loaded.
     """
     parts = [pipe, *(part for part in vars(pipe).values() if not isinstance(part, nn.Module))]
     parts += all_blocks(getattr(pipe, "_blocks", None))
@@ -35,14 +35,14 @@ def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
 
 
 def all_blocks(blocks: Any) -> Iterator[Any]:
-    """The blocks of a modular pipeline, with those inside of them."""
+    """The blocks of a modular pipeline, including nested ones."""
     yield blocks
     for block in getattr(blocks, "sub_blocks", {}).values():
         yield from all_blocks(block)
 
 
 def foreign_parts(module: nn.Module) -> Iterator[Any]:
-    """The classes and functions of a module that the libraries do not ship, nor its own package."""
+    """The classes and functions in a module from neither a known library nor its own package."""
     packages = {*LIBRARIES, _package(type(module))}
     shipped = set[type]()
     for part in module.modules():

@@ -1,9 +1,9 @@
-"""How the part of one call in a fused batch would be laid out in memory if the call were alone.
+"""The memory layout that one call's part of a fused batch would have if the call were alone.
 
-A reshape of one row needs no copy where that of several does, and gives axes of size one other
-strides. By strides, matrix products take other kernels, and convolutions and group norms tell
-whether channels come last. So the exact mode (`numerics`) notes, at each reshape of a tensor that
-is not contiguous, the strides that every call's part would have alone, and follows them.
+Reshaping one row may need no copy where reshaping several does, and gives axes of size one other
+strides. Matrix products choose kernels by strides; convolutions and group norms detect
+channels-last layouts by them. So the exact mode (`numerics`) records, at each reshape of a
+non-contiguous tensor, the strides that every call's part would have alone, and uses them.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,11 +15,11 @@ from torch import Tensor
 from carpool.engine.operations import tensors
 
 Strides = tuple[int, ...]
-Layouts = tuple[Strides | None, ...]  # for each call; None: the strides of its part of the batch
+Layouts = tuple[Strides | None, ...]  # per call; None: the strides of its part of the batch
 
 RESHAPES = frozenset(["reshape", "view", "unflatten", "flatten"])
 PERMUTES = frozenset(["permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"])
-ALIGNMENT_BYTES = 64  # of torch's allocations: kernels may take other paths for other addresses
+ALIGNMENT_BYTES = 64  # torch's allocations: kernels may differ by alignment
 
 
 def follow(
@@ -30,13 +30,13 @@ def follow(
     rows: Sequence[int],
     layouts: Layouts | None,
 ) -> Layouts | None:
-    """The layouts of the calls after a reshape or permutation, which is repeated without values.
+    """The calls' layouts after a reshape or permutation, found by a dry run per call.
 
     Args:
         func: the operation, with its arguments; args[0] is the batch.
         result: its result.
         rows: the number of rows of each call.
-        layouts: those of args[0].
+        layouts: layouts of args[0].
     """
     x, total = args[0], sum(rows)
     if not result.ndim or not isinstance(x, Tensor) or not x.ndim:
@@ -62,7 +62,7 @@ def follow(
 
 
 def _scaled(args: Sequence[Any], result: Tensor, rows: int, total: int) -> tuple[Any, ...]:
-    """Arguments of a reshape for one call: a first size that counts the batch is divided."""
+    """The arguments of a reshape for one call: a first size equal to the batch is scaled."""
     first, size = args[0] if args else None, result.shape[0]
     if isinstance(first, int) and first == size and len(args) == result.ndim:
         return (first // total * rows, *args[1:])
@@ -80,16 +80,16 @@ def keep(
     layouts_of: Callable[[Tensor], Layouts | None],
     has_rows: Callable[[Tensor], bool],
 ) -> Layouts | None:
-    """The layouts after an operation by entries, which is repeated with zeros.
+    """The layouts after an elementwise operation, found by a run on zeros per call.
 
-    Torch lays its result out by the strides of all its operands, and by other rules where one of
-    them is a number or is broadcast; those of the meta device are not the same.
+    Torch derives the result's layout from the strides of all operands, with other rules for numbers
+    and broadcasts; the meta device has different rules.
 
     Args:
         func: the operation, with its arguments.
         result: its result.
         rows: the number of rows of each call.
-        layouts_of: gives the layouts of an operand.
+        layouts_of: returns the layouts of an operand.
         has_rows: whether axis 0 of an operand is the batch.
     """
     operands = tensors(args, kwargs)
@@ -128,27 +128,27 @@ def keep(
 
 
 def layouts_of_parts(joined: Tensor, parts: Sequence[Any]) -> Layouts | None:
-    """The layouts of calls whose tensors were joined; None where these are no parts of it."""
+    """The layouts of the parts of a joined tensor; None if these are no parts of it."""
     if any(getattr(part, "shape", ())[1:] != joined.shape[1:] for part in parts):
         return None
     return tuple([None if p.stride() == joined.stride() else p.stride() for p in parts])
 
 
 def as_alone(part: Tensor, strides: Strides | None) -> Tensor:
-    """A part of a batch as it would be alone: where it begins, and how it is laid out."""
+    """A part of a batch with the alignment and the layout that it would have alone."""
     if strides is not None and strides != part.stride():
         if part.shape[0] == 1 and strides[1:] == part.stride()[1:]:
             return part.as_strided(part.shape, strides, part.storage_offset())
         entries = part[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]
         tensor = torch.empty_strided(entries.shape, strides, dtype=part.dtype, device=part.device)
-        return tensor.copy_(entries).expand(part.shape)  # steps of 0: one entry, read many times
+        return tensor.copy_(entries).expand(part.shape)  # stride 0: one entry, repeated
     if part.is_contiguous() and part.data_ptr() % ALIGNMENT_BYTES:
         return part.clone()
     return part
 
 
 def join(parts: Sequence[Tensor]) -> tuple[Tensor, Layouts | None]:
-    """The parts of the calls as one batch, laid out as the widest is, and their own layouts."""
+    """Join the calls' parts in the layout of the widest part; returns their own layouts, too."""
     first = max(parts, key=lambda part: part.shape[0])
     if first.is_contiguous():
         joined = torch.cat(list(parts))

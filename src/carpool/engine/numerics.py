@@ -1,15 +1,15 @@
-"""The exact mode: inside a fused forward, operations whose bits depend on the batch run by call.
+"""Exact mode: in a fused forward, operations whose bits depend on the batch run call by call.
 
-The last bits of a matrix product depend on how many rows it has, and so do those of convolutions,
-of attention, and of vectorised functions, whose scalar remainder rounds differently. `Exact` is a
-torch function mode for one fused forward: it follows which tensors carry the batch on axis 0, and
+The last bits of a matrix product depend on its number of rows, and so do those of convolutions, of
+attention, and of vectorised functions, whose scalar remainder rounds differently. `Exact` is a
+torch function mode for one fused forward: it tracks the tensors with the batch on axis 0, and
 splits the operations of `BY_CALL` along it: each call's part has the shape that it would have
-alone, so the library takes the same kernel in the same order. Whatever is exact by IEEE 754 (sums,
-products, copies) runs once for all rows.
+alone, so the library runs the same kernel in the same order. Operations that are exact by IEEE 754
+(sums, products, copies) run once for all rows.
 
-Only operations that are known to compute each entry of axis 0 by itself are split. All others run
-on the whole batch, so that a module that mixes its rows still shows it. While it follows the
-batch, the mode also notes what a forward reads of single rows (`Exact.suspicion`).
+Only operations that are known to compute each entry of axis 0 separately are split. All others run
+on the whole batch, so that a module that mixes its rows still shows it. The mode also records which
+single rows a forward reads (`Exact.suspicion`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,43 +51,43 @@ from carpool.engine.operations import (
 )
 from carpool.engine.per_call import PerCall, by_call
 
-# the marks of a tensor are bits
+# a tensor's mark is a set of bits
 ROWS = 1  # axis 0 is the batch, or is folded with it, call after call
-ROW = 2  # a part of one row: belongs to one call, and is never split
-DATA = 4  # more than lengths and masks: no decision may depend on its values
-REPEAT_UNIT = 8  # from here on a count: how many more copies of the batch axis 0 holds
+ROW = 2  # part of one row: belongs to one call, and is never split
+DATA = 4  # more than lengths and masks: control flow must not depend on its values
+REPEAT_UNIT = 8  # higher bits count further copies of the batch on axis 0
 
 
-# rows that were picked: operation and tensor, the tensor itself, and which
+# picked rows: operation and tensor, the tensor itself, and the row numbers
 _PickKey = tuple[str, int, torch.Size, tuple[int, ...]]  # operation; place, shape and strides
 _Pick = tuple[_PickKey, Tensor, set[int]]
 
 
 class Exact(TorchFunctionMode):
-    """Runs the operations of one fused forward with the bits that each call gets alone.
+    """Runs the operations of one fused forward with the bits of lone calls.
 
     Args:
         rows: the number of rows of each call, in the order in which they are stacked.
 
     Attributes:
-        suspicion: why the forward may decide for all rows by some of them; None if it does not.
+        suspicion: why some rows may affect others in the forward; None: no sign of it.
     """
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__()
         self.rows, self._total = tuple(rows), sum(rows)
         self._marks: dict[str, int] = {}
-        # single rows that were read, by operation and tensor; the tensors are kept, so that no
-        # other one gets their place in memory
+        # single rows that were read, by operation and tensor; the references prevent a reuse of the
+        # tensors' memory
         self._picked: dict[_PickKey, tuple[Tensor, set[int]]] = {}
-        self._pick_name = f"_pick_{id(self)}"  # the attribute of a picked row: its `_Pick`
+        self._pick_name = f"_pick_{id(self)}"  # attribute name for a picked row's `_Pick`
         self._reads: str | None = None
-        self._has_layouts = False  # for any tensor
-        self._name = f"_rows_{id(self)}"  # the attribute that a tensor's mark is kept in
-        self._layouts_name = f"_layouts_{id(self)}"  # the attribute for its calls' layouts
+        self._has_layouts = False  # whether any tensor has layouts
+        self._name = f"_rows_{id(self)}"  # attribute name for a tensor's mark
+        self._layouts_name = f"_layouts_{id(self)}"  # attribute name for its calls' layouts
 
     def mark(self, value: Any, mark: int, parts: Sequence[Any] = ()) -> None:
-        """Mark a tensor, or each tensor in a list or dict; `parts` of calls were joined to it."""
+        """Mark a tensor, or each one in a list or dict, that was joined from the calls' `parts`."""
         if isinstance(value, Tensor):
             if mark:
                 setattr(value, self._name, mark)
@@ -162,7 +162,7 @@ class Exact(TorchFunctionMode):
         return result
 
     def _rows_of(self, value: Tensor) -> Sequence[Tensor] | None:
-        """Each call's rows of a tensor beside one that is each call's own."""
+        """Each call's rows of a tensor that is combined with a `PerCall`."""
         if not self.mark_of(value) & ROWS or not value.ndim:
             return None
         times, rest = divmod(value.shape[0], self._total)
@@ -183,7 +183,7 @@ class Exact(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         result: Tensor,
     ) -> None:
-        """Note how each call's part of a result would be laid out alone."""
+        """Record the layout that each call's part of a result would have alone."""
         layouts: Layouts | None = None
         if name in RESHAPES or name in PERMUTES:
             before = self._layouts(args[0])
@@ -205,7 +205,7 @@ class Exact(TorchFunctionMode):
         return getattr(value, self._layouts_name, None)
 
     def _after(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], union: int) -> int:
-        """The mark of the result of an operation on whole batches."""
+        """The mark of the result of an operation on the whole batch."""
         if union & ROWS:
             if name in CUTS and axis(name, args, kwargs) == 0:
                 count = args[1] if len(args) > 1 else kwargs.get("chunks")
@@ -224,7 +224,7 @@ class Exact(TorchFunctionMode):
         return union
 
     def _note_picks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note the use of picked rows: code may pick one only to ask for its device."""
+        """Record the use of picked rows: some code picks a row only to read its device."""
         for tensor in tensors(args, kwargs):
             pick: _Pick | None = getattr(tensor, self._pick_name, None)
             if pick is not None:
@@ -232,7 +232,7 @@ class Exact(TorchFunctionMode):
                 self._picked.setdefault(key, (source, set()))[1].update(rows)
 
     def _look(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Pick | None:
-        """Note decisions by values; the pick that an operation makes of single rows."""
+        """Record reads of values; returns the operation's pick of single rows."""
         first = args[0] if args else None
         if not isinstance(first, Tensor) or not self.mark_of(first) & ROWS:
             return None
@@ -248,7 +248,7 @@ class Exact(TorchFunctionMode):
         return None
 
     def _is_cut(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[int] | None:
-        """The rows that an index takes, if it is one of axis 0 and not all of it."""
+        """The rows that an index selects, if it selects a part of axis 0."""
         if name != "__getitem__":
             if axis(name, args, kwargs) != 0:
                 return None
@@ -266,11 +266,11 @@ class Exact(TorchFunctionMode):
             rows = set(range(*first.indices(self._total)))
             return None if len(rows) == self._total else rows
         if isinstance(first, Tensor) and first.dtype == torch.bool:
-            return None  # a mask over the batch and more: every row is asked
+            return None  # a mask over more than rows tests every row
         return None if isinstance(first, Tensor) else set()
 
     def _parts(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int] | None:
-        """How axis 0 of the tensors divides among the calls; None: the operation is not split."""
+        """The sizes of axis 0 per call; None: the operation is not split."""
         plain = name.rstrip("_") if not name.startswith("__") else name
         if "out" in kwargs:
             return None
@@ -289,7 +289,7 @@ class Exact(TorchFunctionMode):
                 return None
         elif plain in PRODUCTS:
             if len(batched) > 1 and any(tensor.ndim < 3 for tensor in batched):
-                return None  # a product of rows with rows mixes them
+                return None  # a product of two row tensors mixes rows
             if first is not None and not self.mark_of(first) & ROWS and batched[0].ndim < 3:
                 return None
         elif plain in OVER_AXES and (first is None or 0 in axes(plain, args, kwargs, first.ndim)):
@@ -381,7 +381,7 @@ class Exact(TorchFunctionMode):
         return self._joined(results, mark)
 
     def _joined(self, parts: Sequence[Tensor], mark: int) -> Tensor:
-        """The parts of the calls as one batch."""
+        """Join the parts of the calls into one batch."""
         layouts: Layouts | None
         if mark >= REPEAT_UNIT:
             again = 1 + mark // REPEAT_UNIT
@@ -398,7 +398,7 @@ class Exact(TorchFunctionMode):
 
 
 def is_followed(module: nn.Module) -> bool:
-    """Whether a module's operations pass through the mode: compiled code does not."""
+    """Whether the mode sees a module's operations: those of compiled code bypass it."""
     return not any(
         is_compiled(part) or isinstance(part, torch.jit.ScriptModule) for part in module.modules()
     )

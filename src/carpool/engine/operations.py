@@ -1,4 +1,4 @@
-"""Torch's operations by name: which depend on the batch, and which axes each goes over."""
+"""Torch's operations by name: their dependence on the batch, and the axes they reduce."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ def _names(text: str) -> frozenset[str]:
 WEIGHTED = _names(
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
     "layer_norm group_norm rms_norm instance_norm prelu"
-)  # of their tensors only the first has rows
+)  # only their first tensor has rows
 BY_ENTRY = _names(
     "silu sigmoid logsigmoid gelu tanh exp exp2 expm1 log log1p log2 sin cos pow softplus mish elu "
     "selu celu hardswish erf rsqrt sqrt sinc lerp addcmul addcdiv glu polar reciprocal square "
@@ -23,16 +23,16 @@ BY_ENTRY = _names(
 OVER_AXES = _names(
     "mean sum std var var_mean std_mean norm vector_norm softmax log_softmax logsumexp cumsum "
     "cumprod normalize prod linalg_norm linalg_vector_norm nansum"
-)  # safe to split when axis 0 is not among the axes
+)  # can be split if they do not reduce axis 0
 PRODUCTS = _names("matmul __matmul__ __rmatmul__ bmm baddbmm einsum mm addmm addbmm")
 
 BY_CALL = WEIGHTED | BY_ENTRY | OVER_AXES | PRODUCTS
-"""Names of the operations that are split."""
+"""Names of the split operations."""
 
 FACTORIES = _names(
     "expand repeat repeat_interleave broadcast_to tile zeros ones full empty new_zeros new_ones "
     "new_full new_empty"
-)  # a result with the batch's size on axis 0 is taken for a batch
+)  # a result with the batch's size on axis 0 counts as a batch
 JOINS = _names("stack cat concat concatenate pad_sequence __setitem__ hstack vstack")
 CUTS = _names("unbind split tensor_split chunk unsafe_split unsafe_chunk __iter__")
 READS = _names(
@@ -41,7 +41,7 @@ READS = _names(
 )
 PICKS = _names("__getitem__ select narrow index_select")
 OVER_ROWS = _names("max min amax amin any all argmax argmin median mean sum")
-FACTS = _names("device dtype shape ndim layout is_cuda requires_grad")  # attributes, no values
+FACTS = _names("device dtype shape ndim layout is_cuda requires_grad")  # attributes without values
 HANDLES = _names("size dim stride numel is_contiguous is_floating_point")
 
 
@@ -58,7 +58,7 @@ def tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
 def axis(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], place: int | None = None
 ) -> int:
-    """The axis that an operation cuts or joins along."""
+    """The axis along which an operation splits or joins."""
     if place is None:
         place = 1 if name in ("unbind", "__iter__", "select", "narrow", "index_select") else 2
     axis = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else 0))
@@ -68,7 +68,7 @@ def axis(
 
 
 def axes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], ndim: int) -> set[int]:
-    """The axes that a reduction goes over; all of them where it names none."""
+    """The axes that a reduction reduces; all if it names none."""
     place = {"norm": 2, "vector_norm": 2, "linalg_norm": 2, "linalg_vector_norm": 2, "normalize": 2}
     position = place.get(name, 1)
     dim = kwargs.get("dim", kwargs.get("axis", args[position] if len(args) > position else None))

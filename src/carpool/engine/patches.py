@@ -1,4 +1,4 @@
-"""Attributes of modules and classes replaced for as long as at least one engine needs them."""
+"""Replace attributes of modules and classes while at least one engine needs them."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 _INHERITED = object()
 CLASSES = threading.RLock()
-"""Held while classes are patched, and while a library loads a model, which patches them as well."""
+"""Held while classes are patched, and while a library loads a model, which patches them, too."""
 
 
 class Patches:
@@ -16,7 +16,7 @@ class Patches:
         """
         Args:
             owner: a module, a class or a function.
-            replace: by attribute, makes the replacement from the plain value, None if it has none.
+            replace: by attribute: makes the replacement from the original value, or from None.
         """
         self._owner, self._replace = owner, dict(replace)
         self._plain: dict[str, Any] = {}
@@ -33,10 +33,10 @@ class Patches:
                     setattr(self._owner, name, self._replacements[name])
 
     def drop(self) -> None:
-        """Undo one `add`; the last one puts the plain values back.
+        """Undo one `add`; the last one restores the original values.
 
-        What somebody else has replaced meanwhile, or put back, is left: a library that loads a
-        model in another thread replaces methods of the same classes for as long as that takes.
+        Attributes that other code has replaced or restored meanwhile are left alone: a library
+        that loads a model in another thread temporarily replaces methods of the same classes.
         """
         with CLASSES:
             self._users -= 1

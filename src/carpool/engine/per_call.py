@@ -1,8 +1,8 @@
-"""A tensor of which each call in a forward has its own: keys and values of different lengths, say.
+"""A tensor with a private part for each call of a forward, such as keys of different lengths.
 
-A model reads and writes it as any tensor. Operations on it run call by call, on each call's own
-part and on its rows of the tensors beside it, so nothing is padded and no bit changes. What comes
-out is one tensor again where it has the rows of all calls, as the output of attention has.
+A model reads and writes it like any tensor. Operations on it run call by call, on each call's part
+and on its rows of the other operands, so nothing is padded and no bit changes. A result that has
+the rows of all calls, such as the output of attention, is one tensor again.
 """
 
 import copy
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from carpool.engine.digests import flag
 from carpool.engine.operations import tensors
 
-CACHES = ("Flux2KVCache", "Flux2KVLayerCache")  # classes that forwards of diffusers answer with
+CACHES = ("Flux2KVCache", "Flux2KVLayerCache")  # answers of diffusers' forwards
 _FACTORIES = ("new_zeros", "new_ones", "new_empty", "new_full")
-_SIZED = ("expand", "view", "reshape")  # operations whose first size may be all rows
+_SIZED = ("expand", "view", "reshape")  # operations whose first size may be the total of rows
 
 
 class PerCall(Tensor):
-    """A part for each call of a forward, whose numbers of rows are `rows`."""
+    """One part for each call of a forward; `rows` are the calls' numbers of rows."""
 
     parts: Sequence[Tensor]
     rows: Sequence[int]
@@ -55,14 +55,14 @@ def by_call(
     cut: Callable[[Tensor], Sequence[Tensor] | None],
     join: Callable[[Sequence[Tensor]], Tensor],
 ) -> Any:
-    """Run an operation on tensors of which one at least is `PerCall`.
+    """Run an operation call by call; at least one operand is `PerCall`.
 
     Args:
-        cut: the rows of each call of any other tensor; None: that has none.
-        join: makes one tensor of the rows of all calls.
+        cut: returns each call's rows of any other tensor; None: it has no rows.
+        join: joins the results of all calls into one tensor.
 
     Raises:
-        ValueError: it gives numbers, which differ from call to call.
+        ValueError: its plain results differ between calls.
     """
     total, has_rows, name = sum(rows), False, getattr(func, "__name__", "")
 
@@ -108,10 +108,10 @@ def _joined(results: Sequence[Any], rows: Sequence[int], join: Any) -> Any:
 
 
 def form(value: Any, unread: Sequence[str] = ()) -> Hashable:
-    """What must be equal of the objects that calls keep: all but lengths, content and `unread`.
+    """The part of a call's private object that must be equal: not lengths, content, `unread`.
 
     Raises:
-        Unfusable: it holds more than tensors and plain values.
+        Unfusable: it holds values other than tensors and plain values.
     """
     if isinstance(value, Tensor):
         return value.dtype, value.device, value.ndim, value.shape[-1:]
@@ -124,7 +124,7 @@ def form(value: Any, unread: Sequence[str] = ()) -> Hashable:
 
 
 def entries_of(value: Any) -> dict[Any, Any] | None:
-    """What a dict or an object holds, by name."""
+    """The entries of a dict or the attributes of an object; None: neither."""
     if isinstance(value, dict):
         return value
     is_plain = value is None or isinstance(value, (str, int, float, type, Tensor, nn.Module))
@@ -132,7 +132,7 @@ def entries_of(value: Any) -> dict[Any, Any] | None:
 
 
 def mapped(make: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
-    """An object like those of equal `form`, with a tensor made of their tensors at each place."""
+    """Combine objects of equal `form`: `make` combines the tensors at each place."""
     first = values[0]
     if isinstance(first, Tensor):
         return make(list(values))
@@ -150,7 +150,7 @@ def mapped(make: Callable[[list[Any]], Any], values: Sequence[Any]) -> Any:
 
 
 def share(value: Any, call: int, rows: Sequence[int]) -> Any:
-    """The part of one call of an object that all calls of a forward have filled.
+    """Extract one call's part of an object that a forward has filled for all its calls.
 
     Raises:
         ValueError: a tensor in it does not have the rows of all calls.
@@ -161,13 +161,13 @@ def share(value: Any, call: int, rows: Sequence[int]) -> Any:
             return whole.parts[call]
         if whole.shape[:1] != (sum(rows),):
             raise ValueError(f"a tensor of shape {tuple(whole.shape)} has not {sum(rows)} rows")
-        return torch.split(whole, list(rows))[call].clone()  # the others' end with their requests
+        return torch.split(whole, list(rows))[call].clone()  # a view would keep all rows alive
 
     return mapped(own, [value])
 
 
 def give_back(filled: Any, values: Sequence[Any], rows: Sequence[int]) -> None:
-    """Put what a forward wrote into a joined object into each call's own one."""
+    """Copy a forward's writes in a joined object to the objects of the calls."""
     for call, value in enumerate(values):
         if filled is not values[0] and (own := entries_of(value)) is not None:
             own.update(entries_of(share(filled, call, rows)) or {})

@@ -1,10 +1,10 @@
-"""Copy from the host to an accelerator, inside of fibers, without waiting for the device.
+"""Copy from the host to an accelerator, inside fibers, without waiting for the device.
 
-A copy from ordinary memory waits until all that was queued before it is done; one from pinned
-memory is only queued. Pipelines and schedulers make their positions, noise and constants on the
-host, some at every step (UniPC). So while a request's own code runs, `Tensor.to`, `torch.tensor`
-and `torch.as_tensor` copy through pinned memory. What a small tensor was copied from is remembered,
-so that its content can be compared without a look at the device: see `Fuser`.
+A copy from pageable memory waits until all work queued before it is done; a copy from pinned memory
+is only queued. Pipelines and schedulers create their positions, noise and constants on the host,
+some at every step (UniPC). So while a request's own code runs, `Tensor.to`, `torch.tensor` and
+`torch.as_tensor` copy through pinned memory. The source of a small tensor is recorded, so that its
+content can be compared without reading the device: see `Fuser`.
 
 Source: PyTorch, "A guide on good usage of non_blocking and pin_memory()".
 """
@@ -20,7 +20,7 @@ from carpool.engine import provenance
 from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
-MOST_BYTES = 64 * 2**20  # of a copy: what is pinned once stays with the process
+MOST_BYTES = 64 * 2**20  # of a copy: pinned memory is never returned to the system
 _DENSE = (Tensor, torch.nn.Parameter)
 
 
@@ -53,19 +53,19 @@ def _can_pin(value: Tensor) -> bool:
 
 
 def _pinned(value: Tensor) -> Tensor | None:
-    """A copy in pinned memory; None where there is none to be had."""
+    """A copy in pinned memory; None if none is available."""
     if value.nbytes > MOST_BYTES:
         return None
     try:
         return torch.empty_like(value, pin_memory=True).copy_(value)
-    except RuntimeError:  # this kind of device has none, or the host is short of it
+    except RuntimeError:  # not supported by this kind of device, or the host is short of it
         return None
 
 
 def _destination(
     args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[torch.device | None, torch.dtype | None]:
-    """The device and the number type that `Tensor.to` was asked for."""
+    """The device and dtype in the arguments of `Tensor.to`."""
     where, dtype = kwargs.get("device"), kwargs.get("dtype")
     for argument in (*args[:2], kwargs.get("other")):
         if isinstance(argument, Tensor):
@@ -78,7 +78,7 @@ def _destination(
 
 
 def _made_on_the_host(name: str) -> Callable[..., Any]:
-    """A function that makes a tensor of Python's or numpy's numbers."""
+    """Wrap a torch function that creates a tensor from Python or numpy values."""
     plain = _PLAIN[name]
 
     @functools.wraps(plain)
@@ -97,15 +97,15 @@ _ON_HOST = {name: _made_on_the_host(name) for name in _PLAIN}
 
 
 def watch() -> None:
-    """Have tensors that are made from now on copied through pinned memory."""
+    """From now on, copy newly created tensors through pinned memory."""
     for name, function in _ON_HOST.items():
         setattr(torch, name, function)
 
 
 def ignore() -> None:
-    """Leave torch's functions as they are: compiled graphs are valid for these."""
+    """Restore torch's functions: compiled graphs are valid for these."""
     for name, function in _PLAIN.items():
         setattr(torch, name, function)
 
 
-TO = Patches(Tensor, {"to": _to})  # compiled graphs do not depend on it
+TO = Patches(Tensor, {"to": _to})  # compiled graphs do not depend on `Tensor.to`

@@ -11,12 +11,12 @@ from carpool.errors import CarpoolError, InvalidValue, OutOfMemory, PipelineFail
 from carpool.request.rules import TOKENS
 
 _SLIPS = LookupError, TypeError, AssertionError, ArithmeticError, AttributeError, RuntimeError
-"""Exceptions by which code that checks nothing fails for an argument that it cannot take."""
+"""Exceptions of unchecked code that gets an unsuitable argument."""
 
 _CHECKED = """prompt negative_prompt width height num_inference_steps guidance_scale
 true_cfg_scale strength num_frames output_type"""
 CHECKED = frozenset([*_CHECKED.split(), *TOKENS])
-"""Arguments that have rules of their own here: a pipeline that fails for them is broken."""
+"""Arguments that are checked before: a pipeline that fails because of them is broken."""
 
 
 def error_of(
@@ -25,11 +25,11 @@ def error_of(
     failed_forward: BaseException | None,
     defaults: Mapping[str, Any],
 ) -> Exception:
-    """The error that a request's client gets for an exception that left the pipeline.
+    """Map an exception from a pipeline to the error for the request's client.
 
     Args:
-        failed_forward: raised in its call just before.
-        defaults: of the pipeline's arguments.
+        failed_forward: the exception of its call just before.
+        defaults: defaults of the pipeline's arguments.
     """
     is_own = all(cause is not failed_forward for cause in causes(error))
     is_early = state.denoiser_calls == 0 and is_own
@@ -41,17 +41,17 @@ def error_of(
 def to_api_error(
     error: BaseException, *, is_early: bool, arguments: Collection[str] = ()
 ) -> Exception:
-    """The error that the client gets for an exception that left the pipeline.
+    """Map an exception from a pipeline to the error for the client.
 
     Args:
-        is_early: the pipeline's own code raised it, no module's forward, and before it called its
-            denoiser: till then it reads its arguments, which are the request's fault.
-        arguments: names of those that the request has given.
+        is_early: the pipeline's own code raised it, no module's forward, and before the first call
+            of its denoiser: until then it reads its arguments, so the request is at fault.
+        arguments: names of the request's arguments.
     """
     doubtful = sorted(set(arguments) - CHECKED)
     try:
         return _mapped(error, is_early=is_early, doubtful=doubtful)
-    except BaseException:  # of an exception whose class answers in its own way
+    except BaseException:  # the exception's class may raise itself
         return PipelineFailed(f"the pipeline failed: {type(error).__name__}")
 
 
@@ -79,11 +79,11 @@ def _clear_frames(error: BaseException) -> None:
     for cause in causes(error):
         traceback.clear_frames(cause.__traceback__)
         for frame, _ in traceback.walk_tb(cause.__traceback__):
-            _ = frame.f_locals  # empties the dict that an earlier `locals()` returned
+            _ = frame.f_locals  # clears the dict of an earlier `locals()` call
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and those that it was raised from or beside."""
+    """Yield an error, its causes and its contexts."""
     errors, visited = [error], set[int]()
     while errors:
         cause = errors.pop()

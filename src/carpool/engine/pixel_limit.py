@@ -1,9 +1,9 @@
-"""The limit of pixels at run time: what a pipeline makes of a request may be larger than its words.
+"""The limit of pixels at run time: a pipeline may draw larger images than the request states.
 
-A pipeline may draw an area of its own in the shape that was asked for, enlarge the pictures that it
-reads, or draw in the nearest of a few sizes. So each call is measured before it is run: the
-pictures that are encoded, the latents that are denoised, and those that are decoded. Latents are
-measured from below, where a layout is not known: no request within the limit is refused.
+A pipeline may keep its own area in the requested shape, enlarge its input images, or draw in the
+nearest of a few sizes. So each call is measured before it runs: encoded images, denoised latents,
+and decoded latents. Latents of an unknown layout are measured from below: no request within the
+limit is refused.
 """
 
 import math
@@ -18,7 +18,7 @@ from carpool.request.card import Card, Task
 
 _SCALES = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
 _SIZING = ("width", "height", "max_area", "resolution", "use_resolution_binning", "_auto_resize")
-"""Parameters that decide how large a pipeline draws, to be named where it draws too much."""
+"""Parameters that affect the size of a pipeline's output, for the error message."""
 
 
 class PixelLimit:
@@ -31,13 +31,13 @@ class PixelLimit:
     def __init__(self, pipe: Any, card: Card, task: Task) -> None:
         self._task, self._max_pixels = task, card.max_pixels
         self._scale_px = _scale_of(pipe)
-        self._token_px = card.size_multiple_px**2  # of packed latents: patches and all
+        self._token_px = card.size_multiple_px**2  # packed latents, patches included
         self._makes_sound = task.makes == "sound"
-        self._encoded_px = 0  # pictures that may stand among the packed latents
-        self._measured: Any = None  # the target and shape of the last call: it was within the limit
+        self._encoded_px = 0  # input images that may be among the packed latents
+        self._measured: Any = None  # target and shape of the last call within the limit
 
     def check(self, call: Call) -> None:
-        """Raise SizeRejected if a call has more pixels than there may be, or none."""
+        """Raise SizeRejected if a call has more pixels than the limit, or none."""
         if self._makes_sound or "audio" in call.target.component:
             return
         first = _first(call)
@@ -45,13 +45,13 @@ class PixelLimit:
             return
         measured = call.target.component, call.target.method, first.shape
         if measured == self._measured and call.target.method == "forward":
-            return  # the usual case: the next step
+            return  # common case: the next step
         if (pixels := self._pixels(call, first)) is not None:
             self._refuse(pixels, call.target.method)
         self._measured = measured
 
     def _pixels(self, call: Call, first: Tensor) -> int | None:
-        """The pixels of a picture, or of a frame, in a call; None where they are not known."""
+        """The pixels of an image, or of a frame, in a call; None: unknown."""
         target = call.target
         if target.method == "encode" and target.phase == "encode":
             pixels = _area(first)
@@ -79,7 +79,7 @@ class PixelLimit:
             areas = [rows * columns for layers in shapes for _, rows, columns in _triples(layers)]
             return max(areas, default=0) * self._token_px
         places = arguments.get("img_ids")
-        if isinstance(places, Tensor):  # (..., positions, axes): of the picture, and of those read
+        if isinstance(places, Tensor):  # (..., positions, axes): the image's, then inputs'
             pixels = min(first.shape[1], places.shape[-2]) * self._token_px
             return pixels if pixels <= self._encoded_px else pixels - self._encoded_px
         return None
@@ -96,7 +96,7 @@ class PixelLimit:
 
 
 def _first(call: Call) -> Any:
-    """The argument of a call that has its rows: a tensor, or the first of a list of such."""
+    """The main input of a call: a tensor, or the first of a list of tensors."""
     target = call.target
     name = target.spec.rows if target.spec is not None else target.positional[:1]
     name = name if isinstance(name, str) else "".join(name)
@@ -107,7 +107,7 @@ def _first(call: Call) -> Any:
 
 
 def _area(value: Tensor, config: Any = None) -> int | None:
-    """Rows times columns of (..., channels, rows, columns), or with the channels last."""
+    """Rows times columns of (..., channels, rows, columns), or channels last."""
     if value.ndim < 4:
         return None
     *_, before, rows, columns = value.shape
@@ -117,18 +117,18 @@ def _area(value: Tensor, config: Any = None) -> int | None:
 
 
 def _triples(layers: Any) -> list[Any]:
-    """The entries of `img_shapes` for one row, which may be a single one."""
+    """The entries of `img_shapes` for one row, possibly a single entry."""
     return [layers] if layers and isinstance(layers[0], int) else list(layers)
 
 
 def _scale_of(pipe: Any) -> int:
-    """Pixels along a side of one latent; 1 for a pipeline that draws pixels themselves."""
+    """Pixels along a side of one latent; 1 for a pipeline in pixel space."""
     scales = (getattr(pipe, name, None) for name in _SCALES)
     return next((scale for scale in scales if isinstance(scale, int) and scale > 0), 1)
 
 
 def _ratio_of(module: nn.Module) -> int | None:
-    """Pixels along a side of one latent of an autoencoder, as far as it says."""
+    """Pixels along a side of one latent of an autoencoder; None: unknown."""
     config = getattr(module, "config", {})
     name = "spatial_compression_ratio"
     ratio = config[name] if name in config else getattr(module, name, None)

@@ -1,11 +1,11 @@
-"""Remember what tensors of the device were made of: their content is known without reading them.
+"""Record the sources of device tensors, so that their content is known without reading them.
 
-To compare constants by content would mean to wait for the device. Most were copied from the host
-(`pinned_copies.py`), and some pipelines put them together again at every step (FLUX.2 the positions
-of a picture and of its references).
+Comparing constants by content would wait for the device. Most were copied from the host
+(`pinned_copies.py`), and some pipelines concatenate them again at every step (FLUX.2: the positions
+of the image and of its references).
 
-`torch.cat` is replaced while a request's own code runs, and only then: compiled graphs are valid
-for the function that they were made with, so a forward must see the plain one.
+`torch.cat` is replaced only while a request's own code runs: compiled graphs are valid for the
+function they were compiled with, so a forward must see the original one.
 """
 
 from typing import Any
@@ -16,32 +16,32 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.fiber import current_context
 
-MOST_BYTES = 4 * 2**20  # of a tensor that is remembered: its parts live as long as it does
+MOST_BYTES = 4 * 2**20  # of a recorded tensor: its parts stay alive with it
 
-Parts = tuple[int, tuple[Tensor, ...]]  # axis, and what was put together along it
+Parts = tuple[int, tuple[Tensor, ...]]  # axis, and the concatenated parts
 
 _joined = WeakTensorKeyDictionary()
 _copied = WeakTensorKeyDictionary()
 
 
 def note_copy(value: Tensor, source: Tensor) -> None:
-    """Remember what a tensor of the device was copied from.
+    """Record the source of a device tensor's copy.
 
     Args:
-        source: on the host, with the same values, type and shape; nobody changes it.
+        source: host tensor with the same values, dtype and shape; it is never modified.
     """
     if source.nbytes <= MOST_BYTES and not value.is_inference():
         _copied[value] = source, value._version
 
 
 def source_of(value: Tensor) -> Tensor | None:
-    """The source that a tensor was copied from; None: not known, or it has changed since."""
+    """The host tensor that a tensor was copied from; None: unknown, or changed since."""
     entry = _copied.get(value)  # type: ignore[no-untyped-call]
     return entry[0] if entry is not None and entry[1] == value._version else None
 
 
 def parts_of(value: Tensor) -> Parts | None:
-    """The parts that a tensor was put together of; None: not known, or one has changed since."""
+    """The parts that a tensor was concatenated from; None: unknown, or one changed since."""
     entry = _joined.get(value)  # type: ignore[no-untyped-call]
     if entry is None:
         return None
@@ -68,10 +68,10 @@ def _cat(*args: Any, **kwargs: Any) -> Any:
 
 
 def watch() -> None:
-    """Remember what is concatenated from now on."""
+    """Start to record concatenations."""
     torch.cat = _cat
 
 
 def ignore() -> None:
-    """Leave `torch.cat` as torch has it."""
+    """Restore `torch.cat`."""
     torch.cat = _plain

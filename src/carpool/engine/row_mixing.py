@@ -1,4 +1,4 @@
-"""Modules whose quantization lets the rows of a batch change each other: their calls run alone."""
+"""Detect modules whose quantization makes the rows of a batch affect each other."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ TOKENS = 16  # tokens of a test row
 
 
 def mixes_rows(module: nn.Module) -> str | None:
-    """Why the rows of a batch change each other in a module, if its quantization has it so.
+    """The reason why rows of a batch affect each other in a quantized module; None: they do not.
 
-    A scale that is taken of a whole activation depends on all rows, and so does the choice of the
-    columns that LLM.int8 multiplies unquantized (Dettmers et al., 2022, section 3.2). One layer of
-    each kind is tried: is a row the same beside a quiet row and beside a loud one? The calls of a
-    module that has another one run alone.
+    A scale computed over a whole activation depends on all rows, and so does the choice of columns
+    that LLM.int8 multiplies unquantized (Dettmers et al., 2022, section 3.2). One layer of each
+    kind is tested: is a row's result the same next to a quiet row and to a loud one? Calls of a
+    module with such a layer run alone.
     """
     tried: set[str] = set()
     for part in module.modules():
@@ -33,7 +33,7 @@ def mixes_rows(module: nn.Module) -> str | None:
 
 
 def _is_quantized(part: nn.Module) -> bool:
-    """Whether a linear layer is not torch's own, or has no plain weights."""
+    """Whether a linear layer is not torch's own, or its weights are not plain."""
     if not hasattr(part, "in_features") or not hasattr(part, "weight"):
         return False
     weight = part._parameters.get("weight")
@@ -46,7 +46,7 @@ def _is_wrapped(weight: Tensor) -> bool:
 
 @torch.no_grad()
 def _is_changed_by_others(layer: nn.Module, module: nn.Module) -> bool:
-    """Whether a layer gives a row other values if another row is loud; False if it does not run."""
+    """Whether a layer changes a row's result next to a loud row; False if it cannot run."""
     weight: Any = layer.weight
     plain = (weight.dtype for weight in module.parameters() if type(weight) is nn.Parameter)
     dtype = next((dtype for dtype in plain if dtype.is_floating_point), torch.float32)
@@ -56,7 +56,7 @@ def _is_changed_by_others(layer: nn.Module, module: nn.Module) -> bool:
     loud = torch.stack([rows[0], LOUD * rows[1]])
     try:
         quiet, again, beside = (layer(batch)[0] for batch in (rows, rows, loud))
-    except Exception:  # whatever a kernel raises; requests will fail with it
+    except Exception:  # a kernel may raise anything; requests will fail with it
         return False
-    noise = (again - quiet).abs().max()  # none, but for kernels whose sums have no order
-    return bool((beside - quiet).abs().max() > 2 * noise)  # of streamed weights, NaN: not known
+    noise = (again - quiet).abs().max()  # zero, except for kernels with unordered sums
+    return bool((beside - quiet).abs().max() > 2 * noise)  # NaN for streamed weights: unknown

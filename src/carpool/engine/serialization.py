@@ -1,7 +1,7 @@
-"""Answers of modules as bytes, and bytes as answers again: the same bits, the same classes.
+"""Serialize answers of modules to bytes and back: the same bits, the same classes.
 
-Tensors become their raw bytes. Classes of answers are looked up among those that are loaded, and
-must be outputs of diffusers or transformers: nothing is imported, and no code is run.
+Tensors become their raw bytes. Classes of answers are looked up among loaded modules, and must be
+outputs of diffusers or transformers: nothing is imported, and no code is run.
 """
 
 import sys
@@ -21,14 +21,14 @@ CopyToHost = Callable[[Tensor], Tensor]
 
 
 class Unpackable(Exception):
-    """An answer holds something that cannot be written down."""
+    """An answer holds a value that cannot be serialized."""
 
 
 def size(answer: Any) -> int:
-    """The bytes of all tensors in an answer.
+    """The total bytes of the tensors in an answer.
 
     Raises:
-        Unpackable: it cannot be packed.
+        Unpackable: the answer cannot be serialized.
     """
     if type(answer) is Tensor:
         if answer.layout is not torch.strided or answer.is_quantized:
@@ -48,10 +48,10 @@ def size(answer: Any) -> int:
 
 
 def copied(answer: Any, views: dict[Any, Tensor] | None = None) -> Any:
-    """An answer with copies of its tensors, on their devices; `pack` takes it on any thread.
+    """Copy an answer with its tensors, on their devices; any thread may `pack` the copy.
 
     Args:
-        views: the copies so far: fields that are one tensor are one tensor in the copy, too.
+        views: the copies so far: fields that share a tensor also share its copy.
     """
     views = {} if views is None else views
     if isinstance(answer, Tensor):
@@ -67,12 +67,12 @@ def copied(answer: Any, views: dict[Any, Tensor] | None = None) -> Any:
 
 
 def _copied(tensor: Tensor, views: dict[Any, Tensor]) -> Tensor:
-    """A copy with the same strides: sums of a tensor depend on where its values lie."""
+    """Copy a tensor with its strides: the bits of sums depend on the memory layout."""
     place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
     view = *place, tensor.shape, tensor.stride(), tensor.dtype
     if (copy := views.get(view)) is None:
         copy = tensor.clone()
-        if copy.stride() != tensor.stride() and tensor.numel():  # it has gaps, or repeats values
+        if copy.stride() != tensor.stride() and tensor.numel():  # it has gaps or repeated values
             last = sum(
                 (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
             )
@@ -83,18 +83,18 @@ def _copied(tensor: Tensor, views: dict[Any, Tensor]) -> Tensor:
 
 
 def pack(answer: Any, to_host: CopyToHost = lambda tensor: tensor) -> bytes:
-    """Write down an answer that `size` accepts."""
+    """Serialize an answer that `size` accepts."""
     return msgspec.msgpack.encode(_packed(answer, to_host))
 
 
 def unpack(packed: bytes, device: torch.device) -> Any:
-    """The answer that `pack` wrote down.
+    """Deserialize an answer from `pack`.
 
     Args:
-        device: takes the tensors that were not on the host.
+        device: the device for tensors that were not on the host.
 
     Raises:
-        ValueError: these are no bytes of `pack`, or of classes that are not loaded.
+        ValueError: the bytes are not from `pack`, or name classes that are not loaded.
     """
     try:
         return _unpacked(msgspec.msgpack.decode(packed), device)
@@ -112,7 +112,7 @@ def unpack(packed: bytes, device: torch.device) -> Any:
 def _packed(value: Any, to_host: CopyToHost) -> list[Any]:
     if isinstance(value, Tensor):
         is_host, is_dense = value.device.type == "cpu", value.is_contiguous()
-        if is_dense and is_host and value.dtype is torch.float32:  # most answers: the short way
+        if is_dense and is_host and value.dtype is torch.float32:  # fast path for most answers
             raw = value.numpy(force=True).data.cast("B") if value.numel() else b""
         else:
             there = value.detach() if is_host else to_host(value)
@@ -143,7 +143,7 @@ def _unpacked(packed: list[Any], device: torch.device) -> Any:
             dtype = getattr(torch, name)
             flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0)
             tensor = (flat.view(dtype) if raw else flat.to(dtype)).reshape(shape)
-            if strides:  # sums of a tensor depend on where its values lie
+            if strides:  # the bits of sums depend on the memory layout
                 tensor = torch.empty_strided(shape, strides, dtype=dtype).copy_(tensor)
             return tensor if is_host else tensor.to(device)
         case ["m", name, fields]:

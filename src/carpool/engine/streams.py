@@ -1,7 +1,7 @@
-"""Streams and events of an accelerator, as far as its kind has them.
+"""Streams and events of an accelerator, if its kind supports them.
 
-Work in one stream runs in order; a stream of its own runs beside it, and an event of one can be
-waited for by another. A kind of device that has one stream only runs everything in order.
+Work in one stream runs in order; a second stream runs in parallel, and can wait for events of the
+first. A kind of device with one stream only runs everything in order.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 
 
 def why_no_events(device: torch.device) -> str:
-    """The reason why moments of a device's work cannot be marked and timed; empty: they can."""
+    """The reason why a device has no timed events; empty: it has."""
     if device.type == "cpu":
         return "it is a CPU"
     try:
@@ -26,7 +26,7 @@ def why_no_events(device: torch.device) -> str:
 
 
 def stream_of(device: torch.device) -> torch.Stream | None:
-    """A new queue of work of a device; None on a CPU, and where a device has only one."""
+    """A new stream of a device; None on a CPU, and if the device has only one."""
     if device.type == "cpu":
         return None
     try:
@@ -37,7 +37,7 @@ def stream_of(device: torch.device) -> torch.Stream | None:
 
 @contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Run work of a side thread in a stream of its own, and wait for it, not for the engine's."""
+    """Run a side thread's work in its own stream, and wait for that stream only."""
     stream = stream_of(device)
     if stream is None:
         yield

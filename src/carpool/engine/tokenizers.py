@@ -1,9 +1,9 @@
-"""Tokenize long texts on a thread of their own, so that other requests do not wait for it.
+"""Tokenize long texts on another thread, so that other requests do not wait.
 
-A tokenizer takes up to 140 ms for the 32,000 characters that a request may have, and pipelines
-call theirs several times. So a fiber that calls one with a long text parks on a `HostCall`, which
-the engine runs on another thread. Short texts are tokenized in place, in less time than a turn of
-the main loop takes.
+A tokenizer takes up to 140 ms for the 32,000 characters that a request may have, and pipelines call
+theirs several times. So a fiber that tokenizes a long text parks on a `HostCall`, which the engine
+runs on another thread. Short texts are tokenized in place, in less time than a turn of the main
+loop.
 
 A fast tokenizer fails when two threads use it at once, so the other thread uses copies.
 """
@@ -19,24 +19,24 @@ from transformers import PreTrainedTokenizerBase
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import current_context, in_fiber, park
 
-LONG_TEXT = 1000  # characters; of the slowest kind of text they take 4 ms
+LONG_TEXT = 1000  # characters; the slowest kind of text takes 4 ms for so many
 _METHODS = ("__call__", "encode", "tokenize", "apply_chat_template")
 _PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCall:
-    """Work that a fiber is parked on and that needs no device."""
+    """Work that needs no device, for which a fiber is parked."""
 
-    run: Callable[[], Any]  # on any one thread; may raise
-    waits: bool = False  # for another server: on a thread of its own
+    run: Callable[[], Any]  # on another thread; may raise
+    waits: bool = False  # it waits for another server, on its own thread
 
 
 def run_on_host(work: HostCall, give: Callable[[Any], None]) -> None:
-    """Do the work of a request, and give its result to its engine's thread."""
+    """Run a request's host call, and hand its result to the engine's thread."""
     try:
         result = work.run()
-    except BaseException as error:  # raised where the request called it
+    except BaseException as error:  # raised again in the request's fiber
         result = Failure(error)
     give(result)
 
@@ -53,21 +53,21 @@ class Tokenizers:
             tokenizer.__class__ = _parking(cls, twin)
 
     def remove(self) -> None:
-        """Leave every tokenizer as `install` found it. Harmless when not installed."""
+        """Restore every tokenizer to its state before `install`. Harmless when not installed."""
         for tokenizer, cls, _ in self._originals:
             tokenizer.__class__ = cls
 
 
 def _tokenizers_in(components: Iterable[Any]) -> Iterable[PreTrainedTokenizerBase]:
     for component in components:
-        inner = getattr(component, "tokenizer", None)  # of a processor
+        inner = getattr(component, "tokenizer", None)  # a processor's
         for tokenizer in (component, inner):
             if isinstance(tokenizer, PreTrainedTokenizerBase):
                 yield tokenizer
 
 
 def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
-    """A subclass of a tokenizer's class whose methods park the fiber when the text is long.
+    """Subclass a tokenizer's class so that its methods park the fiber for long texts.
 
     Args:
         twin: a copy of the tokenizer, for the other thread.
@@ -76,7 +76,7 @@ def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:
     def parking(name: str) -> Callable[..., Any]:
         plain = getattr(cls, name)
 
-        @functools.wraps(plain)  # pipelines read signatures
+        @functools.wraps(plain)  # pipelines inspect the signatures
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not in_fiber():
                 return plain(self, *args, **kwargs)

@@ -1,1 +1,1 @@
-"""Text that pipelines write before they draw: each token is a call, beside denoising steps."""
+"""Text generation in pipelines: each token is a call, scheduled among denoising steps."""

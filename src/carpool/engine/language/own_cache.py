@@ -1,7 +1,7 @@
-"""The keys and values of one text, as the argument of a call that may run more than once.
+"""The keys and values of one text, as an argument of a call that may run more than once.
 
-A forward that fails is run again in parts, and one on probation is made twice. So the cache goes
-back to where it was before the call whenever that runs.
+A failed forward runs again in parts, and a forward on probation runs twice. So the cache is rewound
+to its state before the call whenever the call runs.
 """
 
 import copy
@@ -20,10 +20,10 @@ _LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 class OwnCache:
-    """A cache with its state before a call.
+    """A key-value cache with its state before a call.
 
     Args:
-        positions: of the token, (axes, 1, 1), where a model has several axes of them.
+        positions: the token's positions, (axes, 1, 1), for models with several axes.
     """
 
     def __init__(self, cache: Cache, positions: Tensor | None = None) -> None:
@@ -32,7 +32,7 @@ class OwnCache:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What must be equal for two of them to share a forward: all but the length."""
+        """The part that must be equal to share a forward: all but the length."""
         first, axes = self.cache.layers[0], 1
         if self.positions is not None:
             axes = self.positions.shape[0]
@@ -40,13 +40,13 @@ class OwnCache:
         return kinds, first.dtype, first.device, first.keys.shape[1], axes
 
     def rewound(self) -> Cache:
-        """The cache, as it was before the call."""
+        """Rewind the cache to its state before the call, and return it."""
         for layer, before in zip(self.cache.layers, self._before, strict=True):
             vars(layer).update(before)
         return self.cache
 
     def copied(self) -> "OwnCache":
-        """Another one in the same state, for a forward whose answer is thrown away."""
+        """A copy in the same state, for a trial forward."""
         cache = copy.copy(self.cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         copied = copy.copy(self)
@@ -58,7 +58,7 @@ class OwnCache:
 
 
 def can_pack(cache: Any) -> bool:
-    """Whether a cache holds nothing but keys and values of one text, which grow with each token."""
+    """Whether a cache holds only keys and values of one text that grow with each token."""
     return (
         type(cache) is DynamicCache
         and not cache.offloading
@@ -74,17 +74,17 @@ def can_pack(cache: Any) -> bool:
 
 
 class PackedCache(Cache):  # type: ignore[misc]
-    """The caches of several texts for one forward of a token of each: a row a text.
+    """The caches of several texts for one forward of a token of each: one row per text.
 
-    It has no layers: what reads them would read one text's. `update` gives each row its own keys
-    and values, as lists.
+    It has no layers: code that reads them would read those of one text. `update` returns each row's
+    own keys and values, as lists.
     """
 
     is_compileable = False
 
     def __init__(self, caches: list[Cache], implementation: str) -> None:
         self.caches, self.implementation = caches, implementation
-        self.layer = 0  # for which a mask was last asked
+        self.layer = 0  # layer of the last mask request
 
     @property
     def is_sliding(self) -> list[bool]:
@@ -102,7 +102,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> Any:
-        with torch._C.DisableTorchFunction():  # exact numerics has nothing to do here
+        with torch._C.DisableTorchFunction():  # exact numerics must not intercept this
             keys, values = key_states.chunk(len(self.caches)), value_states.chunk(len(self.caches))
             rows = zip(self.caches, keys, values, strict=True)
             pairs = [cache.update(k, v, layer_idx, *args, **kwargs) for cache, k, v in rows]

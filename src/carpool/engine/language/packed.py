@@ -1,8 +1,8 @@
-"""One forward for a token of each of several texts: a row a text.
+"""One forward for one token of each of several texts: one row per text.
 
-Linear layers see all rows. Attention is each text's own: over its own keys and values, of its own
-length, by the function that the model would use alone. That function, and its masks, are put in
-place through the public registries of transformers.
+Linear layers see all rows. Attention runs per text, over its own keys and values, of its own
+length, by the function that the model would use alone. That function, and its masks, are installed
+through the public registries of transformers.
 """
 
 import sys
@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from carpool.engine.language.own_cache import OwnCache, PackedCache
 from carpool.engine.specs.rules import STACK, Spec, State
 
-NAME = "carpool_packed"  # of the attention of a packed forward
+NAME = "carpool_packed"  # name of a packed forward's attention
 
 _running: ContextVar[PackedCache] = ContextVar("_running")
 
@@ -39,7 +39,7 @@ SPECS = {
     )
     for rows in ("input_ids", "inputs_embeds")
 }
-"""How the calls of a decoder fuse, by the argument that has its token."""
+"""The tables for a decoder's calls, by the argument with its token."""
 
 HEAD = Spec(rows="input", rules={"input": STACK})
 
@@ -48,7 +48,7 @@ class Decoder:
     """Runs the layers of a language model for the tokens of one or several texts.
 
     Args:
-        original: its forward.
+        original: the module's forward.
     """
 
     def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
@@ -79,14 +79,14 @@ class Decoder:
             for config, implementation in zip(self._configs, before, strict=True):
                 undo.callback(setattr, config, "_attn_implementation_internal", implementation)
                 config._attn_implementation_internal = NAME
-            if has_axes and torch._C._len_torch_function_stack():  # exact numerics
+            if has_axes and torch._C._len_torch_function_stack():  # in exact numerics
                 undo.enter_context(_rotating_by_row(self._module))
             yield
 
 
 @contextmanager
 def _rotating_by_row(decoder: nn.Module) -> Iterator[None]:
-    """Compute angles row by row, as alone: the rows of their positions are no first axis."""
+    """Compute rotary angles row by row, as alone: their positions have rows on a later axis."""
     rotary: Any = decoder.rotary_emb
     whole = rotary.forward
 
@@ -104,24 +104,24 @@ def _rotating_by_row(decoder: nn.Module) -> Iterator[None]:
 def _attention(
     module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attention of each text by itself, as the model would compute it alone."""
+    """Attention of each text by itself, as the model computes it alone."""
     names = vars(sys.modules[type(module).__module__])
     interface = names.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
     eager = names.get("eager_attention_forward")
     alone = interface.get_interface(_running.get().implementation, eager)
     masks = attention_mask if isinstance(attention_mask, list) else [attention_mask] * len(key)
-    kwargs.pop("position_ids", None)  # of packed sequences, which a single token is not
-    with torch._C.DisableTorchFunction():  # each row is computed as alone already
+    kwargs.pop("position_ids", None)  # for packed sequences, not for single tokens
+    with torch._C.DisableTorchFunction():  # each row already runs as alone
         rows = zip(torch.split(query, 1), key, value, masks, strict=True)
         answer = torch.cat([alone(module, *row, **kwargs)[0] for row in rows])
-    for name, mark in vars(query).items():  # of exact numerics: they have the same rows
+    for name, mark in vars(query).items():  # marks of exact numerics: the rows are the same
         if name.startswith("_rows_"):
             setattr(answer, name, mark)
     return answer, None
 
 
 def _mask(**kwargs: Any) -> Any:
-    """The masks of all texts, as alone; None where none of them needs one."""
+    """The masks of all texts, as alone; None if no text needs one."""
     packed = _running.get()
     alone = ALL_MASK_ATTENTION_FUNCTIONS[packed.implementation]
     masks = []

@@ -1,9 +1,9 @@
-"""Which modules of a component that generates are called by its `generate`, token by token.
+"""Find the modules of a text generator that its `generate` calls, token by token.
 
-`generate` stays that of its library and runs in the request's fiber. What it calls is heavy: the
-component's own `forward`, once for the prompt and once for each token, and, where a class has a
-`generate` of its own, its parts: an encoder of pictures or of the text to be continued, a language
-model inside. These park while the component generates.
+`generate` itself is the library's, and runs in the request's fiber. Its calls are heavy: the
+component's own `forward`, once for the prompt and once for each token, and, in classes with their
+own `generate`, its parts: an encoder of images or of the text to continue, an inner language
+model. These park while the component generates.
 """
 
 import inspect
@@ -14,19 +14,19 @@ from torch import nn
 
 from carpool.engine.specs.rules import Spec
 
-WRITING = ("generate", "logits")  # names of methods under which texts are written
+WRITING = ("generate", "logits")  # methods that generate text
 LARGE_HEAD = 2**22  # weights
-_UNCALLED = nn.Module.forward  # of lists and other containers, which are never called themselves
+_UNCALLED = nn.Module.forward  # containers have this forward, and are never called themselves
 
 
 class TokenReader(Protocol):
-    """Reads the calls of a language model: which are of one token of one text, and can be packed.
+    """Reads the calls of a language model: finds single-token calls that can be packed.
 
     Attributes:
-        decoder: its layers.
-        head: makes logits of what they give; None: that takes no time.
-        specs: how calls of the decoder fuse, by the argument that has the token.
-        of_head: how those of the head do.
+        decoder: the layers of the model.
+        head: computes logits from the decoder's output; None: it is too small to matter.
+        specs: tables for the decoder's calls, by the argument with the token.
+        of_head: the table for the head's calls.
     """
 
     decoder: nn.Module
@@ -35,20 +35,20 @@ class TokenReader(Protocol):
     of_head: Spec
 
     def is_token(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call of the whole model is of one token of one text."""
+        """Whether a call of the whole model is for one token of one text."""
         ...
 
     def packable(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments of a decoder's call as `specs` has them; None if it runs alone."""
+        """The arguments of a decoder's call in the form of `specs`; None if it runs alone."""
         ...
 
     def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The decoder's forward, as `specs` calls it."""
+        """The decoder's forward for calls in the form of `specs`."""
         ...
 
 
 def called_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost parts of a module that can be called, and are more than a layer of torch."""
+    """The outermost callable parts of a module, except single torch layers."""
     for child in module.children():
         if isinstance(child, (nn.Linear, nn.Embedding)):
             continue
@@ -59,10 +59,10 @@ def called_parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def decoder_of(module: nn.Module) -> nn.Module | None:
-    """The layers of a language model that run for each token; None where they cannot be packed.
+    """The layers of a language model that run for each token; None if they cannot be packed.
 
-    They are the innermost part that takes embeddings, places, and a cache of keys and values, in a
-    model whose attention goes through the registry of transformers.
+    They are the innermost part that takes embeddings, positions, and a key-value cache, in a model
+    whose attention goes through the registry of transformers.
     """
     if getattr(getattr(module, "config", None), "is_encoder_decoder", True):
         return None
@@ -76,7 +76,7 @@ def decoder_of(module: nn.Module) -> nn.Module | None:
 
 
 def head_of(module: nn.Module) -> nn.Module | None:
-    """The layer that makes logits, where it is large enough to be worth a forward of its own."""
+    """The layer that computes logits, if it is large enough for a separate forward."""
     find = getattr(module, "get_output_embeddings", None)
     head = find() if callable(find) else None
     is_large = isinstance(head, nn.Linear) and head.weight.numel() >= LARGE_HEAD

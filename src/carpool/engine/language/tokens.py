@@ -1,4 +1,4 @@
-"""Which calls of a language model are of a single token, and share a forward with other texts'."""
+"""Find single-token calls of language models, which share forwards with other texts' calls."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,11 +14,11 @@ from carpool.engine.specs.rules import Spec
 
 
 class PackedTokens:
-    """Reads the calls of a language model: which are of one token of one text, and can be packed.
+    """Reads the calls of a language model: finds single-token calls that can be packed.
 
     Args:
-        decoder: its layers.
-        head: makes logits of what they give; None: that takes no time.
+        decoder: the layers of the model.
+        head: computes logits from the decoder's output; None: it is too small to matter.
 
     See `parts.TokenReader`.
     """
@@ -28,20 +28,20 @@ class PackedTokens:
 
     def __init__(self, decoder: nn.Module, head: nn.Module | None) -> None:
         self.decoder, self.head = decoder, head
-        self._open: WeakSet[Cache] = WeakSet()  # caches of texts all of whose tokens are seen
+        self._open: WeakSet[Cache] = WeakSet()  # caches of texts without masked tokens
 
     def run(self, original: Callable[..., Any]) -> Decoder:
-        """The decoder's forward, as `SPECS` calls it."""
+        """The decoder's forward for calls in the form of `SPECS`."""
         return Decoder(self.decoder, original)
 
     def is_token(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call of a whole model is of one token of one text."""
+        """Whether a call of a whole model is for one token of one text."""
         ids = arguments.get("input_ids")
         is_single = isinstance(ids, Tensor) and ids.shape == (1, 1)
         return is_single and can_pack(arguments.get("past_key_values"))
 
     def packable(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments of a decoder's call as `SPECS` has them; None if it runs alone."""
+        """The arguments of a decoder's call in the form of `SPECS`; None if it runs alone."""
         present = {name: value for name, value in arguments.items() if value is not None}
         cache, mask = present.pop("past_key_values", None), present.pop("attention_mask", None)
         positions = present.get("position_ids")
@@ -59,7 +59,7 @@ class PackedTokens:
         return present
 
     def _sees_all(self, cache: Cache, mask: Any) -> bool:
-        """Whether a text's token sees all before it; `generate` hides none later."""
+        """Whether a text's token attends to all tokens before it; `generate` masks none later."""
         if cache not in self._open:
             masks = mask.values() if isinstance(mask, Mapping) else [mask]
             if not all(map(_is_open, masks)):
@@ -69,7 +69,7 @@ class PackedTokens:
 
 
 def reader_of(module: nn.Module) -> PackedTokens | None:
-    """None for a model whose tokens run alone."""
+    """The reader of a model's tokens; None for a model whose tokens run alone."""
     decoder = decoder_of(module)
     return None if decoder is None else PackedTokens(decoder, head_of(module))
 

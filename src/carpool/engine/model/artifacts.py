@@ -1,7 +1,7 @@
-"""Meshes and sound in the outputs of pipelines, as arrays.
+"""Meshes and audio in the outputs of pipelines, as arrays.
 
-Sound is `audio` or `audios`, as diffusers names it; its rate is that of the pipeline's vocoder, of
-its autoencoder, or its own. A mesh is whatever has vertices and faces: of trimesh, of diffusers'
+Audio is `audio` or `audios`, as in diffusers; its rate comes from the pipeline's vocoder, its
+autoencoder, or itself. A mesh is any object with vertices and faces: from trimesh, diffusers'
 Shap-E, or a mapping.
 """
 
@@ -21,7 +21,7 @@ _RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
 
 
 def rate_of(pipe: Any) -> int | None:
-    """Samples a second of the sound that a pipeline makes; None where it does not say."""
+    """The sampling rate of a pipeline's audio, in Hz; None: unknown."""
     parts = (getattr(pipe, name, None) for name in ("vocoder", "vae", "audio_vae"))
     places = (*(getattr(part, "config", None) for part in parts), pipe)
     rates = (getattr(place, name, None) for place in places for name in _RATES)
@@ -29,13 +29,13 @@ def rate_of(pipe: Any) -> int | None:
 
 
 def sound_of(fields: Mapping[str, Any]) -> Sound | None:
-    """The sound of one output; None where it has none, or latents instead of samples."""
+    """The audio of one output; None if it has none, or latents instead of samples."""
     samples = next((fields[name] for name in SOUNDS if fields.get(name) is not None), None)
     rate = fields.get("sampling_rate")
     if samples is None or rate is None:
         return None
     array = _array(samples, np.float32)
-    if array.ndim == 3:  # one entry for each output
+    if array.ndim == 3:  # one entry per output
         array = array[0]
     if array.ndim == 1:
         array = array[None]
@@ -45,10 +45,10 @@ def sound_of(fields: Mapping[str, Any]) -> Sound | None:
 
 
 def mesh_of(fields: Mapping[str, Any]) -> Mesh | None:
-    """The mesh of one output; None where it has none.
+    """The mesh of one output; None if it has none.
 
     Raises:
-        ValueError: it has faces of other vertices than its own, or numbers that are not finite.
+        ValueError: its faces refer to missing vertices, or its values are not finite.
     """
     whole = next((mesh for name in _MESHES for mesh in _leaves(fields.get(name))), None)
     if whole is None:
@@ -75,7 +75,7 @@ def mesh_of(fields: Mapping[str, Any]) -> Mesh | None:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Meshes in a field, in the lists that pipelines put them into."""
+    """The meshes in a field, in nested lists."""
     if isinstance(value, (list, tuple)):
         for part in value:
             yield from _leaves(part)
@@ -98,12 +98,12 @@ def _array(values: Any, dtype: Any) -> NDArray[Any]:
 
 
 def _colours(whole: Any, visual: Any, count: int) -> NDArray[np.uint8] | None:
-    """Colours of vertices, as bytes; where a mesh has channels 0-1 by name, those."""
+    """Colours of vertices, as bytes, from named channels (0-1) or vertex colours."""
     channels = _part(whole, "vertex_channels")
     if isinstance(channels, Mapping) and {"R", "G", "B"} <= channels.keys():
         stacked = np.stack([_array(channels[name], np.float32) for name in "RGB"], axis=1)
         return (stacked.clip(0, 1) * 255).round().astype(np.uint8)
-    if getattr(visual, "kind", "vertex") != "vertex":  # of trimesh: colours that it makes up
+    if getattr(visual, "kind", "vertex") != "vertex":  # trimesh would invent vertex colours
         return None
     colours = _part(visual, "vertex_colors")
     if colours is None or len(colours) != count:
@@ -112,7 +112,7 @@ def _colours(whole: Any, visual: Any, count: int) -> NDArray[np.uint8] | None:
 
 
 def _texture(visual: Any) -> bytes:
-    """The picture of a material, as a PNG."""
+    """The texture image of a material, as a PNG."""
     material = _part(visual, "material")
     picture = _part(material, "image", "baseColorTexture") if material is not None else None
     if picture is None:

@@ -1,4 +1,4 @@
-"""Move and cast what goes into a module that is on another device, or of another number type."""
+"""Move and cast the inputs of a module that has another device or dtype."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 _AS_THEY_ARE = ("timestep", "sigma", "ids", "rotary", "freqs", "guidance", "mask")
-"""Parts of names of arguments that are never cast: a coarser type would change what they mean."""
+"""Parts of names of arguments that are never cast: a coarser dtype would change their meaning."""
 
 
 def at_border(
@@ -19,14 +19,14 @@ def at_border(
     home: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> Callable[..., Any]:
-    """Wrap a module's method so that it takes tensors of other devices and number types.
+    """Wrap a module's method so that it accepts tensors of other devices and dtypes.
 
     Args:
         original: the method.
         positional: the names of its arguments, in order.
-        device: of the module; its arguments are moved there. None: they are there.
+        device: the module's; its arguments are moved there. None: they are already there.
         home: the device of the rest of the pipeline; the answer is moved there.
-        dtype: of the module; floating arguments are cast to it. None: they are of it.
+        dtype: the module's; floating arguments are cast to it. None: no cast.
     """
 
     @wraps(original)
@@ -53,7 +53,7 @@ def _enter(name: str, value: Any, device: torch.device | None, dtype: torch.dtyp
 
 
 def moved(answer: Any, device: torch.device) -> Any:
-    """An answer of a module with its tensors on a device; distributions are made anew."""
+    """Move the tensors of a module's answer to a device; distributions are rebuilt."""
     if hasattr(answer, "latent_dist"):
         answer.latent_dist = type(answer.latent_dist)(answer.latent_dist.parameters.to(device))
         return answer

@@ -1,6 +1,6 @@
 """Compile the repeated blocks of denoisers, and warm up: run every graph before the first request.
 
-Graphs are made for one row and for many, one length of text and many, with masks and without.
+Graphs are compiled for one row and many, one text length and many, with and without masks.
 """
 
 import threading
@@ -23,18 +23,18 @@ from carpool.engine.model.modular import Pipeline, workflows
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.settings.preparation import DEFAULT_SIZE, is_denoiser, sizes
 
-GRAPHS = 64  # of one block, at most
-COMPILER = "inductor"  # of torch.compile
-STEPS = 2  # the first step of a scheduler may differ from the others
+GRAPHS = 64  # max graphs of one block
+COMPILER = "inductor"  # back end of torch.compile
+STEPS = 2  # a scheduler's first step may differ from the others
 SHORT, LONG = "a cat", "an astronaut who rides a horse over the moon in the rain"
 PROMPTS = ((SHORT,), (LONG,), (LONG, LONG), (SHORT, LONG), (SHORT, LONG, LONG))
-PICTURE_PX = 512  # a side of what is given to pipelines that need a picture, if no size is said
+PICTURE_PX = 512  # side of the input image for pipelines that need one, if no size is set
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks of a denoiser that are worth compiling: what there is several times of one class.
+    """The blocks of a denoiser that are worth compiling: classes with several instances.
 
-    diffusers names them for most classes (`_repeated_blocks`); else they are the entries of lists.
+    Diffusers names them for most classes (`_repeated_blocks`); else they are the entries of lists.
     """
     if names := getattr(module, "_repeated_blocks", None):
         return [part for part in module.modules() if type(part).__name__ in names]
@@ -55,7 +55,7 @@ def compile_blocks(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
     limits = torch._dynamo.config  # graphs of one block: sizes, lengths, masks; then eager for good
     undo.callback(setattr, limits, "recompile_limit", limits.recompile_limit)
     limits.recompile_limit = max(GRAPHS, limits.recompile_limit)
-    # hooks of adapters come later: without guards, compiled blocks would never see them
+    # adapters add hooks later: without guards, compiled blocks would never see them
     undo.callback(setattr, limits, "skip_nnmodule_hook_guards", limits.skip_nnmodule_hook_guards)
     limits.skip_nnmodule_hook_guards = False
     for block in blocks:
@@ -65,11 +65,11 @@ def compile_blocks(modules: Mapping[str, nn.Module], undo: ExitStack) -> None:
 
 @cache
 def keep_device_guard() -> None:
-    """Let torch's guard of a CUDA device that is missing live as long as the process.
+    """Keep torch's guard of a missing CUDA device alive as long as the process.
 
-    A torch with CUDA on a machine without a driver makes that guard when something is compiled for
-    the first time, in memory of the calling thread. Torch 2.11 uses it after this thread, which may
-    be that of the warm-up, has ended: a segmentation fault. So a thread makes it that never ends.
+    A CUDA build of torch on a machine without a driver creates that guard at the first compilation,
+    in memory of the calling thread. Torch 2.11 uses it after the end of this thread, which may be
+    the warm-up's: a segmentation fault. So a thread that never ends creates it.
     """
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
     if ensure is None or torch.version.cuda is None or torch.cuda.is_available():
@@ -86,10 +86,10 @@ def keep_device_guard() -> None:
 
 
 def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
-    """Run the pipeline once for every size and width, as the engine's thread will.
+    """Run the pipeline once for every size and width, under the settings of the engine's thread.
 
-    Compiled graphs are made for threads of the same settings (number of threads, gradients off),
-    so it is a thread of its own that runs them.
+    Compiled graphs are valid for threads with equal settings (number of threads, gradients off), so
+    a separate thread runs them.
 
     Raises:
         LoadFailed: a run failed.
@@ -114,7 +114,7 @@ def warm_up(pipe: Pipeline, settings: EngineSettings, device: Device) -> None:
             pipe.set_progress_bar_config(disable=True)
             for call in tqdm(list(_calls(pipe, image_sizes)), desc="Warming up", unit="run"):
                 call()
-        except Exception as error:  # whatever a pipeline raises
+        except Exception as error:  # a pipeline may raise anything
             failed.append(error)
         finally:
             pipe.set_progress_bar_config(**bars)
@@ -134,7 +134,7 @@ def _calls(pipe: Pipeline, image_sizes: list[tuple[int, int]]) -> Iterator[parti
         size = {"width": width_px, "height": height_px} if width_px else {}
         for prompts in PROMPTS:
             if needs_picture and len(prompts) > 1:
-                continue  # not every such pipeline takes several
+                continue  # not every such pipeline takes several prompts
             arguments = {
                 "prompt": list(prompts),
                 "num_inference_steps": STEPS,

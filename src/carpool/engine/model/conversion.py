@@ -1,8 +1,8 @@
-"""Bring the weights of a file under the names of a diffusers model; tell which do not fit.
+"""Convert the weights of a file to the names of a diffusers model; find those that do not fit.
 
-diffusers has a converter for each class. Converters take what they know and drop the rest, so each
-is run on tensors without memory that remember the names they were made of: a name in the file that
-ends nowhere in the model is left over.
+Diffusers has a converter for each class. Converters use the names they know and drop the rest, so
+each is run on tensors without memory that track the names of their sources: a name in the file that
+reaches no weight of the model is left over.
 """
 
 import re
@@ -25,32 +25,32 @@ PARTS = (
     *("cond_stage_model.", "conditioner.embedders.", "text_encoders.", "control_model."),
     "connectors.",
 )
-"""Prefixes of the parts of a file that holds several; `model.diffusion_model.` is the denoiser."""
+"""Prefixes of the parts of a combined file; `model.diffusion_model.` is the denoiser."""
 PREFIXES = ("", "model.diffusion_model.", "vae.", "audio_vae.", "net.")
 """Prefixes that some converters look for, tried in turn."""
 HARMLESS = re.compile(
     r"(.*\.)?(position_ids|inv_freq)"  # computed from the configuration
     r"|(.*\.)?num_batches_tracked"  # counted in training
-    r"|loss\..*"  # of an autoencoder's training: its discriminator
+    r"|loss\..*"  # an autoencoder's training: its discriminator
     r"|model_ema\..*"  # running means of weights: diffusers reads the weights
-    r"|(.*\.)?logit_scale"  # compares texts with pictures, and encodes neither
+    r"|(.*\.)?logit_scale"  # compares texts with images, and encodes neither
     r"|norm_final\.weight|pos_embed"  # unused in the original Lumina 2 and Z-Image; in Sana
-    r"|(.*\.)?per_channel_statistics\.(channel|mean-of-stds).*"  # of LTX's training
+    r"|(.*\.)?per_channel_statistics\.(channel|mean-of-stds).*"  # LTX's training
     r"|(alphas|betas|sqrt|posterior|log_one_minus)_?\w*|logvar|lvlb_weights|denoiser\.sigmas"
-    r"|scale_factor|global_step"  # of training; a scheduler computes its own
+    r"|scale_factor|global_step"  # training; a scheduler computes its own
     r"|spiece_model|tekken_model|tokenizer_json"  # tokenizers, which pipelines have
 )
-"""Names that change no picture, and why."""
+"""Names that affect no image, and why."""
 OTHER_HALVES = re.compile(
     r"(^|\.)(decoder|lm_head|vision_model|visual|visual_projection|text_projection|vision_tower"
     r"|multi_modal_projector)(?=\.)"
 )
-"""Modules beside an encoder in files of whole models: no encoder's answer needs them."""
+"""Other modules of whole models' files: an encoder's answer does not need them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How weights fit a model."""
+    """The fit of a file's weights to a model."""
 
     weights: dict[str, Tensor]  # by the model's names
     missing: list[str] = field(default_factory=list)  # names of the model
@@ -59,12 +59,12 @@ class Fit:
 
     @property
     def distance(self) -> tuple[int, int, int]:
-        """How many names do not fit, the worst kind first."""
+        """The numbers of names that do not fit, worst kind first."""
         return len(self.missing), len(self.other_shapes), len(self.left_over)
 
     @property
     def is_exact(self) -> bool:
-        """Is nothing missing, left over, or of another shape?"""
+        """Whether no weight is missing, left over, or of another shape."""
         return not any(self.distance)
 
 
@@ -73,7 +73,7 @@ class Misfit(ValueError):
 
 
 class _Traced(Tensor):
-    """A tensor without memory that remembers the names of those that it was made of."""
+    """A tensor without memory that tracks the names of its source tensors."""
 
     names: frozenset[str] = frozenset()
 
@@ -109,14 +109,14 @@ def empty_model(cls: Any, config: Mapping[str, Any]) -> nn.Module:
 
 
 def fit(weights: Mapping[str, Tensor], cls: Any, config: Mapping[str, Any]) -> Fit:
-    """Fit weights of a file to a diffusers class, by its converter where they need one.
+    """Fit weights of a file to a diffusers class, through its converter if needed.
 
     Args:
-        weights: those of the component, or of a file that holds the component among others.
-        config: of the model.
+        weights: weights of the component, or of a file that holds it among others.
+        config: the model's configuration.
 
     Raises:
-        ValueError: they are of another model altogether.
+        ValueError: they belong to a completely different model.
     """
     model = empty_model(cls, config)
     expected = model.state_dict()
@@ -139,7 +139,7 @@ def fit(weights: Mapping[str, Tensor], cls: Any, config: Mapping[str, Any]) -> F
 
 
 def views_of(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The parts of a file by their prefixes, each without it; weights of no part under ""."""
+    """The parts of a file by prefix, with the prefix removed; other weights under ""."""
     views: dict[str, dict[str, Tensor]] = {}
     for name, weight in weights.items():
         part = part_of(name)
@@ -148,7 +148,7 @@ def views_of(weights: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def part_of(name: str) -> str:
-    """The prefix of the part of a file that a name belongs to; "" where it has none."""
+    """The prefix of a name's part of a file; "" if it has none."""
     if CONNECTORS.match(name):  # under the prefix of the denoiser
         return "connectors."
     for prefix in PARTS:
@@ -160,7 +160,7 @@ def part_of(name: str) -> str:
 
 
 def unwrapped(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights without a prefix that all of their names share and the model's have not."""
+    """Remove a prefix that all names of weights share and the model's names lack."""
     names = {name: name for name in weights if not is_harmless(name)}
     while len(heads := {new.partition(".")[:2] for new in names.values()}) == 1:
         prefix = "".join(*heads)
@@ -171,7 +171,7 @@ def unwrapped(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 
 def converter_of(cls: Any) -> Callable[..., Mapping[str, Tensor]] | None:
-    """A converter of the names of original code; None where there is none for a class."""
+    """A class's converter of original names; None if there is none."""
     entries = SINGLE_FILE_LOADABLE_CLASSES.items()
     matches = (entry for name, entry in entries if issubclass(cls, getattr(diffusers, name)))
     return next((entry["checkpoint_mapping_fn"] for entry in matches), renaming_of(cls))
@@ -183,13 +183,13 @@ def _trials(
     config: Mapping[str, Any],
     expected: Mapping[str, Tensor],
 ) -> Iterator[tuple[Fit, Mapping[str, Tensor]]]:
-    """How weights would fit, converted with each prefix; and what is to be converted for that."""
+    """The fit of weights converted with each prefix, and the input of that conversion."""
     for prefix in PREFIXES:
         traced = {f"{prefix}{name}": _trace(name, weight) for name, weight in weights.items()}
         try:
             outputs = convert(config=dict(config), checkpoint=traced)
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError):
-            continue  # the names are not those that it knows
+            continue  # names that the converter does not know
         origins = {name: part.names for name, part in outputs.items() if isinstance(part, _Traced)}
         if origins.keys() & expected.keys():
             real = {f"{prefix}{name}": weight for name, weight in weights.items()}
@@ -202,7 +202,7 @@ def _checked(
     origins: Mapping[str, frozenset[str]],
     expected: Mapping[str, Tensor],
 ) -> Fit:
-    """Compare converted weights with those that a model has."""
+    """Compare converted weights with the weights of a model."""
     usable = _usable(converted, expected)
     inputs = frozenset[str]().union(*(origins.get(name, ()) for name in usable))
     has_blocks = any(hasattr(weight, "quant_type") for weight in weights.values())
@@ -214,24 +214,24 @@ def _checked(
             f"{name} is {tuple(usable[name].shape)} and must be {tuple(weight.shape)}"
             for name, weight in expected.items()
             if name in usable and usable[name].shape != weight.shape and not has_blocks
-        ],  # of GGUF's blocks diffusers checks the shapes
+        ],  # diffusers checks the shapes of GGUF blocks
     )
 
 
 def _usable(converted: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that a model takes; counters of training are made where a file lacks them."""
+    """The weights that a model uses; missing training counters are added as zeros."""
     usable = {name: tensor for name in expected if (tensor := converted.get(name)) is not None}
     counters = [name for name in expected if name.endswith("num_batches_tracked")]
     return {name: torch.zeros((), dtype=torch.int64) for name in counters} | usable
 
 
 def is_harmless(name: str) -> bool:
-    """Does a weight change no picture, whether a model has a place for it or not?"""
+    """Whether a weight affects no image, whether or not the model has it."""
     return HARMLESS.fullmatch(name) is not None
 
 
 def left_over_of(names: Iterable[str], model: nn.Module) -> list[str]:
-    """Names that a model has no place for, without those that it does not need."""
+    """The names that do not belong to a model, without harmless ones."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     left_over = sorted(
         name
@@ -248,7 +248,7 @@ def left_over_of(names: Iterable[str], model: nn.Module) -> list[str]:
 
 
 def _is_shared(model: nn.Module) -> bool:
-    """Whether a pipeline gives a ControlNet modules of its denoiser, which are None until then."""
+    """Whether a ControlNet gets modules from its pipeline's denoiser; until then they are None."""
     share = getattr(type(model), "from_transformer", None)
     return share is not None and "controlnet" in signature(share).parameters
 
@@ -262,7 +262,7 @@ def refuse_misfit(
         kind: the model's class.
 
     Raises:
-        Misfit: names what is missing, left over, or of another shape.
+        Misfit: a weight is missing, left over, or of another shape; the text names it.
     """
     if other_shapes:
         raise Misfit(f"it holds a {kind} of another size: {some(other_shapes)}")

@@ -4,7 +4,7 @@ At each of a few fixed noise levels the model's velocity gives a whole clean sam
 takes it to the next level; there is no solver in between. Diffusers has no such scheduler for Wan.
 
 Source: Yin et al., "Improved Distribution Matching Distillation for Fast Image Synthesis"
-(NeurIPS 2024), section 4.4; the levels are those that FastWan2.2-TI2V-5B-FullAttn was trained on.
+(NeurIPS 2024), section 4.4; the levels are FastWan2.2-TI2V-5B-FullAttn's in training.
 Zheng et al., "Large Scale Diffusion Distillation via Score-Regularized Continuous-Time Consistency"
 (rCM, 2025): the same step between levels of its own.
 """
@@ -30,9 +30,9 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
     """Samples at fixed noise levels, with fresh noise in between.
 
     Args:
-        levels: timesteps, 0-1000, falling; also the most steps there are.
+        levels: timesteps, 0-1000, descending; their number limits the steps.
         num_train_timesteps: the timestep of pure noise.
-        rounds_timesteps: whether the model is told timesteps in bfloat16's precision.
+        rounds_timesteps: whether timesteps are rounded to bfloat16 for the model.
     """
 
     order = 1
@@ -45,9 +45,9 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         num_train_timesteps: int = 1000,
         rounds_timesteps: bool = False,
     ) -> None:
-        self.generator = torch.Generator()  # of the request: pipelines pass none to `step`
+        self.generator = torch.Generator()  # the request's: pipelines pass none to `step`
         self.timesteps = torch.tensor(levels)
-        self.sigmas = torch.zeros(1)  # the share of noise at each step, and 0 after the last
+        self.sigmas = torch.zeros(1)  # noise share at each step, 0 after the last
         self._step_index: int | None = None
 
     @property
@@ -60,10 +60,10 @@ class DMDScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]
         return self._step_index
 
     def set_timesteps(self, num_inference_steps: int, device: Any = None, **_: Any) -> None:
-        """Take the first levels.
+        """Use the first levels.
 
         Raises:
-            ValueError: there are fewer than the steps asked for.
+            ValueError: there are fewer levels than steps.
         """
         levels = self.config.levels
         if num_inference_steps > len(levels):

@@ -1,7 +1,7 @@
-"""Textual inversion: words of one's own, each learned as vectors of the text encoders.
+"""Textual inversion: custom words, each learned as vectors of the text encoders.
 
-A file is one word, that of its name: `mystyle.safetensors` is written "mystyle" in a prompt. The
-words are added once, as the model is loaded; they change no prompt that has none of them.
+A file is one word, named like the file: `mystyle.safetensors` is "mystyle" in a prompt. The words
+are added once, when the model is loaded; prompts without them do not change.
 """
 
 import logging
@@ -19,7 +19,7 @@ from carpool.errors import LoadFailed, SettingRejected
 log = logging.getLogger("carpool")
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-_PLACES = {"clip_l": "", "clip_g": "_2"}  # of SDXL's files: which text encoder
+_PLACES = {"clip_l": "", "clip_g": "_2"}  # suffix of the text encoder, by key in SDXL's files
 
 
 def add_embeddings(pipe: Any, folder: str) -> dict[str, int]:
@@ -30,7 +30,7 @@ def add_embeddings(pipe: Any, folder: str) -> dict[str, int]:
 
     Raises:
         SettingRejected: there is no such folder.
-        LoadFailed: the pipeline reads no such words.
+        LoadFailed: the pipeline does not support embeddings.
     """
     if not Path(folder).expanduser().is_dir():
         raise SettingRejected(f"embeddings={folder!r}: there is no such folder")
@@ -48,17 +48,17 @@ def add_embeddings(pipe: Any, folder: str) -> dict[str, int]:
             words[path.stem] = max(len(tensor) for tensor in vectors.values())
         except pickle.UnpicklingError:
             log.warning("embedding %s is left out: it is no file of plain tensors", path.name)
-        except Exception as error:  # of files as others wrote them
+        except Exception as error:  # third-party files may raise anything
             log.warning("embedding %s is left out: %s", path.name, str(error).partition("\n")[0])
     log.info("%d embeddings: %s", len(words), ", ".join(words))
     return words
 
 
 def _vectors(path: Path) -> dict[str, torch.Tensor]:
-    """The vectors of a file by the key that names their text encoder, or by any other one."""
+    """The vectors of a file by key; a known key names their text encoder."""
     safe = path.suffix == ".safetensors"
     content = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
-    if isinstance(content, Mapping) and "string_to_param" in content:  # of AUTOMATIC1111
+    if isinstance(content, Mapping) and "string_to_param" in content:  # AUTOMATIC1111's format
         content = content["string_to_param"]
     if isinstance(content, torch.Tensor):
         content = {"": content}
@@ -74,7 +74,7 @@ def _vectors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _add(pipe: Any, word: str, vectors: Mapping[str, torch.Tensor]) -> None:
-    """Add a word to each text encoder that its vectors are for, or to none."""
+    """Add a word to each text encoder that its vectors are for; on an error to none."""
     places = list[tuple[Any, Any, torch.Tensor]]()
     for name, tensor in vectors.items():
         suffixes = [_PLACES[name]] if name in _PLACES else ["", "_2"]

@@ -1,6 +1,6 @@
-"""Build a pipeline by a function of the user's own, named as `module:function`.
+"""Build a pipeline by the user's own function, named as `module:function`.
 
-So the worker can build it, and a later worker can build it again.
+So each worker can build it, also after a restart.
 """
 
 import importlib
@@ -20,7 +20,7 @@ def build(factory: str) -> Pipeline:
         factory: `module:function`, or `path/to/file.py:function`.
 
     Raises:
-        LoadFailed: there is no such function, it failed, or it gave something else.
+        LoadFailed: the function is missing, failed, or returned no pipeline.
     """
     place, _, name = factory.rpartition(":")
     try:
@@ -28,7 +28,7 @@ def build(factory: str) -> Pipeline:
         for part in name.split("."):
             target = getattr(target, part)
         pipe = target()
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         raise LoadFailed(f"--pipeline {factory}: {type(error).__name__}: {error}") from error
     if not isinstance(pipe, Pipeline):
         rule = "it must return a diffusers pipeline"

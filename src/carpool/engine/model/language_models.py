@@ -1,4 +1,4 @@
-"""Find language models: a folder or repository of transformers', and components of a pipeline."""
+"""Find language models: a model of transformers, or components of a pipeline."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,10 +45,10 @@ def read_language_model(source: str, revision: str | None, dtype: torch.dtype) -
 
 
 def refuse_parts(settings: EngineSettings) -> None:
-    """Refuse settings about the components of a pipeline of diffusers.
+    """Refuse settings for the components of a diffusers pipeline.
 
     Raises:
-        SettingRejected: names the setting.
+        SettingRejected: such a setting is used; the text names it.
     """
     for name in ("rewriter", "language_url"):
         if getattr(settings, name):
@@ -59,7 +59,7 @@ def refuse_parts(settings: EngineSettings) -> None:
 
 
 def text_tasks_of(pipe: Any) -> dict[str, tuple[Task, TextPipeline]]:
-    """The components of a pipeline that write texts: tasks, and pipelines over the same modules."""
+    """The text-generating components of a pipeline: tasks, and pipelines over the modules."""
     if isinstance(pipe, TextPipeline):
         return {}
     tasks = {}
@@ -71,10 +71,10 @@ def text_tasks_of(pipe: Any) -> dict[str, tuple[Task, TextPipeline]]:
 
 
 def _writers(pipe: Any) -> Iterator[tuple[str, TextPipeline]]:
-    """The components that write texts, by name.
+    """The text-generating components, by name.
 
-    Left out are those without a tokenizer of their own, and those whose tokens are no text, as
-    GLM-Image's planner of pictures.
+    Left out are components without their own tokenizer, and those whose tokens are not text, such
+    as GLM-Image's planner of images.
     """
     for name, module in pipe.components.items():
         can_generate = getattr(module, "can_generate", None)

@@ -1,7 +1,7 @@
-"""A language model behind another server's URL: it writes prompts anew, or plans of GLM-Image.
+"""A language model on another server: it rewrites prompts, or writes plans for GLM-Image.
 
-The request's fiber stands still while a thread waits for the answer; other requests go on. All
-that goes wrong there is one error, which names the URL and what happened.
+The request's fiber is parked while a thread waits for the answer; other requests go on. Every
+failure there is one error with the URL and the problem.
 """
 
 import json
@@ -22,15 +22,15 @@ from carpool.engine.model.rewriter import INSTRUCTION, MOST_TOKENS, TellPrompt, 
 from carpool.engine.tokenizers import HostCall
 from carpool.errors import LanguageServerFailed, SettingRejected
 
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs URLs whole, passwords and all
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs whole URLs with passwords
 
 T = TypeVar("T")
 PAUSES_S = (0.5, 2.0)
-"""Before a second and a third attempt. Half: a server that restarts is given up sooner."""
-CONNECT_S = 5.0  # twice: a host that is gone costs a request 30 s
-MAX_CHARACTERS = 32_000  # of a rewritten prompt, as of one that clients send
+"""Before a second and a third attempt. Half: less patience with a restarting server."""
+CONNECT_S = 5.0  # twice: an unreachable host costs a request 30 s
+MAX_CHARACTERS = 32_000  # of a rewritten prompt, the same limit as for clients
 PLANNER = "vision_language_encoder"
-"""Component of GLM-Image that plans pictures."""
+"""GLM-Image's component that plans images."""
 _PASSING = (408, 429, 502, 503, 504)
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 
@@ -40,12 +40,12 @@ class LanguageServer:
 
     Args:
         url: http(s)://HOST[:PORT], with or without /v1; a password in it is never shown.
-        model: name of the model there; None: the first that it lists.
-        timeout_s: for an answer, all attempts together.
-        writes_prompts: and no plans.
+        model: name of the model there; None: the first in its list.
+        timeout_s: for an answer, over all attempts.
+        writes_prompts: it rewrites prompts; else it writes plans.
 
     Raises:
-        SettingRejected: `url` is none.
+        SettingRejected: `url` is not valid.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class LanguageServer:
         self.close = self._client.close
 
     def rewrite(self, prompt: str, tell: TellPrompt) -> str:
-        """Write a prompt anew, for a request's fiber; one that gets no words stays.
+        """Rewrite a prompt in a request's fiber; an empty answer keeps the prompt.
 
         Args:
-            tell: called on another thread; what it raises ends the call.
+            tell: called on another thread; its exception ends the call.
 
         Raises:
-            LanguageServerFailed: names the URL, and what happened.
+            LanguageServerFailed: with the URL and the problem.
         """
         text: str = park(HostCall(partial(self._written, prompt, tell), waits=True))
         return text or prompt
 
     @contextmanager
     def planning(self, pipe: Any, seed: int) -> Iterator[None]:
-        """Write the plan of a request's picture, in place of the planner of its pipeline."""
+        """Within this context, the server writes the plan of a request's image."""
         planner, own = getattr(pipe, PLANNER, None), vars(pipe)
         if not self.writes_prompts:
             own[PLANNER] = Planner(planner, self, seed)
@@ -91,10 +91,10 @@ class LanguageServer:
                 own[PLANNER] = planner
 
     def plan(self, body: Mapping[str, Any], limit: int) -> Any:
-        """The tokens of a plan, for a request's fiber.
+        """Write a plan in a request's fiber; returns its tokens.
 
         Raises:
-            LanguageServerFailed: as `rewrite`, or the plan is not whole.
+            LanguageServerFailed: as in `rewrite`, or the plan is incomplete.
         """
 
         def read(answer: httpx2.Response) -> list[int]:
@@ -140,10 +140,10 @@ class LanguageServer:
     def _ask(
         self, path: str, body: Mapping[str, Any] | None, read: Callable[[httpx2.Response], T]
     ) -> T:
-        """Ask, and again where that may help and there is time. On any thread.
+        """Send a request, with retries while they may help and time is left. On any thread.
 
         Raises:
-            LanguageServerFailed: names the URL, and what happened.
+            LanguageServerFailed: with the URL and the problem.
         """
         due_s, problem = time.monotonic() + self._timeout_s, ""
         for pause_s in (*PAUSES_S, None):
@@ -183,9 +183,9 @@ def _first_model(answer: httpx2.Response) -> str:
 
 
 class Planner:
-    """GLM-Image's planner as a pipeline sees it, whose plans another server writes.
+    """Replaces GLM-Image's planner in a pipeline: another server writes the plans.
 
-    Plans for pictures that are edited are written by the planner itself: no server takes them.
+    Plans for image edits are written by the planner itself: no server supports them.
     """
 
     def __init__(self, module: Any, server: LanguageServer, seed: int) -> None:
@@ -195,7 +195,7 @@ class Planner:
         return getattr(self._module, name)
 
     def generate(self, **inputs: Any) -> Any:
-        """As the planner's own: (1, read and written tokens)."""
+        """Like the planner's `generate`; returns (1, prompt and new tokens)."""
         ids, limit = inputs["input_ids"], inputs["max_new_tokens"]
         if inputs.get("pixel_values") is not None or ids.shape[0] != 1:
             return self._module.generate(**inputs)

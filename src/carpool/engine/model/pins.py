@@ -1,14 +1,14 @@
-"""Pin what pipelines and modules ask again and again: devices, number types, signatures.
+"""Cache properties that pipelines and modules read repeatedly: devices, dtypes, signatures.
 
-To answer `module.device`, `module.dtype` or `get_module_execution_device(module)`, diffusers walks
+To compute `module.device`, `module.dtype` or `get_module_execution_device(module)`, diffusers walks
 through all parts of the module, up to three times: milliseconds a request, in which no forward can
-begin. While an engine runs, a component of its pipeline answers the same every time, so a fiber
-gets the first answer again. Requests that write on modules, private rides, code outside of fibers,
-and parts of components get a new one each time. Components that are offloaded are not pinned: their
-weights move.
+start. While an engine runs, these values of a pipeline's component do not change, so a fiber gets
+the first value again. Requests that write on modules, private rides, code outside of fibers, and
+parts of components get a fresh value each time. Offloaded components are not cached: their weights
+move.
 
-Attention layers ask at every call for the signature of their processor, to know which arguments it
-takes: a fortieth of a forward of the embedded model. It is kept where `inspect` looks for it first.
+At every call, attention layers inspect the signature of their processor for its parameters: a
+fortieth of a forward of the embedded model. It is stored where `inspect` looks first.
 """
 
 import inspect
@@ -26,11 +26,11 @@ from carpool.engine.patches import Patches
 from carpool.engine.weights.placement import is_offloaded
 
 _PROPERTIES = ("device", "dtype")
-_FUNCTION = "get_module_execution_device"  # of diffusers: its pipelines import it by name
+_FUNCTION = "get_module_execution_device"  # diffusers' pipelines import it by name
 
 
 class Pins:
-    """The answers of the components of some pipelines, each asked for once."""
+    """The cached values of the components of some pipelines."""
 
     def __init__(self, components: Iterable[nn.Module], pipelines: Iterable[Any] = ()) -> None:
         self._classes = [cls for pipe in pipelines for cls in type(pipe).__mro__]
@@ -45,17 +45,17 @@ class Pins:
             patches.add()
 
     def remove(self) -> None:
-        """Have diffusers answer again. Harmless when not installed."""
+        """Restore diffusers' own properties. Harmless when not installed."""
         while self._installed:
             self._installed.pop().drop()
         self._answers.clear()
 
     def answer(self, module: nn.Module, name: str, ask: Callable[[Any], Any], context: Any) -> Any:
-        """The pinned answer, for a fiber.
+        """The cached value, for a fiber.
 
         Args:
-            ask: asks diffusers.
-            context: of the fiber.
+            ask: computes the value in diffusers.
+            context: the fiber's context.
         """
         if id(module) not in self._components or context.changes.are_possible:
             return ask(module)
@@ -88,12 +88,12 @@ _properties = [
     for cls in (ModelMixin, PreTrainedModel)
     for name in _PROPERTIES
 ]
-_functions: dict[str, Patches] = {}  # by the module that has imported it
+_functions: dict[str, Patches] = {}  # by the importing module
 _signed: dict[types.FunctionType, Patches] = {}
 
 
 def _all_patches(classes: Iterable[type]) -> list[Patches]:
-    """For the properties, and for the function in the files of these pipelines."""
+    """Patches of the properties, and of the function in the modules of these pipelines."""
     functions = {}
     for name in dict.fromkeys(cls.__module__ for cls in classes):
         if name.startswith("diffusers.pipelines.") and _FUNCTION in vars(sys.modules[name]):
@@ -103,7 +103,7 @@ def _all_patches(classes: Iterable[type]) -> list[Patches]:
 
 
 def _signatures(components: Iterable[nn.Module]) -> list[Patches]:
-    """For the functions that attention layers call: signatures that are not made anew each time."""
+    """Patches that store the signatures of the functions that attention layers call."""
     for component in components:
         for part in component.modules():
             function: Any = type(getattr(part, "processor", None)).__call__

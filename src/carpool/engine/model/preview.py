@@ -1,8 +1,8 @@
-"""Previews: pictures of a request's estimated result, while it is still being denoised.
+"""Previews: images of a request's estimated result during denoising.
 
 Each step of a request's own scheduler gives an estimate of the latents without noise. A small
-matrix, fitted to the model's autoencoder when a preview is first asked for (`latent_colours.py`),
-turns these into colours. No module runs for a preview, and pictures are made off the main loop.
+matrix, fitted to the model's autoencoder at the first preview (`latent_colours.py`), turns these
+into colours. No module runs for a preview, and images are made off the main loop.
 """
 
 import functools
@@ -29,10 +29,10 @@ log = logging.getLogger("carpool")
 
 @dataclass(frozen=True, slots=True)
 class DenoisedEstimate:
-    """A request's latents without noise, as its scheduler estimates them after a step."""
+    """A request's latents without noise, estimated by its scheduler after a step."""
 
     latents: Tensor  # (1, positions, channels) or (1, channels, height, width)
-    layout: Any  # rows and columns of packed ones: see `SchedulerHook.note_layout`
+    layout: Any  # rows and columns of packed latents: see `SchedulerHook.note_layout`
     step: int  # denoising steps done
     steps: int
 
@@ -41,9 +41,9 @@ class SchedulerHook:
     """Takes estimates from the steps of one request's scheduler.
 
     Args:
-        count: estimates to take, at most.
+        count: max estimates to take.
         show: called with each, on the engine's thread.
-        stages: of the engine: a step goes on without an estimate that fails.
+        stages: of the engine: a step continues without an estimate that fails.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class SchedulerHook:
         self._layout: Any = None
 
     def install(self, scheduler: Any) -> None:
-        """Hook every step from now on. The scheduler must be the request's own."""
+        """Hook every step from now on. The scheduler must be private to the request."""
         plain, owner = type(scheduler).step, weakref.ref(scheduler)  # no cycle: it holds tensors
 
-        @functools.wraps(plain)  # pipelines ask whether it takes `eta` or a generator
+        @functools.wraps(plain)  # pipelines inspect its parameters `eta` and `generator`
         def step(*args: Any, **kwargs: Any) -> Any:
             scheduler = owner()
             result = plain(scheduler, *args, **kwargs)
@@ -69,10 +69,10 @@ class SchedulerHook:
         scheduler.step = step
 
     def note_layout(self, arguments: Any) -> None:
-        """Note the layout of packed latents, if the arguments of a denoiser's call have it.
+        """Record the layout of packed latents, if the arguments of a denoiser's call have it.
 
         `img_ids` are (positions, 3) or (1, positions, 4): layer, row, column; `img_shapes` are
-        [[(layers, rows, columns), ...]]. Reference images follow after the picture itself.
+        [[(layers, rows, columns), ...]]. Reference images follow the image itself.
         """
         shapes, ids = arguments.get("img_shapes"), arguments.get("img_ids")
         if shapes is not None or isinstance(ids, Tensor):
@@ -89,12 +89,12 @@ class SchedulerHook:
 
 
 def moments(count: int, steps: int) -> set[int]:
-    """After which steps to take estimates: evenly spaced, and never after the last."""
+    """The steps after which to take estimates: evenly spaced, never the last one."""
     return {round(i * steps / (count + 1)) for i in range(1, count + 1)} - {0, steps}
 
 
 def _clean(scheduler: Any, answer: Tensor, sample: Tensor, result: Any) -> Tensor:
-    """The latents without noise, as far as the scheduler tells."""
+    """The latents without noise, estimated from the scheduler's step."""
     if type(scheduler).__name__ == "FlowMatchEulerDiscreteScheduler":  # x = (1 - s) x0 + s noise
         estimate: Tensor = sample - scheduler.sigmas[scheduler.step_index - 1] * answer
         return estimate  # the answer is noise - x0
@@ -106,26 +106,26 @@ def _clean(scheduler: Any, answer: Tensor, sample: Tensor, result: Any) -> Tenso
     config = scheduler.config
     outputs = [output for output in getattr(scheduler, "model_outputs", ()) if output is not None]
     if outputs and ("++" in config.get("algorithm_type", "") or config.get("predict_x0")):
-        estimates = outputs[-1:]  # multistep solvers keep their estimates
+        estimates = outputs[-1:]  # multistep solvers store their estimates
     clean: Tensor = before if not estimates or estimates[0] is None else estimates[0]
     return clean
 
 
 class PreviewDecoder:
-    """Turns estimates of one model's latents into pictures."""
+    """Turns estimates of one model's latents into images."""
 
     def __init__(self, pipe: Any) -> None:
         self._vae = getattr(pipe, "vae", None)
-        # GLM-Image's autoencoder states a factor that its pipeline does not use beside the means
+        # GLM-Image's autoencoder states a factor next to the means that its pipeline does not use
         self._has_factor = "XL" in type(pipe).__name__
         self._factors: Tensor | None = None  # (channels + 1, 3): from latents to colours, 0-1
         self._scale_px = 0
         self._was_fitted = False
 
     def fit(self) -> bool:
-        """Get ready. Returns whether this model's requests can have previews.
+        """Prepare. Returns whether this model's requests can have previews.
 
-        On the thread that runs the model: the first time, it encodes a few small pictures.
+        On the thread that runs the model: the first time, it encodes a few small images.
         """
         if not self._was_fitted:
             self._was_fitted = True
@@ -138,9 +138,9 @@ class PreviewDecoder:
     def picture(
         self, estimate: DenoisedEstimate, to_host: Callable[[Tensor], Tensor]
     ) -> NDArray[np.uint8] | None:
-        """Draw an estimate: (height, width, 3), as large as the picture is going to be.
+        """Draw an estimate: (height, width, 3), in the size of the final image.
 
-        None for latents of a layout that is not known.
+        None for latents of unknown layout.
         """
         assert self._factors is not None
         maps = _maps(to_host(estimate.latents).float(), estimate.layout, to_host)
@@ -156,7 +156,7 @@ class PreviewDecoder:
         return pixels
 
     def _as_encoded(self, maps: Tensor, channels: int) -> Tensor | None:
-        """Undo what the pipeline does to the autoencoder's latents: patches of 2x2, then scale."""
+        """Undo the pipeline's transform of the autoencoder's latents: 2x2 patches, then scale."""
         vae: Any = self._vae
         norm, config = getattr(vae, "bn", None), vae.config
         if norm is not None and len(maps) == len(norm.running_mean):
@@ -187,7 +187,7 @@ def _affine(maps: Tensor, spread: Tensor, mean: Tensor) -> Tensor:
 
 def _maps(latents: Tensor, layout: Any, to_host: Callable[[Tensor], Tensor]) -> Tensor | None:
     """Latents as (channels, rows, columns)."""
-    if latents.ndim == 5 and latents.shape[2] == 1:  # a video of one frame
+    if latents.ndim == 5 and latents.shape[2] == 1:  # a one-frame video
         latents = latents[:, :, 0]
     if len(latents) != 1:
         return None
@@ -206,11 +206,11 @@ def _maps(latents: Tensor, layout: Any, to_host: Callable[[Tensor], Tensor]) -> 
 
 
 class PreviewSender:
-    """Sends `preview` events to the requests that asked for them.
+    """Sends `preview` events to the requests with previews.
 
     Args:
         off_loop: runs work on another thread.
-        is_overloaded: whether there is more important work than previews.
+        is_overloaded: whether previews should give way to more important work.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class PreviewSender:
     def hook(
         self, view: Any, request: CheckedRequest, send: Callable[[Event], None]
     ) -> SchedulerHook | None:
-        """Hook the scheduler of a request that wants previews, where its model can have them."""
+        """Hook the scheduler of a request with previews, if its model supports them."""
         if not (request.previews and hasattr(view, "scheduler") and self._previews.fit()):
             return None
         show = functools.partial(self._show, request.request_id, send)

@@ -1,6 +1,6 @@
 """Weighted prompts as embeddings, by the library compel, from the model's own text encoders.
 
-They are made in the request's fiber: the encoders' calls park and are shared as any others.
+They are computed in the request's fiber: the encoders' calls park and share forwards.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ _ENCODERS = {"text_encoder": CLIPTextModel, "text_encoder_2": CLIPTextModelWithP
 
 
 def weights_reader(pipe: Any, tasks: tuple[Task, ...]) -> WeightsReader:
-    """What reads weights for a pipeline; compel is imported here, which takes seconds."""
+    """The reader of weights for a pipeline; imports compel, which takes seconds."""
     encoders = {name: part for name, part in pipe.components.items() if name.startswith("text_enc")}
     is_read = (
         isinstance(pipe, TextualInversionLoaderMixin)
@@ -33,20 +33,20 @@ def weights_reader(pipe: Any, tasks: tuple[Task, ...]) -> WeightsReader:
 
 
 def embedded(pipe: Any, task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call with its prompts as embeddings, by the weights that they have.
+    """Replace the prompts in a call's arguments by weighted embeddings.
 
     A prompt may have any length: about 75 tokens are encoded at once. The pooled embedding of SDXL
     is that of the text without weights.
 
     Returns:
-        In the place of prompts `prompt_embeds` (1, 77 k, width) and, where guidance is on,
+        Instead of prompts `prompt_embeds` (1, 77 k, width) and, with guidance,
         `negative_prompt_embeds` of the same shape; for SDXL also `pooled_prompt_embeds` (1, width).
     """
     from compel import CompelForSD, CompelForSDXL, ReturnedEmbeddingsType
 
     own = {parameter.name: parameter.default for parameter in task.parameters}
     is_guided = float(arguments.get("guidance_scale", own.get("guidance_scale")) or 0) > 1
-    is_zeroed = pipe.config.get("force_zeros_for_empty_prompt", False)  # as diffusers does it
+    is_zeroed = pipe.config.get("force_zeros_for_empty_prompt", False)  # as in diffusers
     texts = {name: arguments.get(name) for name in PROMPTS}
     if not is_guided or (is_zeroed and texts["negative_prompt"] is None):
         texts |= {"negative_prompt": None, "negative_prompt_2": None}
@@ -54,7 +54,7 @@ def embedded(pipe: Any, task: Task, arguments: Mapping[str, Any]) -> dict[str, A
         texts["negative_prompt"] = texts["negative_prompt"] or ""
     result = {name: value for name, value in arguments.items() if name not in PROMPTS}
     if (note := getattr(current_context(), "note_texts", None)) is not None:
-        note(list(texts.values()))  # whole: compel tokenizes them in pieces
+        note(list(texts.values()))  # whole texts: compel tokenizes them in pieces
     if "text_encoder_2" in pipe.components:
         compel: Any = CompelForSDXL(pipe)
         providers = [_reading(pipe, part) for part in (compel.compel_1, compel.compel_2)]
@@ -77,7 +77,7 @@ def embedded(pipe: Any, task: Task, arguments: Mapping[str, Any]) -> dict[str, A
 
 
 def _reading(pipe: Any, compel: Any) -> Any:
-    """Have a Compel read the notation here in the place of its own; returns its provider."""
+    """Make a Compel parse this notation instead of its own; returns its provider."""
     from compel.prompt_parser import Conjunction, FlattenedPrompt
 
     provider = compel.conditioning_provider
@@ -91,6 +91,6 @@ def _reading(pipe: Any, compel: Any) -> Any:
 
 
 def _parts(pipe: Any, provider: Any, prompt: str) -> list[tuple[str, float]]:
-    """The fragments of a prompt, with all vectors of the words of embedding files."""
+    """The fragments of a prompt, with embedding words expanded to all their vectors."""
     convert, tokenizer = pipe.maybe_convert_prompt, provider.tokenizer
     return [(convert(text, tokenizer), weight) for text, weight in fragments(prompt)]

@@ -1,4 +1,4 @@
-"""Converters of original names for parts of LTX-2 that diffusers reads from no single file.
+"""Converters of original names for parts of LTX-2 that diffusers cannot read from single files.
 
 A file of LTX-2 has its connectors under the prefix of its denoiser, where diffusers' own converter
 drops them.
@@ -13,7 +13,7 @@ from torch import Tensor
 CONNECTORS = re.compile(
     r"((model\.)?diffusion_model\.)?((video|audio)_embeddings_connector|text_embedding_projection)\."
 )
-"""How names of connectors begin in original code."""
+"""Prefixes of connectors' names in original code."""
 _NAMES = {
     "LTX2TextConnectors": {
         r"^(model\.)?diffusion_model\.": "",
@@ -29,11 +29,11 @@ _NAMES = {
         r"^resblocks\.": "resnets.",
     },
 }
-"""Patterns of original names, and what diffusers calls them, by class."""
+"""Patterns of original names and their replacements in diffusers, by class."""
 
 
 def renaming_of(cls: type) -> Callable[..., Mapping[str, Tensor]] | None:
-    """A converter of the names of original code, called like those of diffusers; None if none."""
+    """A converter of original names with diffusers' interface; None: none for this class."""
     patterns = _NAMES.get(cls.__name__)
     if patterns is None:
         return None

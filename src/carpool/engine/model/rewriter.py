@@ -1,7 +1,7 @@
-"""The server's own rewriter: a causal language model that writes prompts anew for any pipeline.
+"""The server's own rewriter: a causal language model that rewrites prompts for any pipeline.
 
-It is a component of the pipeline like any other: the tokens that it writes are calls in the same
-loop as denoising steps. It takes the likeliest token each time, so a prompt has one rewriting.
+It is a component of the pipeline like any other: its tokens are calls in the same loop as denoising
+steps. It always takes the likeliest token, so a prompt has one rewriting.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,22 +25,22 @@ INSTRUCTION = (
     "Rewrite the user's text as one detailed prompt for a model that draws pictures. "
     "Keep everything that the text says. Answer with the prompt only."
 )
-MOST_TOKENS = 512  # of a rewritten prompt, where the model has no limit of its own
+MOST_TOKENS = 512  # of a rewritten prompt, if the model has no limit
 METHODS = ("upsample_prompt", "enhance_prompt", "rewire_prompt", "_enhance_prompt_with_pe")
-"""Methods of pipelines that write prompts anew: FLUX.2, LTX-2, LongCat-Image, ERNIE-Image."""
+"""Pipelines' methods that rewrite prompts: FLUX.2, LTX-2, LongCat-Image, ERNIE-Image."""
 
 
 def attach(
     pipe: Any, model: str, dtype: torch.dtype, device: torch.device, undo: ExitStack
 ) -> None:
-    """Load a rewriter and make it a component of a pipeline.
+    """Load a rewriter and add it to a pipeline as a component.
 
     Args:
         model: a folder or a hub id of a causal model of transformers with a chat template.
-        undo: takes it away again.
+        undo: removes it again.
 
     Raises:
-        LoadFailed: it is no such model.
+        LoadFailed: `model` is no such model.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,16 +63,16 @@ def attach(
 
 
 class TellPrompt(Protocol):
-    """Is called with the prompt that is written: as far as it is, and at last as a whole."""
+    """Called with the prompt as written so far, and at the end with the whole prompt."""
 
     def __call__(self, text: str, *, is_whole: bool = False) -> object: ...
 
 
 def rewrite(pipe: Any, prompt: str, tell: TellPrompt) -> str:
-    """Write a prompt anew, in a request's fiber; one for which the model has no words stays.
+    """Rewrite a prompt in a request's fiber; an empty answer keeps the prompt.
 
     Raises:
-        InvalidValue: the prompt is longer than the model reads.
+        InvalidValue: the prompt is longer than the model's limit.
     """
     model, tokenizer = getattr(pipe, REWRITER), getattr(pipe, TOKENIZER)
     messages = [
@@ -99,12 +99,12 @@ def rewrite(pipe: Any, prompt: str, tell: TellPrompt) -> str:
 
 
 def answer_in(text: str) -> str:
-    """The answer in what a model has written, which may have thought before."""
+    """The answer in a model's output, without its thinking."""
     return text.rpartition("</think>")[2].strip()
 
 
 def watched(tokenizer: Any, tell: TellPrompt, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `generate` with which the text that it writes is told."""
+    """Options of `generate` that report the text as it is written."""
     text = ""
 
     def add(piece: str, tokens: int, limit: int) -> None:
@@ -118,10 +118,10 @@ def watched(tokenizer: Any, tell: TellPrompt, options: Mapping[str, Any]) -> dic
 
 @contextmanager
 def noting(pipe: Any, note: Callable[[str], object], tell: TellPrompt) -> Iterator[None]:
-    """Note each prompt that a pipeline writes anew by a method of its own.
+    """Record each prompt that a pipeline rewrites by one of its own methods.
 
     Args:
-        tell: called while such a method lets one of the pipeline's models write.
+        tell: called while one of the pipeline's models writes for such a method.
     """
     attributes = vars(pipe)
     names = [name for name in METHODS if callable(getattr(pipe, name, None))]

@@ -15,7 +15,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
-    """Read a pipeline's own signature; where that takes `**kwargs`, those of its bases as well."""
+    """Read a pipeline's own signature; if it takes `**kwargs`, also those of its bases."""
     parameters: dict[str, Parameter] = {}
     for cls in type(pipe).__mro__:
         if "__call__" not in vars(cls):
@@ -54,7 +54,7 @@ def _parameter(name: str, annotation: Any, default: Any, required: bool) -> Para
         kinds = ("str",)
     else:
         kinds = ("other", "int", "float", "list", "dict")
-    if name in PICTURE_NAMES:  # a path is no picture: the pipeline would read the server's files
+    if name in PICTURE_NAMES:  # a path is no image: the pipeline would read the server's files
         kinds = tuple(dict.fromkeys([*(kind for kind in kinds if kind != "str"), "other"]))
     is_none = default is None and not required
     is_tuple = _takes_tuples(annotation, default)
@@ -62,7 +62,7 @@ def _parameter(name: str, annotation: Any, default: Any, required: bool) -> Para
 
 
 def _takes_tuples(annotation: Any, default: Any) -> bool:
-    """Whether a parameter takes a tuple, and no list."""
+    """Whether a parameter takes a tuple but not a list."""
     if annotation is None:
         return isinstance(default, tuple)
     kinds = {typing.get_origin(option) or option for option in _options(annotation)}
@@ -70,9 +70,9 @@ def _takes_tuples(annotation: Any, default: Any) -> bool:
 
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
-    """An annotation that is text, as `from __future__ import annotations` has it, as it is meant.
+    """Evaluate an annotation, which may be text (`from __future__ import annotations`).
 
-    None where there is none, or text that cannot be evaluated: names for type checkers only.
+    None without an annotation, or for text that cannot be evaluated, such as type-checking names.
     """
     if annotation is inspect.Parameter.empty:
         return None
@@ -84,7 +84,7 @@ def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union; of a `Literal`, those of its values: the pipeline checks which."""
+    """The types of a union; of a `Literal`, its values' types: the pipeline checks the value."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return tuple([option for argument in arguments for option in _options(argument)])
@@ -92,7 +92,7 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 
 def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
-    """The kinds of value that a parameter takes, the one that describes it best first."""
+    """The kinds of value that a parameter takes, best description first."""
     options = [option for option in _options(annotation) if option is not types.NoneType]
     kinds: list[ParameterKind] = [
         typing.cast("ParameterKind", kind.__name__)
@@ -105,7 +105,7 @@ def _kinds(annotation: Any, name: str) -> tuple[ParameterKind, ...]:
         kinds.append("numbers")
     if not kinds:
         kinds.append("other")
-    batches = ((int,), (float,), *([(str,)] if is_prompt else []))  # a text for each prompt
+    batches = ((int,), (float,), *([(str,)] if is_prompt else []))  # one text for each prompt
     if any(_is_plain_list(option) and typing.get_args(option) not in batches for option in lists):
         kinds.append("list")
     if any((typing.get_origin(o) or o) is dict for o in options):

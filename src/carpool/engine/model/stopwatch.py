@@ -1,4 +1,4 @@
-"""Seconds of forwards on the device: by events on accelerators, so that nothing waits for them."""
+"""Seconds of forwards on the device, measured by events so that the host does not wait."""
 
 from collections import deque
 from typing import Any
@@ -8,15 +8,15 @@ import torch
 from carpool.engine.model.device import Device
 
 Laps = list[torch.Event]
-"""When a forward began, paused, went on, ... and ended, in its device's queue of work."""
+"""Start, pause, resume, ..., end of a forward, as events in the device's stream."""
 
 
 class Stopwatch:
-    """Times forwards on a device that has events, which are read once they are over."""
+    """Times forwards on a device with events; results are read after their end."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._laps: Laps | None = None  # of the forward that is being launched
+        self._laps: Laps | None = None  # of the forward being launched
         self._running: deque[tuple[Any, Laps]] = deque()
         self._over: list[tuple[Any, float]] = []
 
@@ -24,12 +24,12 @@ class Stopwatch:
         self._laps = [self._now()]
 
     def swap(self, laps: Laps | None) -> Laps | None:
-        """Pause the present forward, and go on with another one; None: with none.
+        """Pause the current forward, and resume another one; None: none.
 
         Forwards that share a sweep over streamed weights take turns: see `sweep.py`.
 
         Returns:
-            what goes on with the present one.
+            The laps of the paused forward, to resume it.
         """
         before, self._laps = self._laps, laps
         for watch in (before, laps):
@@ -38,10 +38,10 @@ class Stopwatch:
         return before
 
     def stop(self, note: Any) -> None:
-        """Note that a forward was launched.
+        """End a forward's launch.
 
         Args:
-            note: comes back with its seconds, pauses left out.
+            note: returned by `read` with its seconds, without pauses.
         """
         assert self._laps is not None
         self._laps.append(self._now())
@@ -58,6 +58,6 @@ class Stopwatch:
         return event
 
     def read(self) -> list[tuple[Any, float]]:
-        """Notes and seconds of the forwards that are over, each once."""
+        """Notes and seconds of the completed forwards, each returned once."""
         over, self._over = self._over, []
         return over

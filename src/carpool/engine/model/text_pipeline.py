@@ -1,7 +1,7 @@
-"""A language model as a pipeline of diffusers: its `__call__` is transformers' own `generate`.
+"""A language model as a diffusers pipeline: its `__call__` is transformers' own `generate`.
 
 It continues a prompt, or answers a conversation by the tokenizer's chat template. So a text is a
-request like any other: with a fiber, a seed, limits, and forwards in the scheduler's turn.
+request like any other: with a fiber, a seed, limits, and scheduled forwards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,27 +15,27 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from carpool.errors import InvalidValue
 
-USUAL_TOKENS = 1024  # of a text whose request does not say how many; half: cuts long answers off
+USUAL_TOKENS = 1024  # default limit of a text; half: cuts long answers off
 
 OnText = Callable[[str, int, int], object]
-"""Is called with a piece of a text, the tokens that are written, and how many may be."""
+"""Called with a new piece of text, the number of tokens so far, and their limit."""
 
 
 @dataclass
 class TextOutput(BaseOutput):  # type: ignore[misc]
-    """A text, and how it ended."""
+    """A text, and the reason for its end."""
 
     text: str
-    finish_reason: str  # "stop", or "length" where the limit of tokens cut it off
+    finish_reason: str  # "stop", or "length" if the token limit ended it
     prompt_tokens: int
     completion_tokens: int
 
 
 class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
-    """Writes texts with a language model.
+    """Generates texts with a language model.
 
     Args:
-        processor: reads conversations with pictures; None: the model has no eyes.
+        processor: reads conversations with images; None: a text-only model.
     """
 
     task = "text-generation"
@@ -68,10 +68,10 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         )
 
     def _inputs(self, prompt: str | None, messages: Sequence[Any] | None) -> dict[str, Any]:
-        """The tokens that the model reads, and its pictures.
+        """The input tokens and images of the model.
 
         Raises:
-            InvalidValue: there is no template for it, or no token.
+            InvalidValue: there is no chat template for it, or no token.
         """
         if messages is None:
             inputs = self.tokenizer(prompt, return_tensors="pt")
@@ -119,10 +119,10 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         return TextOutput(text.end(), "stop" if has_ended else "length", start, len(text.ids))
 
     def _limit(self, start: int, max_new_tokens: int | None) -> int:
-        """The most tokens that may be written after so many that are read.
+        """The limit of new tokens after `start` input tokens.
 
         Raises:
-            InvalidValue: the model's context has no room for them.
+            InvalidValue: the model's context is too short for them.
         """
         config = self.model.config.get_text_config()
         room: int | None = getattr(config, "max_position_embeddings", None)
@@ -140,7 +140,7 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
 
 
 class SeeingTextPipeline(TextPipeline):
-    """Writes texts with a language model that sees pictures."""
+    """Generates texts with a language model that reads images."""
 
     @torch.no_grad()
     def __call__(self, *args: Any, image: Any = None, **options: Any) -> TextOutput:
@@ -150,14 +150,14 @@ class SeeingTextPipeline(TextPipeline):
 
 
 class WrittenText(StoppingCriteria):  # type: ignore[misc]
-    """A text while it is written: told piece by piece, and ended by texts that stop it."""
+    """A text during generation: reported piece by piece, and ended by stop texts."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], limit: int, tell: OnText) -> None:
         self._tokenizer, self._stops, self._limit, self._tell = tokenizer, stops, limit, tell
         self.ids: list[int] = []
         self.has_stopped = False
         self._text, self._sent_chars = "", 0  # characters
-        self._prefix = self._read = 0  # tokens: before the last that were read, and all of these
+        self._prefix = self._read = 0  # tokens: start of the last window, and its end
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         self.ids.append(int(input_ids[0, -1]))
@@ -167,7 +167,7 @@ class WrittenText(StoppingCriteria):  # type: ignore[misc]
         return torch.tensor([self.has_stopped], device=input_ids.device)
 
     def end(self) -> str:
-        """All of the text, told to its end."""
+        """Report the rest of the text, and return the whole."""
         if not self.has_stopped:
             self._decode(is_last=True)
             self._look_for_stops()
@@ -175,7 +175,7 @@ class WrittenText(StoppingCriteria):  # type: ignore[misc]
         return self._text
 
     def _decode(self, *, is_last: bool = False) -> None:
-        """Decode the tokens that are new, with those before them: a token alone lacks its space."""
+        """Decode the new tokens together with earlier ones: a lone token would lack its space."""
         before = self._decoded(self.ids[self._prefix : self._read])
         now = self._decoded(self.ids[self._prefix :])
         if len(now) > len(before) and (is_last or not now.endswith("\ufffd")):  # half a character
@@ -192,7 +192,7 @@ class WrittenText(StoppingCriteria):  # type: ignore[misc]
             self.has_stopped, self._text = True, self._text[: min(places)]
 
     def _held(self) -> int:
-        """The characters at the end with which a stop text may begin."""
+        """The number of final characters that may start a stop text."""
         if self.has_stopped:
             return 0
         parts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
@@ -212,10 +212,10 @@ def _sampling(
     min_p: float | None,
     repetition_penalty: float | None,
 ) -> dict[str, Any]:
-    """Arguments of `generate`; what is left out is the model's own.
+    """Sampling arguments for `generate`; missing ones keep the model's defaults.
 
-    Temperature 0 is the likeliest token, which transformers calls `do_sample=False`; any other
-    choice of how to sample means that the text is sampled.
+    Temperature 0 takes the likeliest token, which transformers calls `do_sample=False`; any other
+    sampling parameter turns sampling on.
     """
     choices = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choices = {name: value for name, value in choices.items() if value is not None}
@@ -230,7 +230,7 @@ def _sampling(
 
 
 def _plain(content: Any) -> Any:
-    """The texts of a message whose parts are texts alone, as one."""
+    """Join the text parts of a message into one text."""
     if isinstance(content, str):
         return content
     texts = (part if isinstance(part, str) else part["text"] for part in content or ())
@@ -240,7 +240,7 @@ def _plain(content: Any) -> Any:
 def _with_pictures(
     messages: Sequence[Any], images: Sequence[Any], *, is_plain: bool
 ) -> list[dict[str, Any]]:
-    """Messages with their pictures where they stand; plain texts for templates of texts alone."""
+    """Messages with their images in place; plain texts for text-only templates."""
     if is_plain:
         return [{**message, "content": _plain(message["content"])} for message in messages]
     pictures = iter(images)

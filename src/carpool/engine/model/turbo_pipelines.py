@@ -6,14 +6,14 @@ from diffusers import WanImageToVideoPipeline, WanPipeline
 
 
 class TurboWanPipeline(WanPipeline):  # type: ignore[misc]
-    """Wan's pipeline, whose first sample has the sampler's share of noise."""
+    """Wan's pipeline, with the sampler's share of noise in the first sample."""
 
     def prepare_latents(self, *args: Any, **options: Any) -> Any:
         return super().prepare_latents(*args, **options) * self.scheduler.init_noise_sigma
 
 
 class TurboWanImageToVideoPipeline(WanImageToVideoPipeline):  # type: ignore[misc]
-    """Wan's pipeline, whose first sample has the sampler's share of noise."""
+    """Wan's pipeline, with the sampler's share of noise in the first sample."""
 
     def prepare_latents(self, *args: Any, **options: Any) -> Any:
         latents, *condition = super().prepare_latents(*args, **options)

@@ -1,9 +1,9 @@
-"""A VAE that overflows in float16 is held in float32, and each request sees the type it would have.
+"""Keep a VAE that overflows in float16 in float32, while each request sees its expected dtype.
 
-Pipelines that know of such VAEs flip their type around each encode and decode, under the feet of
-other requests. So the weights stay in float32, to which float16 converts without loss. In a fiber,
-`to` and `dtype` are about a type that is only noted, for its request; a call that is made while
-that is float16 runs in it, alone.
+Pipelines that know of such VAEs switch their dtype around each encode and decode, which would
+affect other requests. So the weights stay in float32, to which float16 converts without loss. In a
+fiber, `to` and `dtype` act on a dtype that is only recorded for its request; a call made while that
+is float16 runs in it, alone.
 """
 
 import inspect
@@ -22,9 +22,9 @@ _TYPES = (torch.float16, torch.float32)
 
 
 class _Held:
-    """What a VAE that is held has before its own class."""
+    """Overrides put before the own class of a held VAE."""
 
-    dtypes: WeakKeyDictionary[Any, torch.dtype]  # by the context of a request
+    dtypes: WeakKeyDictionary[Any, torch.dtype]  # by a request's context
     plain: type[nn.Module]
 
     @property
@@ -54,19 +54,19 @@ class _Held:
 
 
 def _context() -> Any:
-    """The context of the request whose code runs; None where types are as they are."""
+    """The context of the running request; None: outside of shared rides, dtypes are real."""
     context = current_context()
     return None if context is None or context.is_private else context
 
 
 def hold(pipe: Any, undo: ExitStack) -> None:
-    """Hold the VAE of a pipeline, if it overflows in float16 and the pipeline flips its type."""
+    """Hold a pipeline's VAE, if it overflows in float16 and the pipeline switches its dtype."""
     vae: Any = getattr(pipe, "vae", None)
     overflows = getattr(getattr(vae, "config", None), "force_upcast", False)
     if not overflows or vae.dtype != torch.float16 or not _flips(pipe):
         return
     plain = type(vae)
-    undo.callback(plain.to, vae, torch.float16)  # exact: every float16 is a float32
+    undo.callback(plain.to, vae, torch.float16)  # lossless: float32 holds every float16
     undo.callback(setattr, vae, "__class__", plain)
     vae.to(torch.float32)
     names = ("__module__", "__qualname__", "__doc__")
@@ -76,13 +76,13 @@ def hold(pipe: Any, undo: ExitStack) -> None:
 
 
 def is_in_half(module: nn.Module, context: Any) -> bool:
-    """Whether a request has a VAE that is held in float16 at the moment."""
+    """Whether a held VAE is in float16 for a request at the moment."""
     return isinstance(module, _Held) and module.dtypes.get(context) != torch.float32
 
 
 @contextmanager
 def in_half(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Give the VAEs that are held the type that they were loaded in."""
+    """Within this context, held VAEs have the dtype in which they were loaded."""
     autoencoders = [module for module in modules if isinstance(module, _Held)]
     for module in autoencoders:
         module.plain.to(cast("nn.Module", module), torch.float16)
@@ -94,7 +94,7 @@ def in_half(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _flips(pipe: Any) -> bool:
-    """Whether the code of a pipeline says so; where none is found, it may."""
+    """Whether the code of a pipeline switches the dtype; True if the code is not available."""
     try:
         sources = [
             inspect.getsource(sys.modules[cls.__module__])

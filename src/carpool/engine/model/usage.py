@@ -1,4 +1,4 @@
-"""Usage: what a request takes in and gives, counted in the tokens of its model."""
+"""Usage: the input and output of a request, counted in tokens of its model."""
 
 import copy
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +11,7 @@ from carpool.types import CheckedRequest
 
 
 class Meter:
-    """Counts what a request takes in and gives, in the tokens of its model."""
+    """Counts the input and output of a request in tokens of its model."""
 
     def __init__(self, loaded: LoadedPipeline) -> None:
         # copies: fast tokenizers cannot be used by two threads at once
@@ -22,9 +22,9 @@ class Meter:
         self._card = loaded.card
 
     def usage(self, request: CheckedRequest) -> "Future[tuple[int, int]]":
-        """Text tokens of the prompt (uncut), and latent patches of the picture.
+        """Text tokens of the prompt (not truncated), and latent patches of the image.
 
-        There at once for a short prompt; a long one is counted on another thread.
+        Ready at once for a short prompt; another thread counts a long one.
         """
         prompt = request.arguments.get("prompt")
         text = prompt if isinstance(prompt, str) and self._here is not None else ""

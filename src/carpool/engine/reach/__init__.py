@@ -1,4 +1,4 @@
-"""What foreign code can reach, and whether a request may share a ride: `private_reasons`."""
+"""Analyse what foreign code can reach, to decide about sharing a ride: `private_reasons`."""
 
 from carpool.engine.reach.reasons import private_reasons
 

@@ -1,4 +1,4 @@
-"""The objects that code reaches: whose they are, and why some keep a request from a shared ride."""
+"""The objects that code reaches: their ownership, and why some exclude a shared ride."""
 
 import collections
 import contextvars
@@ -35,15 +35,15 @@ _STREAMS = (random.Random, np.random.Generator, np.random.RandomState, torch.Gen
 _GLOBAL_STREAMS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 _KEEPERS = {"DiffusionPipeline", "ModularPipeline", "SchedulerMixin"}
 _COPYING = {"__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__"}
-_MAX_ENTRIES = 64  # of a container that are told apart
+_MAX_ENTRIES = 64  # distinguished entries of a container
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ref:
-    """An object as code reaches it, live or `UNKNOWN`.
+    """A live object that code reaches, or `UNKNOWN`.
 
-    `own` is what a request has to itself, and `shared` what others reach, too; `given` is an
-    argument of a forward, which may be a module. An own class is an object of it that a call makes.
+    `own` objects are private to a request, `shared` ones are reachable by others, too; `given` is
+    an argument of a forward, which may be a module. An own class stands for new instances of it.
     """
 
     obj: Any
@@ -60,31 +60,31 @@ class Ref:
         return hash((id(self.obj), self.kind))
 
 
-Value = frozenset[Ref]  # what an expression may be; empty: the call's own, or immutable
+Value = frozenset[Ref]  # possible values of an expression; empty: created by the call, or immutable
 EMPTY: Value = frozenset()
 UNSEEN: Value = frozenset({Ref(UNKNOWN)})
 
 
 def package(code: Any) -> str:
-    """The package that a class or function was written in, whatever it is wrapped as."""
+    """The package where a class or function was written, even if it is wrapped."""
     outer = getattr(code, "__globals__", None)  # `functools.wraps` copies `__module__`
     name = outer.get("__name__") if type(outer) is dict else getattr(code, "__module__", None)
     return str(name or "builtins").partition(".")[0]
 
 
 def is_foreign(code: Any) -> bool:
-    """Whether neither Python nor a library or common tool ships a class or function."""
+    """Whether a class or function belongs to neither Python nor a known library."""
     return package(code) not in names.SHIPPED
 
 
 def foreign_functions(cls: type) -> tuple[tuple[str, Any], ...]:
-    """The foreign attributes of a class and its bases that hold code, as they were written."""
+    """The foreign code attributes of a class and its bases, without descriptor access."""
     return functions_by_class(cast("Any", cls))
 
 
-@functools.cache  # a walk asks it of each object; the next walk forgets what this one saw
+@functools.cache  # a walk looks up each object; the next walk clears the cache
 def functions_by_class(cls: Any) -> tuple[tuple[str, Any], ...]:
-    """As `foreign_functions`, which are looked for once."""
+    """The cached part of `foreign_functions`."""
     return tuple(
         (name, member)
         for base in cls.__mro__
@@ -105,7 +105,7 @@ def function_of(member: Any) -> Any:
 
 
 def is_plain(obj: Any, depth: int = 3) -> bool:
-    """Whether an object cannot change."""
+    """Whether an object is immutable."""
     if type(obj) is tuple and depth:
         return len(obj) <= _MAX_ENTRIES and all(is_plain(entry, depth - 1) for entry in obj)
     return isinstance(obj, _PLAIN) and (isinstance(obj, enum.Enum) or not is_foreign(type(obj)))
@@ -115,7 +115,7 @@ def own_dict(obj: Any) -> Mapping[str, Any]:
     """The attributes of an object itself."""
     try:
         attributes = object.__getattribute__(obj, "__dict__")
-    except Exception:  # it has none, or an odd class
+    except Exception:  # it has no `__dict__`, or an unusual class
         return {}
     if isinstance(obj, nn.Module):
         parts = (attributes.get(name) or {} for name in ("_parameters", "_buffers", "_modules"))
@@ -124,12 +124,12 @@ def own_dict(obj: Any) -> Mapping[str, Any]:
 
 
 def of_class(cls: type, name: str) -> Any:
-    """A class's attribute as it was written."""
+    """A class's attribute, without descriptor access."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), ABSENT)
 
 
 def entries(container: Any, key: Any = ABSENT) -> Iterable[Any]:
-    """What is in a container, or under a key of it; `UNKNOWN` where that is too much to tell."""
+    """The entries of a container, or the entry of a key; `UNKNOWN` for large containers."""
     if isinstance(container, nn.Module):
         return container._modules.values()
     if type(container) is dict and isinstance(key, (str, int)):
@@ -140,7 +140,7 @@ def entries(container: Any, key: Any = ABSENT) -> Iterable[Any]:
 
 
 def cause(obj: Any, pipe: Any, *, is_own: bool) -> str:
-    """Why code that has an object keeps its request from a shared ride; "" if it does not."""
+    """Why an object that code has excludes its request from a shared ride; "" if it does not."""
     cls = type(obj)
     if isinstance(obj, ModuleType):
         return "a module that blocks" if obj.__name__.partition(".")[0] in names.BLOCKING else ""

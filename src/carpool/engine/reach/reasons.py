@@ -1,8 +1,8 @@
-"""Decide whether a request may share a ride: by what the pipeline and its callbacks reach.
+"""Decide whether a request may share a ride, by the objects that its code reaches.
 
-Requests interleave on one pipeline only where nothing that their code reaches outlives them and is
-changed by them. `walk` follows code from where it enters a request, `source` reads functions, and
-`objects` says what code reaches. In doubt a ride is private.
+Requests interleave on one pipeline only if their code changes no object that outlives them. `walk`
+follows code from where it enters a request, `source` reads functions, and `objects` classifies the
+objects. In doubt a ride is private.
 """
 
 import logging
@@ -30,7 +30,7 @@ from carpool.engine.reach.walk import Walk
 
 log = logging.getLogger("carpool")
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
-# reasons, with the parts of their pipeline, and the names that their callback looks up
+# reasons, cached with the parts of the pipeline, or the names that the callback looks up
 _pipelines: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 _callbacks: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
@@ -38,11 +38,11 @@ _callbacks: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 def private_reasons(pipe: Any, arguments: Mapping[str, Any] = _EMPTY) -> list[str]:
     """Why a request has to ride alone on the user's own pipeline: one sentence a cause.
 
-    What the pipeline itself reaches is walked once, and again when its parts are exchanged; so is a
-    callback, and again when what it names is another object, or may have changed.
+    A pipeline is walked once, and again when its parts are replaced; a callback is walked once, and
+    again when one of its names refers to another object, or one that may have changed.
 
     Args:
-        pipe: the user's own pipeline, not a request's view of it.
+        pipe: the user's own pipeline, not a request's view.
     """
     try:
         parts, reasons = _of_pipeline(pipe)
@@ -50,14 +50,14 @@ def private_reasons(pipe: Any, arguments: Mapping[str, Any] = _EMPTY) -> list[st
             if not is_plain(value):
                 reasons = [*reasons, *_of_argument(pipe, parts, name, value)]
         return list(dict.fromkeys(reasons))
-    except Exception as error:  # objects of others may do anything when they are looked at
+    except Exception as error:  # foreign objects may raise anything when inspected
         log.debug("what a pipeline reaches cannot be walked", exc_info=True)
         return [f"the code of the request cannot be walked: {type(error).__name__}"]
 
 
 def _of_pipeline(pipe: Any) -> Any:
     parts = [type(pipe), *map(_part, own_dict(pipe).items())]
-    with suppress(TypeError):  # it has no hash, or no weak references
+    with suppress(TypeError):  # no hash, or no weak references
         if (cached := _pipelines.get(pipe)) and cached[0] == parts:
             return cached
     walk = Walk(pipe)
@@ -69,7 +69,7 @@ def _of_pipeline(pipe: Any) -> Any:
 
 
 def _part(item: tuple[str, Any]) -> Any:
-    """What tells an attribute from itself with another forward or more hooks."""
+    """An attribute's identity, which changes with its forward and its hooks."""
     (name, value), cls = item, type(item[1])
     if not isinstance(value, nn.Module):
         return name, id(value), cls
@@ -80,7 +80,7 @@ def _part(item: tuple[str, Any]) -> Any:
 def _of_argument(pipe: Any, parts: Any, name: str, value: Any) -> list[str]:
     owner, function = getattr(value, "__self__", value), getattr(value, "__func__", None)
     equality: Any = type(owner).__eq__
-    is_key = equality is object.__eq__  # a tensor is compared by its entries
+    is_key = equality is object.__eq__  # a tensor compares by its entries
     with suppress(TypeError):
         entry = _callbacks.get(owner) if is_key else None
         same_parts, same_function, names, reasons = entry or (None, None, [], [])

@@ -1,7 +1,7 @@
-"""Read one function: follow its expressions, and tell a walk what it reaches and writes.
+"""Read one function: follow its expressions, and report reached and written objects to a walk.
 
-An assignment replaces what a name held only where it always runs. A function is read twice, for
-its loops and the functions inside of it.
+An assignment replaces a name's value only if it always runs. A function is read twice, for its
+loops and nested functions.
 """
 
 import ast
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from carpool.engine.reach.walk import Walk
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_PASSING = (  # give what is inside of them
+_PASSING = (  # expressions that return their parts
     *(ast.IfExp, ast.BoolOp, ast.Await, ast.ListComp, ast.SetComp, ast.GeneratorExp),
 )
 _KEEPING = (ast.List, ast.Tuple, ast.Set, ast.Return, ast.Yield, ast.YieldFrom)
-_functions: dict[str, dict[tuple[str, int], list[Function]]] = {}  # of files: by name and line
+_functions: dict[str, dict[tuple[str, int], list[Function]]] = {}  # per file, by name and line
 
 
 def tree_of(function: FunctionType) -> Function | None:
-    """The syntax of a function; None where its source is not there, or not its alone."""
+    """The syntax tree of a function; None if its source is missing or ambiguous."""
     code = function.__code__
     if code.co_filename not in _functions:
         lines = linecache.getlines(code.co_filename, function.__globals__)
@@ -58,7 +58,7 @@ class FunctionReader(ast.NodeVisitor):
     def __init__(self, walk: "Walk", function: FunctionType, values: dict[str, Value]) -> None:
         self._walk, self._function, self._names = walk, function, values
         self._locals = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
-        self._outer = set[str]()  # global names, or of a function around it, that it writes
+        self._outer = set[str]()  # global or enclosing names that it writes
         self._is_sure = False
 
     def read(self, tree: Function) -> None:
@@ -101,7 +101,7 @@ class FunctionReader(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> Value:
         space = dict(self._function.__globals__)
-        with suppress(ImportError):  # as code that tries it expects
+        with suppress(ImportError):  # an expected failure, as in code that tries an import
             exec(compile(ast.Module([node], []), "<import>", "exec"), space)
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
@@ -145,7 +145,7 @@ class FunctionReader(ast.NodeVisitor):
         return self._walk.called(owner, callee, name, [*args, *named.values()], text)
 
     def _special(self, name: str, node: ast.Call, args: list[Value]) -> Value:
-        """Call a function of Python that reaches or changes objects by their names."""
+        """Follow a builtin that reads or writes attributes by name, or opens a file."""
         second, rest = node.args[1] if len(node.args) > 1 else None, EMPTY.union(*args[2:])
         attribute = getattr(second, "value", None)
         if name == "open":
@@ -209,7 +209,7 @@ class FunctionReader(ast.NodeVisitor):
         self.visit(node.value)
         if not isinstance(node.target, ast.Name) or node.target.id in self._outer:
             self._assign(node.target, EMPTY)
-        self._walk.write(self.visit(node.target), ast.unparse(node.target))  # it may be in place
+        self._walk.write(self.visit(node.target), ast.unparse(node.target))  # may be in place
         return EMPTY
 
     def visit_For(self, node: ast.For | ast.AsyncFor | ast.comprehension) -> Value:
@@ -227,7 +227,7 @@ class FunctionReader(ast.NodeVisitor):
         return EMPTY
 
     def visit_FunctionDef(self, node: Function) -> Value:
-        """A function that the call makes; its variables are the call's own."""
+        """Follow a nested function; its variables are private to the call."""
         self._is_sure = False
         self._walk.keep(self._union(*node.args.defaults, *node.args.kw_defaults), "a default")
         return self.generic_visit(node)
@@ -236,7 +236,7 @@ class FunctionReader(ast.NodeVisitor):
 
 
 def _logs(tree: Function) -> set[str]:
-    """The names of lists that a function appends to, and does nothing else with."""
+    """The names of lists that a function only appends to."""
     uses, appends = Counter[str](), Counter[str]()
     for node in ast.walk(tree):
         match node:

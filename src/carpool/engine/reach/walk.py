@@ -1,7 +1,7 @@
-"""Follow foreign code from where it enters a request: what of others it reaches and writes.
+"""Follow foreign code from where it enters a request: the shared objects it reaches and writes.
 
-Code that is reached by a name counts as called, with arguments that are the call's own: a thing of
-others that a function is given, or gives, is a reason by itself (`keep`).
+Reached code counts as called, with arguments private to the call: a shared object that is passed to
+a function, or returned, is a reason by itself (`keep`).
 """
 
 import weakref
@@ -35,37 +35,37 @@ from carpool.engine.reach.objects import (
 )  # fmt: skip
 from carpool.engine.reach.source import FunctionReader, tree_of
 
-MAX_FUNCTIONS = 2000  # that are read
+MAX_FUNCTIONS = 2000  # read at most
 _ARGUMENT: Value = frozenset({Ref(UNKNOWN, "given")})
 
 
 class Walk:
-    """Follows code; `reasons` are those against a shared ride."""
+    """Follows code; `reasons` are the reasons against a shared ride."""
 
     def __init__(self, pipe: Any, *, is_brought: bool = False) -> None:
         objects.functions_by_class.cache_clear()
-        self.is_brought = is_brought  # by a request
+        self.is_brought = is_brought  # the code comes with a request
         self.reasons: dict[str, None] = {}
-        self.names: list[tuple[Callable[[], Any], Any]] = []  # looked up, and what they were then
+        self.names: list[tuple[Callable[[], Any], Any]] = []  # lookups, and their results then
         self._pipe, self._place = pipe, "the request"
-        self._entered: dict[Any, Any] = {}  # objects by their ids, and classes without foreign code
+        self._entered: dict[Any, Any] = {}  # objects by id, and classes without foreign code
         self._referents, self._functions = set[Ref](), set[Any]()
         self._unread: list[tuple[FunctionType, dict[str, Value]]] = []
 
     def reason(self, text: str) -> None:
         self.reasons.setdefault(f"`{self._place}` {text}")
 
-    # where code enters
+    # Entry points
 
     def enter(self, obj: Any, kind: Ownership, text: str, *first: Value, depth: int = 5) -> None:
-        """Run the code of an object and of its parts.
+        """Follow the code of an object and of its parts.
 
         Args:
-            first: the first arguments of its functions, or those of its methods behind `self`.
+            first: the first arguments of its functions, or of its methods after `self`.
         """
         if is_plain(obj) or isinstance(obj, (type, *DATA)) or not depth:
             return
-        unknown = UNSEEN if self.is_brought else _ARGUMENT  # whoever calls it may give anything
+        unknown = UNSEEN if self.is_brought else _ARGUMENT  # a caller may pass anything
         rest = EMPTY if kind == "own" or (self.is_brought and first) else unknown
         if isinstance(obj, FunctionType):
             return self.run(obj, *first, text=text, rest=rest)
@@ -90,9 +90,9 @@ class Walk:
             self.enter(part, kind, name, *arguments, depth=depth - 1)
 
     def _enter_methods(self, obj: Any, *first: Value, rest: Value, is_all: bool) -> None:
-        """Run the foreign methods of an object that libraries call.
+        """Follow the foreign methods of an object that libraries call.
 
-        These are its overrides of a library's methods; all, where no library knows its class.
+        These are its overrides of library methods; all methods, if no library knows its class.
         """
         cls, order = type(obj), type(obj).__mro__[:-1]
         functions = {} if cls in self._entered else dict(objects.foreign_functions(cls))
@@ -106,10 +106,10 @@ class Walk:
             if (is_all or is_override) and not names.AT_CREATION.match(name):
                 self.run(of_class(cls, name), *first, rest=rest)
 
-    # objects
+    # Objects
 
     def refer(self, obj: Any, kind: Ownership, text: str) -> Value:
-        """An object that code has reached, if it may change; code that is reached is run."""
+        """Add a reached object, unless it is immutable; follow its code."""
         obj = obj() if isinstance(obj, weakref.ReferenceType) else obj
         if is_plain(obj):
             return EMPTY
@@ -125,7 +125,7 @@ class Walk:
         elif isinstance(obj, partial):
             parts = [self.refer(part, kind, text) for part in (*obj.args, *obj.keywords.values())]
             self.run(obj.func, *parts[: len(obj.args)], text=text)
-        elif isinstance(obj, MethodType):  # what it is bound to is copied with its object
+        elif isinstance(obj, MethodType):  # the bound object is copied with its owner
             self.run(obj.__func__, self.refer(obj.__self__, kind, text), text=text)
         elif isinstance(obj, BuiltinFunctionType) and isinstance(obj.__self__, CONTAINERS):
             self.attribute(self.refer(obj.__self__, kind, text), obj.__name__, text)
@@ -137,7 +137,7 @@ class Walk:
         return value
 
     def methods(self, value: Value, is_called: Callable[[str], bool] = bool) -> Value:
-        """Run the foreign methods of objects, by their names; gives what they may give."""
+        """Follow the foreign methods of objects, by name; returns their possible results."""
         for ref in value:
             for name, member in objects.foreign_functions(ref.cls):
                 if name in ("__getattr__", "__getattribute__"):
@@ -178,7 +178,7 @@ class Walk:
         return self.refer(member, "shared", text)
 
     def items(self, value: Value, text: str, key: Any = ABSENT) -> Value:
-        """What is in containers; of other objects, they themselves."""
+        """The entries of containers; other objects stand for themselves."""
         answer = EMPTY
         for ref in value:
             if not isinstance(ref.obj, (*CONTAINERS, nn.Module)):
@@ -192,30 +192,30 @@ class Walk:
                 answer |= self.refer(part, ref.kind, text) if is_known else {Ref(part, ref.kind)}
         return answer
 
-    # what code does
+    # Effects of code
 
     def write(self, value: Value, text: str, name: str = "") -> None:
-        """Note a write on objects; on an attribute of theirs, if it has a name."""
+        """Record a write on objects, or on their attribute `name`."""
         for ref in value:
             member = of_class(ref.cls, name)
             if ref.kind == "shared" or (ref.kind == "given" and name):
                 self.reason(f"writes `{text}`, which others may reach")
             elif isinstance(member, property):
                 self.run(member.fset, frozenset({ref}))
-            elif is_foreign(type(member)):  # perhaps a descriptor
+            elif is_foreign(type(member)):  # may be a descriptor
                 self.refer(member, "shared", text)
 
     def keep(self, value: Value, text: str) -> None:
-        """Note that code hands on what others reach: it may be changed wherever it goes."""
+        """Record that code passes on shared objects, which its receiver may change."""
         for ref in value:
             is_object = isinstance(ref.obj, CONTAINERS) or is_foreign(type(ref.obj))
-            if ref.kind == "own" and isinstance(ref.obj, type):  # an object that the call made
+            if ref.kind == "own" and isinstance(ref.obj, type):  # an instance that the call created
                 self.methods(frozenset({ref}))
             elif ref.kind == "shared" and is_object and not isinstance(ref.obj, (nn.Module, *CODE)):
                 self.reason(f"hands on what others reach: `{text}`")
 
     def called(self, owner: Value, callee: Value, name: str, args: list[Value], text: str) -> Value:
-        """What comes back from a call; its function has been run."""
+        """The result of a call whose function has been followed."""
         first, operands = args[0] if args else EMPTY, EMPTY.union(owner, *args)
         is_of_class = any(isinstance(ref.obj, type) and not is_foreign(ref.obj) for ref in owner)
         if names.ON_THE_FIRST.match(name) or (is_of_class and names.WRITERS.match(name)):
@@ -230,16 +230,16 @@ class Walk:
             self.methods(instances, lambda name: name == "__init__" or _is_operator(name))
             self.keep(EMPTY.union(*args), text)
             return instances
-        if any(hasattr(ref.obj, "cache_info") for ref in callee):  # of `lru_cache`
+        if any(hasattr(ref.obj, "cache_info") for ref in callee):  # from `lru_cache`
             return UNSEEN
         if names.ENTRIES.match(name):
             return self.items(operands, text)
         return operands if names.VIEWING.match(name) else EMPTY
 
     def run(self, function: Any, *first: Value, text: str = "", rest: Value = EMPTY) -> None:
-        """Run a function with the first of its arguments, and with what each other may be."""
+        """Follow a function, given its first arguments and the possible values of all others."""
         wrapper, function = function, function_of(function)
-        if isinstance(wrapper, FunctionType) and not is_foreign(wrapper):  # a library's decorator
+        if isinstance(wrapper, FunctionType) and not is_foreign(wrapper):  # decorated by a library
             cells = [getattr(cell, "cell_contents", None) for cell in wrapper.__closure__ or ()]
             for inner in [*cells, *getattr(wrapper, "registry", {}).values()]:
                 if isinstance(inner, FunctionType) and is_foreign(inner):
@@ -250,7 +250,7 @@ class Walk:
             return
         code = function.__code__
         is_made = code.co_filename.startswith("<") and code.co_name.startswith("__")
-        if is_made or (key := (function, *first, rest)) in self._functions:  # or by `dataclass`
+        if is_made or (key := (function, *first, rest)) in self._functions:  # by `dataclass`, say
             return
         self._functions.add(key)
         positional = code.co_varnames[: code.co_argcount]
@@ -262,7 +262,7 @@ class Walk:
         self._unread.append((function, values))
 
     def read(self) -> list[str]:
-        """Read the functions that were run; gives the reasons."""
+        """Read the followed functions; returns the reasons."""
         while self._unread:
             function, values = self._unread.pop()
             self._place = function.__qualname__
@@ -280,7 +280,7 @@ def _parts(obj: Any) -> Any:
 
 
 def _first(ref: Ref, member: Any) -> Value:
-    """The first argument of a class's function that is called by way of an object."""
+    """The first argument of a class's function that is called through an object."""
     if isinstance(member, classmethod):
         return frozenset({Ref(ref.cls)})
     is_object = ref.kind == "own" or not isinstance(ref.obj, type)
@@ -288,5 +288,5 @@ def _first(ref: Ref, member: Any) -> Value:
 
 
 def _is_operator(name: str) -> bool:
-    """Whether syntax calls a method."""
+    """Whether an operator or other syntax calls a method."""
     return name.startswith("__") and name not in names.CONTEXT and not names.AT_CREATION.match(name)
