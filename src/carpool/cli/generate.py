@@ -156,7 +156,7 @@ def _draw_here(options: _Options, settings: EngineSettings) -> None:
     check(options.model, settings)
     if makes := grid.makes(pipeline_of(options.model)):
         output_for(makes, options.output)
-    from carpool.engine.model.load import log_as_others
+    from carpool.engine.model.libraries import log_as_others
     from carpool.media import read_picture
     from carpool.request.sizes import area_of, check_size
 

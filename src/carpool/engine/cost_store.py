@@ -17,7 +17,7 @@ from carpool import jsonfile
 from carpool.config import EngineSettings
 from carpool.engine import kept_file
 from carpool.engine.identity import identity_of_costs
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.errors import named
 from carpool.schedule.cost import Costs
 from carpool.types import Clock

@@ -29,7 +29,8 @@ from torch import nn
 
 from carpool.engine.foreign_code import all_blocks, foreign_parts
 from carpool.engine.intercept import is_compiled
-from carpool.engine.model.load import LoadedPipeline, versions
+from carpool.engine.model.libraries import versions
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.weights.sample import sample
 
 FORMAT = 2  # part of each identity: a new value discards all stored data

@@ -27,7 +27,7 @@ from carpool.engine.containment import TurnStage
 from carpool.engine.identity import identity_of_answers
 from carpool.engine.intercept import Call
 from carpool.engine.model.device import Device
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.observe.timeline import Timeline
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.types import CheckedRequest, JournalEntry, Phase

@@ -24,7 +24,7 @@ from carpool.engine.deadlock import DeadlockWatch
 from carpool.engine.delivery import RunOffLoop
 from carpool.engine.execute import Wrapper
 from carpool.engine.journal import Journal
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model_runner import ModelRunner
 from carpool.engine.observe.load_report import LoadReport
 from carpool.engine.observe.timeline import ForwardObserver

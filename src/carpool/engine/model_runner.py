@@ -14,7 +14,7 @@ from carpool.engine.describe import Describer
 from carpool.engine.execute import Failure, RunCalls, Wrapper, execute
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Inside
-from carpool.engine.model.load import versions
+from carpool.engine.model.libraries import versions
 from carpool.engine.numerics import Exact
 from carpool.engine.observe.stats import memory
 from carpool.engine.observe.timeline import Forward, ForwardObserver

@@ -16,7 +16,7 @@ from carpool.engine.flattened_encoders import FlattenedEncoders
 from carpool.engine.intercept import Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
 from carpool.engine.language.tokens import reader_of
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe import truncation

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from carpool.engine.foreign_code import runs_foreign_code
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.pipeline_errors import causes
 from carpool.engine.reach import private_reasons
 from carpool.engine.request import RequestState

@@ -20,8 +20,8 @@ from tqdm.auto import tqdm
 from carpool.config import ServeSettings, load_settings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
+from carpool.engine.model.libraries import quiet_libraries
 from carpool.engine.model.load import load as load_pipeline
-from carpool.engine.model.load import quiet_libraries
 from carpool.errors import CarpoolError, Draining, Forked, InvalidValue, Overloaded, SettingRejected
 from carpool.python.handle import Handle, Output, OwnerProcess
 from carpool.python.settings import LoadSettings

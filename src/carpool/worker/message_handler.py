@@ -21,7 +21,7 @@ from carpool.worker.request_listener import LastMessage, RequestListener, failed
 from carpool.worker.served_engine import ServedEngine
 
 if TYPE_CHECKING:  # it imports torch
-    from carpool.engine.model.load import LoadedPipeline
+    from carpool.engine.model.loaded import LoadedPipeline
 
 log = logging.getLogger("carpool")
 
@@ -83,7 +83,7 @@ class MessageHandler:
         from carpool.engine.group.load import load
         from carpool.engine.loop import EngineCore
         from carpool.engine.model.factory import build
-        from carpool.engine.model.load import log_as_others, versions
+        from carpool.engine.model.libraries import log_as_others, versions
         from carpool.engine.model.usage import Meter
         from carpool.engine.observe.activity import ActivityLog
         from carpool.engine.observe.co_riders import CoRiders

@@ -111,7 +111,8 @@ def checked(model: str, settings: EngineSettings, options: CheckOptions, bar: An
         CarpoolError: the model cannot be loaded, or a request failed.
     """
     from carpool.engine.cost_store import StoredCosts
-    from carpool.engine.model.load import load, log_as_others
+    from carpool.engine.model.libraries import log_as_others
+    from carpool.engine.model.load import load
     from carpool_lab.check.report import CheckReport
     from carpool_lab.check.run import limit, plain, prove
     from carpool_lab.check.timing import timed

@@ -14,7 +14,7 @@ import torch
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model.modular import call_plainly
 from carpool.errors import CarpoolError, PipelineFailed
 from carpool.request.card import Card

@@ -13,7 +13,8 @@ import carpool
 from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.loop import EngineCore
-from carpool.engine.model.load import LoadedPipeline, versions
+from carpool.engine.model.libraries import versions
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.errors import OutOfMemory
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import resolution

@@ -26,7 +26,7 @@ from carpool.engine.adapters.hooks import AdapterPlan, AdapterRows, Adapters
 from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.model.assembly import read
 from carpool.engine.model.device import Device
-from carpool.engine.model.load import log_as_others
+from carpool.engine.model.libraries import log_as_others
 from carpool.engine.model.prepare import apply
 from carpool.engine.numerics import Exact
 from carpool.errors import CarpoolError, named

@@ -13,8 +13,8 @@ from carpool.config import EngineSettings
 from carpool.engine.group.context_parallel import BACK_ENDS, check_classes
 from carpool.engine.group.leader import Followers
 from carpool.engine.model.device import Device
-from carpool.engine.model.load import LoadedPipeline
 from carpool.engine.model.load import load as load_alone
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.errors import SettingRejected
 
 

@@ -13,7 +13,7 @@ import diffusers
 
 import carpool
 from carpool.config import EngineSettings
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model.samplers import exchanged
 from carpool.request.card import INTERNAL, Task
 from carpool.request.images import NAMES as PICTURES

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.tokenizers import LONG_TEXT
 from carpool.types import CheckedRequest
 
@@ -38,11 +38,7 @@ class Meter:
         return len(self._there(text).input_ids)
 
     def _patches(self, request: CheckedRequest) -> int:
-        width, height = (
-            request.arguments.get(name) or default
-            for name, default in zip(
-                ("width", "height"), self._card.usual_size_px or (0, 0), strict=True
-            )
-        )
+        sizes = zip(("width", "height"), self._card.usual_size_px or (0, 0), strict=True)
+        width, height = (request.arguments.get(name) or default for name, default in sizes)
         side_px = self._card.size_multiple_px
         return int((width // side_px) * (height // side_px))

@@ -25,7 +25,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from carpool.engine.model.artifacts import SOUNDS, rate_of
 from carpool.engine.model.dmd import DMDScheduler
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
 from carpool.engine.model.prompt_weights import embedded
 from carpool.engine.model.rewriter import TellPrompt, noting, rewrite

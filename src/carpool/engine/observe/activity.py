@@ -35,9 +35,8 @@ class ActivityLog:
 
     def take(self) -> tuple[list[SeenForward], int]:
         """The forwards since the last reading, and the number of dropped ones."""
-        count, forwards = self._count, []
-        while self._forwards:
-            forwards.append(self._forwards.popleft())
+        count = self._count
+        forwards = [self._forwards.popleft() for _ in range(len(self._forwards))]
         missed = max(0, count - self._reported - len(forwards))
         self._reported = max(count, self._reported + len(forwards))
         return forwards, missed

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from carpool.engine.model.load import LoadedPipeline
+from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.observe.timeline import Forward
 from carpool.telemetry.histograms import histogram, statistics_of
 from carpool.types import BUCKETS_S, Clock

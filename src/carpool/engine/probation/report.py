@@ -6,7 +6,8 @@ from carpool.config import EngineSettings
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.intercept import Interception
 from carpool.engine.language.tokens import reader_of
-from carpool.engine.model.load import load, versions
+from carpool.engine.model.libraries import versions
+from carpool.engine.model.load import load
 from carpool.engine.probation.kinds import status
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.reach import private_reasons
