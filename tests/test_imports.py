@@ -434,6 +434,7 @@ def test_the_front_and_the_command_line_load_neither_torch_nor_ray() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.timeout(240)  # every module, in a process of its own
 def test_everything_is_imported_without_the_packages_that_are_extras() -> None:
     code = """
 import importlib, pkgutil, sys
@@ -454,7 +455,7 @@ for package in carpool, carpool_lab:
 def test_the_checks_see_what_they_are_to_see() -> None:
     loop = Path("carpool/engine/loop.py")
     assert "carpool.types" in imports_of(loop)
-    assert "carpool.engine.model.load" in imports_of(loop)
+    assert "carpool.engine.model.loaded" in imports_of(loop)
     assert "greenlet" in imports_of(Path("carpool/engine/fiber.py"))
     assert "carpool.engine.loop" in imports_of(Path("carpool/worker/message_handler.py"))
     with pytest.raises(AssertionError, match=r"carpool\.new\.thing belongs to no room"):
