@@ -83,7 +83,7 @@ def _body() -> Iterator[str]:
                 if (name, size, key) in ALONE:
                     alone.append(_alone(name, key, planned))
             yield ""
-    yield "## Errors of predictions\n\nSeconds of a denoising step on an H200, predicted and published:\n"
+    yield "## Errors of predictions\n\nSeconds of a denoising step on an H200:\n"
     yield "| model | size | requests | predicted ms | published ms | error |"
     yield "| --- | --- | --- | --- | --- | --- |"
     yield from told

@@ -16,9 +16,9 @@ import carpool
 PAGE = Path(__file__).with_name("python.md")
 HEAD = """# Python
 
-Made from the docstrings by `make docs`; do not edit. Examples are in
+`make docs` writes this page from docstrings; do not edit it. Examples are in
 [Start in five minutes](start.md), [Jobs](jobs.md) and [LoRA](lora.md); keywords of `load` are the
-[settings](reference.md#settings) marked so.
+[settings](reference.md#settings) with that mark.
 """
 
 
@@ -56,7 +56,7 @@ def _fields(cls: type) -> Iterator[str]:
     if not _is_data(cls):
         return
     source = inspect.getsource(cls).splitlines()
-    yield from ["| field | type | what |", "| --- | --- | --- |"]
+    yield from ["| field | type | meaning |", "| --- | --- | --- |"]
     for field in dataclasses.fields(cls):
         line = next(one for one in source if one.strip().startswith(f"{field.name}:"))
         kind = line.split(":", 1)[1].split("#")[0].split(" = ")[0].strip()

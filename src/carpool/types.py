@@ -55,11 +55,11 @@ class Request:
     """
 
     prompt: Any
-    seed: int | None  # None: one is drawn at submission, and reported
+    seed: int | None  # None: random; `Output.seed` reports it
     timeout_s: float | None  # from submission to result; None: no limit
     request_id: str
-    tenant: str  # whose share of the device it uses, where shares are fair
-    user: str  # of the tenant: users divide its share
+    tenant: str  # the tenant whose share of the device it uses
+    user: str  # users divide their tenant's share
     parameters: Mapping[str, Any] = field(hash=False)
 
     def __init__(
@@ -96,7 +96,7 @@ class CheckedRequest:
     priority: int = 0  # -10 to 10; higher goes first
     tenant: str = ""  # whose share of the device it uses
     previews: int = 0  # pictures to show while it is denoised, evenly spaced; at most
-    user: str = ""  # of the tenant: users divide its share
+    user: str = ""  # users divide their tenant's share
     output_type: str | None = "pil"  # where `arguments` has none; None: the pipeline's own default
     group: str = ""  # id that it shares with the other outputs that were asked for together
     group_size: int = 1  # how many those are, it among them
@@ -129,14 +129,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to one request."""
+    """An event of one request."""
 
     kind: Literal["queued", "started", "prompt", "step", "preview", "finished"]
     request_id: str
     at_s: float  # engine clock
     step: int = 0  # denoising steps done
-    steps: int = 0  # denoising steps in all
-    error: Exception | None = None  # of a `finished` one; None: it succeeded
-    picture: Any = None  # of a `preview`: an array (height, width, 3), 0-255
-    text: str = ""  # of a `prompt`: the rewritten one so far; of a `preview` of a text: what is
+    steps: int = 0  # total denoising steps
+    error: Exception | None = None  # of `finished`; None: success
+    picture: Any = None  # of `preview`: an array (height, width, 3), 0-255
+    text: str = ""  # of `prompt`: the rewritten prompt so far; of `preview`: a text so far
     # new since the last; steps are tokens
