@@ -39,7 +39,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # the rest of the public names need torch: brought in on first use
+    if name in __all__:  # these public names need torch: imported on first use
         modules = {"BackgroundJob": "jobs", "Jobs": "jobs", "Handle": "handle", "Output": "handle"}
         module = f"python.{modules.get(name, 'engine')}" if name != "serve" else "server.serve"
         return getattr(importlib.import_module(f"carpool.{module}"), name)

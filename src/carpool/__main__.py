@@ -1,4 +1,4 @@
-"""`python -m carpool`: the command line, where `carpool` is not on the path."""
+"""`python -m carpool`: the command line, if `carpool` is not on the path."""
 
 from carpool.cli.main import main
 

@@ -1,4 +1,4 @@
-"""What models make beside pictures and videos: meshes and sound, as plain arrays."""
+"""Outputs of models other than pictures and videos: meshes and sound, as plain arrays."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,9 +13,9 @@ class Mesh:
     """A surface of triangles."""
 
     vertices: "NDArray[np.float32]"  # (vertices, 3)
-    faces: "NDArray[np.uint32]"  # (faces, 3), numbers of vertices
-    colours: "NDArray[np.uint8] | None" = None  # (vertices, 3), of each vertex
-    places: "NDArray[np.float32] | None" = None  # (vertices, 2) in the texture, 0-1, from below
+    faces: "NDArray[np.uint32]"  # (faces, 3), indices of vertices
+    colours: "NDArray[np.uint8] | None" = None  # (vertices, 3), RGB
+    places: "NDArray[np.float32] | None" = None  # (vertices, 2), UV 0-1, origin at bottom
     texture: bytes = b""  # a PNG
 
 

@@ -1,9 +1,9 @@
-"""Every setting, once: its name, default, unit, rule and help.
+"""All settings: name, default, unit, rule and help of each.
 
-`carpool.load(MODEL, **settings)` takes those of `EngineSettings` and of `JOBS`; `carpool serve`
-takes those of `ServeSettings` as flags (`max_queue` is `--max-queue`) and from the environment
-(`CARPOOL_MAX_QUEUE`). A flag wins over the environment, the environment over the default.
-Nothing here knows what a setting does.
+`carpool.load(MODEL, **settings)` takes the settings of `EngineSettings` and `JOBS`; `carpool serve`
+takes the settings of `ServeSettings` as flags (`max_queue` is `--max-queue`) and environment
+variables (`CARPOOL_MAX_QUEUE`). A flag wins over the environment, the environment over the default.
+This module does not implement the settings' effects.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ from carpool.settings.scale import ScaleSettings
 
 ENV_PREFIX = "CARPOOL_"
 FAULT_VARIABLE = "CARPOOL_FAULT"
-"""A test hook and no setting; see `carpool.engine.faults`."""
+"""A test hook, not a setting; see `carpool.engine.faults`."""
 FORKSERVER_VARIABLE = "CARPOOL_FORKSERVER"
-"""`off`, or where a fork server listens; see `carpool.worker.start`."""
+"""`off`, or the address of a fork server; see `carpool.worker.start`."""
 
 LANGUAGE_KEY_VARIABLE = "CARPOOL_LANGUAGE_KEY"
-"""The key for `language_url`; no setting, since these may be listed and logged."""
+"""The key for `language_url`; not a setting, because settings may be listed and logged."""
 _NO_SETTINGS = {FAULT_VARIABLE, FORKSERVER_VARIABLE, LANGUAGE_KEY_VARIABLE}
 
 Journalling = Literal["off", "memory", "jobs", "all"]
@@ -36,14 +36,14 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings(EngineSettings, ScaleSettings):
-    """Settings that `carpool serve` has beside those of an engine."""
+    """Settings of `carpool serve`, in addition to an engine's."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")
     port: int = setting(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
     uds: str | None = setting(None, "Unix socket to listen on, instead of host and port")
     allowed_host: tuple[str, ...] = setting(
         (),
-        "name by which clients may call the server (Host), beside addresses, localhost and --host; "
+        "host name that clients may use (Host), besides addresses, localhost and --host; "
         "* for any, which is the default with API keys and with --uds; repeatable",
     )
     root_path: str = setting("", "path under which a proxy shows the server, such as /draw")
@@ -51,32 +51,31 @@ class ServeSettings(EngineSettings, ScaleSettings):
         (), "bearer token that clients must send, as KEY or NAME=KEY; repeatable"
     )
     api_key_file: str | None = setting(
-        None, "file of more of them, one a line; read again on SIGHUP"
+        None, "file with more API keys, one per line; read again on SIGHUP"
     )
     requests_per_minute: int | None = setting(
-        None, "requests for work that one key may make; default: no limit", least=1
+        None, "most work requests of an API key; default: no limit", least=1
     )
     max_in_flight_per_key: int | None = setting(
         None,
-        "of those, how many may be unanswered at once, with jobs that have not ended; default: "
-        "no limit",
+        "most unanswered requests of an API key, with its unfinished jobs; default: no limit",
         least=1,
     )
     served_model_name: str | None = setting(None, "model id in answers; default: the model's own")
     workers: int | None = setting(
         None,
-        "worker processes, each with the model, one a device; default: one, or one for each of "
+        "worker processes, each with the model, one per device; default: one, or one for each of "
         "--devices",
         least=1,
         most=1024,
     )
     devices: str | None = setting(
-        None, "devices of the workers by commas, as cuda:0,cuda:1; default: all, as --device says"
+        None, "devices of the workers, as cuda:0,cuda:1; default: all of the kind of --device"
     )
     max_loaded: int | None = setting(
         None,
-        "of several models, how many may be loaded at the same time: those of load: on_demand make "
-        "room; default: no limit",
+        "most models in memory, if there are several: models with load: on_demand are unloaded "
+        "first; default: no limit",
         least=1,
     )
     max_n: int = setting(10, "most images of one HTTP request", least=1)
@@ -86,47 +85,46 @@ class ServeSettings(EngineSettings, ScaleSettings):
     )
     max_in_flight_bytes: int = setting(
         192 << 20,
-        "memory that bodies and pictures of unanswered requests may take; one key has half of it "
-        "at most",
+        "most memory for bodies and pictures of unanswered requests; one key may use half of it",
         unit="bytes",
         least=1,
     )
     allow_remote_media: bool = setting(
-        False, "fetch pictures that requests name by http(s) URLs, from public addresses only"
+        False, "fetch pictures from http(s) URLs in requests, from public addresses only"
     )
     webhook_secret: str | None = setting(
         None,
-        "let jobs name a webhook, and sign what it is sent: whsec_ and base64 of 24 to 64 bytes; "
-        "better said in the environment",
+        "allow webhooks of jobs, and sign their events: whsec_ and base64 of 24 to 64 bytes; "
+        "better set in the environment",
     )
     webhook_host: tuple[str, ...] = setting(
-        (), "host that webhooks may name though its address is not public; repeatable"
+        (), "host with a private address that webhooks may use; repeatable"
     )
     upload: str | None = setting(
         None,
-        "copy files of jobs to s3://BUCKET/FOLDER (gs:, az: likewise); credentials and endpoint by "
+        "copy files of jobs to s3://BUCKET/FOLDER (or gs:, az:); credentials and endpoint by "
         "AWS_* variables; needs obstore",
     )
-    metadata: bool = setting(True, "write into files what made them, and that a model did")
-    metadata_prompt: bool = setting(False, "write prompts there too")
+    metadata: bool = setting(True, "write settings into files, and that a model made them")
+    metadata_prompt: bool = setting(False, "include prompts in this metadata")
     max_frames: int = setting(512, "most frames of a video", least=1)
     max_faces: int = setting(2_000_000, "most faces of a mesh", least=1)
     max_sound: float = setting(600.0, "longest sound", unit="s", least=0.001)
     playground: bool = setting(True, "serve a page for browsers at /")
     state_dir: str | None = setting(
         None,
-        "folder of jobs and their files; none keeps them in memory; default: the port's own in "
+        "folder of jobs and their files; none keeps them in memory; default: one for each port in "
         "the user's state folder, memory if the port is 0",
     )
     job_ttl: float = setting(
         86400.0,
-        "how long a job may take, and how long it is kept once it has ended; only time in which a "
-        "server has the store open counts",
+        "most time of a job, and its retention after its end; only time with a running server "
+        "counts",
         unit="s",
         least=1,
     )
     max_store_bytes: int = setting(
-        10 << 30, "files of jobs in all; the oldest go first", unit="bytes", least=1
+        10 << 30, "most bytes of all jobs' files; the oldest are deleted", unit="bytes", least=1
     )
     worker_timeout: float = setting(
         60.0,
@@ -136,15 +134,15 @@ class ServeSettings(EngineSettings, ScaleSettings):
     )
     journal: Journalling = setting(
         "all",
-        "keep what modules answered, so that requests go on with their next step when their "
-        "worker has died. memory: of all requests, in memory; jobs: of jobs only, in the state "
-        "folder, too, so that they go on in the next server; all: both; off: requests run again",
+        "keep outputs of modules, so requests continue at their next step after a worker's death. "
+        "memory: of all requests, in memory; jobs: only of jobs, also in the state folder, so they "
+        "continue in the next server; all: both; off: requests restart",
     )
     drain_timeout: float = setting(
-        30.0, "how long running requests may go on after SIGTERM", unit="s", least=0
+        30.0, "most time of running requests after SIGTERM", unit="s", least=0
     )
     log_level: LogLevel = setting("info", "least severe log")
-    log_format: LogFormat = setting("text", "json: an object a line, on standard error too")
+    log_format: LogFormat = setting("text", "json: an object per line, on standard error too")
     log_prompts: bool = setting(False, "write prompts into the log")
     otel: bool = setting(
         False, "send traces by OpenTelemetry; so does any OTEL_EXPORTER_OTLP_*ENDPOINT variable"
@@ -152,11 +150,11 @@ class ServeSettings(EngineSettings, ScaleSettings):
 
     @property
     def has_keys(self) -> bool:
-        """Do clients need an API key?"""
+        """Whether clients need an API key."""
         return bool(self.api_key) or self.api_key_file is not None
 
     def engine(self) -> EngineSettings:
-        """The part that the worker needs. API keys have equal shares, unless weights are set."""
+        """The settings of the worker. API keys have equal shares, unless weights are set."""
         names = [field.name for field in dataclasses.fields(EngineSettings)]
         values = {name: getattr(self, name) for name in names}
         if self.has_keys and not self.fair_share:
@@ -165,7 +163,7 @@ class ServeSettings(EngineSettings, ScaleSettings):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **flags: Any) -> Self:
-        """Settings from `CARPOOL_*` variables, overlaid with `flags` that are not None.
+        """Read settings from `CARPOOL_*` variables; `flags` that are not None win.
 
         Raises:
             SettingRejected: an unknown variable, or a value that breaks its rule.
@@ -185,28 +183,28 @@ class ServeSettings(EngineSettings, ScaleSettings):
 
 
 def with_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings, with the batching mode that they choose if they do not say one.
+    """Add the inferred `batching_mode` to settings without one.
 
     Raises:
-        SettingRejected: they are for two modes, or for another one than `batching_mode`.
+        SettingRejected: settings belong to two modes, or to a mode other than `batching_mode`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(EngineSettings)}
     return with_chosen_mode(settings, defaults)
 
 
 WORKERS = ("workers", "devices", "worker_timeout")
-"""Settings of the server's that `carpool.load` takes too, for worker processes."""
+"""Server settings about workers that `carpool.load` takes too."""
 
 JOBS = ("state_dir", "job_ttl", "max_store_bytes", "metadata", "metadata_prompt")
-"""Settings of the server's that `carpool.load` takes too, for the jobs of its engine."""
+"""Server settings about jobs that `carpool.load` takes too."""
 
 
 _OTHER_NAMES = {"torch_dtype": "dtype", "device_map": "device", "batch_size": "max_batch_size"}
-"""What settings are called in other programs."""
+"""Names of settings in other programs."""
 
 
 def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
-    """Keyword arguments of `carpool.load`; names the nearest setting for an unknown one."""
+    """Check keyword arguments of `carpool.load`; an unknown name gets a suggestion."""
     names = [*(field.name for field in dataclasses.fields(EngineSettings)), *JOBS, *WORKERS]
     for name in settings:
         if name not in names:
@@ -217,7 +215,7 @@ def load_settings(settings: Mapping[str, Any]) -> ServeSettings:
 
 
 def _plain(value: Any) -> Any:
-    """A setting as text where Python has an object for it: torch's types and devices, paths."""
+    """Convert objects to a setting's text: torch types and devices, paths."""
     if isinstance(value, PurePath) or type(value).__module__ == "torch":
         return str(value).removeprefix("torch.")
     return value

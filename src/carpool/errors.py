@@ -1,8 +1,8 @@
-"""Errors as callers see them: a class for each failure, with its status and code.
+"""Public errors: a class for each failure, with its status and code.
 
-The HTTP layer reads `status`, `body` and `retry_after_s`; it adds nothing of its own. Clients are
-never told where files of the server lie, the log is: `reason` is for messages, `in_full` for lines
-of the log.
+The HTTP layer uses `status`, `body` and `retry_after_s`, and adds nothing. Clients never see paths
+of the server's files, but the log does: use `reason` for messages and `in_full` for the
+log.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from carpool.error_text import without_paths as without_paths
 
 
 class CarpoolError(Exception):
-    """Any failure that Carpool reports; `str(error)` is meant for the caller."""
+    """Base class of Carpool's errors; `str(error)` is for the caller."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
-    should_retry: ClassVar[bool] = False  # may the same request succeed later?
+    should_retry: ClassVar[bool] = False  # the same request may succeed later
 
     def __init_subclass__(cls, **declared: Any) -> None:
         """Take `status`, `code` and `should_retry` from the class statement."""
@@ -40,33 +40,33 @@ class CarpoolError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's word for the kind of failure."""
+        """OpenAI's name of the kind of failure."""
         if self.status == 429:
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as clients get it, in OpenAI's shape."""
+        """The error object in OpenAI's format."""
         message = without_paths(self.message) if self.status >= 500 else self.message
         return {"message": message, "type": self.type, "param": self.param, "code": self.code}
 
 
 class Released(Exception):
-    """No failure: a worker gave a request up, so that another one goes on with it."""
+    """Not a failure: a worker released a request, and another worker continues it."""
 
 
 class Rejected(CarpoolError, status=400, code="invalid_value"):
-    """The request is at fault: the same one would fail again."""
+    """The request is at fault: a retry would fail too."""
 
     @classmethod
     def of(cls, name: str, value: Any, rule: str) -> Self:
-        """The error of one parameter: its name, its value, and the rule that it breaks."""
+        """Make the error of one parameter from its name, its value, and the broken rule."""
         return cls(f"{name[:60]}={show(value)}: {rule}", param=name[:60])
 
 
 class MissingParameter(Rejected, code="missing_parameter"):
-    """Something that every request must say is not there."""
+    """A required parameter is missing."""
 
 
 class UnknownParameter(Rejected, code="unknown_parameter"):
@@ -86,7 +86,7 @@ class InvalidJSON(Rejected, code="invalid_json"):
 
 
 class InvalidHTTP(Rejected, code="invalid_http"):
-    """The bytes are not HTTP/1.1, or could be read in two ways. The connection is closed."""
+    """The bytes are not HTTP/1.1, or ambiguous. The connection is closed."""
 
 
 class SizeRejected(Rejected, code="size_not_supported"):
@@ -94,7 +94,7 @@ class SizeRejected(Rejected, code="size_not_supported"):
 
 
 class MaskMismatch(Rejected, code="mask_mismatch"):
-    """A mask that does not belong to its picture, or marks nothing in it."""
+    """The mask does not fit its picture, or marks nothing."""
 
 
 class InvalidAPIKey(CarpoolError, status=401, code="invalid_api_key"):
@@ -114,19 +114,19 @@ class OriginNotAllowed(CarpoolError, status=403, code="origin_not_allowed"):
 
 
 class UnsupportedMediaType(CarpoolError, status=415, code="unsupported_media_type"):
-    """The body's `content-type` is not one that the endpoint takes."""
+    """The endpoint does not accept the body's `content-type`."""
 
 
 class ModelNotFound(CarpoolError, status=404, code="model_not_found"):
-    """The server serves another model."""
+    """The server does not serve this model."""
 
 
 class ModelNotSupported(CarpoolError, status=404, code="model_not_supported"):
-    """The served model cannot do what this endpoint is for."""
+    """The served model does not support this endpoint's task."""
 
 
 class FileNotFound(CarpoolError, status=404, code="file_not_found"):
-    """No file behind this link: it has expired, or is not one of ours."""
+    """The link has no file: it has expired, or is not from this server."""
 
 
 class NoSuchEndpoint(CarpoolError, status=404, code="not_found"):
@@ -134,23 +134,23 @@ class NoSuchEndpoint(CarpoolError, status=404, code="not_found"):
 
 
 class UnsupportedEndpoint(NoSuchEndpoint, code="unsupported_endpoint"):
-    """OpenAI has this path, and this server does not."""
+    """A path of OpenAI's API that this server does not support."""
 
 
 class MethodNotAllowed(CarpoolError, status=405, code="method_not_allowed"):
-    """The path is there, but not with this method: `allow` says with which."""
+    """The path does not support this method: `allow` lists the supported ones."""
 
 
 class RangeNotSatisfiable(CarpoolError, status=416, code="range_not_satisfiable"):
-    """`Range` names no byte of the file."""
+    """`Range` is outside of the file."""
 
 
 class JobNotFound(CarpoolError, status=404, code="job_not_found"):
-    """No such job: never accepted, deleted, or older than the store keeps them."""
+    """No such job: never accepted, deleted, or expired."""
 
 
 class FileNotReady(JobNotFound, code="file_not_ready"):
-    """The job has no such file, or not yet."""
+    """The job does not have this file, or not yet."""
 
 
 class VideoNotFound(JobNotFound, code="video_not_found"):
@@ -158,25 +158,25 @@ class VideoNotFound(JobNotFound, code="video_not_found"):
 
 
 class VideoNotReady(VideoNotFound, code="video_not_ready"):
-    """The video has no such file, or not yet."""
+    """The video does not have this file, or not yet."""
 
 
 class IdempotencyMismatch(CarpoolError, status=422, code="idempotency_mismatch"):
-    """An `Idempotency-Key` came again with another body."""
+    """An `Idempotency-Key` was reused with another body."""
 
 
 class StoreFailed(CarpoolError, status=503, code="store_failed", should_retry=True):
-    """The store of jobs could not be read or written."""
+    """The job store could not be read or written."""
 
-    wants_room = False  # on its disk: all that is there stays, and can be used once there is some
+    wants_room = False  # the disk is full: the store is intact, and usable after space is freed
 
 
 class UnsupportedImage(Rejected, code="unsupported_image"):
-    """The bytes are no picture that is read here."""
+    """The bytes are not a supported picture."""
 
 
 class ImageTooLarge(Rejected, status=413, code="image_too_large"):
-    """A picture has more pixels than the server takes."""
+    """A picture has more pixels than the server allows."""
 
 
 class BodyTooLarge(CarpoolError, status=413, code="body_too_large"):
@@ -184,19 +184,19 @@ class BodyTooLarge(CarpoolError, status=413, code="body_too_large"):
 
 
 class Overloaded(CarpoolError, status=429, code="queue_full", should_retry=True):
-    """The queue is full, or holds more work than may wait."""
+    """The queue is full, or its predicted wait is too long."""
 
 
 class RateLimited(Overloaded, code="rate_limit_exceeded"):
-    """This client asks more often, or for more at once, than it may."""
+    """The client exceeds its rate, or its limit of concurrent work."""
 
 
 class TooLate(Rejected, code="deadline_too_near"):
-    """A deadline that cannot be met, by what forwards have taken so far."""
+    """The deadline cannot be met, by the measured times of forwards."""
 
 
 class Cancelled(CarpoolError, status=499, code="client_closed"):
-    """The caller gave the request up."""
+    """The caller cancelled the request."""
 
 
 class PipelineFailed(CarpoolError):
@@ -212,7 +212,7 @@ class Starting(CarpoolError, status=503, code="starting", should_retry=True):
 
 
 class Draining(CarpoolError, status=503, code="draining", should_retry=True):
-    """The server is about to end and takes no new work."""
+    """The server is shutting down and accepts no new work."""
 
     @classmethod
     def of_new_work(cls) -> "Draining":
@@ -222,7 +222,7 @@ class Draining(CarpoolError, status=503, code="draining", should_retry=True):
 class LanguageServerFailed(
     CarpoolError, status=502, code="language_server_failed", should_retry=True
 ):
-    """The server of `--language-url` gave no answer, or none that can be used."""
+    """The server of `--language-url` gave no usable answer."""
 
 
 class OutOfMemory(CarpoolError, status=503, code="out_of_memory"):
@@ -234,10 +234,10 @@ class DeadlineExceeded(CarpoolError, status=504, code="deadline_exceeded"):
 
 
 class LoadFailed(CarpoolError, status=503, code="model_load_failed"):
-    """The model cannot be loaded, or cannot be served as it is."""
+    """The model cannot be loaded or served."""
 
-    wants_memory = False  # it may load once others have made room
-    was_killed = False  # a process that was to load a part of it: nothing is known to be wrong
+    wants_memory = False  # may succeed after other models are unloaded
+    was_killed = False  # a loading process was killed: no known defect
 
 
 class LoraRejected(CarpoolError):
@@ -245,7 +245,7 @@ class LoraRejected(CarpoolError):
 
 
 class Forked(CarpoolError):
-    """This process is a fork of the one that loaded the model, and has none of its threads."""
+    """This process is a fork of the process that loaded the model, without its threads."""
 
 
 class LibraryMissing(CarpoolError, status=501, code="library_missing"):
@@ -263,12 +263,12 @@ def _subclasses(of: type[CarpoolError]) -> Iterable[type[CarpoolError]]:
 
 
 def by_name(name: str) -> type[CarpoolError]:
-    """The error class of this name; `PipelineFailed` for one that is not known here."""
+    """The error class of this name; `PipelineFailed` for an unknown name."""
     matches = (cls for cls in _subclasses(CarpoolError) if cls.__name__ == name)
     return next(matches, PipelineFailed)
 
 
 def by_code(code: str) -> type[CarpoolError]:
-    """The error class of a job's failure; `PipelineFailed` for a code that is not known here."""
+    """The error class of a job's failure; `PipelineFailed` for an unknown code."""
     matches = (cls for cls in _subclasses(CarpoolError) if cls.code == code)
     return next(matches, PipelineFailed)

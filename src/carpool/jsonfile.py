@@ -1,23 +1,23 @@
-"""JSON that people write into files: parsed within bounds, so that a file is refused by name.
+"""JSON in users' files: parsed with limits, so that errors can name the file.
 
-Python's parser gives up with `RecursionError`, which nobody expects of a file, or takes what other
-code then cannot walk through.
+For deep nesting Python's parser raises `RecursionError`, which callers do not expect, or returns
+values that other code cannot traverse.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-MOST_DEPTH = 64  # of lists and objects inside each other
-MOST_BYTES = 16 << 20  # of a file
+MOST_DEPTH = 64  # nesting of lists and objects
+MOST_BYTES = 16 << 20  # size of a file
 
 
 def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a file, however large it says it is.
+    """Read a file up to a limit, whatever size it reports.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is larger than `most_bytes`.
+        OSError: the file cannot be read.
+        ValueError: the file is larger than `most_bytes`.
     """
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
@@ -27,10 +27,10 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def loads(text: str | bytes, **options: Any) -> Any:
-    """Parse JSON; `options` are those of `json.loads`.
+    """Parse JSON; `options` go to `json.loads`.
 
     Raises:
-        ValueError: it is none, or nests lists and objects more than `MOST_DEPTH` deep.
+        ValueError: not JSON, or nested more than `MOST_DEPTH` deep.
     """
     try:
         value = json.loads(text, **options)
@@ -42,7 +42,7 @@ def loads(text: str | bytes, **options: Any) -> Any:
 
 
 def is_deeper(value: Any, max_depth: int) -> bool:
-    """Does a value nest lists and objects more than so many deep?"""
+    """Return whether lists and objects are nested more than `max_depth` deep."""
     level: list[Any] = [[value]]
     for _ in range(max_depth + 1):
         level = [

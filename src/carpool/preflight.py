@@ -1,7 +1,7 @@
-"""Checks of a model and its settings before anything is loaded.
+"""Checks of a model and its settings before loading.
 
-`carpool serve` checks before it starts a worker, `carpool generate` before it imports torch. What
-only the loaded model can tell is found later, by the same errors. No torch.
+`carpool serve` checks before it starts a worker, `carpool generate` before it imports torch. Checks
+that need the loaded model follow later, with the same errors. No torch.
 """
 
 import re
@@ -25,14 +25,14 @@ _DEVICE = re.compile(r"auto|(cpu|mps)(:0)?|(cuda|xpu)(:[0-9]{1,3})?")
 
 
 def check(model: str, settings: EngineSettings, factory: str | None = None) -> None:
-    """Check what the settings name: device, shares, rules, adapters, the model.
+    """Check the settings: device, shares, rules, adapters, the model.
 
     Args:
-        factory: builds the pipeline, instead of `model`; as `module:function`.
+        factory: `module:function` that builds the pipeline, instead of `model`.
 
     Raises:
         SettingRejected: a setting has an impossible value, or names a missing file.
-        LoraRejected: an adapter has a taken name, or no readable file.
+        LoraRejected: an adapter's name is taken, or its file is unreadable.
         LoadFailed: there is no such model.
     """
     if not all(_DEVICE.fullmatch(part) for part in settings.device.split("+")):
@@ -53,10 +53,10 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
     if factory is not None and settings.context_parallel > 1:
         raise SettingRejected(
             f"context_parallel={settings.context_parallel}: every rank loads the model itself: "
-            f"save what {factory} builds by save_pretrained, and serve that folder"
+            f"save the pipeline of {factory} by save_pretrained, and serve that folder"
         )
     if factory is None and (shapes_in(model) or shapes_on_hub(model)) is not None:
-        return  # what it holds is told by its own package
+        return  # its own package checks the content
     source, card = ("", {"lora": {}}) if factory is not None else find(model)
     if factory is not None:
         _check_factory(factory, settings)
@@ -71,7 +71,7 @@ def check(model: str, settings: EngineSettings, factory: str | None = None) -> N
 
 
 def _check_utf8(model: str, settings: EngineSettings) -> None:
-    """Check that the texts that workers get can be sent to them."""
+    """Check that texts for workers are valid UTF-8."""
     for name, value in {"model": model, **asdict(settings)}.items():
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and text.encode(errors="replace").decode() != text:
@@ -80,14 +80,14 @@ def _check_utf8(model: str, settings: EngineSettings) -> None:
 
 
 def _check_files(source: str, settings: EngineSettings, *, is_local: bool) -> None:
-    """Check what the settings say of the files of a model."""
+    """Check the settings about a model's files."""
     config = source
     if is_single_file(source):
         for name in ("variant", "revision"):
             if (value := getattr(settings, name)) is not None:
                 raise SettingRejected(f"{name}={value!r}: {source} is one file, and has no others")
         if settings.model_config is None:
-            return  # diffusers infers it from the file, which takes torch
+            return  # diffusers infers it from the file, which needs torch
         config, card = find(settings.model_config)
         if is_single_file(config):
             rule = "must be the folder or hub id of a pipeline"
@@ -105,7 +105,7 @@ def _check_files(source: str, settings: EngineSettings, *, is_local: bool) -> No
 def _check_factory(factory: str, settings: EngineSettings) -> None:
     for name in OF_FILES:
         if (value := getattr(settings, name)) not in (None, "auto", ()):
-            rule = "the function loads the pipeline itself; say it there"
+            rule = "the function loads the pipeline itself; set it there"
             raise SettingRejected(f"{name}={value!r}: {rule}")
     place, _, function = factory.rpartition(":")
     if not place or not function:
@@ -116,5 +116,5 @@ def _check_factory(factory: str, settings: EngineSettings) -> None:
         top = place.partition(".")[0]
         is_there = bool(PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]))
     if not is_there:
-        rule = "it must lie in the present folder, be installed, or be a file's path"
+        rule = "it must be in the current folder, installed, or a file's path"
         raise SettingRejected(f"pipeline={factory!r}: there is no module {place!r}: {rule}")

@@ -1,6 +1,6 @@
 """The data types that every part of Carpool shares.
 
-Plain data: no torch, no I/O, no behaviour beyond what the data itself implies.
+Plain data: no torch, no I/O, no behaviour except derived values.
 """
 
 import random
@@ -10,25 +10,25 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Clock = Callable[[], float]
-"""Seconds since some fixed moment; never runs backwards. `time.monotonic`, or a test's own."""
+"""Monotonic seconds since a fixed time: `time.monotonic`, or a test's clock."""
 
 OnProgress = Callable[[int, int], None]
-"""Is called with the denoising steps that are done, and how many there are."""
+"""Receives the finished and the total denoising steps."""
 
 RequestSize = tuple[int | None, int | None, int | None]
-"""Width, height and frames, as a request says them; None: it does not."""
+"""Width, height and frames of a request; None: not set."""
 
 Phase = Literal["encode", "denoise", "decode"]
-"""What a module call does for its request: read inputs, remove noise, draw the result."""
+"""The phase of a module call: encode inputs, denoise, decode the result."""
 
 MAX_SEED = 2**63 - 1
 
 BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1.2e3)
-"""Upper bounds in which durations are counted."""
+"""Upper bounds of the histogram of durations."""
 
 
 def phase_of(component: str, method: str) -> Phase:
-    """The phase that a component's method belongs to, by diffusers' naming habits."""
+    """The phase of a component's method, by diffusers' naming conventions."""
     if method == "decode" or component in ("vocoder", "safety_checker"):
         return "decode"
     if method in ("encode", "generate") or "encoder" in component or component == "connectors":
@@ -41,7 +41,7 @@ def new_request_id() -> str:
 
 
 def new_seed() -> int:
-    """A seed for a request that brought none: 32 random bits, short enough to type again."""
+    """A random seed for a request without one: 32 bits, short enough to type."""
     return random.SystemRandom().getrandbits(32)
 
 
@@ -49,9 +49,9 @@ def new_seed() -> int:
 class Request:
     """One prompt, one seed, one output.
 
-    `parameters` are those of the pipeline's own `__call__` (for example
-    `num_inference_steps`, `guidance_scale`, `negative_prompt`), checked when the
-    request is submitted, not here.
+    `parameters` are parameters of the pipeline's `__call__` (for example
+    `num_inference_steps`, `guidance_scale`, `negative_prompt`). They are checked
+    at submission, not here.
     """
 
     prompt: Any
@@ -84,15 +84,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A checked request, as the engine takes it: every value legal, the seed decided."""
+    """A checked request for the engine: all values are valid, and the seed is set."""
 
     request_id: str
     seed: int
-    arguments: Mapping[str, Any] = field(hash=False)  # of the pipeline's `__call__`
+    arguments: Mapping[str, Any] = field(hash=False)  # arguments of the pipeline's `__call__`
     timeout_s: float | None = None
-    task: str = "text-to-image"  # which of the model's pipelines is called
+    task: str = "text-to-image"  # selects the model's pipeline
     lora: tuple[tuple[str, float], ...] = ()  # adapters with their scales
-    deadline_s: float | None = None  # wished for, from submission; `timeout_s` ends it, this not
+    deadline_s: float | None = None  # wanted, from submission; unlike `timeout_s` it ends nothing
     priority: int = 0  # -10 to 10; higher goes first
     tenant: str = ""  # whose share of the device it uses
     previews: int = 0  # pictures to show while it is denoised, evenly spaced; at most
@@ -109,11 +109,11 @@ class CheckedRequest:
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """The answer that one call of a request got: see `carpool.engine.journal`."""
+    """The stored answer of one call of a request: see `carpool.engine.journal`."""
 
-    number: int  # of the call, in the order in which the request made them; from 1 on
-    mark: bytes  # digest of what was called, and of the form of its arguments
-    answer: bytes  # packed
+    number: int  # number of the call in the request, from 1
+    mark: bytes  # digest of the target and the form of its arguments
+    answer: bytes  # serialized
 
 
 @dataclass(frozen=True, slots=True)

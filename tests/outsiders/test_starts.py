@@ -86,7 +86,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a link to nothing": (lambda at: linked(at / WEIGHTS), "is a link to"),
     "a shard is missing": (
         lambda at: sharded(at)[0][1].unlink(),
-        "names diffusion_pytorch_model-00002-of-00002.safetensors, which is not there",
+        "names diffusion_pytorch_model-00002-of-00002.safetensors, which does not exist",
     ),
     "a shard cut": (
         lambda at: cut(sharded(at)[0][0]),

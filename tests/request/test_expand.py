@@ -63,7 +63,7 @@ def used() -> torch.Generator:
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (Request("a", generator=used()), "generator was drawn from before.*pass seed="),
+        (Request("a", generator=used()), "generator was used before.*pass seed="),
         (Request("a", generator=np.random.default_rng(0)), "generator is a Generator: pass seed="),
         (Request("a", seed=1, generator=torch.Generator()), "seed and generator are both given"),
         (Request(["a", "b"], generator=[torch.Generator()] * 3), "is a list of 3: must be one, or"),

@@ -54,5 +54,5 @@ def test_what_is_no_sampler_of_the_model_is_refused_by_name(name: object, rule: 
 
 
 def test_a_model_whose_scheduler_cannot_be_exchanged_says_so() -> None:
-    with pytest.raises(InvalidValue, match="DMDScheduler, can be exchanged for no other"):
+    with pytest.raises(InvalidValue, match="DMDScheduler, cannot be replaced"):
         check_scheduler("euler", (), "DMDScheduler")

@@ -1,1 +1,1 @@
-"""The models that Carpool is proven with, and those that come with it."""
+"""The models that Carpool is proven with, and the embedded models."""

@@ -1,7 +1,7 @@
-"""Find damaged files in a model folder: what torn downloads, full disks and half copies leave.
+"""Find damaged files in a model folder, from broken downloads, full disks and partial copies.
 
-Asked once loading has failed, for libraries often name neither the file nor what is wrong with it.
-Of safetensors files only headers are read.
+It runs after a failed load, because libraries often name neither the file nor the problem. It reads
+only the headers of safetensors files.
 """
 
 import json
@@ -12,20 +12,20 @@ from typing import Any
 
 from carpool.models.source import INDEXES, SINGLE_FILES
 
-_MOST_HEADER_BYTES = 100_000_000  # of safetensors; the library's own bound
+_MOST_HEADER_BYTES = 100_000_000  # limit of the safetensors library
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_OBJECTS = ("config.json", "_index.json", ".index.json", "special_tokens_map.json")  # end so
+_OBJECTS = ("config.json", "_index.json", ".index.json", "special_tokens_map.json")  # suffixes
 _KINDS = (".json", SINGLE_FILES[0], ".txt", ".model")
 
 
 def damage_in(place: Path) -> str | None:
-    """What is wrong with the first damaged file of a pipeline's folder, or of one component's.
+    """Describe the first damaged file in the folder of a pipeline or a component.
 
     Args:
         place: a folder, or one file.
 
     Returns:
-        A line that names the file and what to do; None where no file is damaged.
+        A line with the file and the fix; None if no file is damaged.
     """
     for file in sorted(_files(place)):
         name = file.relative_to(place) if file != place else file.name
@@ -39,7 +39,7 @@ def damage_in(place: Path) -> str | None:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """The files of the folder, and of those folders in it that its index names."""
+    """The files of a folder, and of the sub-folders in its index."""
     if not place.is_dir():
         yield place
         return
@@ -57,9 +57,9 @@ def _keys(index: Path) -> set[str] | None:
 
 
 def _problem(file: Path) -> str | None:
-    """What is wrong with one file; None: nothing that shows here."""
+    """Describe the damage of one file; None if no damage is visible."""
     if not file.exists():
-        return f"is a link to {os.readlink(file)}, which is not there"
+        return f"is a link to {os.readlink(file)}, which does not exist"
     if file.is_dir():
         return "is a folder, and must be a file"
     with file.open("rb") as opened:
@@ -112,4 +112,4 @@ def _problem_of_index(file: Path, index: dict[str, Any]) -> str | None:
         return "has no weight_map from names to files"
     missing = sorted(name for name in set(shards.values()) if not (file.parent / name).exists())
     rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    return f"names {missing[0]}{rest}, which is not there" if missing else None
+    return f"names {missing[0]}{rest}, which does not exist" if missing else None

@@ -1,4 +1,4 @@
-"""Folders of the embedded models: ordinary diffusers checkpoints, made by `training/shapes`."""
+"""Folders of the embedded models: normal diffusers checkpoints, made by `training/shapes`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ VIDEO_MODEL_DIR = Path(__file__).parent / "shapes_video"
 """Text to video: the same shapes, moving."""
 
 LORA_DIR = Path(__file__).parent / "shapes_lora"
-"""Adapters of the embedded model: `NAME.safetensors`, registered as NAME with it."""
+"""Adapters of the embedded model: `NAME.safetensors`, registered as NAME."""
 
 REWRITER_DIR = Path(__file__).parent / "shapes_rewriter"
-"""Text to text: free wordings in, captions that the embedded models know out."""
+"""Text to text: rewrites free wordings to captions that the embedded models know."""

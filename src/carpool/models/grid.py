@@ -1,9 +1,9 @@
 """The grid: the model families that Carpool is proven with, their tasks, what fuses, their limits.
 
 `grid.json` lists the families. Each names rows of the differential matrix (`tests/support/matrix`):
-a row is one task of a tiny checkpoint of the same pipeline class, whose requests were run together
-and got what plain diffusers gives them alone. `proof.json` is what was measured there, written by
-`make test-models`. Any other diffusers pipeline runs too.
+a row is one task of a tiny checkpoint of the same pipeline class, whose requests ran together and
+got the outputs of plain diffusers. `make test-models` writes the results to `proof.json`. Other
+diffusers pipelines run too.
 """
 
 import json
@@ -22,11 +22,11 @@ class Family:
     """One row of the grid."""
 
     family: str
-    hub_ids: list[str]  # of such models on the Hugging Face hub, as examples
-    cases: tuple[str, ...] = ()  # rows of the matrix that prove it; none: it cannot be run
+    hub_ids: list[str]  # example ids on the Hugging Face hub
+    cases: tuple[str, ...] = ()  # rows of the matrix that prove it; empty: not runnable
     limits: str = ""
-    mixed_sizes: bool = False  # whether requests of different sizes share a forward
-    lora: bool = True  # whether diffusers loads adapters for it
+    mixed_sizes: bool = False  # requests of different sizes share forwards
+    lora: bool = True  # diffusers loads adapters for it
 
 
 @cache
@@ -43,7 +43,7 @@ def proof() -> dict[str, Any]:
 
 
 def makes(pipeline: str) -> str | None:
-    """ "pictures" or "videos", as a pipeline class was proven to make; None: it is not known."""
+    """ "pictures" or "videos": the proven output of a pipeline class; None: unknown."""
     tasks = [row["task"] for row in proof().values() if row["pipeline"] == pipeline]
     if not tasks:
         return None
@@ -51,7 +51,7 @@ def makes(pipeline: str) -> str | None:
 
 
 def rows() -> list[dict[str, Any]]:
-    """The grid, as `carpool models --json` prints it."""
+    """The grid, for `carpool models --json`."""
     return [_row(family) for family in families()]
 
 
@@ -94,5 +94,5 @@ def table() -> Iterator[str]:
 
 
 def short(name: str) -> str:
-    """The short name of a module's method: `transformer` for `transformer.forward`."""
+    """The short name of a method: `transformer` for `transformer.forward`."""
     return name.removesuffix(".forward")

@@ -1,7 +1,7 @@
-"""Models that are published as files of weights alone, beside the pipeline that they were made of.
+"""Models published as bare weight files, without the rest of their pipeline.
 
-TurboWan's repositories have no index: a denoiser or two as `.pth`. Such a MODEL is the Wan pipeline
-with these components from elsewhere. No torch.
+TurboWan's repositories have no index, only one or two denoisers as `.pth`. Such a MODEL means the
+Wan pipeline with these components replaced. No torch.
 """
 
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from carpool.models.source import index_of
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a repository holds, and of which pipeline."""
+    """The files of a repository, and their pipeline."""
 
-    base: str  # hub id of the pipeline that has everything else
-    files: dict[str, str]  # by component, without `.pth`; `-quant` names the int8 ones
+    base: str  # hub id of the pipeline with all other components
+    files: dict[str, str]  # by component, without `.pth`; int8 files end in `-quant`
 
 
 _WAN = "Wan-AI/Wan2."
@@ -43,20 +43,20 @@ SHAPES = {
     "tencent/Hunyuan3D-2": "hunyuan3d-dit-v2-0",
     "tencent/Hunyuan3D-2mini": "hunyuan3d-dit-v2-mini",
 }
-"""Repositories of Hunyuan3D-2's layout, and the folder that is taken; `-VARIANT` names others."""
+"""Repositories in Hunyuan3D-2's layout, with the default folder; `-VARIANT` selects others."""
 SHAPE_FILES = ("config.yaml", "model.fp16.safetensors")
 QUANT = "quant"
-"""The variant of files whose linear layers are int8."""
+"""The variant with int8 linear layers."""
 
-S = TypeVar("S", bound=Any)  # EngineSettings; what reads them imports this room
+S = TypeVar("S", bound=Any)  # EngineSettings, whose module imports this one
 
 
 def in_parts(model: str, settings: S) -> tuple[str, S]:
-    """A model and its settings, as a pipeline with components from elsewhere.
+    """Convert a model and its settings to a pipeline with replaced components.
 
     Args:
-        model: a hub id of `PUBLISHED`, or the folder that its files were downloaded to; any other
-            is given back as it is.
+        model: a hub id of `PUBLISHED`, or the folder of its downloaded files; other models are
+            returned unchanged.
 
     Raises:
         LoadFailed: a folder lacks a file, or there is no such variant.
@@ -83,7 +83,7 @@ def in_parts(model: str, settings: S) -> tuple[str, S]:
 
 
 def name_of(model: str) -> str | None:
-    """The public name of such a model; None for others."""
+    """The public name of such a model; None for other models."""
     if model in PUBLISHED or shapes_on_hub(model) is not None:
         return model
     folder = Path(model).expanduser()
@@ -102,12 +102,12 @@ def shapes_on_hub(model: str, variant: str | None = None) -> tuple[str, str] | N
 
 
 def shapes_in(model: str, variant: str | None = None) -> Path | None:
-    """The folder of Hunyuan3D-2's layout that a MODEL names; of a whole repository the first one.
+    """The folder of a MODEL in Hunyuan3D-2's layout; for a whole repository the first such folder.
 
-    It has `config.yaml` beside its weights, and no index.
+    It has `config.yaml` next to its weights, and no index.
 
     Args:
-        variant: "turbo" or "fast": how the folder of a whole repository ends.
+        variant: "turbo" or "fast": suffix of the folder in a whole repository.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir() or index_of(folder) is not None:
@@ -118,7 +118,7 @@ def shapes_in(model: str, variant: str | None = None) -> Path | None:
 
 
 def _of_folder(folder: Path) -> Published | None:
-    """The entry whose first file lies in a folder that is no pipeline's."""
+    """Find the entry whose first file is in a folder without an index."""
     if not folder.is_dir() or index_of(folder) is not None:
         return None
     entries = (

@@ -1,6 +1,6 @@
-"""Fetch a model from the hub before it is served: what is needed of it, if the disk can hold it.
+"""Download the needed files of a model from the hub, if the disk has room.
 
-huggingface_hub does it: progress, resuming, and tokens by its own settings. No torch.
+huggingface_hub handles progress, resumption and tokens by its own settings. No torch.
 """
 
 import re
@@ -16,14 +16,14 @@ from carpool.models.source import INDEXES, SINGLE_FILES, check_hub, class_in, fi
 
 _TEXTS = (".json", ".txt", ".model", ".jinja")  # configurations and tokenizers; never code
 _PLAIN = re.compile(r"[^.]+\.safetensors(\.index\.json)?")
-_SHARE = 1.02  # of the files' size that must be free: the cache keeps a little of its own
+_SHARE = 1.02  # free space needed per file size: the cache adds metadata
 
 
 def places(model: str, index: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The folders that a pipeline's components lie in, by repository, its own first.
+    """The folders of a pipeline's components by repository, its own first.
 
     Args:
-        index: of the pipeline (`model_index.json`; `modular_model_index.json` may name others).
+        index: `model_index.json`; or `modular_model_index.json`, which may name repositories.
     """
     folders: dict[str, list[str]] = {model: []}
     for component, entry in index.items():
@@ -35,15 +35,15 @@ def places(model: str, index: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def wanted(files: Iterable[str], folders: Iterable[str], variant: str | None) -> list[str]:
-    """The files of a repository that loading its pipeline reads.
+    """The files of a repository that its pipeline needs.
 
     Args:
         files: paths in the repository.
-        folders: those of the pipeline's components.
-        variant: of weights, where a component has them; else the plain ones.
+        folders: folders of the pipeline's components.
+        variant: variant of weights, for components that have it; otherwise the plain weights.
 
     Raises:
-        LoadFailed: a component has weights only as pickles, which can run code.
+        LoadFailed: a component's weights are only pickles, which can run code.
     """
     paths = sorted(files)
     selection: list[str] = [name for name in ("carpool.json", *INDEXES) if name in paths]
@@ -62,16 +62,16 @@ def wanted(files: Iterable[str], folders: Iterable[str], variant: str | None) ->
 
 
 def pull(model: str, revision: str | None = None, variant: str | None = None) -> Path:
-    """Fetch a model into the hub's cache; what is there already is not fetched again.
+    """Download a model into the hub's cache; cached files are not downloaded again.
 
     Args:
         model: a hub id, `org/name`, or one file of a repository, `org/name/path`.
 
     Returns:
-        Where it is.
+        The folder or file in the cache.
 
     Raises:
-        LoadFailed: it is not to be had, or does not fit the disk; says what to do.
+        LoadFailed: not available, or too large for the disk; the message has the fix.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
 
@@ -112,10 +112,10 @@ def pull(model: str, revision: str | None = None, variant: str | None = None) ->
 
 
 def pull_shapes(model: str, revision: str | None, variant: str | None) -> Path | None:
-    """Fetch the folder of Hunyuan3D-2 that a hub id names; None for other models.
+    """Download the Hunyuan3D-2 folder of a hub id; None for other models.
 
     Raises:
-        LoadFailed: it is not to be had, or does not fit the disk.
+        LoadFailed: not available, or too large for the disk.
     """
     from huggingface_hub import snapshot_download
 

@@ -1,6 +1,6 @@
-"""Where a model's files lie: an embedded one, a folder in diffusers layout, a file, or a hub id.
+"""Find the files of a model: embedded, a folder in diffusers layout, a file, or a hub id.
 
-No torch: `carpool serve` asks before it starts anything.
+No torch: `carpool serve` uses it before it starts workers.
 """
 
 import socket
@@ -16,26 +16,26 @@ from carpool.errors import LoadFailed, nearest
 from carpool.models import embedded
 
 CARD_FILE = "carpool.json"
-"""Optional, beside a local model's `model_index.json`: its public id, values for what requests
-leave out, its largest picture, and the folder of a model that writes prompts anew: {"id": ...,
+"""Optional file next to a local model's `model_index.json`: its public id, default values of
+parameters, its largest picture, and the folder of a prompt rewriter: {"id": ...,
 "defaults": {...}, "max_pixels": ..., "rewriter": ...}."""
 
 EMBEDDED = {"shapes": embedded.MODEL_DIR, "shapes-video": embedded.VIDEO_MODEL_DIR}
 
 _INDEX = "model_index.json"
 INDEXES = (_INDEX, "modular_model_index.json")
-"""Of pipelines: of a class of their own, or put together from blocks (`ModularPipeline`)."""
+"""Index files of pipelines: of their own class, or built from blocks (`ModularPipeline`)."""
 LANGUAGE_CONFIG = "config.json"
-"""Of a model of transformers, which has no index."""
+"""Config file of a transformers model, which has no index."""
 SINGLE_FILES = (".safetensors", ".sft", ".gguf", ".pth")
 PICKLES = (".ckpt", ".pt", ".bin")
 
 
 def find(model: str | Path) -> tuple[str, dict[str, Any]]:
-    """Find a model: what `from_pretrained` takes, and what its card file says.
+    """Find a model; returns the argument of `from_pretrained`, and the content of its card file.
 
     Raises:
-        LoadFailed: no such embedded model or folder, or its card file is none.
+        LoadFailed: no such embedded model or folder, or an invalid card file.
     """
     folder = EMBEDDED.get(str(model)) or Path(model).expanduser()
     if index_of(folder) is not None:
@@ -44,7 +44,7 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
         lora = {name: folder / str(path) for name, path in extra.get("lora", {}).items()}
         if "rewriter" in extra:
             extra["rewriter"] = folder / extra["rewriter"]
-        extra = {"id": folder.resolve().name, **extra, "lora": lora}  # never a path to clients
+        extra = {"id": folder.resolve().name, **extra, "lora": lora}  # clients never see paths
         return str(folder), extra
     if holds_language_model(folder):
         return str(folder), {"id": folder.resolve().name, "lora": {}}
@@ -64,22 +64,22 @@ def find(model: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def is_single_file(source: str) -> bool:
-    """Is what `find` gave one file of weights?"""
+    """Return whether a result of `find` is a single file of weights."""
     return is_weights(source) and Path(source).is_file()
 
 
 def is_weights(name: str) -> bool:
-    """Is this the name of a file of weights, in any letter case?"""
+    """Return whether a file name is one of weights; ignores case."""
     return name.lower().endswith(SINGLE_FILES)
 
 
 def index_of(folder: Path) -> Path | None:
-    """The index of the pipeline that a folder holds; None if it holds none."""
+    """The index file of a pipeline's folder; None if the folder has no pipeline."""
     return next((folder / name for name in INDEXES if (folder / name).is_file()), None)
 
 
 def holds_language_model(folder: Path) -> bool:
-    """Whether a folder is a plain language model of transformers, and no pipeline."""
+    """Return whether a folder is a transformers language model, not a pipeline."""
     config = folder / LANGUAGE_CONFIG
     if index_of(folder) is not None or not config.is_file():
         return False
@@ -91,12 +91,12 @@ def holds_language_model(folder: Path) -> bool:
 
 
 def class_in(entry: Any) -> tuple[str, str] | None:
-    """Library and class of a component by its entry in an index.
+    """Library and class of a component from its entry in an index.
 
-    Entries of modular pipelines say where it is to be loaded from, too, and its class there.
+    Entries of modular pipelines also have the component's source and its class there.
 
     Returns:
-        None for a plain value, and for a component that the model leaves out.
+        None for a plain value, and for a component that the model lacks.
     """
     if not isinstance(entry, (list, tuple)):
         return None
@@ -107,7 +107,7 @@ def class_in(entry: Any) -> tuple[str, str] | None:
 
 
 def components_of(source: str) -> dict[str, str]:
-    """The modules of a local pipeline: class names by component; {} where its index tells none."""
+    """The modules of a local pipeline: class names by component; {} if its index lists none."""
     folder = Path(source)
     try:
         index = jsonfile.loads(jsonfile.read(index_of(folder) or folder / _INDEX))
@@ -119,7 +119,7 @@ def components_of(source: str) -> dict[str, str]:
 
 
 def pipeline_of(model: str) -> str:
-    """The pipeline class that the index of a local model names; "" where it cannot be read."""
+    """The pipeline class in the index of a local model; "" if unreadable."""
     try:
         folder = Path(find(model)[0])
         index = jsonfile.loads(jsonfile.read(index_of(folder) or folder / _INDEX))
@@ -129,14 +129,14 @@ def pipeline_of(model: str) -> str:
 
 
 def check_hub(model: str, revision: str | None) -> Path:
-    """Check that a hub model can be had: fetch its index, if it is not in the cache.
+    """Check that a hub model is available: download its index, if it is not in the cache.
 
     Returns:
-        Where its index is.
+        The path of its index.
 
     Raises:
-        LoadFailed: says which of these it is: no such model or revision, a gated one, no network,
-            offline mode, or no diffusers pipeline.
+        LoadFailed: the message has the reason: no such model or revision, gated, no network,
+            offline mode, or not a diffusers pipeline.
     """
     from huggingface_hub import errors, hf_hub_download, try_to_load_from_cache
 
@@ -152,10 +152,10 @@ def check_hub(model: str, revision: str | None) -> Path:
 
 
 def hub_has(model: str, file: str) -> bool:
-    """Whether a repository of the hub has a file, by the cache if it is there.
+    """Return whether a hub repository has a file; uses the cache if possible.
 
     Raises:
-        LoadFailed: the hub cannot be asked, or refuses.
+        LoadFailed: the hub is unreachable or refuses.
     """
     from huggingface_hub import constants, file_exists, try_to_load_from_cache
 
@@ -170,13 +170,13 @@ def hub_has(model: str, file: str) -> bool:
 
 @contextmanager
 def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
-    """Say what a hub refuses, and what to do about it.
+    """Convert errors of the hub to LoadFailed with a fix.
 
     Args:
-        file: of the model, that is asked for.
+        file: the requested file of the model.
 
     Raises:
-        LoadFailed: the hub refused, or cannot be reached.
+        LoadFailed: the hub refused or is unreachable.
     """
     from huggingface_hub import constants, errors
 
@@ -217,26 +217,26 @@ def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
             raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
         raise LoadFailed(
             f"the connection to the hub broke while {model}{at} was fetched "
-            f"({_last_cause(error)}): try again, it goes on where it was"
+            f"({_last_cause(error)}): try again, it resumes"
         ) from error
     except (OSError, ValueError) as error:
         raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
 
 
 def reach_hub() -> None:
-    """See that the hub can be reached; within `hub_errors`, and not in offline mode."""
+    """Check that the hub is reachable. Call it inside `hub_errors`, not in offline mode."""
     from huggingface_hub import constants
 
     if not constants.is_offline_mode():
-        _connect(constants.ENDPOINT)  # the library tries for half a minute
+        _connect(constants.ENDPOINT)  # fails fast: the library retries for half a minute
 
 
 class _Unreachable(Exception):
-    """Nothing answers where the hub should be."""
+    """The hub does not answer."""
 
 
 def _connect(url: str) -> None:
-    """See that the hub can be reached at all; a proxy is left to the library."""
+    """Open a connection to the hub; skipped with a proxy."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     if getproxies().get(parts.scheme):
@@ -248,7 +248,7 @@ def _connect(url: str) -> None:
 
 
 def _last_cause(error: BaseException) -> str:
-    """The first line of the exception that all the others came of."""
+    """The first line of the root cause's message."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     lines = str(error).strip().splitlines()
@@ -256,10 +256,10 @@ def _last_cause(error: BaseException) -> str:
 
 
 def _card(file: Path) -> dict[str, Any]:
-    """The contents of a card file.
+    """Read a card file.
 
     Raises:
-        LoadFailed: it is none.
+        LoadFailed: the file is not a valid card.
     """
     kinds = {"id": str, "defaults": dict, "max_pixels": int, "lora": dict, "rewriter": str}
     try:

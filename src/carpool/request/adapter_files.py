@@ -10,25 +10,25 @@ from carpool.request.adapter_names import adapter_id, names_of
 from carpool.request.lora import STANDARD, SUFFIX
 
 PICKLES = (".ckpt", ".pt", ".pth", ".bin")
-MAX_DEPTH, MAX_FILES = 8, 10_000  # half as many is more than anybody has; twice is a wrong folder
+MAX_DEPTH, MAX_FILES = 8, 10_000  # above any real collection, below a wrong folder such as /
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A file of the folder that is an adapter, or might be taken for one."""
+    """A file of the folder that is an adapter, or looks like an adapter."""
 
     id: str
     names: tuple[str, ...]
     path: Path
-    problem: str = ""  # why it cannot be one
+    problem: str = ""  # why it is not usable
 
 
 def files_in(folder: Path) -> list[AdapterFile]:
-    """The adapters of a folder and its sub-folders, sorted by path, under ids that differ.
+    """The adapters of a folder and its sub-folders, sorted by path, with unique ids.
 
-    Pickles come last: one beside its conversion is none.
+    Pickles come last, and a pickle next to its conversion is omitted.
 
-    A file that has its trainer's standard name is called as its folder.
+    A file with a trainer's standard name gets the name of its folder.
 
     Raises:
         OSError: the folder cannot be read.
@@ -36,7 +36,7 @@ def files_in(folder: Path) -> list[AdapterFile]:
     root = folder.expanduser()
     if not root.exists():
         return []
-    os.scandir(root).close()  # `walk` would leave it out without a word
+    os.scandir(root).close()  # `walk` would skip it silently
     ids: dict[str, AdapterFile] = {}
     for path in sorted(_walk(root), key=lambda path: (path.suffix.lower() in PICKLES, path)):
         parts = path.relative_to(root).parts
@@ -44,7 +44,7 @@ def files_in(folder: Path) -> list[AdapterFile]:
         name_parts = parts[:-1] if stem in STANDARD and len(parts) > 1 else (*parts[:-1], stem)
         is_pickle = path.suffix.lower() in PICKLES
         id_ = adapter_id("/".join(name_parts))
-        if id_ in ids:  # as two files that differ in the suffix
+        if id_ in ids:  # for example two files that differ in the suffix
             if is_pickle:
                 continue
             digest = blake2b(os.fsencode("/".join(parts)), digest_size=3).hexdigest()

@@ -1,4 +1,4 @@
-"""Names of adapters: ids from files' names, what people call them, and the expert they are for."""
+"""Names of adapters: ids from file names, aliases, and the expert in a file name."""
 
 import re
 import unicodedata
@@ -18,22 +18,22 @@ _LAST = re.compile(r"(?i)(?:^|[\W_])(high|low)(?:[\W_]+[^\W_]*\d[^\W_]*)*[\W_]*$
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """What clients may know of an adapter: how to name it, and what of it is not applied."""
+    """Public facts of an adapter: its names, and the parts that are not applied."""
 
     id: str
-    names: tuple[str, ...] = ()  # other names: of its file, of its trainer
-    target: str = ""  # the one of two experts that it changes; empty: both, or there are none
-    targets: tuple[str, ...] = ()  # modules that it can change alone: its own, and both experts
+    names: tuple[str, ...] = ()  # aliases: from its file, from its trainer
+    target: str = ""  # the expert that it changes, of two; empty: both, or no experts
+    targets: tuple[str, ...] = ()  # modules that may be selected: its own, and both experts
     warnings: tuple[str, ...] = ()
-    problem: str = ""  # why no request can have it; empty: it is offered
-    digest: str = ""  # of the file that was read
-    trainer_name: str = ""  # the one of its names that only its trainer gave it
+    problem: str = ""  # why requests cannot use it; empty: they can
+    digest: str = ""  # digest of the loaded file
+    trainer_name: str = ""  # alias that only its trainer gave it
 
 
 def adapter_id(name: str) -> str:
-    """The id of an adapter whose file is called so: the name itself, or a plain one like it.
+    """The id of an adapter from its file name: the name itself, or a sanitized one.
 
-    It depends on nothing but the name, so it stays when other files come and go.
+    It depends only on the name, so other files do not change it.
     """
     if NAME.fullmatch(name):
         return name
@@ -45,13 +45,13 @@ def adapter_id(name: str) -> str:
 
 
 def find_adapter(name: str, adapters: Iterable[AdapterInfo]) -> AdapterInfo | None:
-    """Find the adapter that a person means: by its id, the name of its file, or its trainer's.
+    """Find an adapter by its id, the name of its file, or its trainer's name.
 
-    Exact names go before names that differ in capitals, in the width of characters, in blanks,
-    underscores and hyphens, or by `.safetensors`; adapters that are offered before others.
+    Exact names win over names that differ in case, width of characters, blanks, underscores,
+    hyphens or `.safetensors`; usable adapters win over unusable ones.
 
     Raises:
-        InvalidValue: several have this name.
+        InvalidValue: several adapters have this name.
     """
     candidates, query = list(adapters), _loose(name)
     rules: tuple[Callable[[AdapterInfo], bool], ...] = (
@@ -71,7 +71,7 @@ def find_adapter(name: str, adapters: Iterable[AdapterInfo]) -> AdapterInfo | No
 
 
 def name_for_tag(adapter: AdapterInfo, adapters: Sequence[AdapterInfo]) -> str:
-    """The name by which a prompt's tag finds an adapter: its file's, or else its id."""
+    """The name of an adapter in a prompt's tag: its file's name, otherwise its id."""
     for name in reversed(adapter.names):
         is_plain = not re.search(r"[:<>]", name) and name != adapter.trainer_name
         if is_plain and sum(name in (adapter.id, *adapter.names) for adapter in adapters) == 1:
@@ -80,7 +80,7 @@ def name_for_tag(adapter: AdapterInfo, adapters: Sequence[AdapterInfo]) -> str:
 
 
 def split_target(place: str) -> tuple[str, str]:
-    """Split `FILE@transformer_2` into the path and the module; a file may have such a name."""
+    """Split `FILE@transformer_2` into path and module; an existing file is never split."""
     match = _TARGET.fullmatch(place)
     if match is None or Path(place).expanduser().exists():
         return place, ""
@@ -88,27 +88,27 @@ def split_target(place: str) -> tuple[str, str]:
 
 
 def expert_of(name: str) -> int | None:
-    """Which of two experts a file is for, as files of Wan 2.2 are named: 0 high noise, 1 low.
+    """Infer the expert of a file from its name, as in Wan 2.2: 0 high noise, 1 low noise.
 
-    `high_noise` and `LowNoise` count anywhere, HIGH and LOW (or HN, LN) as words in capitals, and
-    any spelling as the last word but for versions: `low_poly_v2` says nothing of noise.
+    `high_noise` and `LowNoise` match anywhere; HIGH and LOW (or HN, LN) match as words in capitals;
+    as the last word before a version any spelling matches. `low_poly_v2` does not match.
     """
     for pattern in (_NOISE, _MARK, _LAST):
         marks = {match[1][0].lower() for match in pattern.finditer(name)}
         if len(marks) == 1:
             return 0 if marks == {"h"} else 1
         if marks:
-            return None  # it names both
+            return None  # the name has both
     return None
 
 
 def names_of(path: Sequence[str]) -> tuple[str, ...]:
-    """What people call a file in sub-folders: by its whole path, and by its last part."""
+    """Aliases of a file in sub-folders: its whole path, and the last part."""
     return tuple(dict.fromkeys(_normal(name) for name in ("/".join(path), path[-1])))
 
 
 def _normal(name: str) -> str:
-    """One spelling of a name, without the bytes of names that are no text."""
+    """Normalize a name, and replace bytes that are not valid text."""
     return unicodedata.normalize("NFC", name).encode("utf-8", "replace").decode()
 
 

@@ -1,6 +1,6 @@
-"""A model as its clients see it: its tasks, their parameters, its sizes and its limits.
+"""The public description of a model: its tasks, their parameters, its sizes and its limits.
 
-The parameters are those of the pipeline's `__call__`, read once when it is loaded.
+The parameters are read from the pipeline's `__call__` once, when the model is loaded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,8 +22,8 @@ INSTEAD = {
     "n": "one request has one output; generate(..., n=...) makes several",
 }
 TEXT = "text-generation"
-"""The task of a language model; of one inside of a pipeline, `text-generation:COMPONENT`."""
-INTERNAL = (*INSTEAD, "return_dict")  # outputs are always objects, whatever it says
+"""Task of a language model; inside a pipeline: `text-generation:COMPONENT`."""
+INTERNAL = (*INSTEAD, "return_dict")  # ignored: outputs are always objects
 
 
 Makes = Literal["pictures", "videos", "sound", "meshes", "text"]
@@ -36,24 +36,24 @@ class Parameter:
     name: str
     kind: ParameterKind  # "other": tensors, pictures, callables: Python API only
     required: bool = False
-    default: int | float | bool | str | None = None  # the pipeline's own, where it is plain
-    also: tuple[ParameterKind, ...] = ()  # further kinds that it takes
-    default_is_none: bool = True  # where `default` is None: so is the pipeline's own
-    is_tuple: bool = False  # it takes no list: pipelines join sizes as tuples
+    default: int | float | bool | str | None = None  # the pipeline's own, if it is a plain value
+    also: tuple[ParameterKind, ...] = ()  # further accepted kinds
+    default_is_none: bool = True  # if `default` is None: the pipeline's own is None
+    is_tuple: bool = False  # lists become tuples: pipelines join sizes as tuples
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One of the things that a model does, and the pipeline that does it."""
+    """A task of a model, and the pipeline class that does it."""
 
     name: str  # "text-to-image", "inpaint", ...
     pipeline: str  # class name
     parameters: tuple[Parameter, ...]
-    max_images: int = 1  # reference images of a request
-    image_mode: str = "RGB"  # of PIL images
+    max_images: int = 1  # most reference images of a request
+    image_mode: str = "RGB"  # mode of PIL images
     strength_rounds: Literal["up", "down"] | None = None  # steps * strength; None: not known
     output_types: tuple[str, ...] = ("pil", "np", "pt", "latent")
-    only_converts: bool = False  # pictures are the same in all output types
+    only_converts: bool = False  # output types differ only by a conversion
     needs_prompt: bool = True  # a prompt, or its embeddings
 
     @property
@@ -65,7 +65,7 @@ class Task:
 
     @property
     def file_type(self) -> str | None:
-        """The output type from which files are made; None: the pipeline's own default."""
+        """The output type that files need; None: the pipeline's own default."""
         file_types = {"sound": "pt", "meshes": "mesh" if "mesh" in self.output_types else None}
         file_types["text"] = None
         return file_types.get(self.makes, "pil")
@@ -76,27 +76,27 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A loaded model as its clients see it."""
+    """The public description of a loaded model."""
 
     id: str
-    tasks: tuple[Task, ...]  # the loaded pipeline's own first
-    defaults: dict[str, Any]  # laid under what a request leaves out
+    tasks: tuple[Task, ...]  # the loaded pipeline's own task first
+    defaults: dict[str, Any]  # values of missing parameters
     size_multiple_px: int
     default_size_px: tuple[int, int] | None  # width, height
     max_pixels: int
     max_steps: int
     lora: tuple[str, ...] = ()  # adapters that a request may name
-    embeddings: Mapping[str, int] = field(default_factory=dict)  # words, with their vectors
-    adapters: tuple[AdapterInfo, ...] = ()  # ... with their other names, and those refused
+    embeddings: Mapping[str, int] = field(default_factory=dict)  # vectors of words
+    adapters: tuple[AdapterInfo, ...] = ()  # with aliases, and with refused adapters
     frame_step: int = 1  # videos have k * frame_step + 1 frames
-    rounds_sizes: bool = False  # sides that are no multiple are made smaller, not refused
-    scheduler: str = ""  # class of the model's own
+    rounds_sizes: bool = False  # other sides are rounded down, not refused
+    scheduler: str = ""  # class of the model's own scheduler
     schedulers: tuple[str, ...] = ()  # samplers that a request may name; see `request.samplers`
-    enhancer: str = ""  # what writes prompts anew, by `request.enhancement`; "": nothing
-    weights_reader: str = ""  # of weights in prompts: see `request.prompt_weights`
-    enhances: bool = False  # prompts of requests that do not choose are written anew
-    has_fixed_text_layer: bool = False  # AUTOMATIC1111 skips no layers of its text encoders
-    writers: tuple[Task, ...] = ()  # of language models inside of the pipeline
+    enhancer: str = ""  # rewriter of prompts, see `request.enhancement`; "": none
+    weights_reader: str = ""  # reader of prompt weights, see `request.prompt_weights`
+    enhances: bool = False  # default of `enhance_prompt`
+    has_fixed_text_layer: bool = False  # AUTOMATIC1111 ignores clip_skip for it
+    writers: tuple[Task, ...] = ()  # tasks of language models in the pipeline
 
     @property
     def pipeline(self) -> str:
@@ -119,7 +119,7 @@ class Card:
         return next(task for task in (*self.tasks, *self.writers) if task.name == name)
 
     def writer(self, component: str = "") -> "Card | None":
-        """The card of a language model: of the model itself, or of a component; None: no such."""
+        """The card of a language model: the model itself, or a component; None: no such model."""
         name = f"{TEXT}:{component}" if component else TEXT
         task = next((task for task in (*self.tasks, *self.writers) if task.name == name), None)
         return (
@@ -129,18 +129,18 @@ class Card:
         )
 
     def task_for(self, names: Iterable[str]) -> Task:
-        """The task that takes the pictures given; the model's own where none does."""
+        """The task that takes these pictures; otherwise the model's own task."""
         pictures = [name for name in names if name in PICTURE_NAMES]
         fitting = (task for task in self.tasks if all(map(task.takes, pictures)))
         return next(fitting, self.tasks[0])
 
     def steps(self, arguments: Mapping[str, Any]) -> int:
-        """Denoising steps that these arguments ask for; 0 where the pipeline does not say."""
+        """Denoising steps for these arguments; 0 if the pipeline does not define them."""
         default = {p.name: p.default for p in self.parameters}.get("num_inference_steps")
         return int(arguments.get("num_inference_steps", default) or 0)
 
     def names(self) -> list[str]:
-        """Names of all parameters of a request, ours included."""
+        """Names of all parameters of a request, with Carpool's own."""
         unoffered = INTERNAL
         names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
         return [*OWN_KEYS, *(name for name in names if name not in unoffered)]

@@ -1,7 +1,7 @@
-"""`enhance_prompt`: a language model writes the prompt anew before the picture is drawn.
+"""`enhance_prompt`: a language model rewrites the prompt before the picture is drawn.
 
-Some pipelines do this themselves, each by an argument of its own; for all others a server may have
-a rewriter, a language model that is loaded beside the pipeline.
+Some pipelines do this themselves, each with its own argument; for other pipelines a server may have
+a rewriter, a separate language model.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,37 +12,37 @@ from carpool.request.card import Card, Task
 
 NAME = "enhance_prompt"
 REWRITER = "prompt_rewriter"
-"""Component of the server's own rewriter."""
+"""Component name of the server's own rewriter."""
 PLANS = "generate_prior_tokens"
-"""Method of a pipeline that plans pictures: `language_url` writes these, and no prompts."""
+"""Method of a pipeline that plans pictures: there `language_url` writes plans, not prompts."""
 
 ARGUMENTS: dict[str, tuple[str, Any, Any]] = {
     "use_pe": ("pe", True, False),
     "enable_prompt_rewrite": ("text_encoder", True, False),
     "enable_prompt_enhancement": ("processor", True, False),
-    "caption_upsample_temperature": ("text_encoder", 0.15, None),  # as its documentation advises
+    "caption_upsample_temperature": ("text_encoder", 0.15, None),  # its documentation's advice
 }
-"""Arguments of pipelines that write prompts anew: the component that does it, values for yes and
-no. Source: ERNIE-Image, LongCat-Image, LTX-2 and FLUX.2 in diffusers 0.42."""
+"""Arguments of pipelines that rewrite prompts: the component that does it, and the values for on
+and off. Source: ERNIE-Image, LongCat-Image, LTX-2 and FLUX.2 in diffusers 0.42."""
 
 
 def check_enhancement(
     card: Card, task: Task, wish: Any, arguments: dict[str, Any], own: Collection[str]
 ) -> bool:
-    """Check `enhance_prompt`, and lay the pipeline's own argument for it under the request.
+    """Check `enhance_prompt`, and set the pipeline's own argument for it by default.
 
     Args:
-        wish: as the request has it; None: the server's default.
-        arguments: of the request; the pipeline's own argument is added.
-        own: names of arguments that the request has itself.
+        wish: the request's value; None: the server's default.
+        arguments: arguments of the request; the pipeline's own argument is added.
+        own: names of the request's explicit arguments.
 
     Returns:
-        Whether the server's rewriter is to write the prompt anew.
+        Whether the server's rewriter must rewrite the prompt.
 
     Raises:
-        InvalidValue: it is neither true nor false, there is no text, or the pipeline's own argument
-            says otherwise.
-        UnsupportedParameter: nothing here rewrites prompts.
+        InvalidValue: it is not a boolean, there is no text, or the pipeline's own argument
+            contradicts it.
+        UnsupportedParameter: the server cannot rewrite prompts for this model.
     """
     if wish is not None and not isinstance(wish, bool):
         raise InvalidValue.of(NAME, wish, "must be true or false")
@@ -60,7 +60,7 @@ def check_enhancement(
     if wish and not has_text:
         raise InvalidValue(f"{NAME}: there is no prompt that could be written anew", param=NAME)
     if name == REWRITER:
-        for own_way in ARGUMENTS.keys() - set(own):  # which may be the pipeline's default
+        for own_way in ARGUMENTS.keys() - set(own):  # may be on by the pipeline's default
             if task.takes(own_way) and (is_wanted or wish is not None):
                 arguments[own_way] = ARGUMENTS[own_way][2]
         return is_wanted and has_text
@@ -78,11 +78,11 @@ def check_enhancement(
 
 
 def enhancer_of(components: Mapping[str, Any], parameters: Collection[str]) -> str:
-    """What writes prompts anew in a pipeline: `REWRITER`, an argument of its own, or "" for none.
+    """The rewriter of a pipeline's prompts: `REWRITER`, the pipeline's own argument, or "".
 
     Args:
-        components: of the pipeline, by name.
-        parameters: names of what its `__call__` takes.
+        components: components of the pipeline, by name.
+        parameters: names of its `__call__` parameters.
     """
     if components.get(REWRITER) is not None:
         return REWRITER

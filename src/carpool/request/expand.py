@@ -1,4 +1,4 @@
-"""One request for each output that a caller asks for: lists of prompts, n of each, seeds."""
+"""Expands a request into one request for each output: lists of prompts, n, seeds."""
 
 import math
 import re
@@ -11,12 +11,12 @@ from carpool.request.card import PER_PROMPT
 from carpool.request.own_values import check_n, seeds
 from carpool.types import CheckedRequest, Request, new_request_id
 
-MAX_N = 1000  # outputs of one request
-TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")  # may be lists, one entry a prompt
+MAX_N = 1000  # limit for the outputs of one request
+TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")  # may be lists, with one entry for each prompt
 
 
 def merged(request: Any, parameters: Mapping[str, Any]) -> Request:
-    """Fill what a request leaves out from `parameters`."""
+    """Fill missing fields of a request from `parameters`."""
     if not isinstance(request, (Request, str)):
         kind = type(request).__name__
         raise InvalidValue(f"a request is a prompt or a carpool.Request, not a {kind}")
@@ -38,14 +38,14 @@ def merged(request: Any, parameters: Mapping[str, Any]) -> Request:
 
 
 def repeated(request: Request, n: int = 1) -> Iterator[Request]:
-    """A request as requests of one output each; the first keeps the id.
+    """Split a request into requests of one output each; the first keeps the id.
 
     Lists of prompts, of negative prompts and of generators have one entry for each prompt. Every
-    prompt has `n` (times `num_images_per_prompt`) outputs, side by side. Seeds are s, s+1, ... in
-    that order, or those of the generators.
+    prompt has `n` (times `num_images_per_prompt`) consecutive outputs. Seeds are s, s+1, ... in
+    that order, or the generators' seeds.
 
     Raises:
-        InvalidValue, UnsupportedParameter: what was seen, and the rule.
+        InvalidValue, UnsupportedParameter: the message has the value and the rule.
     """
     parameters = dict(request.parameters)
     for name in PER_PROMPT:
@@ -59,10 +59,10 @@ def repeated(request: Request, n: int = 1) -> Iterator[Request]:
 
 
 def prompts_in(parameters: Mapping[str, Any]) -> int:
-    """The number of prompts of a request, whose texts may be lists; rules as for `repeated`.
+    """Count the prompts of a request whose texts may be lists; rules: see `repeated`.
 
     Args:
-        parameters: among them `prompt`.
+        parameters: all parameters, with `prompt`.
     """
     return _length(_lists(parameters))
 
@@ -70,11 +70,11 @@ def prompts_in(parameters: Mapping[str, Any]) -> int:
 def fanned_out(
     request: Request, parameters: Mapping[str, Any], seeds_: Sequence[int], n: int = 1
 ) -> Iterator[Request]:
-    """A request for each seed, n in a row with one prompt; the first keeps the id.
+    """Make a request for each seed, n consecutive ones for each prompt; the first keeps the id.
 
     Args:
-        request: its texts may be lists, which `prompts_in` has found right.
-        parameters: of each, where texts that are lists count for nothing.
+        request: its texts may be lists, already checked by `prompts_in`.
+        parameters: parameters of each request; lists of texts in it are ignored.
     """
     lists = _lists({"prompt": request.prompt, **request.parameters})
     for i, seed in enumerate(seeds_):
@@ -99,13 +99,13 @@ def _lists(parameters: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
 
 
 def outputs_each(request: Request, n: int = 1) -> int:
-    """The number of outputs of each prompt, for a request that `repeated` has checked."""
+    """The number of outputs of each prompt, after the checks of `repeated`."""
     counts = [request.parameters.get(name) for name in PER_PROMPT]
     return n * math.prod(int(count) for count in counts if count is not None)
 
 
 def grouped(outputs: Sequence[CheckedRequest], size: int) -> list[CheckedRequest]:
-    """Mark checked outputs as groups of so many that were asked for together."""
+    """Mark checked outputs as groups of `size` outputs of the same request."""
     if size == 1:
         return list(outputs)
     first = [outputs[i - i % size] for i in range(len(outputs))]
@@ -135,7 +135,7 @@ def _length(lists: Mapping[str, Any]) -> int:
 
 
 def _seeds(generator: Any, seed: int | None, prompts: int, n: int) -> list[int]:
-    """The seed of each output, by the generators that were given, or from one seed on."""
+    """The seed of each output, from the given generators or from one seed."""
     if generator is None:
         return seeds(seed, prompts * n)
     if seed is not None:
@@ -150,10 +150,10 @@ def _seeds(generator: Any, seed: int | None, prompts: int, n: int) -> list[int]:
 
 
 def seed_of(generator: Any) -> int:
-    """The seed of a `torch.Generator` that nothing was drawn from.
+    """The seed of an unused `torch.Generator`.
 
     Raises:
-        UnsupportedParameter: it is no generator, or its seed does not say what it gives next.
+        UnsupportedParameter: not a generator, or one that was used before.
     """
     instead = "pass seed=..., or torch.Generator().manual_seed(...)"
     kind = type(generator)
@@ -167,7 +167,7 @@ def seed_of(generator: Any) -> int:
     fresh = kind()
     fresh.manual_seed(seed)
     if fresh.get_state().tolist() != generator.get_state().tolist():
-        problem = f"generator was drawn from before, so its seed does not describe it: {instead}"
+        problem = f"generator was used before, so its seed does not describe it: {instead}"
         raise UnsupportedParameter(problem, param="generator")
     return seed % 2**63
 

@@ -1,8 +1,8 @@
 """Checks of the pictures in a request, before it is queued.
 
-A pipeline would stretch, cut or misread a picture that does not suit it, or fail in the middle.
-Pictures are told by what they have (`mode` and `size`, or `shape`), so neither Pillow nor torch is
-imported here.
+A pipeline would stretch, crop or misread an unsuitable picture, or fail in the middle. Pictures are
+recognised by attributes (`mode` and `size`, or `shape`), so this module imports neither Pillow nor
+torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,19 +27,19 @@ def check_pictures(
     max_pixels: int,
     takes_image: bool = True,
 ) -> None:
-    """Refuse pictures that the pipeline cannot take as they are.
+    """Refuse pictures that the pipeline cannot use unchanged.
 
     Args:
-        arguments: of the pipeline's `__call__`; each picture a PIL image, a tensor or an array
-            (C, H, W), (1, C, H, W) or a batch of one image (1, H, W, C), or a list of them.
-        mode: of PIL images that the model reads: "RGB", or "RGBA".
-        max_images: reference images that the pipeline takes.
-        least_px: shortest side.
-        max_pixels: largest picture.
-        takes_image: a mask goes with a picture; DiffEdit's goes with latents.
+        arguments: arguments of the pipeline's `__call__`; each picture is a PIL image, a tensor
+            (C, H, W) or (1, C, H, W), an array with a batch of one (1, H, W, C), or a list of them.
+        mode: mode of PIL images for the model: "RGB" or "RGBA".
+        max_images: most reference images of the pipeline.
+        least_px: minimum of each side.
+        max_pixels: limit for width times height.
+        takes_image: a mask needs a picture; False for DiffEdit, whose mask needs latents.
 
     Raises:
-        InvalidValue, MissingParameter: name what was seen and the rule.
+        InvalidValue, MissingParameter: the message has the value and the rule.
     """
     for name in NAMES:
         value = arguments.get(name)
@@ -48,7 +48,7 @@ def check_pictures(
         pictures = list(value) if isinstance(value, (list, tuple)) else [value]
         limit = max_images if name == "image" else max(max_images, 1)
         if any(isinstance(picture, (list, tuple)) for picture in pictures):
-            limit = len(pictures)  # in groups, which the pipeline counts
+            limit = len(pictures)  # groups: the pipeline checks their number
         if not 1 <= len(pictures) <= limit and name not in ("ip_adapter_image", "control_image"):
             raise InvalidValue(
                 f"{name} is a list of {len(pictures)}: this model takes "
@@ -64,9 +64,9 @@ def check_pictures(
 def _check_one(
     name: str, picture: Any, modes: Sequence[str], least_px: int, max_pixels: int
 ) -> None:
-    if isinstance(picture, (list, tuple)):  # of an IP-adapter: a list an adapter
+    if isinstance(picture, (list, tuple)):  # IP-Adapters: a list for each adapter
         for part in picture:
-            if part is not None:  # the gap in a grid of examples, which VisualCloze fills
+            if part is not None:  # None is the gap in VisualCloze's grid of examples
                 _check_one(name, part, modes, least_px, max_pixels)
         return
     size = size_of(picture)
@@ -116,7 +116,7 @@ def _check_mask(arguments: Mapping[str, Any], takes_image: bool) -> None:
     of_mask, of_image = size_of(_first(mask)), size_of(_first(image))
     if of_mask is None or of_image is None:
         return
-    # pipelines make the one as large as the other
+    # pipelines resize the mask to the picture
     if of_mask[0] * of_image[1] != of_mask[1] * of_image[0]:
         raise InvalidValue(
             f"mask_image has {of_mask[0]}x{of_mask[1]} pixels, and image {of_image[0]}x"
@@ -140,7 +140,7 @@ def size_of(picture: Any) -> Size | None:
     shape = getattr(picture, "shape", None)
     if shape is None or not 2 <= len(shape) <= 5:
         return None
-    is_array = type(picture).__module__ == "numpy"  # (H, W, C), by the habit of diffusers
+    is_array = type(picture).__module__ == "numpy"  # (H, W, C), diffusers' convention
     if is_array and len(shape) > 2:
         return int(shape[-2]), int(shape[-3])
     return int(shape[-1]), int(shape[-2])

@@ -1,8 +1,8 @@
-"""Adapters (LoRA) as requests and settings name them: names, scales, and the rules for both.
+"""Adapters (LoRA) in requests and settings: names, scales, and the rules for both.
 
-A request says `lora=[{"id": NAME, "scale": 0.8}, ...]`. Names are given by the user who starts the
-engine, or are those of a folder's files; a request never says where weights lie. No torch: the
-front process checks with this too.
+A request sends `lora=[{"id": NAME, "scale": 0.8}, ...]`. Names come from the operator's settings or
+from files in a folder; requests never name paths of weights. No torch: the front process uses this
+module too.
 """
 
 import json
@@ -21,16 +21,16 @@ from carpool.request.adapter_names import NAME, AdapterInfo, find_adapter
 
 MAX_SCALE = 10.0
 SUFFIX = ".safetensors"
-MOST_HEADER_BYTES = 100 << 20  # as the safetensors library has it
+MOST_HEADER_BYTES = 100 << 20  # limit of the safetensors library
 ATTENTION = ("joint_attention_kwargs", "cross_attention_kwargs", "attention_kwargs")
 
-STANDARD = ("pytorch_lora_weights", "adapter_model")  # names of the files in adapters' folders
+STANDARD = ("pytorch_lora_weights", "adapter_model")  # standard file names in adapter folders
 
 _ENTRY = '{"id": NAME, "scale": NUMBER}'
 
 AdapterScales = tuple[tuple[str, float], ...]
-"""Adapters of one request with their scales, in the order in which it names them. An id may have
-one of two experts behind it, as `style@transformer_2`."""
+"""Adapters of one request with their scales, in the request's order. An id may end in one of two
+experts, as `style@transformer_2`."""
 
 
 def check_lora(
@@ -42,13 +42,13 @@ def check_lora(
 
     Args:
         entries: `[{"id": NAME, "scale": NUMBER, "target": MODULE}, ...]`, scale 1 by default; or
-            None. A name is an adapter's id, or what its file is called. An entry without a target
-            is for all modules of which no entry says otherwise.
-        known: ids of the adapters that are offered.
-        adapters: what is known of these and of others.
+            None. A name is an adapter's id or file name. An entry without a target applies to all
+            modules that no other entry of the adapter names.
+        known: ids of the usable adapters.
+        adapters: facts of these and of unusable adapters.
 
     Raises:
-        InvalidValue: names what was seen, the rule, and the nearest adapter there is.
+        InvalidValue: the message has the value, the rule, and the nearest adapter.
     """
     if entries is None:
         return ()
@@ -77,7 +77,7 @@ def check_lora(
 def _modules_apart(
     scales: Mapping[str, float], adapters: Sequence[AdapterInfo]
 ) -> dict[str, float]:
-    """Leave out of each adapter that is named as a whole the modules that are named beside it."""
+    """Remove from an adapter's general entry the modules that have their own entry."""
     infos = {info.id: info for info in adapters}
     apart = dict[str, float]()
     for name, scale in scales.items():
@@ -89,7 +89,7 @@ def _modules_apart(
 
 
 def _adapter(name: Any, target: Any, names: Sequence[str], adapters: Sequence[AdapterInfo]) -> str:
-    """The id of the adapter that an entry names, with the expert where it is another than usual."""
+    """The id of an entry's adapter, with the expert if it is not the adapter's default."""
     if not isinstance(name, str):
         raise _wrong(f"no adapter {_cut(name)}{_hint(name, names)}")
     adapter = find_adapter(name, adapters)
@@ -112,10 +112,10 @@ def _adapter(name: Any, target: Any, names: Sequence[str], adapters: Sequence[Ad
 
 
 def refuse_scale(name: str, value: Any) -> None:
-    """Refuse the scale by which diffusers turns all adapters of a pipeline at once.
+    """Refuse diffusers' common scale for all adapters of a pipeline.
 
-    It knows nothing of the engine's. In Python, where a model has none, the scale turns those that
-    the user loaded into the pipeline, as in diffusers.
+    It does not reach the engine's adapters. In Python, for a model without these, it scales the
+    adapters that the user loaded into the pipeline, as in diffusers.
     """
     if name in ATTENTION and isinstance(value, Mapping) and "scale" in value:
         raise UnsupportedParameter(
@@ -125,10 +125,10 @@ def refuse_scale(name: str, value: Any) -> None:
 
 
 def check_name(name: Any, used_names: Sequence[str] = ()) -> str:
-    """Check the name under which an adapter is to be registered.
+    """Check the name of a new adapter.
 
     Raises:
-        LoraRejected: it breaks the rule, or there is an adapter of this name.
+        LoraRejected: the name breaks the rule, or is taken.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise LoraRejected(
@@ -141,7 +141,7 @@ def check_name(name: Any, used_names: Sequence[str] = ()) -> str:
 
 
 def parse_lora(entries: Sequence[str]) -> dict[str, str]:
-    """Paths by name, from the setting's entries, each `NAME=PATH`.
+    """Parse the setting's entries, each `NAME=PATH`, to paths by name.
 
     Raises:
         SettingRejected, LoraRejected: an entry without a path, or a name that breaks the rule.
@@ -156,10 +156,10 @@ def parse_lora(entries: Sequence[str]) -> dict[str, str]:
 
 
 def adapter_file(path: Path) -> Path:
-    """Find the safetensors file of an adapter. Pickles would run code: they are never opened.
+    """Find the safetensors file of an adapter. Pickles could run code and are never opened.
 
     Raises:
-        LoraRejected: there is none.
+        LoraRejected: there is no such file.
     """
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() == SUFFIX)
@@ -176,10 +176,10 @@ def adapter_file(path: Path) -> Path:
 
 
 def check_header(file: Path) -> None:
-    """Read the header of a safetensors file: a torn download is seen without its weights.
+    """Check the header of a safetensors file: it reveals a truncated download.
 
     Raises:
-        LoraRejected: it is no such file.
+        LoraRejected: not a safetensors file.
     """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")

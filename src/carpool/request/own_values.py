@@ -1,4 +1,4 @@
-"""Check parameters that every pipeline has here: number of outputs, seeds, times, priorities."""
+"""Check Carpool's own parameters: number of outputs, seeds, timeouts, priorities."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def check_seed(seed: Any) -> int:
 def seeds(seed: Any, n: int) -> list[int]:
     """Seeds of n outputs of one prompt: s, s+1, ..., from 0 again after the largest.
 
-    A list is the seeds themselves.
+    A list has the seeds themselves.
     """
     if isinstance(seed, list):
         if len(seed) != n or None in seed:

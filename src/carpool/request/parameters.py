@@ -1,6 +1,6 @@
-"""Check a request against the parameters of a model, before it waits in any queue.
+"""Check a request against the parameters of a model, before it enters a queue.
 
-In the front process as in the Python API. No torch.
+Both the front process and the Python API use it. No torch.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from carpool.request.texts import check_text
 from carpool.request.values import KINDS, as_plain, is_int
 from carpool.types import CheckedRequest, Request
 
-OTHER_NAMES = {  # by parameter: what it is called in other programs
+OTHER_NAMES = {  # by parameter: its names in other programs
     "num_inference_steps": "steps step num_steps sampling_steps n_steps inference_steps",
     "guidance_scale": "cfg cfg_scale guidance guidance_strength scale",
     "true_cfg_scale": "cfg cfg_scale guidance guidance_strength scale true_cfg real_cfg",
@@ -38,7 +38,7 @@ OTHER_NAMES = {  # by parameter: what it is called in other programs
     "image": "init_image input_image",
     "scheduler": "sampler sampler_name sampler_index scheduler_name sampling_method",
 }
-ELSEWHERE = {  # what is said otherwise, by how
+ELSEWHERE = {  # names of other programs without a parameter here, by hint
     "say width and height, in pixels": "size resolution",
     "say num_frames, which is seconds x frames a second": "seconds duration",
     "it is a setting of the server or engine": "dtype torch_dtype device",
@@ -49,12 +49,12 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     """Check a request; returns it with its arguments, task and seed.
 
     Args:
-        card: of the model that is to run it.
-        request: as the caller wrote it.
-        from_json: it came over HTTP, where no tensors or callables can.
+        card: card of the model.
+        request: the caller's request.
+        from_json: it came over HTTP, so it cannot have tensors or callables.
 
     Raises:
-        Rejected: names what was seen, the rule, and the nearest thing that works.
+        Rejected: the message has the value, the rule, and the nearest valid value.
     """
     values = dict(request.parameters)
     if request.prompt is not None:
@@ -86,7 +86,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
     prompt_weights = check_weights(card, task, weights, arguments)
     check_texts({name: value for name, value in arguments.items() if name in values})
     if "negative_prompt" in declared and arguments.get("negative_prompt_embeds") is not None:
-        arguments.setdefault("negative_prompt", None)  # SANA's own is "", and refused beside them
+        arguments.setdefault("negative_prompt", None)  # SANA's "" is refused with embeddings
     check_rules(card, task, arguments)
     if task.makes == "text":
         check_text(task, arguments)
@@ -131,10 +131,10 @@ def _scheduler(card: Card, name: Any) -> str | None:
 
 
 def _is_absent(parameter: Parameter) -> bool:
-    """Return whether None leaves a parameter out, which it does where it is its own default.
+    """Return whether None means that a parameter is missing: true if None is its default.
 
-    Server defaults and limits then hold for it. Where the default differs, None is the caller's own
-    value. Over HTTP null never comes so far: see `server.bodies.json_bodies`.
+    Then server defaults and limits apply. Otherwise None is an explicit value. Null members of HTTP
+    bodies were dropped before: see `server.bodies.json_bodies`.
     """
     is_default = parameter.default is None and parameter.default_is_none
     return is_default or parameter.name == "output_type"
@@ -144,7 +144,7 @@ def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParam
     text = name.lower()
     other_tasks = [candidate for candidate in card.tasks if candidate.takes(name)]
     reason = next((how for how, names in ELSEWHERE.items() if text in names.split()), None)
-    if other_tasks:  # as `strength` without a picture
+    if other_tasks:  # for example `strength` without a picture
         pictures = [p.name for p in other_tasks[0].parameters if p.name in PICTURE_NAMES]
         hint = f": {other_tasks[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
     elif reason is not None:

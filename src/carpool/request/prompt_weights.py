@@ -1,7 +1,7 @@
 """`prompt_weights`: weights of words in a prompt, in the notation of AUTOMATIC1111's web UI.
 
-`(word:1.3)` weighs 1.3, `(word)` 1.1, `[word]` 1 / 1.1; brackets may nest, and then multiply. After
-a backslash a bracket is a character. Source: `parse_prompt_attention` of AUTOMATIC1111 1.10.
+`(word:1.3)` has weight 1.3, `(word)` 1.1, `[word]` 1 / 1.1; nested brackets multiply. A backslash
+escapes a bracket. Source: `parse_prompt_attention` of AUTOMATIC1111 1.10.
 """
 
 import re
@@ -15,9 +15,9 @@ NAME = "prompt_weights"
 PROMPTS = ("prompt", "prompt_2", "negative_prompt", "negative_prompt_2")
 
 WeightsReader = Literal["", "missing", "compel"]
-"""What reads them for a model: nothing, the library compel once it is installed, or compel."""
+"""Reader of a model's weights: none, compel but not installed, or compel."""
 
-_FACTOR = 1.1  # of a pair of brackets without a number
+_FACTOR = 1.1  # weight of a pair of brackets without a number
 _TOKEN = re.compile(r"\\.?|[(\[]|:\s*([+-]?\d*\.?\d+)\s*\)|[)\]]|[^\\()\[\]:]+|:", re.DOTALL)
 _ESCAPE = re.compile(r"\\([()\[\]\\]?)")
 _WEIGHTS = re.compile(r"\([^()]{1,200}:\s*[+-]?\d*\.?\d+\s*\)|\(\([^()]{1,200}\)\)")
@@ -26,7 +26,7 @@ _BRACKETS = re.compile(r"\[[^\[\]]{1,200}\]")
 
 
 def fragments(prompt: str) -> list[tuple[str, float]]:
-    """The texts of a prompt with their weights, in order; InvalidValue: a weight is below 0."""
+    """Split a prompt into texts with weights; InvalidValue for a weight below 0."""
     parts, opened = list[tuple[str, float]](), list[tuple[str, int]]()
 
     def close(bracket: str, factor: float) -> bool:
@@ -50,7 +50,7 @@ def fragments(prompt: str) -> list[tuple[str, float]]:
         )
         if not is_closed:
             parts.append((_ESCAPE.sub(r"\1", token) if token[0] == "\\" else token, 1.0))
-    for kind, _ in list(opened):  # what is never closed is weighted to the end
+    for kind, _ in list(opened):  # an unclosed bracket weights the rest of the prompt
         close(kind, _FACTOR if kind == "(" else 1 / _FACTOR)
     joined = list[tuple[str, float]]()
     for text, weight in parts:
@@ -61,10 +61,10 @@ def fragments(prompt: str) -> list[tuple[str, float]]:
 
 
 def check_weights(card: Card, task: Task, wish: Any, arguments: Mapping[str, Any]) -> bool | None:
-    """Check `prompt_weights`: whether weights are read; None where the request does not say.
+    """Check `prompt_weights`; returns whether weights are read, None if the request has no value.
 
     Raises:
-        Rejected: nothing reads weights here, or one of them, or another argument, is not taken.
+        Rejected: the model has no reader, or a weight or another argument is not supported.
     """
     if wish is not None and not isinstance(wish, bool):
         raise InvalidValue.of(NAME, wish, "must be true or false")
@@ -84,7 +84,7 @@ def check_weights(card: Card, task: Task, wish: Any, arguments: Mapping[str, Any
 
 
 def without_reader(card: Card) -> str:
-    """Why a model reads no weights, and what to do."""
+    """Explain why a model reads no weights, with the fix."""
     if card.weights_reader == "compel":
         return f"send {NAME}=true to have weights read"
     if card.weights_reader == "missing":
@@ -93,23 +93,23 @@ def without_reader(card: Card) -> str:
 
 
 def has_weights(prompt: str | None) -> bool:
-    """Whether a prompt of that program has words of another weight than 1."""
+    """Return whether a prompt in this notation has weights other than 1."""
     return any(weight != 1 for _, weight in fragments(prompt or ""))
 
 
 def without_escapes(prompt: str) -> str:
-    """The text that a prompt of that program means: `\\(` is a bracket that weighs nothing."""
+    """Remove the escapes of this notation: `\\(` is a plain bracket."""
     return _ESCAPE.sub(r"\1", prompt)
 
 
 def weights_warning(
     prompt: Any, param: str, card: Card, *, is_notation: bool = False, is_read: bool = False
 ) -> list[str]:
-    """A warning of what looks like that notation, and nothing reads; empty without any.
+    """Warnings about unread weights and editing syntax in a prompt; empty if there are none.
 
     Args:
-        is_notation: it is written for that program, where square brackets and BREAK mean something.
-        is_read: its weights are read.
+        is_notation: the prompt uses the full notation, with square brackets and BREAK.
+        is_read: weights of the prompt are read.
     """
     text = _ESCAPE.sub(" ", prompt) if isinstance(prompt, str) else ""
     weights = _WEIGHTS.findall(text) + _BRACKETS.findall(text) * is_notation

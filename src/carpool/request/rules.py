@@ -9,10 +9,10 @@ from carpool.request.card import Card, Task
 from carpool.request.sizes import check_size
 from carpool.request.values import is_int, is_number
 
-MOST_TEXT = 32_000  # characters of one parameter, as OpenAI has it
-MOST_TEXTS = 2 * MOST_TEXT  # of a request
-MOST_TOKENS = 4096  # that a text is padded to, where the pipeline's own default is no more
-MOST_LAYERS = 16  # pictures that one is taken apart into: each is as large as the whole
+MOST_TEXT = 32_000  # characters of one parameter, as in OpenAI's API
+MOST_TEXTS = 2 * MOST_TEXT  # characters of a request
+MOST_TOKENS = 4096  # padded length of a text, if the pipeline's default is not longer
+MOST_LAYERS = 16  # layers of a decomposed picture, each as large as the picture
 TOKENS = (
     "max_sequence_length",
     "max_text_length",
@@ -27,9 +27,9 @@ TOKENS = (
 def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
     """Check steps, sigmas, strength, lengths and the size."""
     for name, value in arguments.items():
-        if "num_inference_steps" in name and value is not None:  # `prior_...`, `decoder_...`, too
+        if "num_inference_steps" in name and value is not None:  # also `prior_...`, `decoder_...`
             _check_steps(card, name, value)
-    for name in ("sigmas", "timesteps"):  # one entry a step
+    for name in ("sigmas", "timesteps"):  # one entry for each step
         entries = arguments.get(name)
         if isinstance(entries, (list, tuple)) and not 1 <= len(entries) <= card.max_steps:
             rule = f"must have from 1 to {card.max_steps} entries"
@@ -52,7 +52,7 @@ def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
 
 
 def _check_steps(card: Card, name: str, value: Any) -> None:
-    """Bound the steps of one stage: a number, a list or, as Wuerstchen has it, a dict of them."""
+    """Check the steps of one stage: a number, a list, or for Wuerstchen a dict."""
     rule = f"must be a whole number from 1 to {card.max_steps}"
     counts = list(value.values()) if isinstance(value, Mapping) else value
     if isinstance(counts, (list, tuple)):
@@ -65,37 +65,37 @@ def _check_steps(card: Card, name: str, value: Any) -> None:
 
 
 def _most_tokens(card: Card, name: str) -> int:
-    """Tokenizers pad to what is asked: without a bound, one request would take all memory."""
+    """Limit of a padded length: tokenizers pad to any length, until memory runs out."""
     defaults = (p.default for task in card.tasks for p in task.parameters if p.name == name)
     return max([MOST_TOKENS, *(length for length in defaults if isinstance(length, int))])
 
 
 def check_strength(task: Task, arguments: Mapping[str, Any]) -> None:
-    """Refuse a strength that leaves nothing to do, counted as diffusers' `get_timesteps` does."""
+    """Refuse a strength that leaves no steps, by diffusers' `get_timesteps`."""
     values = {p.name: p.default for p in task.parameters} | dict(arguments)
     strength, steps = values.get("strength"), values.get("num_inference_steps")
     for name in ("sigmas", "timesteps"):
         steps = len(values[name]) if isinstance(values.get(name), (list, tuple)) else steps
     if task.strength_rounds is None or not is_number(strength) or not steps:
         return
-    if values.get("denoising_start") is not None:  # then the strength is not read
+    if values.get("denoising_start") is not None:  # strength is ignored then
         return
     if (
         "strength" not in arguments and values.get("image") is None
-    ):  # StyleAligned without a picture
+    ):  # for example StyleAligned without a picture
         return
     is_rounded_up = task.strength_rounds == "up"
     if is_rounded_up and int(max(steps - min(steps * strength, steps), 0)) < steps:
         return
     if not is_rounded_up and int(steps * strength) >= 1:
         return
-    example = f"{math.ceil(10_000 / steps) / 10_000:g}"  # in digits that can be read
+    example = f"{math.ceil(10_000 / steps) / 10_000:g}"  # rounded for the message
     rule = f"must be above 0, such as {example}" if is_rounded_up else f"must be at least {example}"
     raise InvalidValue.of("strength", strength, f"leaves none of {steps} steps, {rule}")
 
 
 def check_texts(arguments: Mapping[str, Any]) -> None:
-    """Bound all texts: a tokenizer reads the whole of one before it cuts it to what fits."""
+    """Limit all texts: a tokenizer reads a whole text before it truncates it."""
     sizes = {name: sum(map(len, _texts(value))) for name, value in arguments.items()}
     for name, size in sizes.items():
         if size > MOST_TEXT:

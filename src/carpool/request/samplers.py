@@ -1,7 +1,7 @@
-"""Samplers by name: diffusers' classes, and what AUTOMATIC1111, ComfyUI and k-diffusion call them.
+"""Samplers by name: diffusers' classes, and their names in AUTOMATIC1111, ComfyUI, k-diffusion.
 
-A name is a sampler and, after it, a noise schedule: `dpmpp_2m_karras`, "DPM++ 2M Karras". The table
-is that of diffusers' page on schedulers; a model offers what its own scheduler is compatible with.
+A name is a sampler, optionally followed by a noise schedule: `dpmpp_2m_karras`, "DPM++ 2M Karras".
+The table is from diffusers' page on schedulers; a model offers the compatible ones.
 """
 
 import re
@@ -30,7 +30,7 @@ SOLVERS: Mapping[str, tuple[tuple[str, ...], Mapping[str, Any]]] = {  # classes,
     "lcm": (("LCMScheduler", "FlowMatchLCMScheduler"), {}),
     "tcd": (("TCDScheduler",), {}),
 }
-SCHEDULES: Mapping[str, Mapping[str, Any]] = {  # the first option says which one it is
+SCHEDULES: Mapping[str, Mapping[str, Any]] = {  # the first option identifies the schedule
     "": {},
     "karras": {"use_karras_sigmas": True},
     "exponential": {"use_exponential_sigmas": True, "timestep_spacing": "linspace"},
@@ -39,9 +39,9 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {  # the first option says which on
     "simple": {"timestep_spacing": "trailing"},
     "normal": {"use_karras_sigmas": False},
 }
-SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")  # one at a time
+SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas")  # mutually exclusive
 _OTHER_NAMES = {"eulerancestral": "eulera", "dpm2ancestral": "dpm2a", "unipcbh2": "unipc"}
-_AUTOMATIC = "automatic"  # AUTOMATIC1111's schedule that a sampler has by itself
+_AUTOMATIC = "automatic"  # AUTOMATIC1111's name of a sampler's default schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class NamedSampler:
 
     classes: tuple[str, ...]
     options: Mapping[str, Any]
-    required: frozenset[str]  # options without which it would be another sampler
+    required: frozenset[str]  # options that define the sampler
 
 
 def _all() -> dict[str, NamedSampler]:
@@ -69,7 +69,7 @@ SAMPLERS = _all()
 
 
 def plain(name: str) -> str:
-    """A name in the letters that all programs agree on: "DPM++ 2M Karras" is `dpmpp2mkarras`."""
+    """Normalize a name across programs: "DPM++ 2M Karras" becomes `dpmpp2mkarras`."""
     text = re.sub(r"[^a-z0-9]", "", name.lower().replace("++", "pp"))
     text = text.removeprefix("sample").removesuffix("gpu").removesuffix(_AUTOMATIC)
     for spelling, standard in _OTHER_NAMES.items():
@@ -79,14 +79,14 @@ def plain(name: str) -> str:
 
 
 def check_scheduler(name: Any, offered: Collection[str], default: str) -> str | None:
-    """The name here of a sampler that a request names.
+    """Map a request's sampler to its name here.
 
     Args:
-        offered: by the model; none where its scheduler cannot be exchanged.
+        offered: the model's samplers; empty if its scheduler cannot be replaced.
         default: the class of the model's own scheduler.
 
     Returns:
-        None for the model's own.
+        None for the model's own scheduler.
 
     Raises:
         InvalidValue: the model offers no such sampler.
@@ -100,8 +100,8 @@ def check_scheduler(name: Any, offered: Collection[str], default: str) -> str | 
     match = by_text.get(text) or by_text.get(text.removeprefix("k"))
     if match is not None:
         return match
-    rule = f"the model's own scheduler, {default}, can be exchanged for no other"
-    rule = rule if default else "the model has no scheduler that could be exchanged"
+    rule = f"the model's own scheduler, {default}, cannot be replaced"
+    rule = rule if default else "the model has no replaceable scheduler"
     if offered:
         is_sampler = any(text == plain(sampler) for sampler in SAMPLERS)
         why = f"{default} is not compatible with it, or a library that it needs is missing"

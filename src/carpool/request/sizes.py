@@ -1,4 +1,4 @@
-"""Sizes of pictures: which of them a model can do, and the nearest one that it can."""
+"""Sizes of pictures: checks for a model, and the nearest valid size."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from carpool.request.card import Card, Task
 from carpool.request.values import is_int
 
 SIDES = ("upsampling_width", "upsampling_height", "frame_size", "max_input_image_size")
-"""Further sides of pictures, of which a pipeline takes any."""
+"""Further parameters for sides of pictures."""
 
 
 def rounded_size(card: Card, task: Task, arguments: Mapping[str, Any]) -> str | None:
-    """The warning for a size that the pipeline rounds down; None if it does not."""
+    """The warning for a size that the pipeline rounds down; None if exact."""
     sides, multiple = _sides(card, task, arguments), card.size_multiple_px
     if not any(side % multiple for side in sides):
         return None
@@ -22,7 +22,7 @@ def rounded_size(card: Card, task: Task, arguments: Mapping[str, Any]) -> str | 
 
 
 def _sides(card: Card, task: Task, arguments: Mapping[str, Any]) -> list[int]:
-    """Width and height, as far as they are known; none of a task that takes its picture's."""
+    """Known sides (width, height); empty for a task that takes the size of its picture."""
     default = card.usual_size_px or (None, None)
     return [
         side
@@ -33,10 +33,10 @@ def _sides(card: Card, task: Task, arguments: Mapping[str, Any]) -> list[int]:
 
 
 def area_of(card: Card, arguments: Mapping[str, Any]) -> dict[str, int]:
-    """The `max_area` that makes a pipeline draw just width and height; {} where it needs none.
+    """The `max_area` that makes a pipeline use width and height exactly; {} if not needed.
 
-    Of such a pipeline (FLUX Kontext) these two are only the shape of the picture. An area that a
-    request or the server's defaults name is left as it is.
+    In such a pipeline (FLUX Kontext) width and height only set the aspect ratio. An explicit area,
+    from the request or the server's defaults, is kept.
     """
     named = {name: value for name, value in arguments.items() if value is not None}
     has_size = "width" in named or "height" in named
@@ -51,10 +51,10 @@ def area_of(card: Card, arguments: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = None) -> None:
-    """Refuse a size that the pipeline would refuse, or that has too many pixels.
+    """Refuse a size that the pipeline refuses, or that has too many pixels.
 
     Args:
-        task: of the request; default: the model's own.
+        task: task of the request; default: the model's own.
     """
     task = task or card.tasks[0]
     sides, multiple = _sides(card, task, arguments), card.size_multiple_px
@@ -82,7 +82,7 @@ def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = Non
 
 
 def _check_areas(card: Card, arguments: Mapping[str, Any], sides: Sequence[int]) -> None:
-    """Check parameters that set a size in other ways than width and height."""
+    """Check parameters other than width and height that set a size."""
     max_side = math.isqrt(card.max_pixels)
     lone = ("width", "height") if len(sides) == 1 else ()
     for name in (*lone, *SIDES):
@@ -93,16 +93,16 @@ def _check_areas(card: Card, arguments: Mapping[str, Any], sides: Sequence[int])
 
 
 def _check_area(card: Card, area: int, sides: Sequence[int]) -> None:
-    """Check the pixels that a pipeline draws in the shape of width and height."""
+    """Check the number of pixels that a pipeline draws in the ratio of width and height."""
     ratio = max(sides) / min(sides) if len(sides) == 2 else 1.0
-    min_area = math.ceil(card.size_multiple_px**2 * ratio)  # the shorter side has one multiple
+    min_area = math.ceil(card.size_multiple_px**2 * ratio)  # the shorter side is one multiple
     if not min_area <= area <= card.max_pixels:
         rule = f"must be from {min_area} to {card.max_pixels}, in pixels"
         raise SizeRejected.of("max_area", area, rule)
 
 
 def within(size: Sequence[int], max_pixels: int, multiple: int) -> tuple[int, int]:
-    """The largest size of about this shape, and not above it, that a model can do."""
+    """The largest valid size of about this aspect ratio that does not exceed `size`."""
     shrink = min(1.0, math.sqrt(max_pixels / math.prod(size)))
     width, height = (max(multiple, int(side * shrink) // multiple * multiple) for side in size)
     return width, height

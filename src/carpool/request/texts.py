@@ -1,4 +1,4 @@
-"""Rules for requests of texts: the conversation, how to sample, and what stops a text."""
+"""Rules for text requests: the conversation, sampling, and stop texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from carpool.errors import InvalidValue, MissingParameter, UnsupportedParameter, show
 from carpool.request.card import Task
 
-MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # texts, characters: each is looked for at every token
+MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # texts, characters; searched at every token
 ROLES = ("system", "user", "assistant")
-_RANGES: dict[str, tuple[float, float, bool]] = {  # from, to, and whether the first is left out
+_RANGES: dict[str, tuple[float, float, bool]] = {  # from, to, lower bound excluded
     "temperature": (0, 100, False),
     "top_p": (0, 1, True),
     "min_p": (0, 1, False),
@@ -18,10 +18,10 @@ _RANGES: dict[str, tuple[float, float, bool]] = {  # from, to, and whether the f
 
 
 def check_text(task: Task, arguments: Mapping[str, Any]) -> None:
-    """Check what a language model is given.
+    """Check the arguments of a language model.
 
     Raises:
-        Rejected: names what was seen, and the rule.
+        Rejected: the message has the value and the rule.
     """
     prompt, messages = arguments.get("prompt"), arguments.get("messages")
     if (prompt is None) == (messages is None):
@@ -61,7 +61,7 @@ def _check_stops(stops: Sequence[Any]) -> None:
 
 
 def _checked_messages(messages: Sequence[Any]) -> tuple[int, str]:
-    """The number of pictures in a conversation, and what its user says."""
+    """Check a conversation; returns its number of pictures, and the user's text."""
     pictures, words = 0, list[str]()
     if not messages:
         raise InvalidValue("messages is an empty list: send at least one", param="messages")

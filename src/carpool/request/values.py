@@ -1,7 +1,7 @@
 """Types of parameter values: checks, JSON, and conversion to plain Python.
 
-Callers of the Python API write numbers as numpy and torch have them; those become Python's. They
-are recognised by what they can do, so neither library is imported here.
+Callers of the Python API may pass numbers of numpy and torch, which become Python numbers. They are
+recognised by their methods, so this module imports neither library.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,9 +15,9 @@ MAX_FLOAT32 = 3.4e38
 
 
 def as_plain(value: Any, *, also_arrays: bool) -> Any:
-    """A numpy or torch scalar as a Python number, with `also_arrays` an array as lists.
+    """Convert numpy and torch scalars to Python numbers, with `also_arrays` arrays to lists.
 
-    Lists and tuples of such become lists and tuples of plain ones.
+    Lists and tuples are converted by entry.
     """
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(as_plain(item, also_arrays=also_arrays) for item in value)
@@ -32,7 +32,7 @@ def is_int(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number that 32 bits can hold, as tensors of pipelines do."""
+    """Return whether a value is a number in the range of float32, as pipelines need."""
     is_plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_plain and -MAX_FLOAT32 <= value <= MAX_FLOAT32
 
@@ -53,7 +53,7 @@ def are_numbers(value: Any) -> bool:
 
 
 def are_pictures(value: Any) -> bool:
-    """Return whether a value is decoded pictures, also in lists: JSON cannot make these."""
+    """Return whether a value is decoded pictures, also in lists: not possible in JSON."""
     if isinstance(value, (list, tuple)):
         return bool(value) and all(are_pictures(item) for item in value)
     return size_of(value) is not None
@@ -82,4 +82,4 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dict": (lambda value: isinstance(value, Mapping) and is_json(value), "an object"),
     "other": (are_pictures, ""),
 }
-"""By kind: whether a value that JSON (or an upload) brought is of it, and the rule in words."""
+"""By kind: its check for values from JSON or uploads, and the rule in words."""
