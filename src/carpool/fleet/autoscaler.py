@@ -1,9 +1,9 @@
 """The autoscaler: chooses the number of workers of a model from the predicted wait.
 
-It adds workers when the predicted wait exceeded `wait_s` at every look of `UP_S`: as many as would
-start all requests within `wait_s`, at most twice as many as there are. It removes one at a time
-when for `idle_s` there never was work for all. So a load that comes and goes within `idle_s`
-changes nothing. No clock: callers say the time.
+It adds workers when the predicted wait exceeded `wait_s` at every check within `UP_S`: enough to
+start all requests within `wait_s`, at most doubling the number. It removes one at a time when not
+all were busy for `idle_s`. So load that comes and goes within `idle_s` changes nothing. No clock:
+callers pass the time.
 
 Source: the stabilization window of Kubernetes' HorizontalPodAutoscaler.
 """
@@ -17,12 +17,12 @@ UP_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The bounds of a model's workers.
+    """The scaling settings of a model.
 
     Args:
-        low, high: workers, both from one on.
-        wait_s: longest predicted wait of what is held.
-        idle_s: before a worker goes.
+        low, high: bounds of the number of workers, at least 1.
+        wait_s: longest predicted wait in the queue.
+        idle_s: seconds of low load before a worker is removed.
     """
 
     low: int
@@ -33,12 +33,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The present load of a pool.
+    """The current load of a pool.
 
     Args:
-        workers: those that there are or that load, without those that leave.
-        busy: those that have requests.
-        held_s: predicted work of requests that no worker has.
+        workers: workers that serve or load, without leaving ones.
+        busy: workers with requests.
+        held_s: predicted work of requests without a worker.
     """
 
     workers: int
@@ -47,14 +47,14 @@ class Demand:
 
 
 class Autoscaler:
-    """Chooses the number of workers, look by look."""
+    """Chooses the number of workers at each check."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
-        self._needs: deque[tuple[float, int]] = deque()  # time of the look, workers needed
+        self._needs: deque[tuple[float, int]] = deque()  # time of the check, workers needed
 
     def workers(self, now_s: float, demand: Demand) -> int:
-        """The number of workers there should be now; looks come with growing times."""
+        """The target number of workers; `now_s` must not decrease between calls."""
         scale = self._scale
         now = max(1, demand.workers)
         if not scale.low <= demand.workers <= scale.high:

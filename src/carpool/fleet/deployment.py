@@ -1,4 +1,4 @@
-"""The record of one model of a fleet: its pool, its state, and when it was used last."""
+"""The record of one model of a fleet: its pool, its state, and its last use."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,15 +19,15 @@ class Deployment:
     is_on_demand: bool = False
     keep_alive_s: float = float("inf")
     pool: Pool | None = None
-    last_ready: protocol.WorkerReady | None = None  # as it was loaded last
+    last_ready: protocol.WorkerReady | None = None  # of its latest load
     in_flight: int = 0
     used_s: float = 0.0  # the event loop's clock
-    began_s: float = 0.0  # to load
-    took_s: float = 10.0  # to load, last; a guess before
-    admits_late: bool = False  # requests whose deadlines cannot be met
+    began_s: float = 0.0  # start of loading
+    took_s: float = 10.0  # duration of the last load; a guess before
+    admits_late: bool = False  # logs requests with unreachable deadlines instead of refusing them
     loading: "asyncio.Task[None] | None" = None
-    waiting: int = 0  # requests that wait until it is loaded
-    makes_room: bool = False  # it gets no requests until it has been loaded again
+    waiting: int = 0  # requests waiting for the load
+    makes_room: bool = False  # about to be unloaded: gets no requests until it is loaded again
     running: "asyncio.Task[None] | None" = None
 
     @property
@@ -45,12 +45,12 @@ class Deployment:
         return self.last_ready
 
     def check_open(self) -> None:
-        """Raise unless requests are accepted now. One that is not loaded is loaded for them."""
+        """Raise unless requests are accepted. An unloaded model accepts and is then loaded."""
         if self.pool is not None and not (self.is_on_demand and self.pool.state == "starting"):
             self.pool.check_open()
 
     def ready_in_s(self, now_s: float) -> float | None:
-        """Predicted seconds until it is loaded; None where it is."""
+        """Predicted seconds until it is loaded; None if it is."""
         if self.state == "ready":
             return None
         return max(0.0, self.took_s - (now_s - self.began_s if self.pool else 0.0))

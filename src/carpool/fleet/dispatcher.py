@@ -1,7 +1,7 @@
 """Runs the requests of a pool: admits each, binds it to a worker, and to another if that dies.
 
-Running requests move between workers as `moves.py` chooses. A worker that is asked gives the
-request up at its next step, or not at all: where its journal lacks more than that.
+Running requests move between workers as `moves.py` chooses. A worker releases a moving request at
+its next step, unless its journal lacks more than one step.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
-KEPT_MOVES = 1000  # requests whose moves are known, and moves until the next report
+KEPT_MOVES = 1000  # requests with remembered moves; also moves per report
 
 
 class Dispatcher:
     """Runs the requests of one pool, and takes the reports of its workers; on the event loop.
 
     Args:
-        settings: of each worker; what may wait and run counts for all of them together.
-        journals: of the requests; None: none can move.
-        is_draining: whether requests that their workers lose fail.
-        is_choice: as of `Router`.
+        settings: of each worker; queue and concurrency limits are for the whole pool.
+        journals: of the requests; None: requests cannot move.
+        is_draining: whether requests of dead workers fail.
+        is_choice: as in `Router`.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Dispatcher:
             is_choice=is_choice,
         )
         self.moves = Moves(self.queue.router, self._can_move, members.model_of)
-        self._moved: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # by request id
+        self._moved: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # moves by request id
         self._news: deque[SeenMove] = deque(maxlen=KEPT_MOVES)
-        self._counts = Counter[str]()  # requests given up, by reason
+        self._counts = Counter[str]()  # released requests, by reason
 
     async def submit(
         self,
@@ -65,7 +65,7 @@ class Dispatcher:
         on_preview: OnPreview | None,
         waited_s: float,
     ) -> protocol.Done:
-        """Run a request; the arguments and what it raises are as for `Pool.submit`."""
+        """Run a request; arguments and errors as in `Pool.submit`."""
         has_begun = self._journals is not None and self._journals.starts_late(request.request_id)
         entry = self.queue.admit(request, waited_s, has_begun=has_begun)
         to: int | None = None
@@ -84,7 +84,7 @@ class Dispatcher:
                     )
                 except Moved as moved:
                     to = self._released(entry) if moved.was_released else None
-                except (Starting, WorkerLost):  # it died as the request was on its way
+                except (Starting, WorkerLost):  # the worker died while the request was sent
                     if self._is_draining():
                         raise
                 entry.is_admitted = True
@@ -96,12 +96,12 @@ class Dispatcher:
             self.queue.end(entry)
 
     def changed(self, member: Member, *, is_open: bool) -> None:
-        """A worker takes requests, or no more."""
+        """Handle a worker that starts or stops to accept requests."""
         self.queue.router.open(member.number, is_open)
         self.queue.assign_soon()
 
     def reported(self, member: Member, report: protocol.Report) -> None:
-        """A worker says what steps take, and what its requests have left."""
+        """Handle a report: seconds of steps, and remaining steps of requests."""
         share_s = self.queue.reported(member.number, report)
         if abs(share_s - member.told_s) > 0.1 * max(share_s, member.told_s):
             member.told_s = share_s
@@ -113,7 +113,7 @@ class Dispatcher:
             self._ask(move)
 
     async def empty(self, member: Member) -> None:
-        """Wait until a worker has no requests; those that can go on elsewhere move."""
+        """Wait until a worker has no requests; move those that can continue elsewhere."""
         idle = asyncio.create_task(self.queue.wait_idle(member.number))
         try:
             while not idle.done():
@@ -132,11 +132,11 @@ class Dispatcher:
     # Moves
 
     def news(self) -> list[SeenMove]:
-        """The moves since the last time."""
+        """The moves since the last call."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def moves_of(self, request_id: str) -> list[dict[str, Any]]:
-        """When a request moved, from where to where, and why."""
+        """The moves of a request: time, workers, reason."""
         return list(self._moved.get(request_id, ()))
 
     def _can_move(self, number: int) -> bool:
@@ -149,10 +149,10 @@ class Dispatcher:
         self._members.release(move.worker, entry.request_id)
 
     def _released(self, entry: PoolRequest) -> int | None:
-        """A worker has given a request up: only what is left of it counts from now on.
+        """Handle a released request: only its remaining work counts from now on.
 
         Returns:
-            The worker that is to have it; None: whichever.
+            The worker that gets it next; None: any.
         """
         move, entry.move = entry.move, None
         owner = self.queue.router.owner(entry.number)
@@ -169,7 +169,7 @@ class Dispatcher:
         return move.to
 
     def _bound(self, entry: PoolRequest, worker: int) -> None:
-        """A request was bound to a worker."""
+        """Record that a request was bound to a worker."""
         moves = self._moved.get(entry.request_id)
         if not moves or moves[-1]["to"] is not None:
             return

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Fleet:
-    """Several models, by name; the first is that of requests that name none.
+    """Several models, by name; the first one is the default of requests.
 
     Args:
-        max_loaded: models that may be loaded at the same time; None: any number.
+        max_loaded: max loaded models; None: any number.
     """
 
     def __init__(self, deployments: Sequence[Deployment], max_loaded: int | None = None) -> None:
@@ -34,7 +34,7 @@ class Fleet:
         self._on_activity: OnActivity | None = None
         self._tidying: asyncio.Task[None] | None = None
 
-    # What it is
+    # State
 
     @property
     def deployments(self) -> Mapping[str, Deployment]:
@@ -52,7 +52,7 @@ class Fleet:
         if self._is_draining:
             return "draining" if "stopped" not in states else "stopped"
         if any(model.is_on_demand for model in self._deployments.values()):
-            return "ready"  # it can be loaded
+            return "ready"  # it is loaded on demand
         order: tuple[WorkerState, ...] = ("ready", "starting", "worker_lost", "stopped")
         return next((state for state in order if state in states), "stopped")
 
@@ -67,12 +67,12 @@ class Fleet:
 
     @property
     def has_several(self) -> bool:
-        """Whether it may have more than one worker: it has several models."""
+        """Whether it may have more than one worker: always, with several models."""
         return True
 
     @property
     def is_degraded(self) -> bool:
-        """Whether a model that is to be loaded is not, or lacks workers."""
+        """Whether a permanent model is not ready, or a model lacks workers."""
         return self.state == "ready" and any(
             (not model.is_on_demand and (model.pool is None or model.pool.state != "ready"))
             or (model.pool is not None and model.pool.is_degraded)
@@ -83,7 +83,7 @@ class Fleet:
         """The model of this name.
 
         Raises:
-            ModelNotFound: it is not served.
+            ModelNotFound: this server has no such model.
         """
         if not name:
             return self._first
@@ -98,13 +98,13 @@ class Fleet:
 
     @property
     def loads_at_start(self) -> bool:
-        """Whether any model is loaded before it is asked for."""
+        """Whether any model is loaded at the start."""
         return any(not model.is_on_demand for model in self._deployments.values())
 
-    # Its life
+    # Start and stop
 
     def start(self) -> "asyncio.Task[None]":
-        """Load what is not on demand, side by side. The task fails with the first `LoadFailed`."""
+        """Load all permanent models in parallel. The task fails with the first `LoadFailed`."""
         self._failed = asyncio.get_running_loop().create_future()
         for model in self._deployments.values():
             if not model.is_on_demand:
@@ -134,14 +134,14 @@ class Fleet:
             self._failed.set_exception(error)
 
     async def wait_ready(self) -> protocol.WorkerReady:
-        """Wait until one of the models that are to be loaded is."""
+        """Wait until one of the permanent models is loaded."""
         at_start = [model.pool for model in self._deployments.values() if not model.is_on_demand]
         if not at_start:
             return (await self.loaded(self._first.name))[1]
         return await first_of([pool.wait_ready() for pool in at_start if pool is not None])
 
     async def wait_open(self, model: str | None = None) -> None:
-        """Wait until requests are accepted, by a model that is loaded for it, or by any."""
+        """Wait until a model, loaded if necessary, or any model accepts requests."""
         if model is not None:
             target = self.of(model)
             pool = await self._loader.loaded(target) if target.is_on_demand else target.pool
@@ -154,12 +154,12 @@ class Fleet:
             await asyncio.Event().wait()
 
     async def loaded(self, name: str | None) -> tuple[Pool, protocol.WorkerReady]:
-        """A model's pool, once it is loaded; it is, if it was not.
+        """Wait until a model is loaded, loading it if necessary; returns its pool.
 
         Raises:
-            ModelNotFound: it is not served.
+            ModelNotFound: this server has no such model.
             LoadFailed: it cannot be loaded.
-            Draining: the server ends.
+            Draining: the server drains.
         """
         model = self.of(name)
         if model.is_on_demand:
@@ -173,7 +173,7 @@ class Fleet:
         return model.pool, await model.pool.wait_ready()
 
     async def drain(self, timeout_s: float) -> None:
-        """As `Supervisor.drain`, of all models."""
+        """Drain all models; see `Pool.drain`."""
         self._is_draining = True
         self._loader.drain()
         await asyncio.gather(*(pool.drain(timeout_s) for pool in self._pools()))
@@ -199,7 +199,7 @@ class Fleet:
         on_progress: OnProgress | None = None,
         on_preview: OnPreview | None = None,
     ) -> protocol.Done:
-        """Run a request by the model that it names; as `Supervisor.submit`, and `loaded`."""
+        """Run a request on its model; see `Supervisor.submit` and `loaded`."""
         model, waited_s = self.of(request.model), 0.0
         if model.is_on_demand and (model.state != "ready" or model.makes_room):
             arrived_s = self._now_s()
@@ -210,13 +210,13 @@ class Fleet:
             return await pool.submit(request, on_progress, on_preview, waited_s=waited_s)
 
     def check_open(self) -> None:
-        """Raise unless requests are accepted now, of some model."""
+        """Raise unless any model accepts requests."""
         self._loader.check_open()
         if self.state != "ready" and self._first.pool is not None:
             self._first.pool.check_open()
 
     def check_room(self, tenant: str = "") -> None:
-        """Raise if no model has room for a request, of a tenant's."""
+        """Raise if no model has a free place for a tenant's request."""
         errors = []
         for pool in self._pools():
             try:
@@ -228,7 +228,7 @@ class Fleet:
             raise errors[0]
 
     async def statistics(self) -> dict[str, Any]:
-        """Sums, and the statistics of every model that is loaded, by name."""
+        """Sums, and the statistics of every loaded model, by name."""
         models: dict[str, Any] = {}
         for name, model in self._deployments.items():
             fields: dict[str, Any] = {"state": model.state, "in_flight": model.in_flight}
@@ -240,16 +240,16 @@ class Fleet:
             key: sum(counts.get(key, 0) for counts in models.values())
             for key in ("waiting", "running", "requests")
         }
-        again = max(fields.get("steps_again", 0) for fields in models.values())  # each has the sum
+        again = max(fields.get("steps_again", 0) for fields in models.values())  # the sum
         return {**total, "steps_again": again, "models": models}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """Predict the time of a request that came now, by the model that it names."""
+        """Predict the time of a request that arrives now, on its model."""
         pool, _ = await self.loaded(request.model)
         return await pool.estimate(request)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
-        """Tell a listener what all engines do, those of models that are loaded later too."""
+        """Send the activity of all engines to a listener, also of models that are loaded later."""
         self._on_activity = listener
         for model in self._deployments.values():
             if model.pool is not None:
@@ -264,12 +264,12 @@ class Fleet:
         return [timelines[name] for name in request_ids if name in timelines]
 
     def roll(self) -> None:
-        """Replace the workers of all models that are loaded."""
+        """Replace the workers of all loaded models."""
         for pool in self._pools():
             pool.roll()
 
     def reload(self) -> None:
-        """Have all workers read their adapter folders and batching configs again."""
+        """Let all workers reload their adapter folders and batching configs."""
         for pool in self._pools():
             pool.reload()
 
@@ -279,7 +279,7 @@ class Fleet:
 
 
 async def first_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> T:
-    """The result of the one that ends first; the others are cancelled."""
+    """The result of the first coroutine to end; the others are cancelled."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -290,7 +290,7 @@ async def first_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> T:
 
 
 def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:
-    """A listener that adds the model's name."""
+    """Wrap a listener to add the model's name."""
     return listener and partial(_named, listener, name)
 
 

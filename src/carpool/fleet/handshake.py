@@ -1,9 +1,9 @@
 """Mutual authentication: both ends of a connection prove that they know the fleet's secret.
 
-The secret is never sent. The worker sends a nonce; the front answers with a nonce of its own and an
-HMAC of both; the worker answers with another HMAC of both. A replay fails, because nonces are fresh
-and the two ends send different HMACs. All parts have a fixed size: a peer that is no front cannot
-make a worker read more, and the caller sets a time limit.
+The secret is never sent. The worker sends a nonce; the front answers with its own nonce and an HMAC
+of both; the worker answers with another HMAC of both. A replay fails, because nonces are fresh and
+the two ends send different HMACs. All parts have a fixed size: a foreign peer cannot make a worker
+read more, and the caller sets a time limit.
 
 Source: challenge and response as in RFC 2195 and ISO/IEC 9798-4 (three passes, mutual).
 """
@@ -13,9 +13,9 @@ import hashlib
 import hmac
 import secrets
 
-MAGIC = b"carpool-worker-1"  # another number: another protocol
+MAGIC = b"carpool-worker-1"  # a new number for a new protocol
 NONCE_BYTES, PROOF_BYTES = 32, 32
-CONNECT_S = 5.0  # limit for a connection to be there and proven
+CONNECT_S = 5.0  # limit for connecting and authenticating
 
 
 class Refused(Exception):
@@ -34,17 +34,17 @@ def proof(secret: bytes, role: bytes, of_worker: bytes, of_front: bytes) -> byte
 async def welcome(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> None:
-    """The worker's end.
+    """Authenticate a front, on the worker's end.
 
     Raises:
-        Refused, OSError, asyncio.IncompleteReadError: it is no front of this fleet.
+        Refused, OSError, asyncio.IncompleteReadError: the peer is no front of this fleet.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     writer.write(MAGIC + nonce)
     answer = await reader.readexactly(NONCE_BYTES + PROOF_BYTES)
     peer_nonce, proven = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
     if not hmac.compare_digest(proven, proof(secret, b"front", nonce, peer_nonce)):
-        raise Refused("a connection was refused: it does not know the fleet's secret")
+        raise Refused("a connection was refused: the peer does not know the fleet's secret")
     writer.write(proof(secret, b"worker", nonce, peer_nonce))
     await writer.drain()
 
@@ -52,10 +52,10 @@ async def welcome(
 async def introduce(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> None:
-    """The front's end.
+    """Authenticate a worker, on the front's end.
 
     Raises:
-        Refused, OSError, asyncio.IncompleteReadError: it is no worker of this fleet.
+        Refused, OSError, asyncio.IncompleteReadError: the peer is no worker of this fleet.
     """
     greeting = await reader.readexactly(len(MAGIC) + NONCE_BYTES)
     if not greeting.startswith(MAGIC):
@@ -64,4 +64,4 @@ async def introduce(
     writer.write(nonce + proof(secret, b"front", peer_nonce, nonce))
     proven = await reader.readexactly(PROOF_BYTES)
     if not hmac.compare_digest(proven, proof(secret, b"worker", peer_nonce, nonce)):
-        raise Refused("what answers at that address does not know the fleet's secret")
+        raise Refused("the server at that address does not know the fleet's secret")

@@ -1,8 +1,8 @@
-"""The host of a worker's process for fronts on other machines: listens, and keeps the model loaded.
+"""The host of a worker's process for remote fronts: listens, and keeps the model loaded.
 
-A front connects and says what to load. If an earlier front had the same model loaded, the answer
-comes at once. A second front is refused while the first is alive. When a front goes, its requests
-are cancelled; when none came for `keep_s`, the worker ends.
+A front connects and sends the model to load. If an earlier front had loaded the same model, the
+answer comes at once. A second front is refused while the first is alive. When a front leaves, its
+requests are cancelled; after `keep_s` without a front, the worker ends.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from carpool.worker.connection import Connection, WorkerConnection
 
 log = logging.getLogger("carpool")
 
-PER_ADDRESS = 8  # unproven connections; four times as many in all
-RESET_S = 60.0  # limit for ending the requests of a lost front; then a kill
+PER_ADDRESS = 8  # unauthenticated connections; four times as many in total
+RESET_S = 60.0  # limit for ending a lost front's requests; then a kill
 
 
 class UnprovenConnections:
-    """Connections that have not proven yet that they know the fleet's secret: few, the newest.
+    """Unauthenticated connections: a bounded number, the newest.
 
-    A front proves it in milliseconds. A peer that proves nothing keeps its place until newer ones
-    need it, so silent peers keep no front out, whatever address it has: the address with the most
-    of them loses its oldest.
+    A front authenticates in milliseconds. Other peers keep their place until newer connections need
+    it, so silent peers block no front, whatever its address: the address with the most connections
+    loses its oldest.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class UnprovenConnections:
 
     @contextlib.contextmanager
     def hold(self, writer: asyncio.StreamWriter) -> Iterator[None]:
-        """Count a connection for the block; another one may have it closed meanwhile."""
-        peer = writer.get_extra_info("peername")  # None where it has gone already
+        """Count a connection within this context; a newer one may cause it to be closed."""
+        peer = writer.get_extra_info("peername")  # None if it has already gone
         address = str(peer[0]) if peer else ""
         counts = Counter(self._addresses.values())
         if counts[address] >= PER_ADDRESS:
@@ -62,13 +62,13 @@ class UnprovenConnections:
 
 
 class WorkerHost:
-    """Listens for fronts, and keeps one worker's process.
+    """Listens for fronts, and hosts one worker's process.
 
     Args:
-        secret: of the fleet.
-        keep_s: without a front, until `at_end` is called.
-        tls: of this end.
-        open_child: starts a process that puts large outputs into a folder.
+        secret: the fleet's secret.
+        keep_s: seconds without a front before `at_end` is called.
+        tls: the context of this end.
+        open_child: starts a process that stores large outputs in a folder.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class WorkerHost:
         self._spool = Path(tempfile.mkdtemp(prefix="carpool-worker-"))
         self._server: asyncio.Server | None = None
         self._unproven = UnprovenConnections()
-        self._stream: PacketStream | None = None  # to the front
-        self._is_attached = False  # it has said what to load
+        self._stream: PacketStream | None = None  # the front's connection
+        self._is_attached = False  # the front has sent the model to load
         self._child: Connection | None = None
-        self._loaded = b""  # what the child was told to load
+        self._loaded = b""  # the child's load message
         self._ready: protocol.WorkerReady | None = None
         self._is_resetting = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str) -> int:
-        """Begin to listen; returns the port."""
+        """Start to listen; returns the port."""
         limit_s = handshake.CONNECT_S if self._tls else None
         self._server = await asyncio.start_server(
             self._accept, host, 0, ssl=self._tls, ssl_handshake_timeout=limit_s
@@ -105,7 +105,7 @@ class WorkerHost:
         return port
 
     async def close(self) -> None:
-        """End the process, and listen no more."""
+        """End the process, and stop listening."""
         if self._server is not None:
             self._server.close()
         if self._leaving is not None:
@@ -118,15 +118,15 @@ class WorkerHost:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         shutil.rmtree(self._spool, ignore_errors=True)
 
-    # Fronts
+    # Front connections
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(handshake.CONNECT_S):
                 with self._unproven.hold(writer):
                     await handshake.welcome(reader, writer, self._secret)
-        except (handshake.Refused, asyncio.IncompleteReadError, OSError) as error:  # or in no time
-            log.warning("a connection was refused: %s", error or "it proved nothing in time")
+        except (handshake.Refused, asyncio.IncompleteReadError, OSError) as error:  # or a timeout
+            log.warning("a connection was refused: %s", error or "authentication timed out")
             writer.close()
             return
         stream = PacketStream(reader, writer, silent_s=2 * SILENT_S)
@@ -163,9 +163,9 @@ class WorkerHost:
                 self._child.send(message)
 
     async def _load(self, message: protocol.LoadModel, stream: PacketStream) -> None:
-        """Answer from what is loaded, or load."""
+        """Answer at once if the model is loaded, else load it."""
         message.spool = os.fsencode(self._spool)
-        # whether it is a restart says nothing of what is loaded
+        # this flag does not affect the loaded model
         is_restart, message.is_restart = message.is_restart, False
         content = protocol.encode(message)
         message.is_restart = is_restart
@@ -173,7 +173,7 @@ class WorkerHost:
             await self._end_child()
             try:
                 child = self._child = await self._open_child(self._spool)
-            except OSError as error:  # no memory or file descriptors left just now
+            except OSError as error:  # out of memory or file descriptors
                 await stream.say_farewell(f"its process cannot be started: {error}")
                 return
             self._loaded, self._ready, self._is_resetting = content, None, False
@@ -183,15 +183,15 @@ class WorkerHost:
             await stream.send(protocol.encode_body(self._ready))
         self._is_attached = True
 
-    # The process
+    # The worker's process
 
     async def _pump(self, child: Connection) -> None:
-        """Pass on the process's messages until it ends."""
+        """Forward the process's messages until it ends."""
         async for message in child.messages():
             if isinstance(message, protocol.WorkerReady):
                 self._ready, self._is_resetting = message, False
             elif isinstance(message, protocol.LoadFailure):
-                self._loaded = b""  # the next front has it tried again
+                self._loaded = b""  # the next front triggers a retry
             elif isinstance(message, protocol.Reloaded) and self._ready is not None:
                 self._ready.card = message.card
             if self._stream is not None and self._is_attached and not self._is_resetting:
@@ -212,7 +212,7 @@ class WorkerHost:
         self._begin(stream.send_file(content, protocol.encode_body(message)))
 
     def _reset(self) -> None:
-        """Have the requests of a front that is gone cancelled."""
+        """Cancel the requests of a lost front."""
         if self._child is not None and self._ready is not None and not self._is_resetting:
             self._is_resetting = True
             self._child.send(protocol.Reset())
@@ -221,7 +221,7 @@ class WorkerHost:
     async def _watch_reset(self, child: Connection) -> None:
         await asyncio.sleep(RESET_S)
         if self._is_resetting and self._child is child:
-            log.error("the requests of a front that is gone do not end: the process is killed")
+            log.error("the requests of a lost front do not end: the process is killed")
             child.kill()
 
     async def _end_child(self) -> None:

@@ -1,8 +1,8 @@
-"""Loads and unloads models on demand, within the memory that there is.
+"""Load and unload models on demand, within a limit.
 
-A model is loaded when a request names it, by a task that goes on if the request is cancelled. It is
-unloaded after `keep_alive` seconds without requests, or to make room: the model that was used least
-recently goes first, once it has no requests.
+A request for a model loads it, in a task that continues if the request is cancelled. A model is
+unloaded after `keep_alive` seconds without requests, or to make room: the least recently used one
+goes first, once it has no requests.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
-PATIENCE_S = 10.0  # wait for another model's place before that gets no more requests
+PATIENCE_S = 10.0  # wait for a busy model's place; then that model gets no more requests
 
 
 class Loader:
     """Loads the models of one fleet; on the event loop.
 
     Args:
-        limit: models that may be loaded at the same time; None: any number.
+        limit: max loaded models; None: any number.
         start: starts the workers of a model.
     """
 
@@ -37,21 +37,21 @@ class Loader:
         self._is_draining = False
         self._placing = asyncio.Lock()
         self._freed = asyncio.Event()
-        self._room_made = asyncio.Event()  # no model makes room now
+        self._room_made = asyncio.Event()  # set while no model makes room
 
     def drain(self) -> None:
-        """Load nothing more, and have what waits for that refused."""
+        """Stop loading, and refuse the requests that wait for a model."""
         self._is_draining = True
         self._freed.set()
 
     def check_open(self) -> None:
-        """Raise Draining once the server ends."""
+        """Raise Draining once the server drains."""
         if self._is_draining:
             raise Draining.of_new_work()
 
     @contextlib.contextmanager
     def using(self, model: Deployment) -> Iterator[None]:
-        """Keep a model loaded meanwhile."""
+        """Keep a model loaded within this context."""
         model.in_flight += 1
         try:
             yield
@@ -62,11 +62,11 @@ class Loader:
                 self._freed.set()
 
     async def loaded(self, model: Deployment) -> Pool:
-        """A model's pool, once it is loaded.
+        """Wait until a model is loaded; returns its pool.
 
         Raises:
             LoadFailed: it cannot be loaded.
-            Draining: the server ends.
+            Draining: the server drains.
         """
         while True:
             self.check_open()
@@ -88,12 +88,12 @@ class Loader:
                     self._freed.set()
 
     async def loaded_in_time(self, model: Deployment, request: CheckedRequest) -> None:
-        """Wait until a request's model is loaded, for as long as the request may take.
+        """Wait until a request's model is loaded, within the request's time limits.
 
         Raises:
             DeadlineExceeded: its `timeout_s` ran out.
-            TooLate: its `deadline_s` passed, or will, by what loading took the last time.
-            LoadFailed, Draining: as `loaded`.
+            TooLate: its `deadline_s` passed, or will by the model's last load time.
+            LoadFailed, Draining: as in `loaded`.
         """
         due_s = None if model.admits_late else request.deadline_s
         needed_s = model.ready_in_s(_now_s()) or 0.0
@@ -113,21 +113,21 @@ class Loader:
             raise TooLate(text, param="deadline_s") from None
 
     async def _load_alone(self, model: Deployment) -> None:
-        """As `_load`, one model at a time."""
+        """Like `_load`, one model at a time."""
         try:
             async with self._placing:
                 await self._load(model)
         finally:
-            model.loading = None  # at once: a request that comes now is not to wait for this task
+            model.loading = None  # at once: a new request must not wait for this task
 
     async def _load(self, model: Deployment) -> None:
-        """Load a model, in the place of others if it has to be, while requests wait for it."""
+        """Load a model while requests wait for it; unload others if needed."""
         began_s, error = _now_s(), None
         while self._is_wanted(model) and model.pool is None:
             if error is None and self._has_place():
                 error = await self._try(model)
                 continue
-            # more memory helps if that is what it lacks
+            # more free memory may help
             is_hopeless = error is not None and not error.wants_memory
             if not is_hopeless and await self._make_room(model, began_s):
                 error = None
@@ -138,7 +138,7 @@ class Loader:
         return model.waiting > 0 and not self._is_draining
 
     async def _try(self, model: Deployment) -> LoadFailed | None:
-        """Load a model that has a place; returns why it could not be."""
+        """Load a model that has a place; returns its error, or None."""
         log.info("loading %s", model.name)
         pool = self._start(model)
         ready = asyncio.create_task(pool.wait_ready())
@@ -160,13 +160,13 @@ class Loader:
         return self._limit is None or loaded < self._limit
 
     async def _make_room(self, model: Deployment, began_s: float) -> bool:
-        """Unload the model that was used least recently, once it has no requests.
+        """Unload the least recently used model, once it has no requests.
 
-        If all always have some, that one gets no new ones after `PATIENCE_S`: they wait until it is
-        loaded again.
+        If all models are busy, that one gets no new requests after `PATIENCE_S`: these wait until
+        it is loaded again.
 
         Returns:
-            Whether one was unloaded: none is, where none is loaded or nothing waits any more.
+            Whether a model was unloaded: False if none is loaded or no request waits any more.
         """
         try:
             while self._is_wanted(model):
@@ -201,9 +201,9 @@ class Loader:
 
 
 def _is_idle(model: Deployment) -> bool:
-    """Whether a model on demand is loaded, and no request has it or is about to."""
+    """Whether an on-demand model is loaded, and no request uses or awaits it."""
     if model.makes_room:
-        return not model.in_flight  # what waits, waits until it is loaded again
+        return not model.in_flight  # waiting requests wait until it is loaded again
     is_asked_for = model.in_flight or model.waiting or model.loading is not None
     return model.is_loaded_on_demand and not is_asked_for
 
@@ -217,7 +217,7 @@ async def _unload(model: Deployment) -> None:
 
 
 def _ended(model: Deployment, task: "asyncio.Task[None]") -> None:
-    """A model is loaded, or could not be."""
+    """Log the error of a failed load."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s: %s", model.name, error)
 

@@ -1,4 +1,4 @@
-"""Builds the pool or fleet that serves a list of models, on this machine or elsewhere."""
+"""Build the pool or fleet for a list of models, on this machine or elsewhere."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from carpool.worker.supervisor import Supervisor, WorkerListener
 
 
 class Remote(Protocol):
-    """Places workers elsewhere; see `RayCluster`."""
+    """Places remote workers; see `RayCluster`."""
 
     def workers(self, model: str) -> int: ...
     def connector(self, model: str, spool: Path | None, ranks: int) -> Connector: ...
@@ -42,7 +42,7 @@ def local_fleet(
     """Build the pool of one model, or the fleet of several.
 
     Args:
-        max_loaded: as for `Fleet`.
+        max_loaded: as in `Fleet`.
     """
     options.setdefault("deaths", DeathLog())  # shared by all models
 
@@ -79,7 +79,7 @@ def local_pool(
     """Build the pool of one model.
 
     Args:
-        remote: places workers elsewhere; None: processes of this machine. The others are as for
+        remote: places remote workers; None: local processes. The other arguments are as in
             `Supervisor`.
     """
 
@@ -104,7 +104,7 @@ def local_pool(
         )
 
     workers = spec.workers
-    if remote is not None and spec.scale is not None:  # those that are loaded already
+    if remote is not None and spec.scale is not None:  # count workers that are already loaded
         count = remote.workers(name_of(spec))
         workers = min(max(count, workers or 1, spec.scale.low), spec.scale.high)
     return Pool(
@@ -123,6 +123,6 @@ def _elsewhere(remote: Remote, spec: ModelSpec, spool: Path | None) -> Connector
 
 
 def name_of(spec: ModelSpec) -> str:
-    """The name of a model's workers: no other model, and no group of another size, has it."""
+    """The name of a model's workers: unique per model and group size."""
     name, ranks = spec.name or spec.factory or spec.model, spec.settings.context_parallel
     return name if ranks == 1 else f"{name} ({ranks} ranks)"

@@ -17,7 +17,7 @@ from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
 log = logging.getLogger("carpool")
 
 MakeWorker = Callable[[str, WorkerListener], WorkerHandle]
-"""Makes the worker of a device."""
+"""Creates the worker of a device."""
 
 _DIFFERS = (
     "its file was changed while the server ran, and workers have read different ones: give the new "
@@ -30,10 +30,10 @@ class PoolListener(Protocol):
     """Receives changes and reports of a pool's workers, on the event loop."""
 
     def worker_changed(self, member: "Member") -> None:
-        """A worker takes requests, or no more."""
+        """A worker starts or stops to accept requests."""
 
     def worker_reported(self, member: "Member", report: protocol.Report) -> None:
-        """A worker says what steps take, and what its requests have left."""
+        """A worker reports seconds of steps, and remaining steps of requests."""
 
 
 class Member(WorkerListener):
@@ -46,11 +46,11 @@ class Member(WorkerListener):
     def __init__(self, pool: PoolListener, number: int, device: str, make: MakeWorker) -> None:
         self._pool, self.number, self.device = pool, number, device
         self.handle = make(device, self)
-        self.error = ""  # why it cannot be loaded
-        self.has_failed = asyncio.Event()  # to load
-        self.told_s = 0.0  # the work that it was last told is held for it
-        self.is_leaving = False  # it gets no more requests
-        self.private: dict[str, str] = {}  # why requests ride alone there, by task
+        self.error = ""  # its load error
+        self.has_failed = asyncio.Event()  # to load the model
+        self.told_s = 0.0  # its share of the backlog, as last sent to it
+        self.is_leaving = False  # gets no new requests
+        self.private: dict[str, str] = {}  # reasons for private rides there, by task
 
     def changed(self) -> None:
         self._pool.worker_changed(self)
@@ -61,15 +61,15 @@ class Member(WorkerListener):
 
 
 class Members:
-    """The workers of a pool, by their numbers."""
+    """The workers of a pool, by number."""
 
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
-        self._lora: dict[str, str] = {}  # registered since the start
+        self._lora: dict[str, str] = {}  # adapters registered since the start
         self._last_ready: protocol.WorkerReady | None = None
-        self._differing: Set[str] = frozenset()  # ids of adapters
+        self._differing: Set[str] = frozenset()  # ids of conflicting adapters
         self._refusing: tuple[protocol.WorkerReady, protocol.WorkerReady] | None = None
-        self._warned_of: dict[str, list[str]] = {}  # workers by model
+        self._warned_of: dict[str, list[str]] = {}  # workers by model, at the last warning
         self._on_activity: OnActivity | None = None
 
     def __iter__(self) -> Iterator[Member]:
@@ -96,7 +96,7 @@ class Members:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model, as the oldest worker that loaded it serves it."""
+        """The model as served by the oldest worker that loaded it."""
         for handle in self.handles:
             if handle.ready is not None:
                 self._last_ready = handle.ready
@@ -104,7 +104,7 @@ class Members:
         return self._last_ready if self._last_ready is None else self._consistent(self._last_ready)
 
     def _consistent(self, ready: protocol.WorkerReady) -> protocol.WorkerReady:
-        """The model without the adapters of which workers have read different files."""
+        """The model without adapters whose files differ between workers."""
         if not self._differing:
             return ready
         if self._refusing is None or self._refusing[0] is not ready:
@@ -124,7 +124,7 @@ class Members:
         return next((state for state in _ORDER if state in states), "stopped")
 
     def shown(self, requests: Callable[[int], int]) -> list[dict[str, Any]]:
-        """Each worker: its number, device, state, requests, and why it cannot load."""
+        """Each worker: its number, device, state, requests, and its load error."""
         return [
             {
                 "worker": member.number,
@@ -138,7 +138,7 @@ class Members:
         ]
 
     def model_of(self, number: int) -> str:
-        """A digest of the model that a worker loaded last; empty: not known."""
+        """A digest of the model that a worker loaded last; empty: unknown."""
         member = self._members.get(number)
         ready = member.handle.ready if member is not None else None
         return ready.model_digest if ready is not None else ""
@@ -147,7 +147,7 @@ class Members:
         """Log that workers have loaded different models, once for each change.
 
         Args:
-            is_rolling: all are being replaced, so it is meant.
+            is_rolling: a rolling update is in progress: differences are expected.
         """
         numbers: dict[str, list[str]] = {}
         for member in self:
@@ -162,10 +162,10 @@ class Members:
         self._warned_of = numbers
 
     def compare_adapters(self, *, is_rolling: bool) -> None:
-        """Find ids under which workers have read different files: they are refused from then on.
+        """Find ids of adapters whose files differ between workers, and refuse them.
 
         Args:
-            is_rolling: all are being replaced, so it is meant.
+            is_rolling: a rolling update is in progress: differences are expected.
         """
         digests = dict[str, set[str]]()
         for member in self:
@@ -179,10 +179,10 @@ class Members:
             log.error("adapters %s: %s", ", ".join(sorted(self._differing)), _DIFFERS)
 
     def check_open(self, was_ready: bool, again_s: float) -> None:
-        """Raise the error of the worker that will take requests soonest.
+        """Raise the error of the worker that will accept requests soonest.
 
         Args:
-            again_s: those that cannot load are tried again after so long.
+            again_s: seconds until failed workers load again.
         """
         failed = [member.error for member in self if member.error]
         if failed and len(failed) == len(self):
@@ -200,24 +200,24 @@ class Members:
             raise next(losses, first) if was_ready else first
 
     def release(self, worker: int, request_id: str) -> None:
-        """Ask a worker to give a request up."""
+        """Ask a worker to release a request."""
         self._members[worker].handle.release(request_id)
 
     def reload(self) -> None:
-        """Have all read their adapter folder and batching config again."""
+        """Let all workers reload their adapter folder and batching config."""
         for handle in self.handles:
             handle.reload()
 
     async def add_lora(self, name: str, path: str) -> None:
-        """Register an adapter on all, and on those that replace them.
+        """Register an adapter on all workers, and on their successors.
 
         Raises:
-            LoraRejected: a worker says what is wrong with it; the others may have it.
+            LoraRejected: a worker rejected it, with the reason; others may have it.
         """
         self._lora[name] = path
         try:
             answers = await asyncio.gather(*(h.add_lora(name, path) for h in self.handles))
-        except asyncio.CancelledError:  # the caller has reported that it is not there
+        except asyncio.CancelledError:  # the caller has reported a failure
             del self._lora[name]
             raise
         if problems := [problem for answer in answers for problem in answer]:
@@ -225,17 +225,17 @@ class Members:
             raise LoraRejected(problems[0])
 
     async def statistics(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Sums, and the statistics of every worker that is ready, beside what is shown of it."""
+        """Sums, and for every ready worker its row and its statistics."""
         workers, row_of = list[dict[str, Any]](), {row["worker"]: row for row in rows}
         for member in self:
-            with contextlib.suppress(CarpoolError):  # it died, or loads
+            with contextlib.suppress(CarpoolError):  # it died or is loading
                 if member.handle.state in ("ready", "draining"):
                     workers.append(row_of[member.number] | await member.handle.statistics())
         keys = ("waiting", "running", "requests")
         return {**{key: sum(worker[key] for worker in workers) for key in keys}, "workers": workers}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """Predict the time of a request that came now, on the worker that would start it first."""
+        """Predict the time of a request that arrives now, on the worker that would start it."""
         estimates = [
             await handle.estimate(request) for handle in self.handles if handle.state == "ready"
         ]
@@ -253,14 +253,14 @@ class Members:
         member.handle.watch_activity(watcher)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The timelines of requests, of the worker that had each last."""
+        """The timelines of requests, from the last worker of each."""
         timelines: dict[str, dict[str, Any]] = {}
         for handle in self.handles:
             with contextlib.suppress(CarpoolError):
                 for timeline in await handle.timelines(request_ids):
                     before = timelines.setdefault(timeline["id"], timeline)
                     if timeline.get("submitted_at", 0.0) > before.get("submitted_at", 0.0):
-                        timelines[timeline["id"]] = timeline  # it had the request later
+                        timelines[timeline["id"]] = timeline  # a later worker of the request
         return [timelines[name] for name in request_ids if name in timelines]
 
 

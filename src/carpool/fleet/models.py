@@ -1,4 +1,4 @@
-"""The models that a server serves, with their devices: from the command line, or from a file."""
+"""The models of a server with their devices, from the command line or a file."""
 
 import os
 import re
@@ -26,7 +26,7 @@ _NEEDED_BY = {
         *("worker_keep_alive", "fleet_cert", "fleet_key"),
     ),
 }
-"""Settings that do nothing unless another one is given."""
+"""Settings that require another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class ModelSpec:
 
     model: str
     settings: EngineSettings
-    name: str  # as requests say it; empty: its own id
-    devices: tuple[str, ...]  # one for each worker that there may be
+    name: str  # name in requests; empty: its own id
+    devices: tuple[str, ...]  # one for each possible worker
     factory: str | None = None  # builds the pipeline, as `module:function`
     is_on_demand: bool = False
     keep_alive_s: float = float("inf")
-    workers: int | None = None  # at the start; None: one on each of the devices
-    scale: Scale | None = None  # workers come and go with the load
+    workers: int | None = None  # initial number; None: one for each device
+    scale: Scale | None = None  # bounds for scaling with the load
 
 
 def models_of(
@@ -50,8 +50,8 @@ def models_of(
     """The models of a command line, each `MODEL` or `NAME=MODEL`.
 
     Raises:
-        SettingRejected: two have one name, or devices and workers do not fit.
-        LoadFailed: there is no such model.
+        SettingRejected: two models have one name, or devices and workers do not match.
+        LoadFailed: a model does not exist.
     """
     workers, scale = _workers(settings, settings.workers)
     count = scale.high if scale else workers
@@ -67,11 +67,11 @@ def models_of(
 
 
 def read_models(path: Path, settings: ServeSettings) -> list[ModelSpec]:
-    """The models of a file: YAML or JSON, `models:` with an entry for each.
+    """The models of a YAML or JSON file, under `models:`.
 
     Raises:
-        SettingRejected: it cannot be read, or an entry breaks a rule.
-        LoadFailed: there is no such model.
+        SettingRejected: the file cannot be read, or an entry breaks a rule.
+        LoadFailed: a model does not exist.
     """
     data = read_yaml(path, f"config {path}")
     entries = data.get("models") if isinstance(data, dict) else None
@@ -98,7 +98,7 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
     if load not in LOADS:
         raise SettingRejected(f"config={path!r}: load={load!r}: must be of {', '.join(LOADS)}")
     is_number = isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool)
-    if not is_number or not keep_alive >= 0:  # nor NaN
+    if not is_number or not keep_alive >= 0:  # refuses NaN, too
         raise SettingRejected(f"config={path!r}: keep_alive={keep_alive!r}: must be seconds")
     workers, devices = (
         entry.get("workers", settings.workers),
@@ -129,7 +129,7 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
 
 
 def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, Scale | None]:
-    """The number of workers at the start, and their bounds if it follows the load."""
+    """The initial number of workers, and the bounds for scaling with the load."""
     low, high = settings.min_workers, settings.max_workers
     if low is None and high is None:
         return workers, None
@@ -148,7 +148,7 @@ def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, 
 def _devices(
     settings: ServeSettings, device: str, workers: int | None, devices: str | None, ranks: int
 ) -> tuple[str, ...]:
-    """As `devices_of`; on other machines every worker has the devices that Ray gives it."""
+    """Like `devices_of`; with Ray, every worker uses the devices that Ray assigns."""
     devices = devices or settings.devices
     if settings.ray is None:
         return devices_of(device, workers, devices, ranks)
@@ -181,7 +181,7 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
         if getattr(settings, setting) is None:
             _refuse_others(settings, setting, dependents)
     at_start = sum(not spec.is_on_demand for spec in specs)
-    places = at_start + (at_start < len(specs))  # one at least for those on demand
+    places = at_start + (at_start < len(specs))  # at least one place for on-demand models
     if settings.max_loaded is not None and settings.max_loaded < places:
         raise SettingRejected(
             f"max_loaded={settings.max_loaded}: {at_start} of the {len(specs)} models are loaded "
@@ -191,7 +191,7 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
 
 
 def _refuse_others(settings: ServeSettings, setting: str, dependents: Sequence[str]) -> None:
-    """Refuse settings that do nothing without another one."""
+    """Refuse settings that have no effect without another one."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if field.name in dependents and value != field.default:
@@ -199,7 +199,7 @@ def _refuse_others(settings: ServeSettings, setting: str, dependents: Sequence[s
 
 
 def _id(model: str) -> str:
-    """The name of a model that was given none."""
+    """The default name of a model."""
     if (name := name_of(model)) is not None:
         return name
     source, card = find(model)
@@ -209,15 +209,15 @@ def _id(model: str) -> str:
 def devices_of(
     device: str, workers: int | None, devices: str | None, ranks: int = 1
 ) -> tuple[str, ...]:
-    """The device of each worker; those of a group joined by `+`.
+    """The device of each worker; the devices of a group are joined by `+`.
 
     Args:
-        device: of all, where `devices` is None; `auto` and `cuda` are spread over all there are.
-        devices: by commas.
-        ranks: processes of a worker, each with a device of its own; on a CPU they share it.
+        device: for all workers, if `devices` is None; `auto` and `cuda` use all devices in turn.
+        devices: comma-separated.
+        ranks: processes per worker, each with its own device; on a CPU they share it.
 
     Raises:
-        SettingRejected: they do not fit.
+        SettingRejected: the arguments do not match.
     """
     if devices is not None:
         named = tuple(name.strip() for name in devices.split(","))
@@ -250,7 +250,7 @@ def devices_of(
 
 
 def _groups(device: str, count: int, ranks: int) -> tuple[str, ...]:
-    """The devices of workers that are groups, where `devices` does not say them."""
+    """The devices of workers that are groups, if `devices` is not set."""
     if re.fullmatch(r"(cuda|xpu):[0-9]+", device):
         raise SettingRejected(
             f"device={device!r}: context_parallel={ranks} takes {ranks} devices a worker: say "
@@ -275,12 +275,12 @@ def _joined(devices: Sequence[str], ranks: int) -> tuple[str, ...]:
 
 
 def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
-    """Count the devices that torch calls `cuda`, NVIDIA's or AMD's, and workers see; without torch.
+    """Count the CUDA or ROCm devices that workers can see, without importing torch.
 
-    AMD's are those nodes of its kernel driver's topology that have the id of a GPU.
+    AMD devices are the nodes of the kernel driver's topology with a GPU id.
 
     Args:
-        root: of the file system.
+        root: root of the file system.
     """
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if (visible := environ.get(name)) is not None:
@@ -293,10 +293,10 @@ def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> int:
 def _is_gpu(node: Path) -> bool:
     try:
         return node.read_text().strip() not in ("", "0")
-    except OSError:  # a device that this container was not given
+    except OSError:  # a device that this container lacks
         return False
 
 
 def settings_on(spec: ModelSpec, device: str) -> EngineSettings:
-    """The settings of one of its workers."""
+    """The settings of one of the model's workers."""
     return replace(spec.settings, device=device)

@@ -1,8 +1,8 @@
-"""The policy of moves: which running requests go on in another worker. No processes, no clock.
+"""The policy of moves: running requests that continue on another worker. No processes, no clock.
 
-A request that moves is given up between two steps and replayed from its journal elsewhere. Reasons:
+A moving request is released between two steps and replayed from its journal elsewhere. Reasons:
 
-    drain     its worker is to end: all that it has moves
+    drain     its worker will end: all its requests move
     priority  a request of higher priority waits, no worker has room for it, and the router would
               serve it first: the request of lowest priority is paused, and waits in turn
 """
@@ -17,22 +17,22 @@ from carpool.fleet.router import Router
 from carpool.fleet.worker_load import Bound, RoutedRequest
 from carpool.worker.watchdog import INTERVAL_S
 
-MAX_PAUSES = 3  # of one request
-MIN_LEFT_S = 1.0  # work that a paused request has left, at least: a pause takes some 0.2 s
+MAX_PAUSES = 3  # pauses of one request
+MIN_LEFT_S = 1.0  # work of a paused request, at least: a pause costs some 0.2 s
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request is to be given up by its worker."""
+    """An order to a worker to release a request."""
 
     request: int
     worker: int
-    to: int | None  # None: where the router says
+    to: int | None  # None: the router chooses
     why: Literal["drain", "priority"]
 
 
 def left(bound: Bound) -> RoutedRequest:
-    """The rest of a request, as one that comes now."""
+    """The remaining work of a request, as a new request."""
     return replace(bound.work, steps=max(1, ceil(bound.steps_left)))
 
 
@@ -40,9 +40,9 @@ class Moves:
     """Chooses moves for one router, within bounds.
 
     Args:
-        can_move: whether a request, by its number, would go on elsewhere where it was.
-        model_of: the digest of the model that a worker, by its number, has; requests go on only
-            where it is the same.
+        can_move: whether a request, by number, could resume on another worker without loss.
+        model_of: the digest of a worker's model, by the worker's number; requests resume only on
+            an equal model.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Moves:
         model_of: Callable[[int], str] = lambda worker: "",
     ) -> None:
         self._router, self._can_move, self._model_of = router, can_move, model_of
-        self._pauses: Counter[int] = Counter()  # by request
+        self._pauses: Counter[int] = Counter()  # pauses by request
         self._paused_s = -inf
 
     def ended(self, request: int) -> None:
         del self._pauses[request]
 
     def drain(self, worker_id: int) -> list[Move]:
-        """The moves that empty a worker that is to end, if another one has the same model."""
+        """The moves that drain a worker, if another worker has the same model."""
         workers = self._router.workers
         receivers = [
             worker for worker in workers.values() if worker.is_open and worker.id != worker_id
@@ -78,16 +78,16 @@ class Moves:
         return [Move(number, worker_id, to, "drain") for number in requests]
 
     def pause(self, now_s: float) -> Move | None:
-        """The request that makes room for one of higher priority, if any does.
+        """The request to pause for one of higher priority, if any.
 
         Args:
-            now_s: on any clock; pauses are a report of a worker apart on it.
+            now_s: on any clock; pauses are at least one report interval apart.
         """
         urgent, workers = self._router.queue.first, self._router.workers
         if urgent is None or now_s < self._paused_s + INTERVAL_S:
             return None
         if len({self._model_of(number) for number in workers}) > 1:
-            return None  # it might start over
+            return None  # the paused request might start over
         victims = [
             (bound.work.priority, -bound.left_s, request, worker.id)
             for worker in workers.values()

@@ -1,8 +1,8 @@
 """Messages between a front and a worker on another machine, cut into packets of one stream.
 
-Packets keep a connection from being silent while a large message is under way: an end that was
-silent for longer than `silent_s` is gone. Outputs that are too large for a message are sent as a
-file, between the packets of other messages.
+Packets keep a connection active while a large message is in transit: an end that was silent for
+longer than `silent_s` counts as lost. Outputs that are too large for a message are sent as a file,
+between the packets of other messages.
 """
 
 import asyncio
@@ -14,28 +14,28 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
 
-HEADER = struct.Struct(">BI")  # kind, bytes that follow
+HEADER = struct.Struct(">BI")  # kind, number of following bytes
 PACKET_BYTES = 64 << 10
 MOST_MESSAGE_BYTES = 1 << 30
 MOST_FILE_BYTES = 64 << 30
-BEAT_S = 0.5  # between signs of life; twice as often those of the other end are looked for
-SILENT_S = 1.75  # of a worker that is lost; with two looks, what it had moves after 2.25 s
+BEAT_S = 0.5  # between keep-alives; the other end's are checked twice as often
+SILENT_S = 1.75  # timeout for a worker; with two checks, its requests move after 2.25 s
 
 ALIVE, PART, END, FILE, KILL, ENDED, REFUSED = range(7)
-"""Kinds of packets: a sign of life; part of a message; its last part; part of a file; the worker's
-process is to be killed; that has ended, and how; the front is refused, and why."""
+"""Kinds of packets: keep-alive; part of a message; its last part; part of a file; kill the worker's
+process; that process has ended (with the reason); the front is refused (with the reason)."""
 
 
 class Malformed(Exception):
-    """The other end breaks the rules."""
+    """The other end violates the protocol."""
 
 
 class PacketStream:
     """One end of the stream.
 
     Args:
-        silent_s: without a packet, until the other end counts as gone.
-        spool: folder for files that arrive; None: the system's.
+        silent_s: max silence before the other end counts as lost.
+        spool: folder for received files; None: the system's default.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class PacketStream:
     ) -> None:
         self._reader, self._writer, self._spool = reader, writer, spool
         self._silent_s, self._heard_s = silent_s, self._now_s()
-        self._was_silent = False  # at the last look
-        self._file: IO[bytes] | None = None  # the file that arrives
-        self._path = Path()  # its
+        self._was_silent = False  # at the last check
+        self._file: IO[bytes] | None = None  # file being received
+        self._path = Path()  # its path
         self._file_bytes = 0
-        self._unkept: OSError | None = None  # why the file that arrives is none
+        self._unkept: OSError | None = None  # error while storing the received file
         self._sending = asyncio.Lock()  # one file at a time
-        self.is_silent = False  # it was closed for that
-        self.farewell = ""  # why the other end closes
-        self.is_refused = False  # this end was
+        self.is_silent = False  # closed because the other end was silent
+        self.farewell = ""  # reason of the other end for closing
+        self.is_refused = False  # the other end refused this one
         self._beating = asyncio.create_task(self._beat())
 
     @staticmethod
@@ -64,9 +64,9 @@ class PacketStream:
         return asyncio.get_running_loop().time()
 
     async def _beat(self) -> None:
-        """Send signs of life, and close the stream when none come.
+        """Send keep-alives, and close the stream when the other end is silent.
 
-        It takes two looks in a row: after a stall of this process what arrived is still unread.
+        It takes two silent checks: after a stall of this process, received packets are unread.
         """
         beat_s = 0.0
         while True:
@@ -90,7 +90,7 @@ class PacketStream:
                 self._writer.write(part)
 
     def put(self, body: bytes) -> None:
-        """Queue a message; they arrive in order."""
+        """Queue a message; messages arrive in order."""
         view = memoryview(body)
         for begin in range(0, len(body) - PACKET_BYTES, PACKET_BYTES):
             self._packet(PART, view[begin : begin + PACKET_BYTES])
@@ -98,12 +98,12 @@ class PacketStream:
         self._packet(END, view[last:])
 
     async def send(self, body: bytes) -> None:
-        """As `put`; waits while the other end is slow."""
+        """Like `put`, but waits while the other end is slow."""
         self.put(body)
         await self._drained()
 
     async def send_file(self, content: bytes | memoryview, body: bytes) -> None:
-        """Send a file, and then the message that takes it; others may come in between."""
+        """Send a file, then its message; other messages may be sent in between."""
         async with self._sending:
             view = memoryview(content)
             for begin in range(0, len(view), PACKET_BYTES):
@@ -112,15 +112,15 @@ class PacketStream:
             await self.send(body)
 
     async def _drained(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the reading end says so
+        with contextlib.suppress(ConnectionError):  # the reader reports it
             await self._writer.drain()
 
     def kill(self) -> None:
-        """Have the other end kill the worker's process."""
+        """Ask the other end to kill the worker's process."""
         self._packet(KILL, b"")
 
     async def say_farewell(self, why: str, *, refused: bool = False) -> None:
-        """Close, and say why."""
+        """Send the reason and close."""
         self._packet(REFUSED if refused else ENDED, why.encode()[:PACKET_BYTES])
         await self._drained()
         self.close()
@@ -133,10 +133,10 @@ class PacketStream:
     # Receiving
 
     async def bodies(self) -> AsyncIterator[bytes | None]:
-        """Yield messages until the stream ends; None: the worker's process is to be killed.
+        """Yield messages until the stream ends; None: a request to kill the worker's process.
 
         Raises:
-            Malformed: the other end breaks the rules.
+            Malformed: the other end violates the protocol.
         """
         parts = bytearray()
         while True:
@@ -164,7 +164,7 @@ class PacketStream:
                 self.is_refused = kind == REFUSED
                 return
             elif kind != ALIVE:
-                raise Malformed(f"a packet of kind {kind}, which there is not")
+                raise Malformed(f"a packet of kind {kind}, which is unknown")
 
     def _keep(self, part: bytes) -> None:
         self._file_bytes += len(part)
@@ -177,7 +177,7 @@ class PacketStream:
                 handle, path = tempfile.mkstemp(".rgb", "remote-", self._spool)
                 self._file, self._path = os.fdopen(handle, "wb"), Path(path)
             self._file.write(part)
-        except OSError as error:  # the disk is full: that is the request's failure alone
+        except OSError as error:  # disk full: only this request fails
             self._unkept = error
             self._drop_file()
 
@@ -189,11 +189,11 @@ class PacketStream:
             self._path.unlink(missing_ok=True)
 
     def take_file(self) -> Path:
-        """The file that has arrived, for the message that is to take it.
+        """Take the received file, for its message.
 
         Raises:
-            Malformed: there is none.
-            OSError: it could not be kept.
+            Malformed: no file was received.
+            OSError: the file could not be stored.
         """
         unkept, self._unkept, self._file_bytes = self._unkept, None, 0
         if unkept is not None:

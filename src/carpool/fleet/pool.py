@@ -1,6 +1,6 @@
-"""A pool: the workers of one model, behind one interface, be they one or many.
+"""A pool: one or more workers of one model behind one interface.
 
-They share the requests of a `Dispatcher`, which has those of a worker that died run again.
+They share the requests of a `Dispatcher`, which runs the requests of a dead worker again.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ class Pool:
     """The workers of one model.
 
     Args:
-        make: makes a worker.
-        devices: of the workers, one each.
-        settings: of each worker; what may wait and run counts for all of them together.
-        journals: those of the workers, if they keep some.
-        workers: at the start; None: one on each of the devices.
-        scale: workers come and go with the load, between these bounds.
-        is_fixed: a pool of one worker stays one.
+        make: creates a worker.
+        devices: one for each worker.
+        settings: of each worker; queue and concurrency limits are for the whole pool.
+        journals: the workers' journals, if they have any.
+        workers: initial number; None: one for each device.
+        scale: bounds for scaling with the load.
+        is_fixed: a pool of one worker keeps exactly one.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Pool:
     ) -> None:
         self._make, self.devices = make, list(devices)
         self.lora_dir = settings.lora_dir
-        self.ranks = settings.context_parallel  # processes of each worker: see `engine.group`
+        self.ranks = settings.context_parallel  # processes per worker: see `engine.group`
         self.has_several = len(self.devices) > 1 or not is_fixed or scale is not None
         self._is_draining, self._journals = False, journals
         self._members = Members()
@@ -69,7 +69,7 @@ class Pool:
         self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
         self._resizer = Resizer(self, scale)
         self._is_open = asyncio.Event()
-        self._number = 0  # the next worker's
+        self._number = 0  # number of the next worker
         for device in self.devices[:workers]:
             self._add(device)
 
@@ -80,7 +80,7 @@ class Pool:
         self._queue.add_worker(number)
         return member
 
-    # What it is
+    # State
 
     @property
     def handles(self) -> list[WorkerHandle]:
@@ -88,7 +88,7 @@ class Pool:
 
     @property
     def ready(self) -> protocol.WorkerReady | None:
-        """The model, as the oldest worker serves it; see `Members.ready`."""
+        """The model as served by the oldest worker; see `Members.ready`."""
         return self._members.ready
 
     @property
@@ -100,7 +100,7 @@ class Pool:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether some of its workers are ready, and others are not."""
+        """Whether only some of its workers are ready."""
         return self.state == "ready" and any(handle.state != "ready" for handle in self.handles)
 
     @property
@@ -109,19 +109,19 @@ class Pool:
         return {task: why for member in self._members for task, why in member.private.items()}
 
     def workers(self) -> list[dict[str, Any]]:
-        """Each worker: its number, device, state, requests, and why it cannot load."""
+        """Each worker: its number, device, state, requests, and its load error."""
         workers = self._members.shown(self._queue.requests_of)
         return [worker | {"ranks": self.ranks} for worker in workers] if self.ranks > 1 else workers
 
-    # Its life
+    # Start and stop
 
     def start(self, others_ready: Callable[[], bool] | None = None) -> "asyncio.Task[None]":
-        """Start all workers side by side; the result and `others_ready` are as of `WorkerTasks`."""
+        """Start all workers in parallel; result and `others_ready` as in `WorkerTasks.start`."""
         self._resizer.start()
         return self._tasks.start(self._members, others_ready)
 
     def _loaded(self, member: Member, ready: protocol.WorkerReady) -> None:
-        """A worker has loaded the model, for the first time or again."""
+        """Handle a worker that has loaded the model, for the first time or again."""
         self._open()
         log.info(
             "worker %d (%s) is ready, loaded in %.1f s; workers: %d",
@@ -135,7 +135,7 @@ class Pool:
         return self.ready
 
     async def wait_open(self, model: str | None = None) -> None:
-        """Wait until requests are accepted; without an end once the server drains."""
+        """Wait until requests are accepted; forever once the server drains."""
         await self._is_open.wait()
 
     def _open(self) -> None:
@@ -145,12 +145,12 @@ class Pool:
             self._is_open.set()
 
     def _close(self) -> None:
-        """Take no more requests."""
+        """Stop to accept requests."""
         self._is_draining = True
         self._is_open.clear()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, run those that were accepted; fail the rest at the timeout."""
+        """Refuse new requests, finish accepted ones, and fail the rest at the timeout."""
         self._close()
         if self._queue:
             log.info("draining: %d requests still run", len(self._queue))
@@ -159,38 +159,38 @@ class Pool:
                     await self._queue.wait_empty()
         self._queue.fail(Draining("the server ended before this request could begin"))
         for handle in self.handles:
-            handle.fail_all(Draining(f"the server ended {timeout_s:g} s after it was told to"))
+            handle.fail_all(Draining(f"the server ended after its grace period of {timeout_s:g} s"))
 
     async def stop(self) -> None:
-        """End the workers; returns when their processes have ended."""
+        """Stop the workers; returns when their processes have ended."""
         self._close()
         await self._resizer.stop()
         self._queue.fail(Draining("the server was told to end at once", retry_after_s=5))
         await asyncio.gather(*(handle.stop() for handle in self.handles))
         await self._tasks.stop()
 
-    # Workers that come and go
+    # Scaling
 
     @property
     def demand(self) -> Demand:
-        """The held work, and how many workers there are and are busy."""
+        """The backlog, and the numbers of workers and of busy ones."""
         staying = self.members()
         busy = sum(self._queue.requests_of(member.number) > 0 for member in staying)
         return Demand(len(staying), busy, self._queue.router.held_s)
 
     def members(self) -> list[Member]:
-        """The workers that stay."""
+        """The workers that are not leaving."""
         return [member for member in self._members if not member.is_leaving]
 
     def add_worker(self, device: str | None = None) -> Member:
-        """Start a worker, on this device, or on the one that has the fewest."""
-        counts = Counter(member.device for member in self._members)  # those that leave, too
+        """Start a worker on this device, or on the device with the fewest workers."""
+        counts = Counter(member.device for member in self._members)  # leaving ones included
         member = self._add(device or min(self.devices, key=lambda device: counts[device]))
         self._tasks.begin(member)
         return member
 
     async def remove_worker(self, member: Member) -> None:
-        """Give a worker no more requests, wait until those that it has have ended, and end it."""
+        """Drain a worker: send it no more requests, wait for its last one, and stop it."""
         member.is_leaving = True
         self.worker_changed(member)
         await self._dispatcher.empty(member)
@@ -202,7 +202,7 @@ class Pool:
         log.info("worker %d (%s) has ended", member.number + 1, member.device)
 
     def worker_changed(self, member: Member) -> None:
-        """A worker takes requests, or no more."""
+        """Handle a worker that starts or stops to accept requests."""
         is_open = member.handle.takes_requests and not member.is_leaving
         if is_open:
             member.error, member.told_s = "", 0.0
@@ -213,26 +213,26 @@ class Pool:
         self._dispatcher.changed(member, is_open=is_open)
 
     def worker_reported(self, member: Member, report: protocol.Report) -> None:
-        """A worker says what steps take, and what its requests have left."""
+        """Handle a report: seconds of steps, and remaining steps of requests."""
         self._dispatcher.reported(member, report)
 
     # Requests
 
     def check_open(self) -> None:
-        """Raise unless requests are accepted now."""
+        """Raise unless requests are accepted."""
         if self._is_draining:
             raise Draining.of_new_work()
         if self.state != "ready":
             self._members.check_open(self._tasks.first_ready.is_set(), RETRY_S)
 
     def check_room(self, tenant: str = "") -> None:
-        """Refuse a request for which there is no room, before its body is read.
+        """Refuse a request before its body is read if there is no free place.
 
         Args:
-            tenant: as of `PoolQueue.check_room`.
+            tenant: as in `PoolQueue.check_room`.
 
         Raises:
-            Overloaded: as many requests are in flight as may run and wait, or of the tenant.
+            Overloaded: the pool's, or the tenant's, limit of requests in flight is reached.
         """
         self._queue.check_room(tenant)
 
@@ -247,10 +247,10 @@ class Pool:
         """Run a request. Cancelling the task cancels it.
 
         Args:
-            waited_s: how long it waited for its model to be loaded.
+            waited_s: seconds it waited for its model to load.
 
         Raises:
-            As `Supervisor.submit`; and Overloaded, TooLate as the engine does.
+            The errors of `Supervisor.submit`; Overloaded and TooLate as in the engine.
         """
         self.check_open()
         self.check_room(request.tenant)
@@ -259,19 +259,19 @@ class Pool:
     # For all workers
 
     def roll(self) -> None:
-        """Replace all workers by new ones while they serve; see `Resizer`."""
+        """Replace all workers in a rolling update; see `Resizer`."""
         self._resizer.roll()
 
     def reload(self) -> None:
-        """Have all workers read their adapter folder and batching config again."""
+        """Let all workers reload their adapter folder and batching config."""
         self._members.reload()
 
     async def add_lora(self, name: str, path: str) -> None:
-        """As `Members.add_lora`."""
+        """See `Members.add_lora`."""
         await self._members.add_lora(name, path)
 
     async def statistics(self) -> dict[str, Any]:
-        """A lone worker's own; else sums, and those of every worker that is ready."""
+        """Statistics of a single worker; else sums, and the statistics of every ready worker."""
         again = {"steps_again": self._journals.steps_again if self._journals else 0}
         if not self.has_several:
             return await self.handles[0].statistics() | again
@@ -281,13 +281,13 @@ class Pool:
         return {**total, **again, **self._dispatcher.statistics()}
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """Predict the time of a request that came now, on the worker that would start it first."""
+        """Predict the time of a request that arrives now, on the worker that would start it."""
         self.check_open()
         return await self._members.estimate(request)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Send the engines' activity and moves to a listener; None: to no listener."""
-        self._dispatcher.news()  # what was before is not told
+        self._dispatcher.news()  # drop earlier moves
         self._members.watch_activity(listener and partial(self._with_moves, listener))
 
     def _with_moves(self, listener: OnActivity, activity: protocol.Activity) -> None:
@@ -295,7 +295,7 @@ class Pool:
         listener(activity)
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The timelines of requests, of the worker that had each last."""
+        """The timelines of requests, from the last worker of each."""
         self.check_open()
         timelines = await self._members.timelines(request_ids)
         return [line | {"moves": self._dispatcher.moves_of(line["id"])} for line in timelines]

@@ -1,6 +1,6 @@
 """The queue of a pool: admission control, and requests that wait for a worker.
 
-Requests and workers have numbers here, as in the router.
+Requests and workers are identified by numbers, as in the router.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from carpool.worker.guilt import CrashEvidence
 
 @dataclass(slots=True, eq=False)
 class PoolRequest:
-    """One request of a pool, from its admission to its end: held, or bound to a worker.
+    """One request of a pool, from its admission to its end: waiting, or bound to a worker.
 
-    It is held again when its worker dies, or gives it up.
+    It waits again when its worker dies or releases it.
     """
 
     request: CheckedRequest
-    work: RoutedRequest  # as the router sees it
-    is_admitted: bool  # its worker does not refuse it any more
-    # from workers that ran it and died
+    work: RoutedRequest  # the router's view
+    is_admitted: bool  # its worker must not refuse it
+    # about workers that died while running it
     evidence: CrashEvidence = field(default_factory=CrashEvidence)
-    worker: "asyncio.Future[int] | None" = None  # while it is held: which one gets it
-    move: Move | None = None  # the move for which its worker is to give it up
+    worker: "asyncio.Future[int] | None" = None  # set while it waits; resolves to its worker
+    move: Move | None = None  # the move for which its worker releases it
 
     @property
     def request_id(self) -> str:
@@ -49,9 +49,9 @@ class PoolQueue:
     """The requests of a pool, from their admission to their end.
 
     Args:
-        settings: of each worker; what may wait and run counts for all of them together.
-        card: of the model, once a worker has loaded it.
-        is_choice: as of `Router`. A single worker refuses what takes too long: it has the queue.
+        settings: of each worker; queue and concurrency limits are for the whole pool.
+        card: returns the model's card, once a worker has loaded the model.
+        is_choice: as in `Router`. A single worker has the queue and refuses late requests itself.
     """
 
     def __init__(
@@ -60,49 +60,49 @@ class PoolQueue:
         self._settings, self._card, self._is_choice = settings, card, is_choice
         shares = weights(settings.fair_share) if is_choice else None
         self.router = Router(min_gain=settings.min_gain, fair_share=shares, is_choice=is_choice)
-        self._places_s: dict[int, float] = {}  # predicted until each worker has a free place
-        self.requests: dict[int, PoolRequest] = {}  # in flight, by their numbers
+        self._places_s: dict[int, float] = {}  # predicted seconds until a free place, by worker
+        self.requests: dict[int, PoolRequest] = {}  # in flight, by number
         self._numbers = itertools.count(1)
         self._overload = Overload(settings.max_wait, admits_late=settings.admit_late)
         self._is_due = False
-        self._is_empty = asyncio.Event()  # nothing is in flight any more
-        self._idle: dict[int, asyncio.Event] = {}  # workers that are to have nothing
+        self._is_empty = asyncio.Event()  # no request is in flight
+        self._idle: dict[int, asyncio.Event] = {}  # drained workers
 
     @property
     def stage(self) -> int:
-        """Of overload; see `schedule.overload`."""
+        """The overload stage; see `schedule.overload`."""
         return self._overload.stage
 
     def __len__(self) -> int:
-        """Requests in flight, held or bound."""
+        """The number of requests in flight, waiting or bound."""
         return len(self.requests)
 
     @property
     def held(self) -> int:
-        """Requests that no worker has."""
+        """The number of waiting requests."""
         return sum(entry.worker is not None for entry in self.requests.values())
 
     def requests_of(self, worker: int) -> int:
         return len(self.router.workers[worker].bound)
 
     def add_worker(self, worker: int) -> None:
-        """A worker is there, which takes no requests yet."""
+        """Add a worker that does not accept requests yet."""
         limit = self._settings.max_running
         self.router.add_worker(WorkerLoad(worker, {}, limit, is_open=False))
 
     def remove_worker(self, worker: int) -> None:
-        """A worker without requests is gone."""
+        """Remove a worker without requests."""
         self.router.remove_worker(worker)
         self._places_s.pop(worker, None)
 
     def check_room(self, tenant: str = "") -> None:
-        """Refuse a request for which there is no room, before its body is read.
+        """Refuse a request before its body is read if there is no free place.
 
         Args:
-            tenant: whose request it is, where tenants share the places; empty: no tenant's.
+            tenant: the request's tenant, if tenants share the places; empty: none.
 
         Raises:
-            Overloaded: as many requests are in flight as may run and wait, or of the tenant.
+            Overloaded: the pool's, or the tenant's, limit of requests in flight is reached.
         """
         own_requests = None
         if tenant and self._settings.fair_share:
@@ -114,21 +114,21 @@ class PoolQueue:
     def admit(
         self, request: CheckedRequest, waited_s: float = 0.0, *, has_begun: bool = False
     ) -> PoolRequest:
-        """Take a request, or refuse it as the engine would whose queue holds what is held here.
+        """Admit a request, or refuse it like an engine with the same queue.
 
         Args:
-            waited_s: how long it waited for the model to be loaded.
-            has_begun: in an earlier server, which accepted its deadline.
+            waited_s: seconds it waited for the model to load.
+            has_begun: an earlier server accepted it, with its deadline.
 
         Returns:
             The request in flight, with previews if there is no overload. `end` ends it.
 
         Raises:
-            Overloaded, TooLate: as the engine does.
+            Overloaded, TooLate: as in the engine.
         """
         work = self._routed(request, self._now_s() - waited_s)
         if self._is_choice:
-            self._check_line(request, work, waited_s, has_begun=has_begun)
+            self._check_backlog(request, work, waited_s, has_begun=has_begun)
         self._is_empty.clear()
         entry = PoolRequest(
             replace(request, previews=0) if self.stage else request,
@@ -138,14 +138,14 @@ class PoolQueue:
         self.requests[entry.number] = entry
         return entry
 
-    def _check_line(
+    def _check_backlog(
         self, request: CheckedRequest, work: RoutedRequest, waited_s: float, *, has_begun: bool
     ) -> None:
-        """Refuse a request for what is held."""
-        wait_s, fill = self._line()
+        """Refuse a request because of the queue."""
+        wait_s, fill = self._backlog()
         if self._is_due and max(wait_s / self._settings.max_wait, fill) >= ENTER[0]:
-            self._assign()  # some of it may be bound at once
-            wait_s, fill = self._line()
+            self._assign()  # some requests may be bound now
+            wait_s, fill = self._backlog()
         self._overload.update(wait_s, fill)
         waiting = len(self.router.queue)
         self._overload.check_wait(request.priority, waiting=waiting, wait_s=wait_s, fill=fill)
@@ -155,7 +155,7 @@ class PoolQueue:
             self._overload.check_deadline(request.request_id, due_s, needed_s)
 
     def end(self, entry: PoolRequest) -> None:
-        """A request is answered, or given up."""
+        """Remove a request that was answered or given up."""
         del self.requests[entry.number]
         if not self.requests:
             self._is_empty.set()
@@ -163,14 +163,14 @@ class PoolQueue:
         self.assign_soon()
 
     def drop(self, entry: PoolRequest) -> None:
-        """No worker has the request any more, and it is not held."""
+        """Remove a request from its worker and from the queue."""
         self.router.drop(entry.number)
         for worker, idle in self._idle.items():
             if not self.requests_of(worker):
                 idle.set()
 
     async def wait_idle(self, worker: int) -> None:
-        """Wait until a worker that takes no more requests has none."""
+        """Wait until a closed worker has no requests."""
         if self.requests_of(worker):
             idle = self._idle[worker] = asyncio.Event()
             try:
@@ -179,12 +179,12 @@ class PoolQueue:
                 del self._idle[worker]
 
     async def wait_empty(self) -> None:
-        """Wait until nothing is in flight."""
+        """Wait until no request is in flight."""
         if self.requests:
             await self._is_empty.wait()
 
-    def _line(self) -> tuple[float, float]:
-        """Predicted seconds of what is held, and the share of the places for it in use."""
+    def _backlog(self) -> tuple[float, float]:
+        """Predicted seconds of the queued work, and the used share of the queue's places."""
         waiting = len(self.router.queue)
         wait_s = min(self.router.held_for_s(), 1e9) if waiting else 0.0
         return wait_s, waiting / max(1, self._settings.max_queue)
@@ -205,16 +205,16 @@ class PoolQueue:
         )
 
     def _size(self, width: int | None, height: int | None, frames: int | None) -> RequestSize:
-        """The size of a request, with the default where it says none."""
+        """The size of a request, with the model's default."""
         card = self._card()
         default = (card.usual_size_px if card else None) or (None, None)
         return width or default[0], height or default[1], frames
 
     async def bound(self, entry: PoolRequest, to: int | None = None) -> int:
-        """Hold a request until the router has bound it; returns the worker.
+        """Queue a request until the router has bound it; returns the worker.
 
         Args:
-            to: the worker that gets it at once, if it takes requests.
+            to: a worker that gets it at once, if open.
 
         Raises:
             DeadlineExceeded: its `timeout_s` ran out.
@@ -236,7 +236,7 @@ class PoolQueue:
             entry.worker = None
 
     def assign_soon(self) -> None:
-        """Ask the router once all that comes together is there."""
+        """Schedule one router run for all requests that arrive together."""
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._assign)
@@ -249,20 +249,20 @@ class PoolQueue:
                 entry.worker.set_result(binding.worker)
 
     def fail(self, error: CarpoolError) -> None:
-        """Fail all that is held."""
+        """Fail all waiting requests."""
         for entry in self.requests.values():
             if entry.worker is not None and not entry.worker.done():
                 entry.worker.set_exception(error)
 
     def of(self, worker: int) -> list[PoolRequest]:
-        """The requests that are bound to a worker."""
+        """The requests bound to a worker."""
         return [self.requests[number] for number in self.router.workers[worker].bound]
 
     def reported(self, worker: int, report: protocol.Report) -> float:
-        """A worker says what steps take, and what its requests have left.
+        """Handle a report: seconds of steps, and remaining steps of requests.
 
         Returns:
-            Predicted seconds of its part of the work that is held.
+            Predicted seconds of its share of the backlog.
         """
         tables: dict[Hashable, StepTable] = {
             self._size(cost.width, cost.height, cost.frames): tuple(cost.seconds)

@@ -1,11 +1,11 @@
 """Workers on the nodes of a Ray cluster. The only module that imports Ray.
 
-Ray places workers, hands out their address and the fleet's secret, and starts them again on another
-node when one is lost; requests go over our own connections (`remote_connection.py`). Each worker is
-a detached actor that keeps a worker's process (`host.py`): a front that starts again under the same
-fleet name finds it, with its model loaded.
+Ray places workers, provides their address and the fleet's secret, and restarts a lost worker on
+another node; requests use our own connections (`remote_connection.py`). Each worker is a detached
+actor that hosts a worker's process (`host.py`): a front that restarts under the same fleet name
+finds it, with its model loaded.
 
-Source: the placement of vLLM's `RayExecutorV2`: Ray starts, own messages carry the work.
+Source: the placement of vLLM's `RayExecutorV2`: Ray starts workers, messages carry the work.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ log = logging.getLogger("carpool")
 
 @dataclass(frozen=True, slots=True)
 class RaySettings:
-    """Settings of where workers are placed.
+    """Settings for the placement of workers.
 
     Args:
-        address: of the cluster; `auto`: that of this machine.
+        address: of the cluster; `auto`: the cluster of this machine.
         fleet: fronts of the same name take over each other's workers.
-        gpus: of each worker; None: one where the cluster has some.
-        workers_per_node: at most; None: as many as have room.
-        keep_s: how long workers keep their models without a front.
+        gpus: of each worker; None: one if the cluster has any.
+        workers_per_node: limit; None: as many as fit.
+        keep_s: seconds that workers keep their models without a front.
         certificate, key: PEM of the workers' ends; empty: no TLS.
     """
 
@@ -68,7 +68,7 @@ def _ray() -> Any:
 
 
 class WorkerActor:
-    """The actor that Ray runs on a node: a host of one worker's process, on a thread of its own."""
+    """The actor that Ray runs on a node: hosts one worker's process, on a separate thread."""
 
     def __init__(self, secret: bytes, keep_s: float, certificate: str, key: str) -> None:
         ray = _ray()
@@ -86,7 +86,7 @@ class WorkerActor:
         return self._address, port, self._secret, carpool.__version__, self._node
 
     def _run(self) -> None:
-        if sys.version_info < (3, 14):  # uvloop's, which Ray sets, starts no processes on a thread
+        if sys.version_info < (3, 14):  # uvloop, which Ray sets, cannot start processes on a thread
             asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             try:
@@ -107,7 +107,7 @@ class WorkerActor:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError unless something listens at HOST:PORT: Ray would try for a minute."""
+    """Raise OSError if HOST:PORT does not accept connections: Ray would retry for a minute."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), CONNECT_S).close()
@@ -116,7 +116,7 @@ def _check_reachable(address: str) -> None:
 def server_tls(certificate: str, key: str) -> ssl.SSLContext:
     """TLS of a worker's end; both arguments are PEM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads files only
+    with tempfile.TemporaryDirectory() as folder:  # OpenSSL reads only files
         files = [Path(folder, name) for name in ("certificate", "key")]
         for file, text in zip(files, (certificate, key), strict=True):
             file.touch(0o600)
@@ -130,18 +130,18 @@ class RayCluster:
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        self._actors: dict[str, list[Any]] = {}  # actors of an earlier front, by model
+        self._actors: dict[str, list[Any]] = {}  # actors left by an earlier front, by model
         self._secret = new_secret()
         self._gpus = 0.0
-        self._suspects: dict[str, float] = {}  # nodes, and when they were suspected
+        self._suspects: dict[str, float] = {}  # nodes, with the time of suspicion
 
     def connect(self) -> None:
-        """Connect to the cluster, and look for the workers of an earlier front. Blocks.
+        """Connect to the cluster, and find the workers of an earlier front. Blocks.
 
         Raises:
             SettingRejected: Ray is not installed, or there is no such cluster.
         """
-        # it misses its signal handlers: they cannot be set on this thread, and are ours
+        # Ray warns that it cannot set signal handlers on this thread; ours stay in place
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
         ray, settings = _ray(), self._settings
         try:
@@ -153,7 +153,7 @@ class RayCluster:
                 configure_logging=False,
             )
         except (OSError, RuntimeError, ValueError) as error:
-            here = "start one with `ray start --head`, or say its address as HOST:PORT"
+            here = "start one with `ray start --head`, or give its address as HOST:PORT"
             raise SettingRejected(
                 f"ray={settings.address!r}: there is no Ray cluster ({error}): {here}"
             ) from error
@@ -170,14 +170,14 @@ class RayCluster:
         _ray().shutdown()
 
     def workers(self, model: str) -> int:
-        """The number of workers that an earlier front has left for a model."""
+        """The number of a model's workers left by an earlier front."""
         return len(self._actors.get(_named(model), []))
 
     def take(self, model: str, ranks: int = 1) -> Any:
-        """A worker of an earlier front, or a new one. Blocks.
+        """Take a worker of an earlier front, or place a new one. Blocks.
 
         Args:
-            ranks: processes of a worker that is a group; what they take is on one node.
+            ranks: processes of a worker that is a group; they share one node.
         """
         actors = self._actors.get(_named(model))
         if actors:
@@ -185,7 +185,7 @@ class RayCluster:
         ray, settings = _ray(), self._settings
         resources, dead = {}, self._lost_nodes()
         if settings.workers_per_node is not None:
-            # every node has one of it; Ray Serve's `max_replicas_per_node` is made of the same
+            # every node has one unit of it; Ray Serve builds `max_replicas_per_node` like this
             prefix = ray._raylet.IMPLICIT_RESOURCE_PREFIX
             per_node = f"{prefix}carpool-{settings.fleet}-{_named(model)}"
             resources[per_node] = 1.0 / settings.workers_per_node
@@ -206,19 +206,19 @@ class RayCluster:
         )
 
     def end(self, actor: Any) -> None:
-        """End a worker for good. Blocks."""
+        """End a worker permanently. Blocks."""
         _ray().kill(actor, no_restart=True)
 
     async def join(self, actor: Any) -> WorkerAddress | None:
-        """The address of a worker, once Ray has placed it; None: it is gone for good.
+        """Wait until Ray has placed a worker; returns its address; None: it has ended permanently.
 
         Raises:
-            OSError: it is away, or of another version; it may be back later.
+            OSError: it is unreachable; it may be back later.
         """
         errors = _ray().exceptions
         joining = asyncio.wrap_future(actor.join.remote().future())
         try:
-            host, port, secret, version, *node = await joining  # earlier versions send none
+            host, port, secret, version, *node = await joining  # earlier versions send no node
         except (errors.ActorDiedError, errors.ActorUnschedulableError) as error:
             log.warning("a worker is gone: %s", str(error).partition("\n")[0])
             return None
@@ -232,25 +232,25 @@ class RayCluster:
         return WorkerAddress(host, port, secret, self._settings.certificate, *node)
 
     def suspect(self, node: str) -> None:
-        """A worker on this node cannot be reached: for a while nothing new is placed there."""
+        """Mark the node of an unreachable worker: for a while it gets no new workers."""
         self._suspects[node] = time.monotonic()
 
     def trust(self, node: str) -> None:
-        """A worker on this node was reached."""
+        """Unmark the node of a reached worker."""
         self._suspects.pop(node, None)
 
     def _lost_nodes(self) -> list[str]:
-        """Suspected nodes, on which nothing is placed. Ray leaves out those it knows to be gone."""
+        """The suspected nodes, to exclude from placement. Ray excludes dead nodes by itself."""
         since_s = time.monotonic() - NOTICED_S
         return sorted(node for node, at_s in self._suspects.items() if at_s > since_s)
 
     def connector(self, model: str, spool: Path | None, ranks: int = 1) -> "RayConnector":
-        """For one worker of a model; the arguments are as for `RayConnector`."""
+        """Create the connector of one worker; arguments as in `RayConnector`."""
         return RayConnector(self, model, spool, ranks=ranks)
 
 
 def connected(settings: ServeSettings) -> RayCluster:
-    """Connect to the cluster of the settings. Blocks.
+    """Connect to the configured cluster. Blocks.
 
     Raises:
         SettingRejected: a file cannot be read, Ray is not installed, or there is no such cluster.
@@ -283,6 +283,6 @@ def _text(setting: str, path: str | None) -> str:
 
 
 def _named(model: str) -> str:
-    """The name of a model in names of actors and resources, with a digest that makes it unique."""
+    """A model's name for actors and resources, made unique by a digest."""
     digest = hashlib.sha256(model.encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9._-]', '-', model)[-60:]}-{digest}"

@@ -1,8 +1,8 @@
-"""Connects the front to one worker on a Ray cluster, or to another one if that is lost.
+"""Connect the front to one worker on a Ray cluster, or to a replacement if that is lost.
 
-A worker that cannot be reached may be slow, cut off, or gone with its node, and Ray says so only
-after 15 s. So after `BEAT_S` another one is placed, on another node. The one that is reached
-first stays, and the other one is ended.
+An unreachable worker may be slow, disconnected, or gone with its node, which Ray reports only after
+15 s. So after `BEAT_S` a spare worker is placed on another node. The one that is reached first is
+used, and the other one is ended.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
 log = logging.getLogger("carpool")
 
 NOTICED_S = 20.0
-"""Ray notices after 15 s that a node is gone, and places nothing there any more. So until then a
-node is suspect, a spare worker is waited for, and the log says nothing of a place that is sought.
+"""Ray notices after 15 s that a node is gone, and then places nothing there. Until that time a node
+stays suspect, a spare worker is awaited, and the log does not mention a missing place.
 """
 
 Reached = tuple[RemoteConnection, str]
-"""The connection to a worker, and its node."""
+"""A connection to a worker, and its node."""
 
 Tries = dict["asyncio.Task[Reached | None]", Any]
-"""Workers that are being reached."""
+"""Connection attempts, with their workers."""
 
 
 class Cluster(Protocol):
@@ -42,12 +42,12 @@ class Cluster(Protocol):
 
 
 class RayConnector:
-    """Connects to one worker, wherever Ray has it.
+    """Connects to one worker, wherever Ray has placed it.
 
     Args:
         cluster: places workers.
         connect: opens a connection.
-        ranks: processes of the worker, where it is a group.
+        ranks: processes of the worker, if it is a group.
     """
 
     is_remote = True
@@ -64,14 +64,14 @@ class RayConnector:
         self._cluster, self._model, self._spool = cluster, model, spool
         self._connect, self._ranks = connect, ranks
         self._actor: Any = None
-        self._is_placed = False  # it was reached, or left by an earlier front
-        self._node = ""  # where it was reached last
+        self._is_placed = False  # it was reached before, or left by an earlier front
+        self._node = ""  # the last known node
 
     async def open(self) -> RemoteConnection:
-        """Have the worker placed, if it is not, and connect; waits for as long as that takes.
+        """Place the worker if needed, and connect; waits as long as needed.
 
         Raises:
-            OSError: a new worker was placed, and cannot be reached.
+            OSError: a new worker was placed, but cannot be reached.
         """
         slow = asyncio.get_running_loop().call_later(NOTICED_S, self._say_slow)
         try:
@@ -95,7 +95,7 @@ class RayConnector:
             slow.cancel()
 
     async def _take(self) -> Any:
-        """Have a worker placed. A cancellation ends it: no front would know it."""
+        """Place a worker. A cancellation ends it: no front would know of it."""
         placing = asyncio.to_thread(self._cluster.take, self._model, self._ranks)
         taking = asyncio.create_task(placing)
         try:
@@ -105,14 +105,14 @@ class RayConnector:
             raise
 
     async def _reach(self, actor: Any) -> Reached | None:
-        """Connect to a worker; None: it is gone for good."""
+        """Connect to a worker; None: it has ended permanently."""
         address = await self._cluster.join(actor)
         if address is None:
             return None
         return await self._connect(address, self._spool), address.node
 
     async def _reach_at_last(self, actor: Any) -> Reached | None:
-        """As `_reach`, of a worker that is out of reach for a while."""
+        """Like `_reach`, with retries while the worker is unreachable."""
         problem = ""
         while True:
             try:
@@ -123,11 +123,11 @@ class RayConnector:
                 await asyncio.sleep(BEAT_S)
 
     async def _reach_any(self, dead_actor: Any) -> tuple[Any, Reached]:
-        """Connect to the worker that was lost, or to another one: whichever is reached first."""
+        """Connect to the lost worker or to a spare one, whichever is reached first."""
         tries: Tries = {asyncio.create_task(self._reach_at_last(dead_actor)): dead_actor}
         winner = dead_actor
         try:
-            # connecting through Ray for the first time takes long
+            # the first connection through Ray takes long
             patience_s = BEAT_S if self._node else CONNECT_S
             for timeout_s in itertools.chain((patience_s, NOTICED_S), itertools.repeat(None)):
                 if (contact := await _first(tries, timeout_s)) is not None:
@@ -136,7 +136,7 @@ class RayConnector:
                 if timeout_s == patience_s and tries and self._node:
                     self._cluster.suspect(self._node)
                 log.warning("a worker of %s is lost: another one is placed", self._model)
-                # the one before may wait for a place that Ray thought was there
+                # the previous spare may wait for a place on the lost node
                 await self._give_up(tries, without=dead_actor)
                 spare = await self._take()
                 tries[asyncio.create_task(self._reach_at_last(spare))] = spare
@@ -147,7 +147,7 @@ class RayConnector:
                 task.cancel()
 
     async def _give_up(self, tries: Tries, without: Any) -> None:
-        """End workers that are not needed; all but one."""
+        """End all attempted workers but one."""
         for task in [attempt for attempt, actor in tries.items() if actor is not without]:
             actor = tries.pop(task)
             task.cancel()
@@ -158,8 +158,8 @@ class RayConnector:
 
     def _say_slow(self) -> None:
         log.warning(
-            "a worker of %s waits for a place in the Ray cluster since %g s: `ray status` says "
-            "what is free and what is asked for",
+            "a worker of %s has waited for a place in the Ray cluster for %g s: `ray status` shows "
+            "free and requested resources",
             self._model, NOTICED_S,
         )  # fmt: skip
 
@@ -171,7 +171,7 @@ class RayConnector:
 
 
 async def _first(tries: Tries, timeout_s: float | None) -> tuple[Any, Reached] | None:
-    """The worker that is reached first; None: in time there was none, or all are gone."""
+    """The worker that is reached first; None: none in time, or all are gone."""
     loop = asyncio.get_running_loop()
     end_s = None if timeout_s is None else loop.time() + timeout_s
     while tries:

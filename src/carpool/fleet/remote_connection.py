@@ -1,7 +1,7 @@
 """The front's end of a connection to a worker on another machine.
 
-The messages are those of a local socket. A worker that is silent for `SILENT_S` is lost, and its
-requests go on elsewhere. It may be well, and is used again when it answers.
+The messages are those of a local socket. A worker that is silent for `SILENT_S` counts as lost, and
+its requests continue elsewhere. It may still be alive, and is used again when it answers.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ class WorkerAddress:
     host: str
     port: int
     secret: bytes = field(repr=False)
-    certificate: str = ""  # PEM, of the worker's end; empty: no TLS
-    node: str = ""  # on which it runs, by Ray's name
+    certificate: str = ""  # PEM of the worker's end; empty: no TLS
+    node: str = ""  # Ray's name of its node
 
 
 def client_tls(certificate: str) -> ssl.SSLContext:
-    """TLS to an end that has this very certificate, or one that it signed."""
+    """TLS to an end with exactly this certificate, or with one that it signed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # workers are known by certificate and secret, not by name
+    context.check_hostname = False  # certificate and secret identify workers, not host names
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=certificate)
     return context
 
 
 class RemoteConnection:
-    """A worker elsewhere. However it ends, `messages` ends with it."""
+    """A connection to a remote worker. `messages` ends when it ends, for any reason."""
 
     def __init__(self, stream: PacketStream, where: str) -> None:
         self._stream, self._where, self._is_killed = stream, where, False
@@ -50,13 +50,13 @@ class RemoteConnection:
 
     @classmethod
     async def open(cls, address: WorkerAddress, spool: Path | None = None) -> "RemoteConnection":
-        """Connect, and prove to each other that both know the secret.
+        """Connect, with mutual authentication by the secret.
 
         Args:
             spool: folder for outputs that are too large for a message.
 
         Raises:
-            OSError: there is no such worker, or it does not answer in time.
+            OSError: the worker does not exist, or does not answer in time.
         """
         where = f"{address.host}:{address.port}"
         tls = client_tls(address.certificate) if address.certificate else None
@@ -80,7 +80,7 @@ class RemoteConnection:
         return cls(PacketStream(reader, writer, silent_s=SILENT_S, spool=spool), where)
 
     def send(self, message: protocol.ToWorker) -> None:
-        """Queue a message; they arrive in order."""
+        """Queue a message; messages arrive in order."""
         self._stream.put(protocol.encode_body(message))
 
     async def messages(self) -> AsyncIterator[protocol.ToFront]:
@@ -94,7 +94,7 @@ class RemoteConnection:
             self._problem = f"it broke the protocol: {error}"
 
     def _taken(self, message: protocol.ToFront) -> protocol.ToFront:
-        """The message, with the file that was sent before it."""
+        """Attach to a message the file that was sent before it."""
         if not isinstance(message, protocol.Done) or message.clip is None or not message.clip.path:
             return message
         try:
@@ -111,18 +111,18 @@ class RemoteConnection:
 
     @property
     def is_lost(self) -> bool:
-        """Whether only the connection ended, as far as is known: the worker may be well."""
+        """Whether only the connection is known to have ended: the worker may be alive."""
         is_known = bool(self._stream.farewell) or self._is_killed
         return self._stream.is_refused or not is_known
 
     @property
     def is_explained(self) -> bool:
-        """Whether it ended by a cause outside of the worker, such as the end of its node."""
+        """Whether a cause outside of the worker ended it, such as the loss of its node."""
         return self.is_lost
 
     @property
     def end(self) -> str:
-        """How it ended, for the log."""
+        """The reason for its end, for the log."""
         if self._stream.farewell or self._problem:
             return self._stream.farewell or self._problem
         if self._stream.is_silent:

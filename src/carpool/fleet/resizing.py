@@ -1,6 +1,6 @@
-"""Resizing and rolling updates: adds, removes or replaces the workers of a pool while it serves.
+"""Resizing and rolling updates: add, remove or replace the workers of a pool while it serves.
 
-No request fails by it: a worker that is removed gets no more requests, and ends when it has none.
+No request fails: a worker to remove gets no more requests, and ends when it has none.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
 
-PLACE_S = 2 * RETRY_S  # wait for a new worker before an old one makes room for it
+PLACE_S = 2 * RETRY_S  # wait for a new worker before an old one makes room
 
 
 class Resizable(Protocol):
@@ -34,7 +34,7 @@ class Resizer:
     """Resizes one pool; on the event loop.
 
     Args:
-        scale: bounds between which it follows the load; None: it does not.
+        scale: bounds for scaling with the load; None: no scaling.
     """
 
     def __init__(self, pool: Resizable, scale: Scale | None) -> None:
@@ -63,7 +63,7 @@ class Resizer:
             self.look(autoscaler, asyncio.get_running_loop().time())
 
     def look(self, autoscaler: Autoscaler, now_s: float) -> None:
-        """Add or remove workers, if the autoscaler says so."""
+        """Add or remove workers, as the autoscaler decides."""
         if self.is_rolling:
             return
         demand = self._pool.demand
@@ -94,7 +94,7 @@ class Resizer:
         task.add_done_callback(self._leaving.discard)
 
     def roll(self) -> None:
-        """Put a new worker in the place of each that there is, one after the other."""
+        """Replace each worker by a new one, one at a time."""
         if not self._pool.has_several:
             log.error("not rolled: a single worker has no place for another; start with --workers")
         elif self.is_rolling:
@@ -112,7 +112,7 @@ class Resizer:
         log.info("rolling update: done")
 
     async def _replace(self, old: Member) -> bool:
-        """Start a worker and then end an old one; returns whether that worked."""
+        """Start a new worker, then end the old one; returns whether that succeeded."""
         new = self._pool.add_worker(old.device)
         ready = asyncio.create_task(new.handle.wait_ready())
         try:

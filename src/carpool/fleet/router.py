@@ -1,15 +1,15 @@
-"""The router: chooses the worker of each waiting request, or that it goes on waiting.
+"""The router: chooses a worker for each waiting request, or keeps the request waiting.
 
 Requests are bound late: to a worker that would serve them at once, so that none queues behind a
-slow worker. A request is bound where the ends of all requests move least in sum
-(`worker_load.extra_s`): together with its kind where fusing pays, else where the least is to be
-done. Where a full worker is the best place, as the others are slow, it waits for that. The order is
-that of `waiting_requests.py`; of requests that come together to an idle fleet the longest go
-first, so that the last of them ends early.
+slow worker. A request goes where it increases the total completion time least
+(`worker_load.extra_s`): to requests of its kind if fusing pays, else to the least loaded worker.
+If a busy worker is the best place, because the others are slow, the request waits for it.
+`waiting_requests.py` has the order; when several requests arrive at an idle fleet, the longest go
+first, so that the last one ends early.
 
-A choice looks at the workers with the least to do, and at those with the least to do that run the
-same kind: `LOOKED_AT` of each. Of equals, the worker wins that got its last request first, as its
-requests are nearer to their end than was reported; then ids decide. No clock: callers say the time.
+A choice considers the least loaded workers, and the least loaded ones that run the same kind:
+`LOOKED_AT` of each. Among equals, the worker with the oldest last binding wins, as its requests
+have progressed most since its report; then ids decide. No clock: callers pass the time.
 
 Source: longest first: Graham, Bounds on Multiprocessing Timing Anomalies, SIAM Journal on Applied
 Mathematics 17(2), 1969.
@@ -35,13 +35,13 @@ from carpool.schedule.arrivals import MAX_GROWTH
 from carpool.schedule.continuous import INTERRUPT_RATIO
 from carpool.schedule.fair_shares import FairShares
 
-LOOKED_AT = 8  # workers, and as many that run the same kind
-AHEAD_SHARE = 0.25  # of what a worker runs together, or of its part of the line: bound ahead
+LOOKED_AT = 8  # least loaded workers, and as many with the same kind
+AHEAD_SHARE = 0.25  # bound ahead, as a share of a worker's width, or of its queue share
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A request goes to a worker."""
+    """The binding of a request to a worker."""
 
     request: int
     worker: int
@@ -52,9 +52,9 @@ class Router:
 
     Args:
         min_gain: as in the engines' settings.
-        fair_share: weights of tenants; None: not fair.
-        is_choice: workers are chosen. A single worker that stays the only one gets every request at
-            once: its engine knows more of the queue than a router can.
+        fair_share: weights of tenants; None: no fair shares.
+        is_choice: the router chooses workers. A single fixed worker gets every request at once: its
+            engine knows more about its queue than a router.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Router:
         shares = None if fair_share is None else FairShares(fair_share)
         self.queue = WaitingRequests(self._work_s, shares)
         self.workers: dict[int, WorkerLoad] = {}
-        self._open: list[tuple[float, int]] = []  # loads and ids of those that take requests
-        self._owners: dict[int, int] = {}  # worker by request that is bound
-        self._tables: dict[Hashable, StepTable] = {}  # of any worker, the newest that was said
-        self._bindings = 0  # so far
-        self._now_s = 0.0  # when it was last asked
+        self._open: list[tuple[float, int]] = []  # loads and ids of open workers, sorted
+        self._owners: dict[int, int] = {}  # worker ids by bound request
+        self._tables: dict[Hashable, StepTable] = {}  # latest report of any worker
+        self._bindings = 0  # number of bindings so far
+        self._now_s = 0.0  # time of the last `assign`
 
-    # What happens
+    # Events
 
     def add_worker(self, worker: WorkerLoad) -> None:
         self.workers[worker.id] = worker
@@ -87,7 +87,7 @@ class Router:
         *,
         shares_sweeps: bool = False,
     ) -> None:
-        """A worker says what steps take."""
+        """Update a worker's seconds of steps."""
         worker = self.workers[worker_id]
         worker.shares_sweeps = shares_sweeps
         worker.tables = tables
@@ -97,7 +97,7 @@ class Router:
         self._weigh(worker)
 
     def remove_worker(self, worker_id: int) -> list[RoutedRequest]:
-        """A worker is gone; returns the requests that were bound to it."""
+        """Remove a worker; returns its bound requests."""
         self.open(worker_id, is_open=False)
         worker = self.workers.pop(worker_id)
         for request in worker.bound:
@@ -105,12 +105,12 @@ class Router:
         return [bound.work for bound in worker.bound.values()]
 
     def open(self, worker_id: int, is_open: bool) -> None:
-        """Say whether a worker takes requests."""
+        """Set whether a worker accepts requests."""
         self.workers[worker_id].is_open = is_open
         self._weigh(self.workers[worker_id])
 
     def _weigh(self, worker: WorkerLoad) -> None:
-        """Put a worker that has changed in its place among those that take requests."""
+        """Re-sort a changed worker among the open workers."""
         place = bisect_left(self._open, entry := (worker.load_s, worker.id))
         if self._open[place : place + 1] == [entry]:
             del self._open[place]
@@ -119,11 +119,11 @@ class Router:
             insort(self._open, (worker.load_s, worker.id))
 
     def hold(self, work: RoutedRequest) -> None:
-        """A request waits."""
+        """Add a waiting request."""
         self.queue.add(work)
 
     def drop(self, request: int) -> bool:
-        """A request has ended, or waits no more; returns whether it was known."""
+        """Remove a request that ended or waits no more; returns whether it was known."""
         if request in self.queue:
             self.queue.remove(request)
             return True
@@ -131,12 +131,12 @@ class Router:
         if owner is None:
             return False
         worker = self.workers[owner]
-        worker.told_s += worker.bound.pop(request).left_s  # a part of what it did since
+        worker.told_s += worker.bound.pop(request).left_s  # part of the work since its last report
         self._weigh(worker)
         return True
 
     def progressed(self, worker_id: int, steps_left: Mapping[int, float], now_s: float) -> None:
-        """A worker says how many steps its requests have left."""
+        """Update the remaining steps of a worker's requests."""
         worker = self.workers[worker_id]
         worker.told_s = now_s
         for request, steps in steps_left.items():
@@ -144,23 +144,23 @@ class Router:
                 bound.steps_left = steps
         self._weigh(worker)
 
-    # What is decided
+    # Decisions
 
     @property
     def waiting(self) -> list[RoutedRequest]:
-        """The held requests, in the order in which they came."""
+        """The waiting requests, in order of arrival."""
         return list(self.queue)
 
     @property
     def held_s(self) -> float:
-        """Predicted work of what is held, each step alone; a guess where nothing is known."""
+        """Predicted work of the waiting requests, each step alone; a guess for unknown kinds."""
         work = self.queue.steps.items()
         return sum(steps * self._tables.get(kind, UNKNOWN)[0] for kind, steps in work)
 
     def held_for_s(self) -> float:
-        """Predicted seconds until all that is held could have begun, as wide as is worth it.
+        """Predicted seconds until all waiting requests could have started, at the best width.
 
-        Nobody is refused for a guess: kinds that no worker has told of count nothing.
+        A guess must not refuse a request: kinds without any report count zero.
         """
         if not self._open:
             return inf
@@ -168,15 +168,15 @@ class Router:
         return sum(steps * _row_s(table) for steps, table in work if table) / len(self._open)
 
     def part_s(self) -> float:
-        """A worker's part of `held_s`."""
+        """One worker's share of `held_s`."""
         return self.held_s / max(1, len(self._open))
 
     def needed_s(self, work: RoutedRequest) -> float | None:
-        """Predicted seconds until a request that comes now has ended; None: nothing is known."""
+        """Predicted seconds until the end of a request that arrives now; None: unknown."""
         return self.held_for_s() + self._work_s(work) if work.kind in self._tables else None
 
     def assign(self, now_s: float) -> list[Binding]:
-        """Bind what is to be bound now.
+        """Bind the requests that can be bound now.
 
         Args:
             now_s: on the clock of `arrived_s` and `deadline_s`.
@@ -205,7 +205,7 @@ class Router:
         return self.workers.get(self._owners.get(request, -1))
 
     def bind_to(self, request: int, worker_id: int) -> bool:
-        """Bind a request that is held to this worker, if that is still open."""
+        """Bind a waiting request to this worker, if it is still open."""
         worker = self.workers.get(worker_id)
         if worker is None or not worker.is_open or request not in self.queue:
             return False
@@ -213,11 +213,11 @@ class Router:
         return True
 
     def table(self, worker: WorkerLoad, kind: Hashable) -> StepTable:
-        """Seconds a step: the worker's own, or those of any other, or a guess."""
+        """Seconds a step: the worker's own, else any other worker's, else a guess."""
         return worker.tables.get(kind) or self._tables.get(kind) or UNKNOWN
 
     def _next(self, now_s: float) -> tuple[RoutedRequest, WorkerLoad] | None:
-        """The first request of the order that can be bound, and its worker."""
+        """The first request in order that can be bound, and its worker."""
         for work in self.queue.firsts(now_s, LOOKED_AT):
             worker = self._choose(work)
             if worker is not None:
@@ -225,7 +225,7 @@ class Router:
         return None
 
     def _look(self, kind: Hashable) -> Sequence[WorkerLoad]:
-        """The workers that a choice looks at, each once."""
+        """The workers considered for a choice, each once."""
         workers = self.workers
         if len(self._open) <= 2 * LOOKED_AT:
             return [workers[number] for _, number in self._open]
@@ -234,7 +234,7 @@ class Router:
         return [workers[number] for number in dict.fromkeys(chosen)]
 
     def _choose(self, work: RoutedRequest) -> WorkerLoad | None:
-        """The worker that gets a request now; None where it is to wait."""
+        """The worker that gets a request now; None: the request waits."""
         workers = len(self._open)
         backlog = (len(self._owners) + len(self.queue)) // workers
         behind = len(self.queue) - 1
@@ -243,7 +243,7 @@ class Router:
             table = self.table(worker, work.kind)
             seconds = extra_s(work, worker, table, self._now_s)
             has_room = self._has_room(work, worker, table, backlog)
-            if not has_room:  # it would wait there, and those behind it would wait for it
+            if not has_room:  # it would wait there, and block the requests behind it
                 seconds += behind * work.steps * table[0] / workers
             key = seconds, worker.load_s, worker.bound_at, worker.id
             if key < best_key:
@@ -257,25 +257,25 @@ class Router:
         if len(worker.bound) >= worker.max_requests:
             return False
         if worker.shares_sweeps:
-            return True  # whoever joins the sweep makes it little longer
+            return True  # one more request slows the sweep down little
         slots = self._slots(table, backlog, len(self.queue) // len(self._open))
         if len(worker.bound) < slots:
             return True
-        long_s = work.steps * table[0] / INTERRUPT_RATIO  # whoever has more left is interrupted
+        long_s = work.steps * table[0] / INTERRUPT_RATIO  # longer requests would be interrupted
         ahead = sum(
             [bound.steps_left * bound.table[0] <= long_s for bound in worker.bound.values()]
         )
         return ahead < slots
 
     def _slots(self, table: StepTable, backlog: int, waiting: int) -> int:
-        """The number of requests that a worker has at the same time.
+        """The number of requests that a worker may hold at the same time.
 
-        Some are ahead, to be encoded while others run: the more the longer the line is, to be
-        encoded in few forwards, but not so many that a line's last ones wait for one worker.
+        Some are bound ahead, to be encoded while others run: more for a longer queue, so that they
+        are encoded in few forwards, but not so many that the last ones wait for one worker.
 
         Args:
-            backlog: requests there are for each worker.
-            waiting: of them, those that are held.
+            backlog: requests in flight per worker.
+            waiting: waiting requests per worker.
         """
         width = paying_width(table, MAX_GROWTH * min(backlog, 1024), self._min_gain)
         return width + max(1, min(width, int(AHEAD_SHARE * max(width, waiting))))
@@ -283,9 +283,9 @@ class Router:
     # Bookkeeping
 
     def bind(self, work: RoutedRequest, worker: WorkerLoad) -> Binding:
-        """A request that is held goes to a worker."""
+        """Bind a waiting request to a worker."""
         self.queue.remove(work.request)
-        if not worker.bound:  # it has done nothing since
+        if not worker.bound:  # it was idle since its last report
             worker.told_s = self._now_s
         worker.bound[work.request] = Bound(work, work.steps, self.table(worker, work.kind))
         self._owners[work.request] = worker.id
@@ -303,5 +303,5 @@ class Router:
 
 
 def _row_s(table: StepTable) -> float:
-    """Seconds of a request's step in the forwards that serve most of them a second."""
+    """Seconds of a request's step at the width with the highest throughput."""
     return min(seconds / rows for rows, seconds in enumerate(table, 1))

@@ -1,4 +1,4 @@
-"""Protocols of what runs requests: `Serving` (a pool or a fleet) and `WorkerHandle` (one worker).
+"""Protocols for running requests: `Serving` (a pool or a fleet) and `WorkerHandle` (one worker).
 
 All methods are called on the event loop; `Supervisor` describes them.
 """
@@ -16,7 +16,7 @@ from carpool.worker.supervisor import OnActivity, WorkerState
 
 
 class Service(Protocol):
-    """The methods that one worker and many have in common."""
+    """The methods shared by one worker and several."""
 
     @property
     def ready(self) -> protocol.WorkerReady | None: ...
@@ -48,7 +48,7 @@ class Serving(Service, Protocol):
 
 
 class WorkerHandle(Service, Protocol):
-    """One worker of a pool, wherever it runs."""
+    """One worker of a pool, local or remote."""
 
     @property
     def state(self) -> WorkerState: ...

@@ -1,7 +1,7 @@
 """Requests that wait for a worker, and the order in which they are bound; see `router`.
 
-The order is that of the engine (`schedule.rank`); with shares the tenant goes first that the whole
-fleet served least for its weight.
+The order is the engine's (`schedule.rank`); with shares, the tenant with the least service for its
+weight in the whole fleet goes first.
 """
 
 import heapq
@@ -19,11 +19,11 @@ from carpool.schedule.views import QueuedRequest
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request that waits, with its work as predicted when it came."""
+    """A waiting request, with its work as predicted at arrival."""
 
     work: RoutedRequest
     view: QueuedRequest
-    order: Hashable  # of those of one order, the one with the lowest rank goes first
+    order: Hashable  # within one order, the lowest rank goes first
 
     @property
     def work_s(self) -> float:
@@ -31,23 +31,23 @@ class _Waiting:
 
     @property
     def key(self) -> Rank:
-        """The rank, deadlines and shares aside."""
+        """The rank without deadlines and shares."""
         return rank(_view(replace(self.work, deadline_s=inf), self.work_s), 0.0)
 
 
 class WaitingRequests:
-    """The requests that wait, by their numbers.
+    """The waiting requests, by number.
 
     Args:
         work_s: predicts the seconds of a request's steps, alone.
-        shares: of tenants; None: not fair.
+        shares: of tenants; None: no fair shares.
     """
 
     def __init__(self, work_s: Callable[[RoutedRequest], float], shares: FairShares | None) -> None:
         self._work_s, self._shares = work_s, shares
         self._requests: dict[int, _Waiting] = {}
         self._orders: dict[Hashable, list[Rank]] = {}
-        self.steps = Counter[Hashable]()  # of all, by kind
+        self.steps = Counter[Hashable]()  # totals by kind
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -59,7 +59,7 @@ class WaitingRequests:
         return self._requests[number].work
 
     def __iter__(self) -> Iterator[RoutedRequest]:
-        """All, in the order in which they came."""
+        """All requests, in order of arrival."""
         return (entry.work for entry in self._requests.values())
 
     def add(self, work: RoutedRequest) -> None:
@@ -80,34 +80,34 @@ class WaitingRequests:
 
     @property
     def first(self) -> RoutedRequest | None:
-        """The request that is bound next, if any worker has room; deadlines and shares aside."""
+        """The next request to bind, without regard to deadlines and shares."""
         ranks = [ranks[0] for ranks in self._orders.values()]
         return self[int(min(ranks)[-1])] if ranks else None
 
     def goes_before(self, first: RoutedRequest, second: RoutedRequest) -> bool:
-        """Whether the first of two requests is bound first if both wait."""
+        """Whether the first of two waiting requests is bound first."""
         return self._ranked(first).key < self._ranked(second).key
 
     def firsts(self, now_s: float, limit: int) -> Iterator[RoutedRequest]:
-        """The first of every order, those first that are to be served first."""
+        """The first request of every order, sorted by rank."""
         firsts = [self._requests[int(ranks[0][-1])] for ranks in self._orders.values()]
         if len(firsts) > 1:
             firsts = heapq.nsmallest(limit, firsts, key=lambda entry: self._rank(entry, now_s))
         return (entry.work for entry in firsts)
 
     def count_shares(self, bound: Iterable[RoutedRequest]) -> None:
-        """Say who has work now: those that wait, and those that are bound."""
+        """Update the tenants with work: those of waiting and bound requests."""
         if self._shares is not None:
             self._shares.queued([_view(work) for work in (*self, *bound)])
 
     def charge(self, work: RoutedRequest) -> None:
-        """A request was bound: its tenant is served."""
+        """Charge a bound request to its tenant."""
         if self._shares is not None:
             self._shares.charge(_view(work), self._work_s(work))
 
     def _ranked(self, work: RoutedRequest) -> _Waiting:
         share = (work.tenant, work.user) if self._shares is not None else None
-        # deadlines press as time passes: such a request has an order of its own
+        # a deadline's rank changes with time: such a request has its own order
         dated = work.request if work.deadline_s < inf else None
         return _Waiting(work, _view(work, self._work_s(work)), (work.kind, share, dated))
 
@@ -116,7 +116,7 @@ class WaitingRequests:
 
 
 def _view(work: RoutedRequest, work_s: float = 0.0) -> QueuedRequest:
-    """A request as the engine's policy sees it."""
+    """The engine policy's view of a request."""
     return QueuedRequest(
         request=work.request,
         arrived_s=work.arrived_s,

@@ -1,6 +1,6 @@
-"""The load of one worker, as the router knows it: bound requests, and the times of their steps.
+"""The load of one worker in the router's view: bound requests, and the seconds of their steps.
 
-Nothing here knows processes or clocks. The simulator and the server use the same objects.
+No processes, no clock. The simulator and the server use the same objects.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -11,40 +11,40 @@ from math import inf
 from carpool.schedule.width import best_width
 
 UNKNOWN: "StepTable" = (1.0, 1.5)
-"""Of a kind that no worker has run: a second a step, and half of a row is free."""
+"""For a kind that no worker has run: a second a step, and a second request adds half of that."""
 
 StepTable = tuple[float, ...]
-"""Seconds of a denoising step by the requests that share it: entry n - 1 is for n of them."""
+"""Seconds of a denoising step shared by n requests, in entry n - 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
     """The router's view of one request."""
 
-    request: int  # place in the line of all requests
+    request: int  # number in the order of submission
     kind: Hashable = None  # requests of one kind may share denoising forwards
     steps: int = 1  # denoising steps
     arrived_s: float = 0.0  # the front's clock
     deadline_s: float = inf  # on the same clock
     priority: int = 0  # -10 to 10; higher goes first
     tenant: str = ""
-    user: str = ""  # of the tenant
+    user: str = ""  # end user within the tenant
 
 
 @lru_cache(4096)
 def paying_width(table: StepTable, backlog: int, min_gain: float) -> int:
-    """The number of requests that a worker runs together, by the rule of the engine.
+    """The number of requests that a worker runs together, by the engine's width rule.
 
     Args:
-        backlog: requests in flight, for each worker.
+        backlog: requests in flight per worker.
         min_gain: see `best_width`.
     """
     return best_width(enumerate(table, 1), backlog, min_gain)
 
 
 def step_s(table: StepTable, together: int) -> float:
-    """Seconds of a round in which so many requests make a step each, in as many forwards as that
-    takes."""
+    """Seconds of a round in which each of `together` requests makes one step, in as many forwards
+    as needed."""
     width = len(table)
     if together <= width:
         return table[together - 1]
@@ -53,7 +53,7 @@ def step_s(table: StepTable, together: int) -> float:
 
 @dataclass(slots=True)
 class Bound:
-    """A request that was bound to a worker, with the steps that it has left."""
+    """A request bound to a worker, with its remaining steps."""
 
     work: RoutedRequest
     steps_left: float
@@ -61,42 +61,42 @@ class Bound:
 
     @property
     def left_s(self) -> float:
-        """Alone on the worker."""
+        """Remaining seconds, alone on the worker."""
         return self.steps_left * self.table[0]
 
 
 @dataclass(slots=True)
 class WorkerLoad:
-    """One worker, as the router sees it."""
+    """The router's view of one worker."""
 
     id: int
     tables: Mapping[Hashable, StepTable] = field(default_factory=dict)  # by kind; learned
-    max_requests: int = 32  # requests that it runs at the same time
+    max_requests: int = 32  # max running requests
     is_open: bool = True  # takes requests
-    shares_sweeps: bool = False  # its weights are streamed: requests of all kinds share every step
-    told_s: float = 0.0  # when it told what its requests have left
-    bound_at: int = 0  # when a request was bound to it last, in bindings
+    shares_sweeps: bool = False  # streamed weights: requests of all kinds share every step
+    told_s: float = 0.0  # time of its last report
+    bound_at: int = 0  # number of the latest binding to it
     bound: dict[int, Bound] = field(default_factory=dict)  # by `RoutedRequest.request`
-    load_s: float = 0.0  # when an average request would end there; see `weigh`
-    kinds: frozenset[Hashable] = frozenset()  # of the bound requests
+    load_s: float = 0.0  # predicted end of an average new request; see `weigh`
+    kinds: frozenset[Hashable] = frozenset()  # kinds of the bound requests
 
     @property
     def left_s(self) -> float:
-        """Predicted work of all that is bound to it, one request after the other."""
+        """Predicted work of all bound requests, one after another."""
         return sum([bound.steps_left * bound.table[0] for bound in self.bound.values()])
 
     def weigh(self) -> None:
-        """Renew `load_s` and `kinds` after a change."""
+        """Recompute `load_s` and `kinds` after a change."""
         steps_s = [table[0] for table in self.tables.values()]
         self.load_s = self.left_s + (sum(steps_s) / len(steps_s) if steps_s else 0.0)
         self.kinds = frozenset([bound.work.kind for bound in self.bound.values()])
 
 
 def sweep_s(tables: Sequence[StepTable]) -> float:
-    """Seconds of a step that requests of any kinds share: of copying weights, or of computing all.
+    """Seconds of a step shared by requests of any kinds: of copying weights, or of all compute.
 
-    What one of them adds to computing is the last entry's part of its table, or, where that is
-    hidden by the copies, at most that.
+    A request's share of the compute is the per-request part of the last entry of its table, or less
+    if the copies hide it.
     """
     copies_s = max([table[0] for table in tables])
     return max(copies_s, sum([table[-1] / len(table) for table in tables]))
@@ -105,10 +105,10 @@ def sweep_s(tables: Sequence[StepTable]) -> float:
 def _in_sweeps_s(
     work: RoutedRequest, worker: WorkerLoad, table: StepTable, worked_s: float
 ) -> float:
-    """`extra_s` where requests of all kinds share every step.
+    """`extra_s` for a worker where requests of all kinds share every step.
 
     Args:
-        worked_s: since the worker told what they have left.
+        worked_s: seconds since the worker's last report.
     """
     bound = worker.bound.values()
     tables = [entry.table for entry in bound]
@@ -121,13 +121,13 @@ def _in_sweeps_s(
 
 
 def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: float = 0.0) -> float:
-    """Seconds by which the ends of all requests move, in sum, if the worker gets this one.
+    """The increase of the total completion time of all requests if the worker gets this one.
 
-    The request shares forwards with those of its kind: its own steps take as long as a forward of
-    them all, and each of the others is slowed down for as long as both run. Or it runs apart, which
-    is better where rows gain little: of two requests that run apart the shorter goes first, so the
-    longer waits for it. That is also so between kinds. What the worker did since it last told is
-    reckoned: it worked all that time, first at what it has had longest.
+    The request may share forwards with requests of its kind: its own steps take as long as a
+    forward of all of them, and each other one is slowed down while both run. Or it runs apart,
+    which is better if rows gain little: of two requests that run apart the shorter one goes first,
+    and the longer one waits for it; so do requests of different kinds. The worker's progress since
+    its last report is extrapolated: it worked all that time, on the oldest requests first.
 
     Args:
         table: the worker's seconds a step of this kind.

@@ -1,4 +1,4 @@
-"""Keeps the workers of a pool running, a task each; one that fails to load is tried again."""
+"""Keep the workers of a pool running, one task each, with retries of failed loads."""
 
 import asyncio
 import logging
@@ -14,11 +14,11 @@ RETRY_S = 30.0  # delay before a failed worker loads again, once another is read
 
 
 class WorkerTasks:
-    """The tasks of a pool's workers, and the one that ends with them.
+    """The tasks of a pool's workers, and one that ends with them.
 
     Args:
-        loaded: is called when a worker has loaded the model.
-        is_draining: whether workers that end are meant to.
+        loaded: called when a worker has loaded the model.
+        is_draining: whether the end of a worker is expected.
     """
 
     def __init__(
@@ -27,17 +27,17 @@ class WorkerTasks:
         is_draining: Callable[[], bool],
     ) -> None:
         self._loaded, self._is_draining = loaded, is_draining
-        self.first_ready = asyncio.Event()  # any worker is ready
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # key: the worker's number
-        self._end: asyncio.Future[None] | None = None  # the end of all workers
+        self.first_ready = asyncio.Event()  # set when any worker is ready
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the worker's number
+        self._end: asyncio.Future[None] | None = None  # resolves at the end of all workers
         self._others_ready: Callable[[], bool] = lambda: False
 
     def start(
         self, members: Iterable[Member], others_ready: Callable[[], bool] | None
     ) -> "asyncio.Task[None]":
-        """Start workers side by side. The task ends with `stop`, or fails with `LoadFailed`.
+        """Start workers in parallel. The task ends with `stop`, or fails with `LoadFailed`.
 
-        While `others_ready` says that other models are, this one is tried again instead.
+        If `others_ready` says that other models are ready, a failed load is retried instead.
         """
         self._others_ready = others_ready or self._others_ready
         self._end = asyncio.get_running_loop().create_future()
@@ -54,13 +54,13 @@ class WorkerTasks:
         task.add_done_callback(self._ended)
 
     async def end(self, member: Member) -> None:
-        """Forget a worker that was ended."""
+        """End the task of a stopped worker."""
         if (task := self._tasks.pop(member.number, None)) is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End all, once their processes have ended."""
+        """End all tasks, after their processes have ended."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -77,7 +77,7 @@ class WorkerTasks:
             self._end.set_result(None)
 
     async def _keep(self, member: Member) -> None:
-        """Keep a worker running. One that cannot load ends the pool, unless others are ready."""
+        """Keep a worker running. A failed load ends the pool, unless other workers are ready."""
         while True:
             waiting = asyncio.create_task(self._wait_ready(member))
             try:
