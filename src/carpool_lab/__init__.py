@@ -1,1 +1,1 @@
-"""The laboratory: measure, check, simulate, plan and tune the server."""
+"""The laboratory: measure, check, simulate and plan the server."""

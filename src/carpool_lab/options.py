@@ -1,4 +1,4 @@
-"""Options that commands of this package share, and files that users name."""
+"""Shared options of this package's commands, and readers of users' files."""
 
 from collections.abc import Collection, Mapping
 from math import inf
@@ -13,11 +13,11 @@ from carpool.errors import InvalidValue
 from carpool_lab.workload import Arrival, Mix, of_file, read_trace
 
 Flags = SimpleNamespace
-"""What was said on the command line: an attribute for each parameter of a command."""
+"""The values of a command's parameters, as attributes."""
 
 
 def file_path(**rules: Any) -> click.Path:
-    """The type of an option that names a file."""
+    """The click type of a file option."""
     return click.Path(dir_okay=False, path_type=Path, **rules)
 
 
@@ -26,29 +26,29 @@ burst_option = click.option(
     "together; the rate stays the same",
 )  # fmt: skip
 seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="of arrivals and requests"
+    "--seed", type=int, default=0, show_default=True, help="seed of arrivals and requests"
 )
 save_option = click.option(
-    "--save-result", type=file_path(), help="write everything as JSON, every request too"
+    "--save-result", type=file_path(), help="write all results as JSON, with every request"
 )
 
 
 def refuse(flags: Mapping[str, Any], names: Collection[str], rule: str) -> None:
-    """Refuse flags that were given."""
+    """Refuse explicit flags of these names."""
     for name in names:
         if flags[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} {rule}")
 
 
 def check_folders(*paths: Path | None) -> None:
-    """Refuse a file whose folder is not there: now, not after the work."""
+    """Refuse a file in a missing folder before the work starts."""
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise click.UsageError(f"{path}: there is no folder {path.parent}")
 
 
 def parse_loads(text: str) -> list[float]:
-    """The value of `--loads`, or InvalidValue."""
+    """Parse `--loads`; raises InvalidValue."""
     try:
         loads = [float(load) for load in text.split(",")]
     except ValueError:
@@ -59,7 +59,7 @@ def parse_loads(text: str) -> list[float]:
 
 
 def traced(path: Path, mix: Mix, rng: Random, count: int | None) -> list[Arrival]:
-    """The first arrivals of a trace, or InvalidValue."""
+    """Read the first arrivals of a trace; raises InvalidValue."""
     with of_file(path):
         arrivals = read_trace(text_of(path), mix, rng)[:count]
     if not arrivals:
@@ -68,7 +68,7 @@ def traced(path: Path, mix: Mix, rng: Random, count: int | None) -> list[Arrival
 
 
 def text_of(path: Path) -> str:
-    """The text of a file, or InvalidValue."""
+    """Read a text file; raises InvalidValue."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,17 +1,17 @@
 """Built-in cost tables of the simulator: seconds of a forward by rows.
 
-Each is one denoiser at one size: measured points, what rows gain where the device saturates, or
-the longer of copying weights and computing. Encoding and decoding take what their FLOPs say.
-Assumed, not measured: half of an encoding is fixed and half goes with the rows, as prompts are
-short; decoding is all by rows, as pictures are not.
+Each table is one denoiser at one size: measured points, the gain of rows until the device
+saturates, or the maximum of copying weights and computing. FLOPs set the times of encoding and
+decoding. Assumed, not measured: half of an encoding is constant and half grows with the rows,
+because prompts are short; decoding is proportional to rows, because pictures are large.
 
 Sources: Qwen-Image at 512 px on H200, seconds a step: measured, SGLang issue 22183. The others:
 FLOPs counted with PyTorch's FlopCounterMode over the published configs, 790 TFLOP/s and 4.3 TB/s
 as measured on one H200, 7 us of eager dispatch for each operation, and for the 24 GB card
 165 TFLOP/s and weights over PCIe at 25 GB/s, copied while computing. They are estimates.
-`streamed-mixed-sizes` is Qwen-Image on that card with shared sweeps: seconds of computing, by sizes
-in proportion to their tokens, and apart from them those of copying the weights for both guidance
-branches once.
+`streamed-mixed-sizes` is Qwen-Image on that card with shared sweeps: compute seconds in proportion
+to the tokens of each size, plus the seconds of copying the weights once for both guidance
+branches.
 """
 
 import statistics
@@ -25,25 +25,25 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
 from carpool.types import Phase, phase_of
 
-MAX_ROWS: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows; as the server's
-ENCODE_FIXED = 0.5  # of an encoding's seconds do not grow with its rows
+MAX_ROWS: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows, as in the server
+ENCODE_FIXED = 0.5  # constant part of an encoding's seconds
 
 
-_kind = cache(CallKind)  # always the same object: found faster
+_kind = cache(CallKind)  # one object per kind: faster look-ups
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Costs of the stages of one model at one size."""
+    """Costs of a model's stages at one size."""
 
     name: str
-    steps: int  # usual
-    denoise_s: Mapping[int, float]  # a denoising step, by requests that share it
+    steps: int  # default steps
+    denoise_s: Mapping[int, float]  # a denoising step, by requests in it
     encode_s: float
     decode_s: float
-    is_streamed: bool = False  # weights do not fit, and are copied for every forward
-    sweep_s: float = 0.0  # copying them once for all forwards of a sweep; `denoise_s` is without
-    px: int = 0  # of a side, where the name does not say
+    is_streamed: bool = False  # weights do not fit; every forward copies them
+    sweep_s: float = 0.0  # copying them once for a sweep; not in `denoise_s`
+    px: int = 0  # side, if the name does not have it
 
     @property
     def model(self) -> str:
@@ -63,13 +63,13 @@ class Table:
         return next(("x".join(w) for w in words if len(w) == 2 and all(map(str.isdecimal, w))), "")
 
     def kind(self, phase: Phase) -> CallKind:
-        if phase == "encode":  # sizes share it
+        if phase == "encode":  # all sizes share it
             return _kind(phase, 0, self.model)
         return _kind(phase, self.side_px**2, self.name)
 
     @property
     def streams(self) -> dict[str, float]:
-        """Seconds of copying weights, by the kind of call whose forwards share sweeps."""
+        """Seconds of copying weights, by kind of call that shares sweeps."""
         return {self.kind("denoise").name: self.sweep_s} if self.sweep_s else {}
 
     def costs(self) -> dict[CallKind, Curve]:
@@ -83,12 +83,12 @@ class Table:
 
 
 def _saturating(first_s: float, gains: Mapping[int, float]) -> dict[int, float]:
-    """Seconds by rows, from the seconds of one and what rows gain together."""
+    """Seconds by rows, from the seconds of one row and the gains of more rows."""
     return {1: first_s, **{rows: rows * first_s / gain for rows, gain in gains.items()}}
 
 
 def _streamed(copy_s: float, row_s: float) -> dict[int, float]:
-    """Seconds by rows where weights are copied while rows are computed."""
+    """Seconds by rows if copying of weights and computing overlap."""
     return {rows: max(copy_s, rows * row_s) for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
 
 
@@ -151,7 +151,7 @@ TABLES = {
 
 
 def _flux(side_px: int, gains: Mapping[int, float]) -> Table:
-    """FLUX at any square size: between and beyond 512 and 1024 px a step is linear in pixels."""
+    """FLUX at any square size: linear in pixels, through 512 and 1024 px."""
     mpx = side_px**2 / 1e6
     return Table(
         f"flux-{side_px}", 28, _saturating(0.0147 + 0.109 * mpx, gains), 0.009, 0.018 * mpx
@@ -164,14 +164,14 @@ MIXED_SIZES = (
     _flux(1024, {2: 1.03, 4: 1.05, 8: 1.07}),
     _flux(1536, {2: 1.01, 4: 1.02, 8: 1.02}),
 )
-"""Sizes as llm-d measured its diffusion router with (llm-d-router pull request 2053)."""
+"""Sizes of llm-d's measurements of its diffusion router (llm-d-router pull request 2053)."""
 
 
 def table(name: str) -> Table:
     """A built-in table.
 
     Raises:
-        InvalidValue: there is none of this name.
+        InvalidValue: no table has this name.
     """
     if name not in TABLES:
         raise InvalidValue(f"table {name!r}: must be of {', '.join(TABLES)}")
@@ -179,7 +179,7 @@ def table(name: str) -> Table:
 
 
 def siblings(table: Table) -> list[Table]:
-    """The table and those of the same model at other sizes, its own first."""
+    """The table, followed by tables of the same model at other sizes."""
     sizes = [
         candidate
         for candidate in TABLES.values()
@@ -191,12 +191,12 @@ def siblings(table: Table) -> list[Table]:
 
 
 def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
-    """Tables of what an engine learned from its own forwards: one for each size of its denoiser.
+    """Tables from an engine's learned costs: one for each size of its denoiser.
 
-    What encodes and decodes is taken at the middle of the sizes that were seen.
+    Encoding and decoding costs are those of the median size.
 
     Args:
-        steps: usual ones; an engine does not know.
+        steps: default steps, which an engine does not know.
 
     Raises:
         InvalidValue: nothing was learned about denoising.
@@ -222,11 +222,11 @@ def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
 
 
 def knee(seconds: Mapping[int, float], min_gain: float) -> int:
-    """The widest forward that pays. One that does not is passed over: a wider one still may.
+    """The widest worthwhile forward. A width that is not worthwhile is skipped: a wider one may be.
 
     Args:
-        seconds: of a forward, by rows; at least one.
-        min_gain: rows a second that a row more has to bring, in parts of those without it.
+        seconds: seconds of a forward, by rows; at least one entry.
+        min_gain: minimum relative gain in rows a second for each additional row.
     """
     widths = sorted(seconds)
     knee = widths[0]
@@ -237,10 +237,10 @@ def knee(seconds: Mapping[int, float], min_gain: float) -> int:
 
 
 def read_tables(data: Any) -> list[Table]:
-    """The tables in what `carpool check --json` or `carpool plan --json` wrote.
+    """Read the tables in a file of `carpool check --json` or `carpool plan --json`.
 
     Raises:
-        InvalidValue: it is something else, or nothing could be measured.
+        InvalidValue: another file, or nothing could be measured.
     """
     try:
         entries = [
@@ -250,7 +250,7 @@ def read_tables(data: Any) -> list[Table]:
             for entry in data["tables"]
         ]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        message = f"is not what `carpool check --json` or `carpool plan --json` writes: {error!r}"
+        message = f"is not a file of `carpool check --json` or `carpool plan --json`: {error!r}"
         raise InvalidValue(message) from None
     if not entries:
         raise InvalidValue("has no table: not even one request could be run")

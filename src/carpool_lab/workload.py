@@ -1,11 +1,11 @@
 """Workloads: arrival times, mixes of settings, traces. Pure functions of a seed.
 
 Times are seconds after the start of a run. Requests are plain dicts, the bodies of HTTP requests:
-`prompt`, `seed`, and others (`size`, `num_inference_steps`, ...). Nothing here sends requests or
-reads a clock, so that the simulator and the load client share workloads.
+`prompt`, `seed`, and other fields (`size`, `num_inference_steps`, ...). This module neither sends
+requests nor reads a clock, so the simulator and the load client share workloads.
 
-Arrival times and requests come from different generators: the same seed at another rate gives the
-same requests in the same order.
+Arrival times and requests come from different generators: with another rate, the same seed makes
+the same requests in the same order.
 """
 
 import json
@@ -54,7 +54,7 @@ WORDS = frozenset({"prompt", "seed", "user", "priority"})
 class Arrival:
     """A request and its arrival time."""
 
-    at_s: float  # after the start of the run
+    at_s: float  # seconds after the start of the run
     body: Mapping[str, Any] = field(hash=False)
 
 
@@ -62,9 +62,9 @@ class Arrival:
 class Setting:
     """One entry of a mix."""
 
-    body: Mapping[str, Any] = field(default_factory=dict, hash=False)  # but prompt and seed
+    body: Mapping[str, Any] = field(default_factory=dict, hash=False)  # without prompt and seed
     prompts: Sequence[str] = PROMPTS
-    weight: float = 1.0  # how often it is chosen, against those of the others
+    weight: float = 1.0  # relative frequency
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ def bursts(rate_per_s: float, rng: random.Random, *, size: int) -> Iterator[floa
     """An endless Poisson process of groups of `size` arrivals; at an infinite rate all at once.
 
     Args:
-        rate_per_s: of requests, not of groups.
+        rate_per_s: rate of requests, not of groups.
 
     Raises:
-        InvalidValue: a rate that is not above 0, or a size below 1.
+        InvalidValue: the rate is not above 0, or the size is below 1.
     """
     if not rate_per_s > 0 or size < 1:
         raise InvalidValue(f"rate {rate_per_s:g}/s in bursts of {size}: both must be above 0")
@@ -114,13 +114,13 @@ def plan(times_s: Iterator[float], mix: Mix, rng: random.Random, *, count: int) 
 
 
 def read_mix(text: str, defaults: Mapping[str, Any]) -> Mix:
-    """A mix from JSON lines or a JSON list.
+    """Read a mix from JSON lines or a JSON list.
 
-    An entry may have `weight` (1 if absent) and `prompt` or `prompts` (a built-in list if absent);
-    anything else goes into the request, over `defaults`.
+    An entry may have `weight` (default 1) and `prompt` or `prompts` (default: a built-in list);
+    other fields go into the request and override `defaults`.
 
     Raises:
-        InvalidValue: what is wrong, and with which entry.
+        InvalidValue: the message has the problem and the entry.
     """
     settings = [_setting(number, entry, defaults) for number, entry in _entries(text)]
     if not any(setting.weight for setting in settings):
@@ -129,12 +129,12 @@ def read_mix(text: str, defaults: Mapping[str, Any]) -> Mix:
 
 
 def read_trace(text: str, mix: Mix, rng: random.Random) -> list[Arrival]:
-    """Arrivals from JSON lines or a JSON list; what an entry does not say comes from the mix.
+    """Read arrivals from JSON lines or a JSON list; missing fields come from the mix.
 
-    Every entry has `at_s`, seconds after the start; they may stand in any order.
+    Every entry has `at_s`, seconds after the start; entries may be in any order.
 
     Raises:
-        InvalidValue: what is wrong, and with which entry.
+        InvalidValue: the message has the problem and the entry.
     """
     arrivals = []
     for number, entry in _entries(text):
@@ -147,7 +147,7 @@ def read_trace(text: str, mix: Mix, rng: random.Random) -> list[Arrival]:
 
 @contextmanager
 def of_file(path: Path) -> Iterator[None]:
-    """Put the name of the file into errors about a mix or trace."""
+    """Add the file's name to errors about a mix or trace."""
     try:
         yield
     except InvalidValue as error:
@@ -155,9 +155,9 @@ def of_file(path: Path) -> Iterator[None]:
 
 
 def kind_of(body: Mapping[str, Any]) -> str:
-    """A key of all that decides the cost of a step: every field but its steps and its texts.
+    """A key of all fields that affect the cost of a step: all but steps and texts.
 
-    Whether there is a negative prompt is part of it, its text is not.
+    It includes whether there is a negative prompt, but not its text.
     """
     ignored = WORDS | {"num_inference_steps", "negative_prompt"}
     kind = {name: value for name, value in body.items() if name not in ignored}
@@ -165,7 +165,7 @@ def kind_of(body: Mapping[str, Any]) -> str:
 
 
 def _entries(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file, counted from 1."""
+    """Yield the objects of a file, numbered from 1."""
     try:
         if text.lstrip().startswith("["):
             entries = jsonfile.loads(text)
@@ -200,7 +200,7 @@ def _setting(number: int, entry: dict[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is a finite number, 0 or more: JSON of Python may be NaN."""
+    """Return whether a value is a finite number, 0 or more: Python's JSON allows NaN."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     return 0 <= value < inf

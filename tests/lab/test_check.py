@@ -307,7 +307,7 @@ def report(
         (report(0, 0, how="alone"), 0, "Keep the defaults (`--numerics fast`): steps of this"),
         (report(1e-3, 0), 1, "Set `--max-batch-size 4 --numerics exact`: in fast numerics"),
         (report(float("inf"), 0), 1, "Set `--max-batch-size 4 --numerics exact`"),
-        (report(1e-3, 1e-3), 2, "Set `--batching-mode off`: requests that share forwards get"),
+        (report(1e-3, 1e-3), 2, "Set `--batching-mode off`: batched requests get different"),
         (report(1e-6, 1e-6), 1, "--numerics fast`: answers of requests together differ by 1.0e-06"),
         (report(0.02, 0, limit=None), 0, "Set `--max-batch-size 4 --numerics fast`"),
         (report(0, 0, plain=0.1), 1, "Set `--max-batch-size 4 --numerics fast`"),

@@ -220,7 +220,7 @@ def test_a_file_that_is_something_else_is_refused(data: Any, tmp_path: Path) -> 
     path = tmp_path / "odd.json"
     path.write_text(json.dumps(data))
 
-    with pytest.raises(InvalidValue, match="is not what `carpool check --json` or"):
+    with pytest.raises(InvalidValue, match="is not a file of `carpool check --json` or"):
         read_tables(data)
     result = CliRunner().invoke(simulate, ["--table", str(path)])
     assert (result.exit_code, f"--table {path}: is not what" in result.output) == (2, True)

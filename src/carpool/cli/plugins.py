@@ -15,11 +15,11 @@ from carpool.errors import CarpoolError, nearest
 
 GROUP = "carpool.commands"
 LAB = {  # commands of `carpool_lab` in the same wheel; with help, so lists need no import
-    "bench": "Send load to an OpenAI-compatible server and say how it did.",
+    "bench": "Send load to an OpenAI-compatible server and report the results.",
     "check": "Prove on this machine that requests of MODEL get the same answers together and "
     "alone.",
-    "plan": "Predict what MODEL takes and gives on devices that are not here: from configs alone.",
-    "simulate": "Say how a scheduling mode would do, without a model or a device.",
+    "plan": "Predict memory and speed of MODEL on other devices, from configs alone.",
+    "simulate": "Predict the performance of a scheduling mode, without a model or a device.",
 }
 
 

@@ -1,1 +1,1 @@
-"""`carpool check`: prove that requests that share forwards get the same answers as alone."""
+"""`carpool check`: prove that batched requests get the same answers as single requests."""

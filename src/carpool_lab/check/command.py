@@ -1,4 +1,4 @@
-"""The command `carpool check`: prove on this machine that fused forwards give the right answers."""
+"""The command `carpool check`: prove on this machine that fused forwards are correct."""
 
 import json
 import sys
@@ -33,24 +33,24 @@ _SETTINGS = (
 @click.argument("model", default="shapes")
 @click.option("--quick", is_flag=True, help="fewer and shorter requests: seconds for small models")
 @click.option("--size", help="WIDTHxHEIGHT in pixels  [default: the model's]")
-@click.option("--frames", type=click.IntRange(1), help="of a video  [default: the model's]")
+@click.option("--frames", type=click.IntRange(1), help="frames of a video  [default: the model's]")
 @click.option("--steps", type=click.IntRange(1), help="denoising steps of the longest request")
 @click.option(
     "--max-rows",
     type=click.IntRange(1),
-    help="widest forward that is timed, however long it takes  [default: 8, as time permits]",
+    help="widest forward to time, without a time limit  [default: 8, as time permits]",
 )
 @click.option(
     "--image",
     type=click.Path(path_type=Path),
-    help="a picture that all requests bring, for models that need one",
+    help="input picture of all requests, for models that need one",
 )
 @parameter_option
 @click.option(
     "--json",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="write everything here, for `carpool simulate --table`, too",
+    help="write all results as JSON, also for `carpool simulate --table`",
 )
 @settings_options(EngineSettings, only=_SETTINGS)
 @measures_one_process
@@ -68,9 +68,9 @@ def check(
 ) -> None:
     """Prove on this machine that requests of MODEL get the same answers together and alone.
 
-    Mixed requests run alone and together in both numerics. What fuses, differences, seconds and
-    memory are printed by component, and at last what to set. What was proven is kept for `carpool
-    serve`. Exit status 1: a difference is larger than docs/numerics.md allows.
+    Mixed requests run alone and together, in both numerics modes. The report shows fused calls,
+    differences, seconds and memory by component, and recommends settings. `carpool serve` reuses
+    the proofs. Exit status 1: a difference exceeds docs/numerics.md.
     """
     if file is not None and not file.parent.is_dir():
         raise click.UsageError(f"--json {file}: there is no folder {file.parent}")
@@ -86,9 +86,9 @@ def check(
     if max_rows is not None:
         options = replace(options, max_rows=max_rows, budget_s=inf)
     settings = settings_from(flags).engine()
-    from carpool import preflight  # not for `--help`
+    from carpool import preflight  # slow import, not needed for `--help`
 
-    preflight.check(model, settings)  # before torch is imported, which takes seconds
+    preflight.check(model, settings)  # before torch's slow import
     from tqdm import tqdm
 
     with tqdm(unit="run", disable=not sys.stderr.isatty()) as bar:
@@ -105,7 +105,7 @@ def checked(model: str, settings: EngineSettings, options: CheckOptions, bar: An
     """Load a model and check it.
 
     Args:
-        bar: of tqdm; shows how far it is.
+        bar: tqdm bar for the progress.
 
     Raises:
         CarpoolError: the model cannot be loaded, or a request failed.
@@ -135,5 +135,5 @@ def checked(model: str, settings: EngineSettings, options: CheckOptions, bar: An
 
 
 def _runs(requests: int) -> int:
-    """Runs of a check at least: alone and together in both numerics, timed, and plain."""
+    """The minimum of runs: alone and together in both numerics modes, timed, plain."""
     return requests * (2 * (1 + 2) + 1) + 12

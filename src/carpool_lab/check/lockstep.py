@@ -1,4 +1,4 @@
-"""A policy that measures: equal requests run in lockstep, every forward of all of them."""
+"""A policy for measurements: equal requests run in lockstep, all in every forward."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ class CallStats:
     phase: Phase
     rows: int
     calls: int = 0
-    tried: set[int] = field(default_factory=set)  # rows of forwards that were started
-    finished: set[int] = field(default_factory=set)  # rows of forwards that succeeded
+    tried: set[int] = field(default_factory=set)  # rows of started forwards
+    finished: set[int] = field(default_factory=set)  # rows of successful forwards
     peak_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -30,7 +30,7 @@ class CallStats:
 
 
 class OutcomeListener:
-    """Keeps how a request ended, and whether it has made a step."""
+    """Stores the outcome of a request, and whether it has made a step."""
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
@@ -44,10 +44,10 @@ class OutcomeListener:
 
     @property
     def error(self) -> Exception | None:
-        """What the request failed with.
+        """The error of the request.
 
         Raises:
-            KeyboardInterrupt: that, of the user who ends the command, while the request ran.
+            KeyboardInterrupt: the user interrupted the command while the request ran.
         """
         error = None if self.outcome is None else self.outcome.error
         if error is not None and isinstance(error.__cause__, KeyboardInterrupt):
@@ -92,7 +92,7 @@ class Lockstep:
 
 
 class MedianCurve(Curve):
-    """A curve of which the medians of all runs are reported, as they were measured."""
+    """A curve that reports the medians of all runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class MedianCurve(Curve):
 
 
 class WarmCosts(Costs):
-    """Medians of each width, of all forwards but its first, which warms up."""
+    """Medians of each width, without its first forward, which is a warm-up."""
 
     def __init__(self) -> None:
         super().__init__()

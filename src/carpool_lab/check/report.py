@@ -12,16 +12,16 @@ from carpool_lab.check.run import Method, PlainComparison, Proof
 class CheckReport:
     """The results of a check: one model on this machine."""
 
-    requests: tuple[str, ...]  # in words
-    limit: float | None  # that docs/numerics.md sets for `fast`; None: it sets none
-    proofs: Mapping[str, Proof]  # by numerics mode
+    requests: tuple[str, ...]  # descriptions
+    limit: float | None  # limit of docs/numerics.md for `fast`; None: no limit
+    proofs: Mapping[str, Proof]  # proofs by numerics mode
     plain: PlainComparison
     timing: TimingReport
     notes: tuple[str, ...] = ()
 
     @property
     def problems(self) -> list[str]:
-        """Differences that are larger than `docs/numerics.md` allows."""
+        """Differences that exceed `docs/numerics.md`."""
         problems = []
         fast, exact = self.proofs["fast"].difference, self.proofs["exact"].difference
         if self.limit is not None and not fast <= self.limit:
@@ -38,13 +38,13 @@ class CheckReport:
 
     @property
     def max_batch_size(self) -> int:
-        """Rows of the widest step that pays."""
+        """Rows of the widest worthwhile step."""
         rows = [self.timing.knee * part.rows for part in self.timing.denoisers]
         return max(rows, default=1)
 
     @property
     def is_widest_timed(self) -> bool:
-        """Return whether a step wider than all that were timed might pay, too."""
+        """Return whether steps wider than all timed steps may be worthwhile too."""
         rows = (max(part.seconds) for part in self.timing.denoisers if not part.too_wide)
         return self.max_batch_size >= max(rows, default=0) > 1
 
@@ -54,7 +54,7 @@ class CheckReport:
         fast, exact = self.proofs["fast"].difference, self.proofs["exact"].difference
         is_fast = self.limit is None or fast <= self.limit
         if not is_fast and exact:
-            return "Set `--batching-mode off`: requests that share forwards get other answers here."
+            return "Set `--batching-mode off`: batched requests get different answers here."
         rows, cost = self.max_batch_size, self._exact_cost()
         if not is_fast:
             return (
@@ -63,8 +63,8 @@ class CheckReport:
             )
         if not any(method.fuses for method in self.proofs["fast"].methods if _is_step(method)):
             return (
-                "Keep the defaults (`--numerics fast`): steps of this model run request by "
-                "request here, for the reason above, so that wider forwards are of little use."
+                "Keep the defaults (`--numerics fast`): steps of this model run one request "
+                "at a time here, for the reason above, so wider forwards gain little."
             )
         price = f" and take {cost:.2g} times as long a step" if cost and cost > 1.05 else ""
         exact_words = f"with `--numerics exact` they have the same bits{price}"
@@ -76,7 +76,7 @@ class CheckReport:
         )
 
     def _exact_cost(self) -> float | None:
-        """Seconds of the widest step in exact numerics, in parts of those in fast ones."""
+        """Time of the widest step in exact numerics, relative to fast numerics."""
         fast, exact = (
             {
                 method.name: method.calls.usual_s()
@@ -97,7 +97,7 @@ class CheckReport:
         return exact[name][rows] / fast[name][rows]
 
     def as_json(self) -> dict[str, Any]:
-        """The whole report. Seconds, bytes; differences are of any value of an answer."""
+        """The whole report. Seconds, bytes; differences are maxima over all values of an answer."""
         return {
             **self.timing.as_json(),
             "requests": list(self.requests),
@@ -165,7 +165,7 @@ class CheckReport:
                 yield f"{name}: {its.too_wide} rows did not fit the memory"
         yield from self.notes
         if self.is_widest_timed:
-            yield "The widest step that was timed pays: wider ones may, too (--max-rows)."
+            yield "The widest timed step is worthwhile: wider ones may be too (--max-rows)."
         yield from (f"LARGER THAN ALLOWED: {problem}" for problem in self.problems)
         yield ""
         yield self.advice
@@ -206,10 +206,10 @@ def _component(method: Method) -> dict[str, Any]:
 
 
 def show(difference: float) -> str:
-    """A difference for people; 0 is exact."""
+    """A difference as text; 0 is exact."""
     return f"{difference:.1e}" if difference else "0"
 
 
 def _finite(value: float | None) -> float | str | None:
-    """A number as JSON has them; JSON has no infinity."""
+    """A number for JSON, which has no infinity."""
     return "inf" if value == float("inf") else value

@@ -1,7 +1,7 @@
 """The requests of a check: different steps, guidance, seeds, prompts and arrivals.
 
-They are few and short, so that a check takes minutes. Steps are chosen so that requests that arrive
-a step later end together with earlier ones, and share a decode.
+They are few and short, so a check takes minutes. Requests that arrive a step later have one step
+less, so they end together with earlier requests and share a decode.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from carpool.request.card import Card
 from carpool.request.parameters import check
 from carpool.types import CheckedRequest, Request
 
-PROMPTS = (  # short: some models read few words, and say so where there are more
+PROMPTS = (  # short: some models truncate long prompts, with a warning
     "a red circle",
     "a blue star on black",
     "a white ring",
@@ -23,9 +23,9 @@ PROMPTS = (  # short: some models read few words, and say so where there are mor
 )
 
 FEWER_STEPS = (0, 0, 1, 1, 0, 1)
-GUIDANCE = (1.0, 1.0, 0.75, 1.0, None, 0.75)  # parts of the model's own; None: without
-FIRST_ARRIVALS = 3  # so many arrive at once, the others a step later
-DISTILLED_STEPS = 4  # a model that takes no more steps is distilled, and may take no saved_steps
+GUIDANCE = (1.0, 1.0, 0.75, 1.0, None, 0.75)  # relative to the model's own; None: without guidance
+FIRST_ARRIVALS = 3  # arrive at once; later requests arrive after a step
+DISTILLED_STEPS = 4  # models with at most this default are distilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +33,21 @@ class CheckOptions:
     """Options of a check: numbers of requests, steps, rows and repeats."""
 
     requests: int = 6
-    steps: int = 5  # of the longest request; at most the model's own
-    max_rows: int = 8  # widest forward that is timed
-    repeats: int = 3  # of each width that is timed
-    budget_s: float = 120.0  # for timing; widths that would take longer are left out
-    parameters: Mapping[str, Any] = field(default_factory=dict)  # of all requests
+    steps: int = 5  # steps of the longest request; at most the model's own
+    max_rows: int = 8  # widest timed forward
+    repeats: int = 3  # runs of each timed width
+    budget_s: float = 120.0  # time for timing; slower widths are skipped
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # parameters of all requests
 
 
 QUICK = CheckOptions(requests=4, steps=3, max_rows=4, budget_s=10.0)
 
 
 def mixed(card: Card, options: CheckOptions) -> list[CheckedRequest]:
-    """The requests, in the order of their arrival.
+    """The requests, in order of arrival.
 
     Raises:
-        Rejected: the model does not take them as they are.
+        Rejected: the model refuses a request.
     """
     task = card.task_for(options.parameters)
     defaults = {p.name: p.default for p in task.parameters} | card.defaults
@@ -82,7 +82,7 @@ def mixed(card: Card, options: CheckOptions) -> list[CheckedRequest]:
 
 
 def described(request: CheckedRequest) -> str:
-    """A request in a few words, for messages."""
+    """A short description of a request, for messages."""
     names = ("num_inference_steps", "guidance_scale")
     values = [f"{name}={request.arguments[name]}" for name in names if name in request.arguments]
     return ", ".join([f"seed={request.seed}", *values])

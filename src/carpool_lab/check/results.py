@@ -1,6 +1,6 @@
-"""The seconds that a check measured: a curve a component, its knee, a table for the simulator.
+"""Timings of a check: a curve for each component, its knee, a table for the simulator.
 
-The *knee* is the widest forward that pays: see `carpool_lab.tables.knee`.
+The *knee* is the widest worthwhile forward: see `carpool_lab.tables.knee`.
 """
 
 import re
@@ -22,10 +22,10 @@ class ComponentTiming:
 
     kind: CallKind
     phase: Phase
-    rows: int  # that a request adds
-    calls: float  # of a request
-    seconds: Mapping[int, float]  # by rows, medians
-    peak_bytes: Mapping[int, int]  # by rows, weights included; empty where the device tells none
+    rows: int  # rows of one request
+    calls: float  # calls of one request
+    seconds: Mapping[int, float]  # medians by rows
+    peak_bytes: Mapping[int, int]  # by rows, with weights; empty if the device reports none
     too_wide: int | None = None  # rows that did not fit the memory
 
     def knee(self, min_gain: float) -> int:
@@ -36,7 +36,7 @@ class ComponentTiming:
 class TimingReport:
     """The seconds of one model at one size, with device and versions."""
 
-    model: str  # as it was asked for
+    model: str  # as given by the user
     device: str
     dtype: str
     versions: Mapping[str, str]
@@ -44,10 +44,10 @@ class TimingReport:
     min_gain: float
     repeats: int
     size: tuple[int, int] | None  # width and height in pixels; None: the model has no sizes
-    steps: int  # that were measured for each request
-    components: tuple[ComponentTiming, ...]  # in the order in which a request needs them
+    steps: int  # measured steps of each request
+    components: tuple[ComponentTiming, ...]  # in order of use
     costs: Costs
-    problem: str = ""  # what kept wider forwards from being measured
+    problem: str = ""  # why wider forwards were not measured
 
     @property
     def size_name(self) -> str:
@@ -58,7 +58,7 @@ class TimingReport:
         return [part for part in self.components if part.phase == "denoise"]
 
     def request_s(self, phase: Phase) -> dict[int, float]:
-        """Seconds of a phase by the number of requests that share it, where all was measured."""
+        """Seconds of a phase by number of requests in it, for fully measured numbers."""
         parts = [part for part in self.components if part.phase == phase]
         shared = [
             {rows // part.rows for rows in part.seconds if rows % part.rows == 0} for part in parts
@@ -69,12 +69,12 @@ class TimingReport:
         }
 
     def step_s(self) -> dict[int, float]:
-        """Seconds of a denoising step by the number of requests that share it."""
+        """Seconds of a denoising step by number of requests in it."""
         return {n: seconds / self.steps for n, seconds in self.request_s("denoise").items()}
 
     @property
     def knee(self) -> int:
-        """Requests up to which a shared step is worth it."""
+        """Largest worthwhile number of requests in a step."""
         rows = max((part.rows for part in self.denoisers), default=1)
         seconds = self.step_s()
         return knee(seconds, self.min_gain * rows) if seconds else 1
@@ -110,7 +110,7 @@ class TimingReport:
         sides = set(self.size or ())
         side = str(*sides) if len(sides) == 1 else self.size_name
         return Table(
-            name=f"{model}-{side}",  # as `Table.model` and `side_px` read it
+            name=f"{model}-{side}",  # format that `Table.model` and `side_px` parse
             steps=self.usual_steps,
             denoise_s=self.step_s(),
             encode_s=self.request_s("encode").get(1, 0.0),

@@ -1,7 +1,7 @@
 """Run the requests of a check alone and together, in both numerics, and as plain diffusers.
 
-The engine is the one that serves. Its policy fuses as much as memory permits, so that what fuses is
-not left to the speed of the machine.
+The engine is the production engine. Its policy fuses as much as memory permits, so the fused calls
+do not depend on the speed of the machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,15 +25,15 @@ from carpool_lab.check.lockstep import Lockstep, OutcomeListener
 from carpool_lab.check.requests import FIRST_ARRIVALS, described
 from carpool_lab.check.watch import ForwardChecker, ObservedCalls, apart
 
-MAX_ROUNDS = 6  # of all requests together, until nothing is on probation, and once more
+MAX_ROUNDS = 6  # runs of all requests, until no call is on probation, plus one
 
 OnForward = Callable[[], object]
-OutputFields = Mapping[str, Any]  # the fields of a pipeline's output
+OutputFields = Mapping[str, Any]  # fields of a pipeline's output
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How calls of one method of a component fused: a row of the report."""
+    """How a component's calls of one method fused: a row of the report."""
 
     name: str  # "transformer.forward"
     calls: ObservedCalls
@@ -49,8 +49,8 @@ class Method:
 class Proof:
     """The result of one numerics mode."""
 
-    difference: float  # the largest of any value, of requests together against alone
-    methods: tuple[Method, ...]  # in the order in which a request needs them
+    difference: float  # maximum over all values, together against alone
+    methods: tuple[Method, ...]  # in order of use
     alone: tuple[OutputFields, ...]
 
 
@@ -65,7 +65,7 @@ def prove(
     """Run the requests alone and together in each numerics mode, by name.
 
     Raises:
-        CarpoolError: a request failed, which says which one.
+        CarpoolError: a request failed; the message names it.
     """
     return {
         mode: _prove(loaded, replace(settings, numerics=mode), requests, table, tick)
@@ -81,9 +81,9 @@ def _prove(
     tick: OnForward,
 ) -> Proof:
     watch = ForwardChecker(loaded.device, measures=settings.numerics == "fast")
-    before, table.costs = table.costs, Costs()  # forwards are slower here
+    before, table.costs = table.costs, Costs()  # comparisons slow the forwards down
     engine = EngineCore(
-        replace(loaded, undo=lambda: None),  # more engines follow
+        replace(loaded, undo=lambda: None),  # further engines need the patches
         replace(
             settings, max_batch_size=64, max_decode_size=64, max_running=64, conditioning_cache=0.0
         ),
@@ -118,7 +118,7 @@ def _prove(
 def _method(
     name: str, calls: ObservedCalls, lines: Sequence[Mapping[str, Any]], exclusive: set[str]
 ) -> Method:
-    """Join what was observed with what the engine knows: by component, or by class."""
+    """Combine the observations with the engine's proofs, by component or class."""
     component, _, method = name.rpartition(".")
     if component.partition(".")[0] in exclusive and calls.max_requests == 1:
         return Method(name, calls, "exclusive", "requests change it while they run")
@@ -142,7 +142,7 @@ def _method(
 def _run(
     engine: EngineCore, requests: Sequence[CheckedRequest], how: str, tick: OnForward
 ) -> list[OutputFields]:
-    """Run requests together; the first ones at once, the others when those have made a step."""
+    """Run requests together; some at once, the rest after these have made a step."""
     listeners = [OutcomeListener() for _ in requests]
     pairs = list(zip(requests, listeners, strict=True))
     for request, listener in pairs[:FIRST_ARRIVALS]:
@@ -168,7 +168,7 @@ def _run(
 
 
 def apart_of(first: OutputFields, second: OutputFields) -> float:
-    """The largest difference of any value of two answers."""
+    """The maximum difference over all values of two answers."""
     return apart(*([_as_tensor(fields[k]) for k in sorted(fields)] for fields in (first, second)))
 
 
@@ -196,10 +196,10 @@ def plain(
     alone: Sequence[OutputFields],
     tick: OnForward,
 ) -> PlainComparison:
-    """Run the requests on the pipeline itself. It keeps what that leaves on it: do it last.
+    """Run the requests on the pipeline itself. This may change the pipeline, so call it last.
 
-    A pipeline that draws numbers beside its generator cannot be compared: the engine gives each
-    request numbers of its own there. Two runs of different global numbers tell.
+    A pipeline that draws random numbers outside of its generator cannot be compared: the engine
+    gives each request its own. Two runs with different global seeds detect this.
     """
     difference = 0.0
     with torch.no_grad():
@@ -209,7 +209,7 @@ def plain(
                 if gap := apart_of(answer, expected):
                     second = _plain(loaded, request, seed=request.seed + 1)
                     if apart_of(answer, second):
-                        return PlainComparison(None, "it draws random numbers beside its generator")
+                        return PlainComparison(None, "it draws numbers without its generator")
             except CarpoolError:
                 raise
             except Exception as error:
@@ -232,9 +232,9 @@ def _plain(loaded: LoadedPipeline, request: CheckedRequest, *, seed: int) -> Out
 
 
 def limit(card: Card, loaded: LoadedPipeline, requests: Sequence[CheckedRequest]) -> float | None:
-    """The largest difference that `docs/numerics.md` allows in fast numerics; None: not stated.
+    """The limit of `docs/numerics.md` for differences in fast numerics; None: not stated.
 
-    That is said of float32. On CUDA, convolutions may round to TensorFloat-32.
+    It is stated for float32. On CUDA, convolutions may round to TensorFloat-32.
     """
     is_tf32 = loaded.device.type == "cuda" and torch.backends.cudnn.allow_tf32
     if loaded.device.dtype is not torch.float32 or is_tf32:

@@ -1,8 +1,8 @@
-"""Measure the duration of forwards by their number of rows, with the engine that serves.
+"""Measure the duration of forwards by number of rows, with the production engine.
 
-For each width, that many equal requests run in lockstep on a real engine, so that forwards and
-timing are those of production; the results go into the same cost table. The first forward of each
-width is ignored, because it allocates memory and chooses kernels.
+For each width, that many equal requests run in lockstep on a real engine, so forwards and timing
+are as in production; the results go into the same cost table. The first forward of each width is
+ignored, because it allocates memory and chooses kernels.
 """
 
 import time
@@ -26,7 +26,7 @@ from carpool_lab.check.results import ComponentTiming, TimingReport
 from carpool_lab.check.run import OnForward, Proof
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # requests in a forward
-FEW_STEPS = 2  # of each request: enough for medians, as each width runs several times
+FEW_STEPS = 2  # steps of a request; repeats give enough samples for medians
 
 
 def timed(
@@ -38,11 +38,11 @@ def timed(
     table: StoredCosts,
     tick: OnForward,
 ) -> tuple[TimingReport, list[str]]:
-    """Measure seconds of forwards by rows; returns them with notes on widths that were left out.
+    """Measure seconds of forwards by rows; returns them with notes on skipped widths.
 
     Args:
-        request: one of those that were run.
-        proof: of fast numerics, whose seconds tell how many widths the budget allows.
+        request: one of the checked requests.
+        proof: proof of fast numerics; its timings limit the widths to the budget.
     """
     max_rows = options.max_rows
     while max_rows > 1 and _predicted_s(proof, options, max_rows) > options.budget_s:
@@ -50,14 +50,14 @@ def timed(
     notes = []
     if max_rows < options.max_rows:
         notes.append(
-            f"forwards of more than {max_rows} rows were not timed, which takes minutes: say "
+            f"forwards of more than {max_rows} rows were not timed, as it takes minutes: use "
             f"`--max-rows {options.max_rows}`"
         )
     arguments = dict(request.arguments)
     if "num_inference_steps" in arguments:
         arguments["num_inference_steps"] = min(FEW_STEPS, arguments["num_inference_steps"])
     report = measure(
-        replace(loaded, undo=lambda: None),  # more follows
+        replace(loaded, undo=lambda: None),  # further engines need the patches
         replace(settings, numerics="fast"),
         replace(request, arguments=arguments),
         max_rows=max_rows,
@@ -69,7 +69,7 @@ def timed(
 
 
 def _predicted_s(proof: Proof, options: CheckOptions, max_rows: int) -> float:
-    """Seconds at worst: rows gain nothing, and all of a request's calls are repeated."""
+    """Upper bound in seconds: batching gains nothing, and all calls are repeated."""
     request_s = 0.0
     for method in proof.methods:
         row_s = min((s / rows for rows, s in method.calls.usual_s().items()), default=0.0)
@@ -88,20 +88,20 @@ def measure(
     clock: Clock = time.monotonic,
     tick: Callable[[], object] = lambda: None,
 ) -> TimingReport:
-    """Measure a model, and keep what was learned in its table.
+    """Measure a model, and store the costs in its table.
 
-    The calling thread becomes the engine's. Curves of other sizes in the table stay.
+    The calling thread becomes the engine's. Curves of other sizes in the table are kept.
 
     Args:
-        request: run many times, with other seeds.
-        max_rows: of the widest forward.
+        request: runs many times, with different seeds.
+        max_rows: rows of the widest forward.
         repeats: runs of each width.
-        table: of this model and these settings.
-        clock: of forwards on a CPU.
+        table: cost table of this model and these settings.
+        clock: clock of forwards on a CPU.
         tick: called after each run.
 
     Raises:
-        CarpoolError: a request failed, and not for want of memory.
+        CarpoolError: a request failed for a reason other than memory.
     """
     device, notes, before = loaded.device, WarmCosts(), table.costs
     table.costs = notes
@@ -112,7 +112,7 @@ def measure(
             settings,
             max_batch_size=max_rows,
             max_decode_size=max_rows,
-            conditioning_cache=0.0,  # every forward is to run
+            conditioning_cache=0.0,  # every forward must run
         ),
         clock=clock,
         off_loop=lambda work: work(),
@@ -124,7 +124,7 @@ def measure(
     try:
         count, problem = _run_widths(engine, lockstep, request, max_rows, repeats, tick)
         stats, lockstep.stats = lockstep.stats, {}
-        if device.runs_ahead and not problem:  # the last events are read when others follow
+        if device.runs_ahead and not problem:  # device events are read at later forwards
             _run(engine, request, 1)
     finally:
         table.costs = Costs({**dict(before), **{k: c for k, c in notes if c.measured}})
@@ -153,9 +153,9 @@ def _run_widths(
     repeats: int,
     tick: Callable[[], object],
 ) -> tuple[int, str]:
-    """Run every width that fits; returns the number of requests run, and a problem.
+    """Run every width that fits; returns the number of requests, and a problem.
 
-    Widths take turns, so that a machine that is slow for a while is slow for all of them.
+    Widths alternate, so a temporarily slow machine affects all of them equally.
     """
     fitting: list[int] = []
     count, problem = 0, ""
@@ -178,7 +178,7 @@ def _run_widths(
 
 
 def _widths(stats: Mapping[CallKind, CallStats], max_rows: int) -> Iterator[int]:
-    """One request, and then as many as are worth a try; `stats` has the first one by then."""
+    """Yield width 1, then each larger width that may fit, by the `stats` so far."""
     yield 1
     count = max_rows // max((entry.rows for entry in _denoisers(stats)), default=1)
     yield from (n for n in WIDTHS if 1 < n < count)

@@ -1,4 +1,4 @@
-"""Observe forwards: compare each call with its answer alone; measure seconds and memory."""
+"""Observe forwards: compare fused with single calls; measure seconds and memory."""
 
 import time
 import weakref
@@ -26,28 +26,28 @@ class ObservedCalls:
 
     phase: Phase
     class_name: str
-    max_requests: int = 1  # in a forward
-    compared: int = 0  # forwards of several requests
-    difference: float = 0.0  # the largest, of any number in an answer, against the call alone
+    max_requests: int = 1  # most requests in a forward
+    compared: int = 0  # compared forwards with several requests
+    difference: float = 0.0  # maximum over all numbers, against single calls
     seconds: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # by rows
-    bytes: dict[int, int] = field(default_factory=dict)  # by rows, beside weights and inputs
+    bytes: dict[int, int] = field(default_factory=dict)  # by rows, without weights and inputs
     too_wide: int | None = None  # rows that did not fit the memory
 
     @property
     def row_bytes(self) -> int | None:
-        """Bytes of memory for one more row; None if only one width was measured."""
+        """Bytes for each additional row; None if only one width was measured."""
         low, high = min(self.bytes, default=0), max(self.bytes, default=0)
         if low == high:
             return None
         return round((self.bytes[high] - self.bytes[low]) / (high - low))
 
     def usual_s(self) -> dict[int, float]:
-        """Median seconds by rows, without the first, which allocates memory."""
+        """Median seconds by rows, without the first forward, which allocates memory."""
         return {n: median(s[1:]) for n, s in sorted(self.seconds.items()) if len(s) > 1}
 
 
 class ForwardChecker:
-    """Runs the calls of every shared forward apart as well, and compares.
+    """Also runs the calls of every shared forward separately, and compares.
 
     Args:
         measures: time forwards, and measure their memory once for each number of rows.
@@ -90,7 +90,7 @@ class ForwardChecker:
 
 
 def apart(first: Any, second: Any) -> float:
-    """The largest difference of any two numbers in two answers; infinite where shapes differ."""
+    """The maximum difference over all numbers of two answers; infinite if shapes differ."""
     pairs = list(tensors_in(first)), list(tensors_in(second))
     if [a.shape for a in pairs[0]] != [b.shape for b in pairs[1]]:
         return float("inf")
@@ -106,13 +106,13 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def wait(device: Device) -> None:
-    """Wait for all work of the device."""
+    """Wait until the device is idle."""
     device.synchronize()
 
 
 @contextmanager
 def allocated(device: Device) -> Iterator[list[int]]:
-    """Give the most bytes that torch held at once inside of the block, beside those before it."""
+    """Measure the peak of torch's memory in the block, relative to its start."""
     peak: list[int] = []
     if (before := device.allocated_bytes) is not None:
         wait(device)
@@ -129,7 +129,7 @@ def allocated(device: Device) -> Iterator[list[int]]:
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that operations make, until they are freed.
 
-    A CPU does not tell what was allocated. What an operation needs only while it runs is not seen.
+    CPUs have no allocator statistics. Temporary memory inside an operation is not counted.
     """
 
     def __init__(self) -> None:

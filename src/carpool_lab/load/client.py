@@ -1,7 +1,7 @@
 """The HTTP client of `carpool bench`: requests pictures or videos from an OpenAI-compatible server.
 
-`LoadClient.ask` sends one request and returns when the whole answer has arrived, or raises
-`RequestError`. Nothing is retried: the refusals of an overloaded server are part of the result.
+`LoadClient.ask` sends one request and returns after the complete answer, or raises `RequestError`.
+It never retries: the refusals of an overloaded server are part of the result.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 class RequestError(Exception):
-    """A request that gave no picture or video; equal failures have equal `reason`s."""
+    """A request without a picture or video; equal failures have equal `reason`s."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -34,12 +34,12 @@ class LoadClient:
     """Sends requests to one server; use it as `async with LoadClient(...) as client`.
 
     Args:
-        url: of the server, with or without its `/v1`.
+        url: URL of the server, with or without `/v1`.
         api_key: sent as a bearer token.
-        timeout_s: how long one answer may take.
+        timeout_s: limit for each answer.
 
     Raises:
-        CarpoolError: the URL is none.
+        CarpoolError: not a valid URL.
     """
 
     def __init__(self, url: str, task: BenchTask, *, api_key: str, timeout_s: float) -> None:
@@ -54,9 +54,9 @@ class LoadClient:
         self._http = httpx2.AsyncClient(
             base_url=base,
             headers={"authorization": f"Bearer {api_key}"},
-            timeout=None,  # `ask` has one over everything
+            timeout=None,  # `ask` has a total timeout
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=base.host not in _LOOPBACK,  # proxies
+            trust_env=base.host not in _LOOPBACK,  # proxy settings
         )
 
     async def __aenter__(self) -> Self:
@@ -66,10 +66,10 @@ class LoadClient:
         await self._http.aclose()
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait for the picture or video; returns the server's JSON about it.
+        """Wait for the picture or video; returns the server's JSON.
 
         Raises:
-            RequestError: it gave none.
+            RequestError: the request failed.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -82,7 +82,7 @@ class LoadClient:
             raise RequestError(reason, str(error) or repr(error)) from None
 
     async def statistics(self) -> dict[str, Any]:
-        """The server's `/stats`; empty where it has none."""
+        """The server's `/stats`; empty if it has none."""
         try:
             async with asyncio.timeout(10):
                 answer = await self._http.get("/stats")
@@ -101,10 +101,10 @@ class LoadClient:
         return data
 
     async def _video(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Create a job, poll until it is done, fetch its file; as OpenAI's client, in a form.
+        """Create a job by a form, as OpenAI's client; poll until it is done; download its file.
 
-        The server's poll interval is ignored, as it would blur the latency: polling every 2 % of
-        the time waited so far adds at most that much.
+        It ignores the server's poll interval, which would distort the latency: polling every 2 %
+        of the elapsed time adds at most 2 %.
         """
         began_s = asyncio.get_running_loop().time()
         form = {name: (None, _as_field(value)) for name, value in body.items()}
@@ -136,7 +136,7 @@ def _json_of(answer: httpx2.Response) -> dict[str, Any]:
     if answer.is_success and isinstance(body, dict):
         return body
     error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict):  # not OpenAI's format
+    if not isinstance(error, dict):  # not in OpenAI's format
         error = {"code": answer.reason_phrase, "message": answer.text[:200]}
     code = error.get("code") or error.get("type") or answer.reason_phrase
     raise RequestError(f"{answer.status_code} {code}", str(error.get("message", "")))

@@ -1,4 +1,4 @@
-"""The command `carpool bench`. Its libraries are optional and imported when it runs."""
+"""The command `carpool bench`. It imports its optional libraries when it runs."""
 
 import asyncio
 import json
@@ -34,15 +34,15 @@ _NOT_IN_SWEEP = ("url", "trace", "request_rate")
 
 
 @click.command()
-@click.option("--url", help="of the server to ask  [default: http://127.0.0.1:8000]")
+@click.option("--url", help="URL of the server  [default: http://127.0.0.1:8000]")
 @click.option("--api-key", envvar="OPENAI_API_KEY", default="none", help="bearer token to send")
-@click.option("--model", help="id to send  [default: none]; with --sweep what to serve [shapes]")
+@click.option("--model", help="id to send  [default: none]; with --sweep: model to serve [shapes]")
 @click.option(
     "--task",
     type=click.Choice(["text-to-image", "text-to-video"]),
     default="text-to-image",
     show_default=True,
-    help="POST /v1/images/generations, or a job of POST /v1/videos until its file is here",
+    help="POST /v1/images/generations, or POST /v1/videos with the download of its file",
 )
 @click.option(
     "--num-prompts",
@@ -52,18 +52,18 @@ _NOT_IN_SWEEP = ("url", "trace", "request_rate")
 @click.option(
     "--request-rate",
     type=float,
-    help="requests a second, arriving at random (Poisson); inf is all at once  [default: inf]",
+    help="requests a second, at random times (Poisson); inf: all at once  [default: inf]",
 )
 @burst_option
 @click.option(
     "--trace",
     type=file_path(exists=True),
-    help='arrivals from a file instead: JSON lines {"at_s": seconds, ...}, the rest as for --mix',
+    help='arrivals from a file: JSON lines {"at_s": seconds, ...}, other fields as for --mix',
 )
 @click.option(
     "--max-concurrency",
     type=click.IntRange(1),
-    help="requests under way at once. With --request-rate inf the loop is closed: latency counts "
+    help="most concurrent requests. With --request-rate inf the loop is closed: latency counts "
     "from the sending, otherwise from the arrival. With --sweep: clients of the closed loop that "
     "measures capacity  [default: no limit; 16 with --sweep]",
 )
@@ -72,8 +72,8 @@ _NOT_IN_SWEEP = ("url", "trace", "request_rate")
 @click.option(
     "--mix",
     type=file_path(exists=True),
-    help='what to ask for: JSON lines or a JSON list of {"weight", "prompt" or "prompts", "size", '
-    '"num_inference_steps", ...}; all but weight and prompts goes into the request',
+    help='mix of requests: JSON lines or a JSON list of {"weight", "prompt" or "prompts", "size", '
+    '"num_inference_steps", ...}; other fields go into the request unchanged',
 )
 @seed_option
 @click.option(
@@ -81,14 +81,14 @@ _NOT_IN_SWEEP = ("url", "trace", "request_rate")
     type=click.IntRange(0),
     default=2,
     show_default=True,
-    help="rounds before the start, one request at a time: of each setting one with the fewest "
-    "and one with the most steps",
+    help="warm-up rounds, one request at a time: for each setting one with the fewest and one "
+    "with the most steps",
 )
 @click.option(
     "--slo-scale",
     type=click.FloatRange(0, min_open=True),
-    help="latency target of a request, in times its solo latency: the fastest warmup request of "
-    "its setting; between step counts in a straight line  [default: none; 5 with --sweep]",
+    help="latency target of a request, as a multiple of its solo latency: its setting's fastest "
+    "warm-up request, interpolated between step counts  [default: none; 5 with --sweep]",
 )
 @click.option(
     "--timeout",
@@ -96,26 +96,26 @@ _NOT_IN_SWEEP = ("url", "trace", "request_rate")
     default=3600.0,
     show_default=True,
     metavar="S",
-    help="how long one answer may take",
+    help="limit for each answer",
 )
 @save_option
-@click.option("--json", "as_json", is_flag=True, help="print that JSON in place of the block")
+@click.option("--json", "as_json", is_flag=True, help="print this JSON instead of text")
 @click.option(
     "--sweep",
     is_flag=True,
-    help="compare the batching modes: serve --model in each, at each of --loads; other settings "
-    "of the servers come from CARPOOL_* variables",
+    help="compare the batching modes: serve --model in each mode, at each of --loads; other "
+    "settings of the servers come from CARPOOL_* variables",
 )
 @click.option("--modes", help=f"of --sweep  [default: {','.join(get_args(BatchingMode))}]")
 @click.option(
-    "--loads", help="of --sweep, in parts of the measured capacity  [default: 0.3,0.6,0.9,1.2]"
+    "--loads", help="with --sweep: fractions of the measured capacity  [default: 0.3,0.6,0.9,1.2]"
 )
-@click.option("--output", type=file_path(), help="picture of --sweep  [default: bench.png]")
+@click.option("--output", type=file_path(), help="with --sweep: plot  [default: bench.png]")
 def bench(**flags: Any) -> None:
-    """Send load to an OpenAI-compatible server and say how it did.
+    """Send load to an OpenAI-compatible server and report the results.
 
-    Requests are sent when they are due, whether or not earlier ones were answered, and their
-    latency counts from then. Failures count against the server and are listed by reason.
+    Requests are sent on schedule, without waiting for earlier answers, and their latency counts
+    from the scheduled time. Failures count against the server and are listed by reason.
     """
     options = Flags(**flags)
     if options.sweep:
@@ -138,7 +138,7 @@ def bench(**flags: Any) -> None:
 
 
 def _once(options: Flags) -> tuple[dict[str, Any], str]:
-    """One run against a server that is there already; its JSON and its block of text."""
+    """One run against a running server; returns its JSON and its text."""
     from carpool_lab.load.client import LoadClient
     from carpool_lab.load.generator import RequestResult, run, samples, warm_up, with_slo
     from carpool_lab.load.report import as_json, block, summarise
@@ -192,7 +192,7 @@ def _once(options: Flags) -> tuple[dict[str, Any], str]:
 
 
 def _sweep(options: Flags) -> tuple[dict[str, Any], str]:
-    """Run all modes under all loads and write the picture; returns their JSON and table."""
+    """Run all modes at all loads and write the plot; returns their JSON and table."""
     from carpool_lab.load.plot import draw
     from carpool_lab.load.sweep import SweepSettings, sweep
 
@@ -251,7 +251,7 @@ def _arrivals(options: Flags, rate: float) -> list[Arrival]:
 
 
 class _Bars:
-    """Progress on standard error, one bar after another; nothing where that is no terminal."""
+    """Progress bars on standard error, one at a time; none without a terminal."""
 
     def __init__(self) -> None:
         from tqdm import tqdm

@@ -1,6 +1,6 @@
-"""Send requests when they are due and record their results. Knows nothing of HTTP.
+"""Send requests on schedule and record their results, independent of HTTP.
 
-The clock is the event loop's, so that tests run in virtual time.
+It uses the event loop's clock, so tests run in virtual time.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from carpool_lab.load.client import RequestError
 from carpool_lab.workload import Arrival, kind_of
 
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
-"""Takes a request, returns what the server says about its output, or raises `RequestError`."""
+"""Sends a request; returns the server's JSON, or raises `RequestError`."""
 
 Tick = Callable[[], object]
-"""Called when a request has ended."""
+"""Called at the end of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class RequestResult:
     """The result of one request. Times are seconds after the start of the run."""
 
     body: Mapping[str, Any] = field(hash=False)
-    at_s: float  # when it was due
+    at_s: float  # scheduled time
     sent_s: float
     done_s: float
-    latency_s: float  # from when it was due; in a closed loop, from when it was sent
-    failure: str | None = None  # the reason; None: it succeeded
-    message: str = ""  # of the failure
-    peak_memory_mb: float | None = None  # where the server tells
-    slo_s: float = inf  # the latency that it should not exceed
+    latency_s: float  # from the scheduled time; in a closed loop, from the sending
+    failure: str | None = None  # the reason; None: success
+    message: str = ""  # message of the failure
+    peak_memory_mb: float | None = None  # if the server reports it
+    slo_s: float = inf  # latency target
 
     @property
     def is_good(self) -> bool:
@@ -48,12 +48,12 @@ async def run(
     is_closed: bool = False,
     tick: Tick = lambda: None,
 ) -> list[RequestResult]:
-    """Send every request when it is due; returns when the last one has ended.
+    """Send all requests on schedule; returns after the last answer.
 
     Args:
-        max_concurrency: requests under way at once; the others wait here, oldest first.
-        is_closed: latency counts from the sending: each client waits for an answer before asking
-            again. Otherwise from when a request was due: waiting is part of it, wherever it is.
+        max_concurrency: most concurrent requests; more requests wait here, oldest first.
+        is_closed: a closed loop: latency counts from the sending. Otherwise it counts from the
+            scheduled time and includes all waiting.
     """
     clock = asyncio.get_running_loop().time
     began_s = clock()
@@ -87,30 +87,30 @@ async def run(
 
 
 Key = tuple[str, int | None]
-"""The kind of a request, and its steps; None: the model's own number."""
+"""The kind of a request, and its steps; None: the model's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoloLatencies:
-    """Solo latencies: of requests that have the server to themselves."""
+    """Latencies of requests that run alone on the server."""
 
     seconds: Mapping[Key, float]
 
     def of(self, body: Mapping[str, Any]) -> float:
-        """Seconds for a request, in a straight line between the step counts that were measured."""
+        """Seconds of a request, interpolated linearly between measured step counts."""
         kind, steps = _key(body)
         if (kind, steps) in self.seconds:
             return self.seconds[kind, steps]
         points = sorted((n, s) for (k, n), s in self.seconds.items() if k == kind and n is not None)
-        assert steps is not None, "`samples` names those that leave the steps to the model"
+        assert steps is not None, "`samples` has requests without steps"
         (few, few_s), (steps_high, many_s) = points
         return few_s + (many_s - few_s) * (steps - few) / (steps_high - few)
 
 
 def samples(arrivals: Iterable[Arrival]) -> list[Mapping[str, Any]]:
-    """The requests to measure alone: of each kind one with the fewest and one with the most steps.
+    """The requests to measure alone: for each kind one with the fewest and one with the most steps.
 
-    Those that leave the steps to the model are of a kind of their own.
+    Requests without a number of steps are a separate kind.
     """
     by_key: dict[Key, Mapping[str, Any]] = {}
     for arrival in arrivals:
@@ -124,10 +124,10 @@ def samples(arrivals: Iterable[Arrival]) -> list[Mapping[str, Any]]:
 async def warm_up(
     bodies: Sequence[Mapping[str, Any]], ask: Ask, *, rounds: int, tick: Tick = lambda: None
 ) -> SoloLatencies:
-    """Ask for each in turn, one at a time, so often; the fastest of each is its solo latency.
+    """Send each request `rounds` times, one at a time; its minimum is its solo latency.
 
     Raises:
-        CarpoolError: one failed; the load would too.
+        CarpoolError: a request failed; the load would fail too.
     """
     clock = asyncio.get_running_loop().time
     seconds: dict[Key, float] = {}
@@ -147,7 +147,7 @@ async def warm_up(
 def with_slo(
     outcomes: Iterable[RequestResult], solo: SoloLatencies, scale: float
 ) -> list[RequestResult]:
-    """Outcomes with their latency target: `scale` times what they would take alone."""
+    """Add the latency target to outcomes: `scale` times their solo latency."""
     return [replace(outcome, slo_s=scale * solo.of(outcome.body)) for outcome in outcomes]
 
 

@@ -1,6 +1,6 @@
 """The report of a run: numbers from request results, as a block of text and as JSON.
 
-Lines and JSON fields have the names of SGLang's and vLLM's benchmarks, where these have one.
+Lines and JSON fields have the names of SGLang's and vLLM's benchmarks, where they exist.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ WIDTH = 60
 
 @dataclass(frozen=True, slots=True)
 class FailureCount:
-    """Requests that failed for one reason."""
+    """The number of requests that failed for one reason."""
 
     reason: str
     count: int
-    message: str  # of the first
+    message: str  # message of the first one
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in numbers; None where there is none. Latencies are of what succeeded, seconds."""
+    """The numbers of a run; None if unknown. Latencies are of successful requests, seconds."""
 
     duration: float  # from the start to the last answer, seconds
     completed_requests: int
@@ -39,8 +39,8 @@ class Summary:
     latency_p95: float | None
     latency_p99: float | None
     latency_max: float | None
-    send_delay_max: float  # between the moment a request was due and its sending, seconds
-    slo_attainment_rate: float | None  # share of all requests; None: there was no target
+    send_delay_max: float  # from scheduled time to sending, seconds
+    slo_attainment_rate: float | None  # share of all requests; None: no target
     goodput_qps: float | None  # answers within their target, a second
     peak_memory_mb_max: float | None
     failures: tuple[FailureCount, ...]
@@ -51,8 +51,8 @@ def summarise(outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]) 
 
     Args:
         outcomes: one or more.
-        statistics: what the server told at `/stats` afterwards; memory is read from it where the
-            answers did not tell.
+        statistics: the server's `/stats` after the run; it supplies memory if the answers did
+            not.
     """
     completed = [outcome for outcome in outcomes if outcome.failure is None]
     good = sum(outcome.is_good for outcome in outcomes)
@@ -83,10 +83,10 @@ def summarise(outcomes: Sequence[RequestResult], statistics: Mapping[str, Any]) 
 
 
 def block(summary: Summary, settings: Mapping[str, Any]) -> str:
-    """The result as a block of text.
+    """The result as text.
 
     Args:
-        settings: what was run, named as it is to be shown.
+        settings: settings of the run, by displayed name.
     """
     return "\n".join(_lines(summary, settings))
 
@@ -97,7 +97,7 @@ def as_json(
     """The summary as JSON, with every single request."""
     requests = [asdict(outcome) for outcome in outcomes]
     for request in requests:
-        if request["slo_s"] == inf:  # JSON has no word for it
+        if request["slo_s"] == inf:  # JSON has no infinity
             request["slo_s"] = None
     return {"settings": dict(settings), **asdict(summary), "requests": requests}
 

@@ -1,7 +1,7 @@
 """`carpool bench --sweep`: all batching modes under the same loads, each on its own server.
 
-The capacity of `continuous` is measured first, in a closed loop. A load of 0.9 is then 0.9 times
-that rate in an open loop, with the same requests in the same order for every mode.
+First a closed loop measures the capacity of `continuous`. A load of 0.9 then means 0.9 times that
+rate in an open loop, with the same requests in the same order for every mode.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from carpool_lab.load.report import Summary, summarise
 from carpool_lab.workload import Arrival, Mix, bursts, generators, plan
 
 FLAGS: dict[str, tuple[str, ...]] = {
-    # as wide as `continuous` may be by default
+    # the default limit of `continuous`
     "dynamic": ("--batching-max-size", "8"),
     "request": ("--max-num-seqs", "8"),
 }
-"""Flags without which a mode does not batch."""
+"""Flags that a mode needs for batching."""
 
 QUIET = {"TQDM_DISABLE": "1", "DIFFUSERS_VERBOSITY": "error"}
-"""Environment of the servers: only errors on standard error."""
+"""Environment of the servers: they log only errors."""
 
 COLUMNS = (
     "mode | load | rate (req/s) | throughput (req/s) | latency mean (s) | median (s) | P99 (s) "
@@ -37,7 +37,7 @@ COLUMNS = (
 )
 
 StartServer = Callable[[str, str], AbstractAsyncContextManager[str]]
-"""Takes a model and a mode, starts a server and gives its URL; `serving`, or a fake."""
+"""Starts a server for a model and a mode; yields its URL. `serving`, or a fake."""
 
 SweepStage = Callable[[str, int], Tick]
 """Called with the name of a stage and its number of requests; returns a callback for each."""
@@ -49,20 +49,20 @@ class SweepSettings:
 
     model: str
     modes: Sequence[str]
-    loads: Sequence[float]  # of the capacity
+    loads: Sequence[float]  # fractions of the capacity
     mix: Mix
     task: BenchTask = "text-to-image"
     count: int = 100  # requests at each load
-    burst: int = 1  # requests that arrive together
-    clients: int = 16  # of the closed loop that measures the capacity
-    warmup: int = 2  # rounds
+    burst: int = 1  # simultaneous arrivals
+    clients: int = 16  # clients of the closed loop for the capacity
+    warmup: int = 2  # rounds of warm-up
     slo_scale: float = 5.0
     seed: int = 0
     api_key: str = "none"
     timeout_s: float = 3600.0
 
     def arrivals(self, rate_per_s: float) -> list[Arrival]:
-        """The arrivals of a run: always the same requests; at an infinite rate all at once."""
+        """The arrivals of a run, with equal requests in all runs; an infinite rate: all at once."""
         when, rng = generators(self.seed)
         times = bursts(rate_per_s, when, size=self.burst)
         return plan(times, self.mix, rng, count=self.count)
@@ -70,7 +70,7 @@ class SweepSettings:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One mode under one load."""
+    """One mode at one load."""
 
     mode: str
     load: float
@@ -83,7 +83,7 @@ class SweepReport:
     """The points of a sweep."""
 
     model: str
-    capacity_qps: float  # of `continuous`, in a closed loop
+    capacity_qps: float  # capacity of `continuous`, in a closed loop
     slo_scale: float
     points: Sequence[SweepPoint]
 
@@ -107,10 +107,10 @@ class SweepReport:
 
 @contextlib.asynccontextmanager
 async def serving(model: str, mode: str) -> AsyncIterator[str]:
-    """`carpool serve` on a free port; gives its URL once it is ready.
+    """Run `carpool serve` on a free port; yields its URL when ready.
 
     Raises:
-        CarpoolError: it ended instead; its messages went to standard error.
+        CarpoolError: the server stopped; its messages went to standard error.
     """
     flags = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning"]
     flags += ["--batching-mode", mode, *FLAGS.get(mode, ())]
@@ -128,7 +128,7 @@ async def serving(model: str, mode: str) -> AsyncIterator[str]:
             raise CarpoolError(f"`{command}` did not start; its messages are above")
         yield match[1]
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+        with contextlib.suppress(ProcessLookupError):  # already stopped
             process.terminate()
         try:
             await asyncio.wait_for(process.wait(), timeout=60)
@@ -140,10 +140,10 @@ async def serving(model: str, mode: str) -> AsyncIterator[str]:
 async def sweep(
     settings: SweepSettings, stage: SweepStage, *, start: StartServer = serving
 ) -> SweepReport:
-    """Measure every mode under every load.
+    """Measure every mode at every load.
 
     Raises:
-        CarpoolError: a server does not start, or refuses even one request at a time.
+        CarpoolError: a server does not start, or refuses single requests.
     """
     plan_of_arrivals = settings.arrivals(inf)
     async with _warm(settings, "continuous", start, stage) as (client, solo):
@@ -175,7 +175,7 @@ async def sweep(
 async def _warm(
     settings: SweepSettings, mode: str, start: StartServer, stage: SweepStage
 ) -> AsyncIterator[tuple[LoadClient, SoloLatencies]]:
-    """A warmed-up server in this mode, and its solo latencies."""
+    """Yield a warmed-up server in this mode, with its solo latencies."""
     bodies = samples(settings.arrivals(inf))
     async with (
         start(settings.model, mode) as url,

@@ -1,7 +1,7 @@
-"""The command lines for a plan: as it is, with fewer bits where it does not fit, or streamed.
+"""The command lines for a plan: unchanged, with fewer bits if it does not fit, or streamed.
 
-What is proposed is accepted: a memory budget by the residency plan of the engine itself, over the
-blocks of the model's modules.
+`carpool serve` accepts all proposals: memory budgets come from the engine's own residency plan,
+over the blocks of the model's modules.
 """
 
 from collections.abc import Iterator
@@ -32,26 +32,26 @@ SMALLER_KINDS = (
     "int8",
     "int4",
     "quanto-int4",
-)  # proposed where weights do not fit, in this order
+)  # proposals if weights do not fit, in this order
 
 
 def kinds_in(quantize: str | None, model: "ModelShapes") -> dict[str, Quantization]:
-    """The kinds of quantized weights by component, as the engine takes `--quantize`.
+    """Parse `--quantize` to kinds of quantized weights by component, as the engine does.
 
     Raises:
-        SettingRejected: a kind or a component is unknown, or they do not go together.
+        SettingRejected: a kind or a component is unknown, or they do not fit together.
     """
     check_names("quantize", quantizations(quantize), model.modules)
     return kinds_of(EngineSettings(quantize=quantize), model.modules)
 
 
 def bits_of(quantize: str | None, model: "ModelShapes") -> dict[str, float]:
-    """Mean bits of a weight by component: those of linear layers are quantized, and no others.
+    """Mean bits of a weight by component: only linear layers are quantized.
 
-    By layers (float8), all but vectors are.
+    Layerwise float8 quantizes all weights except vectors.
 
     Raises:
-        SettingRejected: as `kinds_in`.
+        SettingRejected: see `kinds_in`.
     """
     kinds = kinds_in(quantize, model)
     return {name: _mean_bits(model.modules[name], kind) for name, kind in kinds.items()}
@@ -71,7 +71,7 @@ def _mean_bits(module: nn.Module, kind: Quantization) -> float:
 def commands(
     model: "ModelShapes", plan: Plan, quantize: str | None, is_compiled: bool
 ) -> Iterator[str]:
-    """The command lines to use, those of the plan's own figures first."""
+    """The command lines, first those that match the plan's numbers."""
     command = f"carpool serve {quote(model.model_id)} --max-batch-size {plan.knee}"
     compiled = " --compile" if is_compiled else ""
     if plan.fits:
@@ -81,7 +81,7 @@ def commands(
     room = _room(plan)
     for kind in SMALLER_KINDS:
         names = [name for name in model.modules if is_denoiser(name)]
-        if kind != "fp8":  # which is for denoisers only
+        if kind != "fp8":  # fp8 supports denoisers only
             names += [name for name in model.modules if "encoder" in name and name not in names]
         flags = ",".join(f"{name}={kind}" for name in names)
         bits = dict.fromkeys(model.modules, 8.0 * VALUE_BYTES) | bits_of(flags, model)
@@ -91,7 +91,7 @@ def commands(
 
 
 def answer(plan: Plan, lines: list[str], quantize: str | None) -> str:
-    """Whether a model fits, in a word or two.
+    """A short text whether a model fits.
 
     Args:
         lines: its command lines.
@@ -104,12 +104,12 @@ def answer(plan: Plan, lines: list[str], quantize: str | None) -> str:
 
 
 def _room(plan: Plan) -> float:
-    """Bytes that weights may take on the device."""
+    """Bytes for weights on the device."""
     return sum(plan.weights.values()) - sum(plan.streamed.values())
 
 
 def _below(n_bytes: float) -> str:
-    """A size that is no larger, as people write it."""
+    """A size, rounded down, with a unit."""
     unit, size = ("GiB", 2**30) if n_bytes >= 2**30 else ("KiB", 2**10)
     return f"{max(0.0, floor(10 * n_bytes / size) / 10):.1f}{unit}"
 
@@ -119,7 +119,7 @@ def _streamed(
 ) -> Iterator[str]:
     for component, kind in kinds_in(quantize, model).items():
         if kind.backend not in STREAMED:
-            rule = f"those of {kind.backend} cannot be streamed: --quantize {component}=int8"
+            rule = f"weights of {kind.backend} cannot be streamed: --quantize {component}=int8"
             yield f"weights do not fit, and {rule}"
             return
     memory = _below(_room(plan))
@@ -136,7 +136,7 @@ def _streamed(
 
 
 def _scaled(model: "ModelShapes", bits: dict[str, float]) -> list[Component]:
-    """The modules' weights as they are on the device: 16 bits each, or as they are quantized."""
+    """The modules' weights on the device: 16 bits each, or quantized."""
     parameters, scaled = model.parameters(), []
     for component in components_of(model.modules):
         target_bytes = parameters[component.name] * bits.get(component.name, 8 * VALUE_BYTES) / 8

@@ -23,11 +23,11 @@ device   size       the device  streamed  1 request    4 shared  worth sharing  
 
 @click.command()
 @click.argument("model", default="FLUX.1-dev")
-@click.option("--on", "devices", help="devices, by commas  [default: all that are known]")
+@click.option("--on", "devices", help="devices, separated by commas  [default: all known devices]")
 @click.option("--sizes", help="WIDTHxHEIGHT,... in pixels  [default: the model's usual ones]")
 @click.option("--steps", type=click.IntRange(1), help="denoising steps  [default: the usual ones]")
-@click.option("--quantize", help="as of `carpool serve`: [COMPONENT=]KIND,...")
-@click.option("--compile", "is_compiled", is_flag=True, help="Python launches no operations")
+@click.option("--quantize", help="as in `carpool serve`: [COMPONENT=]KIND,...")
+@click.option("--compile", "is_compiled", is_flag=True, help="without Python's launch overhead")
 @click.option("--json", "as_json", is_flag=True, help="print JSON, for `carpool simulate --table`")
 def plan(
     model: str,
@@ -38,24 +38,24 @@ def plan(
     is_compiled: bool,
     as_json: bool,
 ) -> None:
-    """Predict what MODEL takes and gives on devices that are not here: from configs alone.
+    """Predict memory and speed of MODEL on other devices, from configs alone.
 
-    MODEL is one that the planner knows (FLUX.1-dev, FLUX.2-dev, Qwen-Image, Z-Image-Turbo, SDXL,
+    MODEL is known to the planner (FLUX.1-dev, FLUX.2-dev, Qwen-Image, Z-Image-Turbo, SDXL,
     SD3.5-medium, SANA-1.5-1.6B, Chroma1-HD, Wan2.1-T2V-1.3B, Wan2.1-T2V-14B, Wan2.2-T2V-A14B,
     FastWan2.1-T2V-1.3B, TurboWan2.1-T2V-1.3B-480P, TurboWan2.1-T2V-14B-480P,
-    TurboWan2.1-T2V-14B-720P, TurboWan2.2-I2V-A14B-720P), or a folder in diffusers layout, of which
-    only the configs are read. No weights and no GPU are needed. docs/plans.md tells how far
-    predictions were from what was measured; sparse attention is counted in its plain torch form.
+    TurboWan2.1-T2V-14B-720P, TurboWan2.2-I2V-A14B-720P), or a folder in diffusers layout, whose
+    configs are read. It needs neither weights nor a GPU. docs/plans.md compares predictions with
+    measurements; sparse attention is counted in its plain torch form.
     """
     keys = devices.split(",") if devices else list(json.loads(predict.DEVICES.read_text()))
     specs = [predict.device(key.strip()) for key in keys]
     check(model, sizes.split(",") if sizes else [], quantize)
-    import diffusers  # after the checks: it takes seconds
+    import diffusers  # slow import, after the checks
 
     from carpool_lab.plan.advice import bits_of
     from carpool_lab.plan.shapes import build, stages, usual_steps
 
-    diffusers.utils.logging.set_verbosity_error()  # of types that are kept where weights are read
+    diffusers.utils.logging.set_verbosity_error()  # hides its warnings about types of weights
     shapes = build(model)
     bits = bits_of(quantize, shapes)
     work_by_size = {
@@ -83,7 +83,7 @@ def plan(
 
 
 def scaled(work: "list[CallGroup]", steps: int, counted: int) -> "list[CallGroup]":
-    """The stages of a request of another number of steps than was counted."""
+    """Scale the stages of a request from the counted steps to another number."""
     from dataclasses import replace
 
     return [

@@ -1,4 +1,4 @@
-"""What a plan is asked for, checked by name: models, devices, sizes, kinds."""
+"""Check the arguments of a plan by name: models, devices, sizes, kinds."""
 
 import json
 from pathlib import Path
@@ -13,29 +13,29 @@ MODELS = Path(__file__).with_name("models.json")
 
 
 def known() -> dict[str, Any]:
-    """The real-size models that come with the planner, by name."""
+    """The planner's real-size models, by name."""
     models: dict[str, Any] = json.loads(MODELS.read_text())
     for name, data in models.items():
-        if (parent := models.get(data.get("like"))) is not None:  # but for these entries
+        if (parent := models.get(data.get("like"))) is not None:  # overridden by these entries
             components = {**parent["components"], **data["components"]}
             models[name] = {**parent, **data, "components": components}
     return models
 
 
 def named(model: str) -> str:
-    """The planner's name of a model, where it is known by its hub id."""
+    """The planner's name of a model, if its hub id is known."""
     ids = {data["model_id"]: short for short, data in known().items()}
     return str(ids.get(model, model))
 
 
 def check(model: str, sizes: list[str], quantize: str | None) -> None:
-    """Check what a plan is asked for, but what only the model's configs tell.
+    """Check the arguments of a plan that do not need the model's configs.
 
     Args:
-        sizes: sizes, as people write them.
+        sizes: sizes as text.
 
     Raises:
-        CarpoolError: the model, a size or a kind of quantized weights is none.
+        CarpoolError: the model, a size or a kind of quantized weights is invalid.
     """
     for size in sizes:
         check_size(size)
@@ -51,10 +51,10 @@ def check(model: str, sizes: list[str], quantize: str | None) -> None:
 
 
 def check_size(size: str) -> tuple[int, int]:
-    """A size in pixels.
+    """Parse a size in pixels.
 
     Raises:
-        InvalidValue: it is none.
+        InvalidValue: not a size.
     """
     try:
         [pair] = sizes(size)
@@ -64,7 +64,7 @@ def check_size(size: str) -> tuple[int, int]:
 
 
 def no_configs(model: str, error: Exception) -> LoadFailed:
-    """The error for a model whose configs are not here."""
+    """The error for a model without local configs."""
     models = known()
     alternatives = f"{nearest(model, models)}: there are {', '.join(models)}"
     return LoadFailed(f"no configs of {model!r} here ({error}){alternatives}")

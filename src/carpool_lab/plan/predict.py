@@ -1,14 +1,14 @@
-"""Predict seconds and memory on a device from its data sheet, and from what forwards take.
+"""Predict seconds and memory on a device from its data sheet and the operations of forwards.
 
-A product of matrices takes as long as its tiles need on the device's units, in whole waves, or as
-its operands need to be read; attention runs at four fifths of the speed of products; all other
-operations move two fifths of what they would move one by one, as kernels fuse them. Operations
-that Python launches take 7 us each; compiled ones next to nothing. Weights that do not fit cross
-the bus at every forward, while the device computes.
+A matrix product takes the longer of two times: its tiles on the device's units, in whole waves, and
+reading its operands. Attention runs at four fifths of the speed of products. All other operations
+move two fifths of their separate traffic, because kernels fuse them. Operations launched from
+Python take 7 us each, compiled ones almost nothing. Weights that do not fit cross the bus at every
+forward, in parallel with computing.
 
 Sources: tile and wave quantization: NVIDIA, Matrix Multiplication Background User's Guide. The two
 fractions of data sheets (0.80 of products, 0.90 of memory) and the two fifths are fitted to one
-H200 (`docs/plans.md` has the errors); for other devices they are assumed.
+H200 (`docs/plans.md` has the errors); for other devices they are assumptions.
 """
 
 import json
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 DEVICES = Path(__file__).with_name("devices.json")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # requests in a forward
-REACHED_FLOPS, REACHED_BANDWIDTH = 0.80, 0.90  # of a data sheet
-TILES = ((128, 256, 1.0), (128, 128, 0.85))  # rows, columns, and how fast they are
+REACHED_FLOPS, REACHED_BANDWIDTH = 0.80, 0.90  # fractions of a data sheet
+TILES = ((128, 256, 1.0), (128, 128, 0.85))  # rows, columns, relative speed
 ATTENTION, FUSED = 0.8, 0.4
 LAUNCH_S = 7e-6
-RESERVED_BYTES = 1_500_000_000  # of a device's memory: its context, libraries, fragments
-VALUE_BYTES = 2  # of activations: bfloat16
+RESERVED_BYTES = 1_500_000_000  # device memory for context, libraries, fragmentation
+VALUE_BYTES = 2  # bytes of an activation: bfloat16
 MIN_GAIN = 0.05
 
 
@@ -43,9 +43,9 @@ class DeviceSpec:
     key: str
     name: str
     memory_bytes: float
-    flops: float  # a second, bfloat16 without sparsity, accumulated in float32
-    bandwidth: float  # bytes a second, of its memory
-    units: int  # that compute a tile each (streaming multiprocessors)
+    flops: float  # per second, dense bfloat16, accumulated in float32
+    bandwidth: float  # of its memory, bytes a second
+    units: int  # streaming multiprocessors; each computes a tile
     link: float  # bytes a second from the host's memory, pinned
     source: str
 
@@ -54,7 +54,7 @@ def device(key: str) -> DeviceSpec:
     """A device by its key.
 
     Raises:
-        InvalidValue: there is none.
+        InvalidValue: no such device.
     """
     devices = json.loads(DEVICES.read_text())
     if key not in devices:
@@ -83,12 +83,12 @@ def forward_s(
     streamed_bytes: float = 0.0,
     is_compiled: bool = False,
 ) -> float:
-    """Seconds of a forward of so many requests.
+    """Seconds of a forward of `width` requests.
 
     Args:
-        work: of one request's rows.
-        weight_bytes: of one weight.
-        streamed_bytes: of weights that are not on the device.
+        work: work of one request.
+        weight_bytes: bytes of one weight.
+        streamed_bytes: bytes of weights that are not on the device.
     """
     speed, bandwidth = on.flops * REACHED_FLOPS, on.bandwidth * REACHED_BANDWIDTH
     seconds = work.attention_flops * width / (ATTENTION * speed)
@@ -113,13 +113,13 @@ class Plan:
     size: str
     steps: int
     weights: Mapping[str, float]  # bytes by component
-    streamed: Mapping[str, float]  # of those, bytes that do not fit
-    seconds: Mapping[Phase, Mapping[int, float]]  # of a request's calls, by requests that share
-    widest: int  # requests whose activations fit
+    streamed: Mapping[str, float]  # bytes that do not fit, by component
+    seconds: Mapping[Phase, Mapping[int, float]]  # of a request's calls, by shared requests
+    widest: int  # most requests whose activations fit
 
     @property
     def knee(self) -> int:
-        """Requests up to which a shared step pays."""
+        """Largest worthwhile number of requests in a step."""
         step = {n: s for n, s in self.seconds["denoise"].items() if n <= self.widest}
         return knee(step, MIN_GAIN)
 
@@ -141,13 +141,13 @@ def plan(
     bits: Mapping[str, float] | None = None,
     is_compiled: bool = False,
 ) -> Plan:
-    """Predict what requests of one size take.
+    """Predict the seconds and memory of requests of one size.
 
     Args:
-        size: as it is called.
+        size: name of the size.
         parameters: weights by component.
-        stages: of one request.
-        bits: of a weight by component, in the mean, where it is not 16.
+        stages: stages of one request.
+        bits: mean bits of a weight by component; default 16.
     """
     value_bytes = {name: (bits or {}).get(name, 8 * VALUE_BYTES) / 8 for name in parameters}
     weights = {name: count * value_bytes[name] for name, count in parameters.items()}
@@ -156,7 +156,7 @@ def plan(
     calls = {name: sum(s.calls for s in stages if s.component == name) for name in parameters}
 
     def at(max_requests: int) -> Plan:
-        """The plan with room for so many requests, whose memory weights cannot use."""
+        """The plan that reserves memory for the activations of `max_requests`."""
         free = on.memory_bytes - RESERVED_BYTES - max(peak, max_requests * row)
         streamed = {}
         for name in sorted(weights, key=lambda name: -calls[name] / max(1.0, weights[name])):

@@ -1,8 +1,8 @@
-"""Run a pipeline on shapes alone: its own code runs, its modules give zeros of the right shapes.
+"""Run a pipeline on shapes alone: its own code runs; its modules return zeros of the right shapes.
 
-The modules are built from their configs without weights (PyTorch's device `meta`). A call of one is
-run there, which gives the shapes of its answer and what it takes: `Work`. The pipeline goes on with
-zeros. So whatever a pipeline does, in whatever order, is what is counted.
+The modules are built from configs without weights (PyTorch's device `meta`). A module call runs
+there, which yields the shapes of its answer and its cost: `Work`. The pipeline continues with
+zeros. So the count includes everything that the pipeline does, in its order.
 """
 
 import sys
@@ -53,22 +53,22 @@ class Work:
     """The work of one forward: operations, bytes, memory."""
 
     flops: int = 0
-    attention_flops: int = 0  # of those
+    attention_flops: int = 0  # part of the FLOPs
     products: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # by (M, N, K)
-    element_bytes: int = 0  # that operations other than products read and write
-    operations: int = 0  # that a device is given; not views
-    peak_bytes: int = 0  # alive at once, without weights
+    element_bytes: int = 0  # traffic of operations other than products
+    operations: int = 0  # launched operations, without views
+    peak_bytes: int = 0  # peak of live tensors, without weights
 
 
 @dataclass(slots=True)
 class CallGroup:
-    """Calls of one method with arguments of the same shapes."""
+    """Calls of one method with equal shapes of arguments."""
 
     component: str
     method: str
     rows: int
     work: Work
-    calls: int = 0  # of one request
+    calls: int = 0  # calls of one request
 
     @property
     def phase(self) -> Phase:
@@ -80,10 +80,10 @@ class ModelShapes:
     """A pipeline of modules without weights."""
 
     name: str
-    model_id: str  # as `carpool serve` takes it
+    model_id: str  # the argument of `carpool serve`
     pipe: Any
     modules: Mapping[str, nn.Module]
-    call: Mapping[str, Any]  # usual arguments
+    call: Mapping[str, Any]  # default arguments
     sizes: tuple[str, ...]
     source: str
 
@@ -93,7 +93,7 @@ class ModelShapes:
 
 
 class Tokenizer:
-    """Gives every text the same number of tokens: all that a pipeline may take."""
+    """A fake tokenizer: every text has the maximum number of tokens."""
 
     def __init__(self, length: int) -> None:
         self.model_max_length, self.pad_token_id = length, 0
@@ -108,7 +108,7 @@ class Tokenizer:
         return self("", options.get("max_length")) if options.get("tokenize", True) else ""
 
     def encode(self, text: str) -> list[int]:
-        return [1] * (2 + len(text) // 4)  # about what English takes
+        return [1] * (2 + len(text) // 4)  # approximation for English
 
     def tokenize(self, _: str) -> list[str]:
         return []
@@ -118,13 +118,13 @@ class Tokenizer:
 
 
 def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
-    """Build a pipeline of configs, without weights.
+    """Build a pipeline from configs, without weights.
 
     Args:
-        name: of a model that comes with the planner, its hub id, or a folder in diffusers layout.
+        name: a planner model, its hub id, or a folder in diffusers layout.
 
     Raises:
-        LoadFailed: the model is not known, or its configs cannot be read.
+        LoadFailed: the model is unknown, or its configs are unreadable.
     """
     models, name = known(), named(name)
     if name not in models:
@@ -146,7 +146,7 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
 
 
 def part(config: list[Any], dtype: torch.dtype) -> Any:
-    """A part of a pipeline from the name of its class and its configuration, without weights."""
+    """Build a part of a pipeline from its class name and configuration, without weights."""
     cls = getattr(diffusers, config[0], None) or getattr(sparse_wan, config[0], None)
     if cls is None:
         cls = getattr(transformers, config[0])
@@ -159,10 +159,10 @@ def part(config: list[Any], dtype: torch.dtype) -> Any:
 
 
 def _from_folder(name: str, dtype: torch.dtype) -> ModelShapes:
-    """A pipeline of a local folder: its configs, tokenizers and schedulers, not its weights."""
+    """Build a pipeline from a local folder's configs, tokenizers and schedulers."""
     if is_single_file(name):
-        weights_of(name)  # raises where it is no model
-        rule = "name the folder or hub id of its pipeline, whose configs tell its shapes"
+        weights_of(name)  # raises if it is not a model
+        rule = "name the folder or hub id of its pipeline, whose configs define its shapes"
         raise LoadFailed(f"{name!r} is a file of weights: {rule}")
     try:
         source, _ = find(name)
@@ -189,7 +189,7 @@ def _from_folder(name: str, dtype: torch.dtype) -> ModelShapes:
 
 
 def _from_blocks(source: str, dtype: torch.dtype) -> ModelShapes:
-    """A modular pipeline: the configs of its components, each from where its index says."""
+    """Build a modular pipeline from its components' configs, at the sources in its index."""
     with reading(f"the configs of {source!r}"):
         pipe = diffusers.ModularPipeline.from_pretrained(source, local_files_only=True)
         for name in pipe.pretrained_component_names:
@@ -206,11 +206,11 @@ def _from_blocks(source: str, dtype: torch.dtype) -> ModelShapes:
 
 
 def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch.dtype) -> Any:
-    """A part of a pipeline from its entry in the index; a module has no weights."""
+    """Build a part of a pipeline from its entry in the index; modules have no weights."""
     if not isinstance(entry, (list, tuple)):
         return entry  # a plain value
     if entry[0] is None:
-        return None  # a part that this model leaves out
+        return None  # this model lacks the part
     cls = class_of(*map(str, entry))
     if cls is None:
         raise ValueError(f"{component} is a {entry[1]}, which neither library has")
@@ -220,7 +220,7 @@ def _read(source: str, component: str, entry: Any, is_module: bool, dtype: torch
 
 
 def _module(cls: Any, source: str, folder: str | None, dtype: torch.dtype) -> nn.Module:
-    """A module of a folder's config, without weights."""
+    """Build a module from a folder's config, without weights."""
     where = {"subfolder": folder, "local_files_only": True}
     with META:
         if issubclass(cls, transformers.PreTrainedModel):
@@ -247,12 +247,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, work: Work) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._work, self._live = work, 0
-        self._alive: Counter[int] = Counter()  # tensors by storage
+        self._alive: Counter[int] = Counter()  # live tensors by storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, work = func._schema.name.removeprefix("aten::"), self._work
         if name == "_local_scalar_dense" and args[0].dtype == torch.bool:
-            return True  # "is nothing masked?": nothing is
+            return True  # answers the question whether the mask is empty
         out = func(*args, **(kwargs or {}))
         tensors = [tensor for tensor in tree_leaves(out) if isinstance(tensor, Tensor)]
         for tensor in tensors:
@@ -292,7 +292,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Attention(TorchFunctionMode):
-    """Takes attention as one operation, as fused kernels do: scores are never written."""
+    """Counts attention as one operation, like fused kernels, which never write scores."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()
@@ -311,9 +311,9 @@ class _Attention(TorchFunctionMode):
 
 
 class _OnHost(TorchFunctionMode):
-    """Gives a pipeline's own code zeros where it takes values of its modules, as a VAE's means."""
+    """Returns zeros when pipeline code reads values of modules, for example a VAE's means."""
 
-    is_off = False  # while a module runs
+    is_off = False  # true while a module runs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         arguments = args, kwargs or {}
@@ -324,7 +324,7 @@ class _OnHost(TorchFunctionMode):
 
 @contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Replace `torch.autocast`, which does not know the device `meta`, by a null context."""
+    """Replace `torch.autocast`, which does not support the device `meta`, by a null context."""
     autocast = torch.autocast
     setattr(torch, "autocast", lambda *_, **__: nullcontext())  # noqa: B010 - it is a class
     try:
@@ -350,18 +350,18 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
     """Calls of the modules for one request, grouped, in the order of their first call.
 
     Args:
-        model: of `build`; nothing of it is changed.
+        model: result of `build`; not changed.
         size: WIDTHxHEIGHT in pixels, or `default` for the model's own.
 
     Raises:
-        InvalidValue: the size is none.
+        InvalidValue: the size is invalid.
         LoadFailed: the pipeline cannot be run on shapes alone.
     """
     groups: dict[Any, tuple[CallGroup, Any]] = {}
     host = _OnHost()
 
     def stub(component: str, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)  # pipelines and libraries read its signature
+        @wraps(original)  # pipelines and libraries inspect its signature
         def call(*args: Any, **kwargs: Any) -> Any:
             tensors = [
                 tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)
@@ -393,7 +393,7 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
         pipe.__class__ = type(cls.__name__, (cls,), pins)
         with host:
             call_plainly(pipe, arguments) if is_of_blocks(pipe) else pipe(**arguments)
-    except Exception as error:  # whatever a pipeline raises of zeros, or of what it lacks
+    except Exception as error:  # a pipeline may raise anything on zeros
         message = f"{type(error).__name__}: {error}"
         raise LoadFailed(f"{model.name} cannot be run on shapes alone: {message}") from error
     finally:
@@ -404,7 +404,7 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
 
 
 def _sized(pipe: Any, size: str) -> dict[str, Any]:
-    """Arguments of a pipeline for a size, with a picture where it needs one."""
+    """Arguments of a pipeline for a size, with a picture if it needs one."""
     arguments: dict[str, Any] = {}
     if size != "default":
         width, height = check_size(size)
@@ -437,7 +437,7 @@ def usual_steps(model: ModelShapes) -> int:
 
 
 def _zeros(answer: Any) -> Any:
-    """An answer on `meta` as zeros on the host, which take next to no memory."""
+    """Convert an answer on `meta` to zeros on the host, with almost no memory."""
 
     def zero(value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_meta:

@@ -37,7 +37,7 @@ _COMPARE_ONLY = ("loads", "seeds", "output")
 
 
 class SimulateHelp(GroupedHelp):
-    """The options of most runs; those of fleets and of learning only with --help-all."""
+    """Help with the common options; options of fleets and learning only with --help-all."""
 
     groups = {}
     settings = None
@@ -47,16 +47,16 @@ class SimulateHelp(GroupedHelp):
 @click.command(cls=SimulateHelp)
 @click.option(
     "--table",
-    help=f"seconds of a forward by rows: {', '.join(TABLES)}, or a file of `carpool check --json`; "
-    "with --costs a kind of the file  [default: flux-512; with --costs the first]",
+    help=f"costs of forwards by rows: {', '.join(TABLES)}, or a file of `carpool check --json`; "
+    "with --costs a kind in that file  [default: flux-512; with --costs the first]",
 )
 @click.option(
     "--costs",
     type=file_path(exists=True),
-    help="what a server learned from its own forwards, as JSON, in place of a built-in table",
+    help="a server's learned costs, as JSON, instead of a built-in table",
 )
 @click.option(
-    "--steps", type=click.IntRange(1), default=28, show_default=True, help="usual ones of --costs"
+    "--steps", type=click.IntRange(1), default=28, show_default=True, help="steps with --costs"
 )
 @click.option(
     "--mix",
@@ -74,27 +74,27 @@ class SimulateHelp(GroupedHelp):
 @click.option(
     "--load",
     type=click.FloatRange(0, min_open=True),
-    help="arrivals, in parts of what the workers can do if every step is as wide as is fastest  "
+    help="arrival rate, as a fraction of the capacity with every step at its fastest width  "
     "[default: 0.9]",
 )
 @click.option(
-    "--loads", help="the same, of --compare  [default: 0.1,0.3,0.6,0.9,1.2,2,3]", metavar="LIST"
+    "--loads", help="loads of --compare  [default: 0.1,0.3,0.6,0.9,1.2,2,3]", metavar="LIST"
 )
 @click.option(
     "--request-rate",
     type=click.FloatRange(0, min_open=True),
-    help="arrivals, in requests a second",
+    help="arrival rate, requests a second",
 )
 @burst_option
 @click.option(
     "--clients",
     type=click.IntRange(1),
-    help="a closed loop in place of arrivals: so many, each with one request at a time",
+    help="clients of a closed loop instead of arrivals, each with one request at a time",
 )
 @click.option(
     "--trace",
     type=file_path(exists=True),
-    help='arrivals from a file: JSON lines {"at_s": seconds, ...}, the rest as for --mix',
+    help='arrivals from a file: JSON lines {"at_s": seconds, ...}, other fields as for --mix',
 )
 @click.option(
     "--num-prompts",
@@ -109,50 +109,50 @@ class SimulateHelp(GroupedHelp):
     default="extra-seconds",
     show_default=True,
     metavar="ROUTERS",
-    help=f"which worker gets a request: {', '.join(ROUTERS)}; several, by commas, are compared",
+    help=f"router of requests to workers: {', '.join(ROUTERS)}; a list compares them",
 )
 @click.option(
     "--slow-workers",
     type=click.FloatRange(0, 1),
     default=0.0,
-    help="part of the workers that are four times as slow",
+    help="fraction of workers that are four times slower",
 )
 @click.option(
     "--moves/--no-moves",
     "moves",
-    help="running requests move to other workers where that is worth it, as in a server",
+    help="move running requests to other workers, as in a server",
 )
 @click.option(
     "--worker-lifetime",
     type=click.FloatRange(0, min_open=True),
     default=inf,
-    help="mean time after which a worker dies; the next one takes 20 s to load  [default: none]",
+    help="mean lifetime of a worker; its successor loads for 20 s  [default: none]",
 )
 @click.option(
     "--slo-scale",
     type=click.FloatRange(0, min_open=True),
     default=5.0,
     show_default=True,
-    help="a request counts for goodput within so many times its solo latency",
+    help="latency target for goodput, as a multiple of the solo latency",
 )
 @seed_option
 @click.option(
-    "--seeds", type=click.IntRange(1), help="of --compare: means of so many  [default: 2]"
+    "--seeds", type=click.IntRange(1), help="with --compare: seeds to average  [default: 2]"
 )
 @click.option(
     "--learned",
     is_flag=True,
-    help="forwards vary, as on a machine with neighbours, and `continuous` learns its costs from "
-    "them: from nothing where the seed is even, else from a table that is wrong at single widths",
+    help="forwards vary, as on a shared machine, and `continuous` learns its costs from them: "
+    "with an even seed from nothing, with an odd seed from a table with wrong widths",
 )
-@click.option("--output", type=file_path(), help="of --compare: write a picture (needs matplotlib)")
+@click.option("--output", type=file_path(), help="with --compare: plot (needs matplotlib)")
 @save_option
-@click.option("--json", "is_json", is_flag=True, help="print that JSON in place of the text")
+@click.option("--json", "is_json", is_flag=True, help="print this JSON instead of text")
 def simulate(**flags: Any) -> None:
-    """Say how a scheduling mode would do, without a model or a device.
+    """Predict the performance of a scheduling mode, without a model or a device.
 
-    The modes are the very functions of the server; a forward takes what the cost table says, and
-    everything around it nothing. With --learned forwards vary, and costs are learned from them.
+    The modes run the server's own functions; the cost table sets the time of forwards, and
+    everything else takes none. With --learned forwards vary, and costs are learned from them.
     """
     options = Flags(**flags)
     if options.compare:
@@ -164,7 +164,7 @@ def simulate(**flags: Any) -> None:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in sources)
         raise click.UsageError(f"{names}: only one can say when requests arrive")
     if options.compare and "," in options.router:
-        raise click.UsageError("--compare is of modes: name one --router")
+        raise click.UsageError("--compare compares modes: name one --router")
     check_folders(options.output, options.save_result)
     try:
         model = Model(_tables(options))
@@ -179,7 +179,7 @@ def simulate(**flags: Any) -> None:
 
 
 def _once(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
-    """One run for each router; their JSON and their blocks of text."""
+    """One run for each router; returns their JSON and texts."""
     runs = {router: _run(options, model, mix, router) for router in _routers(options.router)}
     if len(runs) == 1:
         return next(iter(runs.values()))
@@ -188,7 +188,7 @@ def _once(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
 
 
 def _run(options: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str, Any], str]:
-    """One run; its JSON and its block of text."""
+    """One run; returns its JSON and text."""
     arrivals, traffic = _arrivals(options, model, mix)
     mode: BatchingMode = options.mode or "continuous"
     began_s = time.process_time()
@@ -232,7 +232,7 @@ def _run(options: Flags, model: Model, mix: Mix, router: str) -> tuple[dict[str,
 
 
 def _compare(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:
-    """Simulate all modes at all loads and write the picture; returns their JSON and table."""
+    """Simulate all modes at all loads and write the plot; returns their JSON and table."""
     comparison_settings = Comparison(
         mix_name=options.mix,
         mix=mix,
@@ -263,7 +263,7 @@ def _tables(options: Flags) -> Sequence[Table]:
         return siblings(table(options.table or "flux-512"))
     try:
         data = jsonfile.loads(text_of(options.costs))
-        entries = data["costs"] if isinstance(data, dict) else data  # of `GET /stats`, of a table
+        entries = data["costs"] if isinstance(data, dict) else data  # from `GET /stats`, or a table
         tables = learned(Costs.from_json(entries), steps=options.steps)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidValue(f"{options.costs}: is not what a server writes: {error!r}") from None
@@ -288,7 +288,7 @@ def _mix(options: Flags, model: Model) -> Mix:
     with of_file(Path(options.mix)):
         mix_read = read_mix(text_of(Path(options.mix)), {})
     for setting in mix_read.settings:
-        model.stages(setting.body)  # says now which size has no table
+        model.stages(setting.body)  # raises early for a size without a table
     return mix_read
 
 

@@ -1,8 +1,8 @@
 """The loop of a simulation: requests arrive, a router binds them to workers, workers take turns.
 
-The router sees what it sees in a server: arrivals, ends, what steps take, and once a second how
-many steps the requests of a worker have left. A worker that goes loses what it has; that runs
-again. Requests are paused for others as they are there, if that is asked for: between two forwards.
+The router has the same information as in a server: arrivals, ends, costs of steps, and once a
+second the remaining steps of each worker's requests. Requests of a stopped worker run again. With
+`moves`, requests are paused between forwards for other requests, as in a server.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from carpool.schedule.sweep import step_seconds
 from carpool_lab.simulate.routers import ImmediateRouter, SingleWorkerRouter, least_work
 from carpool_lab.simulate.simulator import Result, SimulatedRequest, Worker
 
-REPORT_S = 1.0  # between two reports of a worker
+REPORT_S = 1.0  # interval of a worker's reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Change:
 
     at_s: float
     worker: int
-    make: Callable[[], Worker] | None = None  # the new one; None: it goes
+    make: Callable[[], Worker] | None = None  # makes the new worker; None: the worker leaves
 
 
 class _Device:
@@ -36,12 +36,10 @@ class _Device:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.next_s = inf
-        self.is_running = False  # a forward
+        self.is_running = False  # a forward is running
         self.reported_s = -inf
-        self.ended = 0  # of the requests that its worker has ended, those that the router knows of
-        self.requests: dict[
-            int, SimulatedRequest
-        ] = {}  # that it has, by their numbers in the fleet
+        self.ended = 0  # ended requests that the router knows
+        self.requests: dict[int, SimulatedRequest] = {}  # by number in the fleet
 
 
 def simulate(
@@ -53,16 +51,16 @@ def simulate(
     changes: Sequence[Change] = (),
     moves: bool = False,
 ) -> Result:
-    """Simulate the arrivals; returns every request and forward.
+    """Simulate arrivals; returns every request and forward.
 
     Args:
-        requests: in the order of their arrivals, numbered upwards; may be a generator.
-        workers: one or several devices, each with a policy of its own.
+        requests: in order of arrival, with ascending numbers; may be a generator.
+        workers: one or several devices, each with its own policy.
         router: binds requests to workers; default: at once, to the worker with the least work.
-        clients: each asks again as soon as it is answered, one request at a time; the arrivals
-            of the requests are then those moments. None: requests come when they say.
-        changes: of workers, in the order of their times.
-        moves: running requests move where that is worth it; see `carpool.fleet.moves`.
+        clients: number of clients of a closed loop: each sends its next request after an answer,
+            which sets the arrival. None: requests have their own arrival times.
+        changes: changes of workers, in order of time.
+        moves: running requests may move to other workers; see `carpool.fleet.moves`.
     """
     if router is None:
         router = ImmediateRouter(least_work) if len(workers) > 1 or moves else SingleWorkerRouter()
@@ -75,12 +73,12 @@ class _Fleet:
         self._devices = [_Device(worker) for worker in workers]
         self._router = router
         self._moves = Moves(router, self._can_move) if moves else None
-        self._leaving: dict[int, Move] = {}  # by request: its worker is to give it up
-        self._requests: list[SimulatedRequest] = []  # by their number, from 1
-        self._turns: list[tuple[float, int]] = []  # a heap; some entries are old
-        self._asking: list[float] = []  # when a client asks next; a heap
-        self._tables: dict[int, dict[Hashable, StepTable]] = {}  # of costs that are known
-        self._forwards = self._rows = 0  # of workers that have gone
+        self._leaving: dict[int, Move] = {}  # by request: pending moves
+        self._requests: list[SimulatedRequest] = []  # by number, from 1
+        self._turns: list[tuple[float, int]] = []  # a heap; some entries are outdated
+        self._asking: list[float] = []  # heap of clients' next request times
+        self._tables: dict[int, dict[Hashable, StepTable]] = {}  # tables of known costs
+        self._forwards = self._rows = 0  # totals of workers that left
         for number, worker in enumerate(workers):
             router.add_worker(self._load(number, worker))
 
@@ -154,7 +152,7 @@ class _Fleet:
                 heapq.heappush(self._asking, request.ended_s)
 
     def _report(self, number: int, now_s: float) -> None:
-        """Tell the router of requests that have ended, and now and then of the steps left."""
+        """Report ended requests to the router, and periodically the remaining steps."""
         device = self._devices[number]
         device.is_running = False
         ended = device.worker.result.requests
@@ -190,7 +188,7 @@ class _Fleet:
         return is_there and request not in self._leaving
 
     def _give_up(self, request: int, device: _Device, now_s: float) -> None:
-        """Take a request from a worker; it waits."""
+        """Remove a request from its worker; it waits."""
         move, simulated = self._leaving.pop(request), device.requests.pop(request)
         device.worker.take(simulated)
         bound = self._router.workers[move.worker].bound[request]
@@ -202,7 +200,7 @@ class _Fleet:
         return WorkerLoad(number, self._learned(worker), shares_sweeps=streams)
 
     def _learned(self, worker: Worker) -> dict[Hashable, StepTable]:
-        """Seconds of denoising steps, by requests that share them."""
+        """Seconds of denoising steps, by number of requests in them."""
         costs = worker.beliefs if worker.beliefs is not None else worker.costs
         if worker.beliefs is None and id(costs) in self._tables:
             return self._tables[id(costs)]
@@ -224,11 +222,11 @@ class _Fleet:
             simulated.ended_s = inf
             self._router.hold(work)
         device.next_s, device.requests = inf, {}
-        device.is_running = True  # no turn is its own
+        device.is_running = True  # it takes no more turns
 
 
 def _routed(simulated: SimulatedRequest, number: int) -> RoutedRequest:
-    """A simulated request as the router sees it."""
+    """Convert a simulated request to the router's type."""
     waiting = simulated.waiting
     denoise = next(stage for stage in simulated.stages if stage.phase == "denoise")
     return RoutedRequest(
@@ -244,7 +242,7 @@ def _routed(simulated: SimulatedRequest, number: int) -> RoutedRequest:
 
 
 def _left(simulated: SimulatedRequest) -> float:
-    """The denoising steps that a request has left."""
+    """The remaining denoising steps of a request."""
     return float(
         sum(
             stage.count - (simulated.calls_done if place == simulated.at else 0)

@@ -1,12 +1,12 @@
 """Disturbances of forwards, as on a real machine, for simulations with learned costs.
 
-Forwards vary by 20 % (lognormal), one in a hundred takes ten times as long, in phases of half a
-minute everything takes twice as long, and after ten minutes the device is 30 % slower for good.
-So that few runs tell modes apart, these differ as little as they can by chance: phases and changes
-come at the same moments in all of them, and a step of a request that runs alone varies in the same
-way in all of them. Of forwards that are shared every hundred vary by the same hundred factors, in
-an order of their own, and outliers have a hundredth of the device's time at its usual speed,
-however wide the forwards are that they strike.
+Forwards vary by 20 % (lognormal); one in a hundred takes ten times as long; in phases of 30 s all
+forwards take twice as long; after ten minutes the device is 30 % slower permanently.
+
+To compare modes with few runs, chance affects all modes as equally as possible. Phases and the
+slowdown come at equal times, and a given step of a request that runs alone has an equal factor.
+Each hundred shared forwards have the same hundred factors, in a mode's own order. Outliers hit one
+hundredth of the device's undisturbed time, at any width.
 
 Source: stratified sampling and common random numbers, Owen, Monte Carlo theory, methods and
 examples, 2013, chapter 8.
@@ -23,33 +23,33 @@ from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
 
 SPREAD = 0.2  # standard deviation of the logarithm of a forward's seconds
-HUNDRED = 100  # forwards: one of them is an outlier, and together they vary alike in all modes
-OUTLIER = 10.0  # times as long
+HUNDRED = 100  # forwards in a stratum: one outlier, equal factors in all modes
+OUTLIER = 10.0  # factor of an outlier
 PHASE_S = 30.0
-BETWEEN_S = 120.0  # mean time between two phases
-BUSY = 2.0  # times as long, in a phase
+BETWEEN_S = 120.0  # mean time between slow phases
+BUSY = 2.0  # factor in a slow phase
 WORN_AFTER_S = 600.0
-WORN = 1.3  # times as long, from then on
-WRONG = 4.0  # times, either way: an entry of a table
-WIDTHS = (1, 2, 3, 4, 6, 8)  # of a table
+WORN = 1.3  # factor after that
+WRONG = 4.0  # error factor of a table's entry, up or down
+WIDTHS = (1, 2, 3, 4, 6, 8)  # widths of a table
 FACTORS = tuple(
     exp(NormalDist(-(SPREAD**2) / 2, SPREAD).inv_cdf((place + 0.5) / HUNDRED))
     for place in range(HUNDRED)
-)  # of a lognormal distribution with mean 1: one of each hundredth of it
+)  # percentiles of a lognormal distribution with mean 1
 
 
 @dataclass(slots=True)
 class Machine:
-    """The factor on what each forward takes."""
+    """Computes the factor on the duration of each forward."""
 
     seed: int
     _forwards: random.Random = field(init=False)
     _phases: random.Random = field(init=False)
-    _phase_s: float = 0.0  # when the phase begins that is not over yet
-    _unused: list[int] = field(default_factory=list)  # of the hundred factors of shared forwards
-    _due_s: float = 0.0  # seconds of forwards that are to be outliers
-    _strikes: float = 0.0  # of a mean forward's seconds: so much due makes the next one
-    _mean_s: float = 0.0  # of shared forwards
+    _phase_s: float = 0.0  # start of the current or next slow phase
+    _unused: list[int] = field(default_factory=list)  # unused indices of the hundred factors
+    _due_s: float = 0.0  # seconds of outliers that are due
+    _strikes: float = 0.0  # threshold of the next outlier, in mean forwards
+    _mean_s: float = 0.0  # mean seconds of shared forwards
     _shared: int = 0
 
     def __post_init__(self) -> None:
@@ -58,12 +58,12 @@ class Machine:
         self._strikes = self._forwards.random()
 
     def factor(self, now_s: float, calls: int, step: tuple[int, int, int], seconds: float) -> float:
-        """The factor on the seconds of the next forward. `now_s` never goes back.
+        """The factor on the seconds of the next forward. `now_s` never decreases.
 
         Args:
-            calls: that share it.
-            step: the leader's request, its stage and the calls of that done.
-            seconds: that it takes where nothing disturbs it.
+            calls: number of calls in it.
+            step: the leader's request, its stage, and its finished calls.
+            seconds: its undisturbed duration.
         """
         while now_s >= self._phase_s + PHASE_S:
             self._phase_s += PHASE_S + self._gap_s()
@@ -94,7 +94,7 @@ class Machine:
 
 
 def wrong(costs: Costs, seed: int) -> Costs:
-    """A table from an earlier run that is wrong by 4 times at one width of each kind."""
+    """A table with an error of 4 times at one width of each kind."""
     rng, curves = random.Random(seed), dict[CallKind, Curve]()
     for kind, curve in costs:
         table: Mapping[int, float] = {rows: curve.seconds(rows) for rows in WIDTHS}

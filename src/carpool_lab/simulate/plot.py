@@ -21,7 +21,7 @@ _PANELS: tuple[tuple[str, Callable[[Point], float], str], ...] = (
 
 
 def draw_points(rows: Sequence[tuple[str, Sequence[Point]]], path: Path) -> None:
-    """Write mean latency, p99 and goodput over load as they were simulated, a line for each mode.
+    """Plot simulated mean latency, p99 and goodput over load, with a line for each mode.
 
     Args:
         rows: a title and the points of each row of panels.

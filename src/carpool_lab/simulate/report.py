@@ -1,4 +1,4 @@
-"""Numbers of simulations: of one, means of several, and tables of many."""
+"""Numbers of simulations: single runs, means of runs, and tables."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +22,13 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A simulation, or the means of several."""
+    """The numbers of a simulation, or means of several."""
 
     throughput_qps: float
-    goodput_qps: float  # requests within the target, a second
-    slo_attainment: float  # their share of all
-    rows_per_forward: float  # of denoising
-    deadlines: int  # requests that had one
+    goodput_qps: float  # requests within their target, per second
+    slo_attainment: float  # their fraction of all requests
+    rows_per_forward: float  # denoising only
+    deadlines: int  # requests with a deadline
     deadline_misses: int
     latency: Latency
     by_class: Mapping[str, Latency]
@@ -43,14 +43,14 @@ class Point:
     load: float
     mode: str
     numbers: Numbers
-    seeds: int = 1  # whose means the numbers are
+    seeds: int = 1  # number of averaged seeds
 
 
 def numbers(result: Result, slo_scale: float) -> Numbers:
     """Throughput, goodput and latencies of one simulation.
 
     Args:
-        slo_scale: a request is in time within so many times its solo latency.
+        slo_scale: latency target, as a multiple of the solo latency.
     """
     requests = result.requests
     classes: dict[str, list[SimulatedRequest]] = {}
@@ -81,7 +81,7 @@ def _latency(requests: Sequence[SimulatedRequest]) -> Latency:
 
 
 def mean(runs: Sequence[Numbers]) -> Numbers:
-    """The means over seeds; counts are sums. A class that a seed did not draw is left out of it."""
+    """Means over seeds; counts are sums. Each class averages the seeds that have it."""
     labels = {label: None for run in runs for label in run.by_class}
     return Numbers(
         statistics.fmean(run.throughput_qps for run in runs),
@@ -140,7 +140,7 @@ def _row(point: Point) -> str:
 
 
 def block(numbers: Numbers, settings: Mapping[str, Any]) -> str:
-    """One simulation as a block of text."""
+    """One simulation as text."""
     return "\n".join(_lines(numbers, settings))
 
 

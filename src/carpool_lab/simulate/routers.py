@@ -1,4 +1,4 @@
-"""Routers of a simulation: the server's own, and simple rules that bind every request at once."""
+"""Routers of a simulation: the server's own, and simple rules that bind at arrival."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -8,11 +8,11 @@ from carpool.fleet.router import Binding, Router
 from carpool.fleet.worker_load import RoutedRequest, WorkerLoad
 
 BindingRule = Callable[[RoutedRequest, Sequence[WorkerLoad]], int]
-"""Which worker gets a request as soon as it comes: its place among them."""
+"""Chooses the worker of an arriving request; returns its index."""
 
 
 class ImmediateRouter(Router):
-    """Binds every request when it comes."""
+    """Binds every request at its arrival."""
 
     def __init__(self, rule: BindingRule) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ImmediateRouter(Router):
 
 
 class SingleWorkerRouter(Router):
-    """A router for one worker, which gets every request at once, whatever its load."""
+    """A router for a single worker, which gets every request at once at any load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,25 +66,25 @@ class SingleWorkerRouter(Router):
 
 
 def least_work(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
-    """The worker with the least predicted work; of equals the first."""
+    """The first worker with the least predicted work."""
     left_s = [worker.left_s for worker in workers]
     return left_s.index(min(left_s))
 
 
 def least_requests(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
-    """The worker with the fewest requests; of equals the first."""
+    """The first worker with the fewest requests."""
     counts = [len(worker.bound) for worker in workers]
     return counts.index(min(counts))
 
 
 def round_robin(work: RoutedRequest, workers: Sequence[WorkerLoad]) -> int:
-    """One worker after the other, whatever they have to do."""
+    """Workers in turn, at any load."""
     return work.request % len(workers)
 
 
 @dataclass(slots=True)
 class Random:
-    """Choose any worker at random."""
+    """A random worker."""
 
     rng: random.Random
 
@@ -99,4 +99,4 @@ ROUTERS: Mapping[str, Callable[[], Router]] = {
     "round-robin": lambda: ImmediateRouter(round_robin),
     "random": lambda: ImmediateRouter(Random(random.Random(0))),
 }
-"""The first is the server's."""
+"""Routers by name; the first is the server's."""

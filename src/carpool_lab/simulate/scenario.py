@@ -1,9 +1,9 @@
 """Scenarios of simulations: a cost table, a mix, arrivals, a mode, workers.
 
 Requests are the plain dicts of `workload.py`, so the same mixes and traces drive the simulator and
-the load client. What they may say here: `size`, `num_inference_steps`, `guidance_scale` and any
-other value that keeps batches of `dynamic` and `request` apart, `priority`, `user` (the tenant) and
-`deadline_s`. A request is one row of every forward it takes part in.
+the load client. Their fields here: `size`, `num_inference_steps`, `guidance_scale` and other values
+that separate batches of `dynamic` and `request`, `priority`, `user` (the tenant) and `deadline_s`.
+A request is one row of each of its forwards.
 """
 
 import random
@@ -35,10 +35,10 @@ MODES: dict[BatchingMode, Callable[[Costs], Policy]] = {
     "request": lambda costs: Waves(max_num_seqs=8, wait_s=0.020),
     "continuous": lambda costs: Continuous(costs),
 }
-"""Fresh policies. Those that form batches get the sizes and waits that their users give them."""
+"""Makers of policies; batching policies get typical sizes and waits."""
 
-SLOW_WORKER_FACTOR = 4.0  # times: a slow worker
-AWAY_S = 20.0  # from a worker's death until the next one has loaded the model
+SLOW_WORKER_FACTOR = 4.0  # duration of forwards on a slow worker, relative
+AWAY_S = 20.0  # from a worker's death until its successor is ready
 
 MIXES = ("uniform", "steps", "sizes", "tenants")
 
@@ -47,10 +47,10 @@ def mix(name: str, tables: Sequence[Table]) -> Mix:
     """A built-in mix: `uniform`, `steps`, `sizes` or `tenants`.
 
     Args:
-        tables: one for each size; the first is that of all mixes but `sizes`.
+        tables: one for each size; all mixes except `sizes` use the first.
 
     Raises:
-        InvalidValue: there is no such mix, or `sizes` has but one.
+        InvalidValue: no such mix, or only one table for `sizes`.
     """
     match name:
         case "uniform":
@@ -73,10 +73,10 @@ def mix(name: str, tables: Sequence[Table]) -> Mix:
 
 @dataclass(slots=True)
 class Model:
-    """One model's costs at its sizes, and the calls of its requests."""
+    """A model's costs at its sizes, and the calls of its requests."""
 
-    tables: Sequence[Table]  # the first is that of requests that say no size
-    own_s: float = 0.0  # beside forwards, for each call; see `Worker`
+    tables: Sequence[Table]  # the first is for requests without a size
+    own_s: float = 0.0  # time per call besides forwards; see `Worker`
     costs: Costs = field(init=False)
     _stages: dict[tuple[Any, ...], tuple[Stage, ...]] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class Model:
         """The calls of a request.
 
         Raises:
-            InvalidValue: there is no table of its size.
+            InvalidValue: no table for its size.
         """
         size, steps = body.get("size"), body.get("num_inference_steps")
         if (size, steps) not in self._stages:
@@ -110,7 +110,7 @@ class Model:
         encode, denoise = table.kind("encode"), table.kind("denoise")
         decode = table.kind("decode")
         return (
-            Stage(encode, "encode", encode.name, table.encode_s),  # sizes share text encoders
+            Stage(encode, "encode", encode.name, table.encode_s),  # all sizes share text encoders
             Stage(
                 denoise,
                 "denoise",
@@ -122,7 +122,7 @@ class Model:
         )
 
     def capacity_qps(self, mix: Mix) -> float:
-        """Requests a second of a mix, if every denoising step ran as wide as is fastest."""
+        """Requests a second of a mix, with every denoising step at its fastest width."""
         work_s = weight = 0.0
         for setting in mix.settings:
             weight += setting.weight
@@ -133,7 +133,7 @@ class Model:
         return weight / work_s
 
     def requests(self, arrivals: Sequence[Arrival], labels: "Labels") -> Iterator[SimulatedRequest]:
-        """The requests of a simulation, in the order of their arrivals."""
+        """The requests of a simulation, in order of arrival."""
         for number, arrival in enumerate(arrivals, 1):
             body = arrival.body
             stages = self.stages(body)
@@ -155,13 +155,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Names of the classes of a mix, by fields in which its requests differ, without guidance."""
+    """Names of the classes of a mix: the fields that differ, except for guidance."""
 
     names: Sequence[str] = ()
 
     @classmethod
     def among(cls, arrivals: Sequence[Arrival]) -> "Labels":
-        """The labels that differ among these requests."""
+        """Labels of the fields that differ among these requests."""
         candidates = ("size", "num_inference_steps", "priority", "user", "deadline_s")
         return cls([n for n in candidates if len({a.body.get(n) for a in arrivals}) > 1])
 
@@ -182,15 +182,15 @@ def play(
     lifetime_s: float = inf,
     moves: bool = False,
 ) -> Result:
-    """Simulate one mode. The arguments are as for `simulate`.
+    """Simulate one mode. For other arguments see `simulate`.
 
     Args:
-        router: a name of `ROUTERS`; one worker gets everything at once, as in a server.
-        learned: a seed. Forwards are disturbed, and costs learned from them: from nothing where the
-            seed is even, else from a table that is wrong at single widths. None: costs are known.
-        slow: part of the workers whose forwards take `SLOW_WORKER_FACTOR` times as long.
-        moves: running requests move between workers where that is worth it.
-        lifetime_s: mean time after which a worker dies; a new one takes its place `AWAY_S` later.
+        router: a name in `ROUTERS`; a single worker gets all requests at once, as in a server.
+        learned: a seed: forwards are disturbed, and costs are learned from them, with an even seed
+            from nothing, with an odd one from a table with wrong widths. None: costs are known.
+        slow: fraction of workers whose forwards take `SLOW_WORKER_FACTOR` times as long.
+        moves: running requests may move between workers.
+        lifetime_s: mean lifetime of a worker; its successor is ready `AWAY_S` later.
     """
     costs = [model.costs] * workers
     if slow:
@@ -217,7 +217,7 @@ def play(
 
 
 def slower(costs: Costs) -> Costs:
-    """The costs of a device that is `SLOW_WORKER_FACTOR` times as slow."""
+    """The costs of a device that is slower by `SLOW_WORKER_FACTOR`."""
     return Costs(
         {
             kind: Curve({rows: SLOW_WORKER_FACTOR * curve.seconds(rows) for rows in WIDTHS})
@@ -230,7 +230,7 @@ def _worker(model: Model, costs: Costs, mode: BatchingMode, learned: int | None)
     if learned is None:
         return Worker(MODES[mode](costs), costs, MAX_ROWS, model.own_s)
     beliefs = wrong(costs, learned) if learned % 2 else Costs()
-    beliefs.streams = costs.streams  # what copies take is measured by itself
+    beliefs.streams = costs.streams  # times of copies are measured separately
     policy, machine = MODES[mode](beliefs), Machine(learned)
     is_learning = mode == "continuous"
     return Worker(policy, costs, MAX_ROWS, model.own_s, machine, beliefs if is_learning else None)
@@ -243,7 +243,7 @@ class Comparison:
     mix_name: str
     mix: Mix
     modes: Sequence[BatchingMode]
-    loads: Sequence[float]  # in parts of the capacity
+    loads: Sequence[float]  # fractions of the capacity
     seeds: Sequence[int] = (0,)
     count: int = 1000  # requests for each seed
     burst: int = 1
@@ -254,7 +254,7 @@ class Comparison:
 
 
 def compare(model: Model, comparison: Comparison) -> Iterator[Point]:
-    """Play every mode at every load, with the same requests; the numbers are means over seeds."""
+    """Simulate every mode at every load, with equal requests; returns means over seeds."""
     capacity_qps = comparison.workers * model.capacity_qps(comparison.mix)
     for load in comparison.loads:
         of_seeds: list[dict[BatchingMode, Numbers]] = []

@@ -1,8 +1,8 @@
 """The scheduler without a model: the production policies under a virtual clock.
 
-A simulated request goes through its calls as a real one does: encoders, denoiser, decoder.
-A forward takes what the cost table says, and a constant for each call. There is no noise, unless a
-`Machine` makes some; then the policy may learn its costs from the forwards, as an engine does.
+A simulated request makes the calls of a real one: encoders, denoiser, decoder. The duration of a
+forward is its entry in the cost table plus a constant for each call. Durations are exact, unless a
+`Machine` disturbs them; then the policy may learn costs from the forwards, as an engine does.
 """
 
 from bisect import bisect_left
@@ -22,29 +22,29 @@ from carpool_lab.simulate.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Equal calls of one request, one after the other."""
+    """Consecutive equal calls of one request."""
 
     kind: CallKind
     phase: Phase
     key: Hashable
-    call_s: float  # one call, alone on the device
+    call_s: float  # duration of a call alone on the device
     rows: int = 1
     count: int = 1
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """A simulated request, from its arrival to its end."""
+    """A simulated request and its progress."""
 
     waiting: QueuedRequest
     stages: tuple[Stage, ...]
-    label: str = ""  # its class, for the report
+    label: str = ""  # its class in the report
     number: int = 0  # in the fleet, from 1
     ended_s: float = inf
     at: int = 0  # stage
     calls_done: int = 0  # calls of the stage
     left_s: float = 0.0
-    forwards: int = field(init=False)  # of denoising, all of them
+    forwards: int = field(init=False)  # all denoising forwards
 
     def __post_init__(self) -> None:
         self.forwards = sum(stage.count for stage in self.stages if stage.phase == "denoise")
@@ -66,7 +66,7 @@ class SimulatedRequest:
         return self.waiting.whole_s
 
     def arrive(self, now_s: float) -> None:
-        """Move the arrival, and the deadline with it."""
+        """Set the arrival; the deadline moves with it."""
         late_s = now_s - self.waiting.arrived_s
         deadline_s = self.waiting.deadline_s + late_s
         self.waiting = replace(self.waiting, arrived_s=now_s, deadline_s=deadline_s)
@@ -76,15 +76,15 @@ class SimulatedRequest:
 class Result:
     """The result of a simulation."""
 
-    requests: list[SimulatedRequest]  # in the order of their arrivals
+    requests: list[SimulatedRequest]  # in order of arrival
     ended_s: float = 0.0
     forwards: int = 0  # of denoising
-    rows: int = 0  # of those forwards
-    batches: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # if asked for
+    rows: int = 0  # rows of denoising forwards
+    batches: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)  # optional
 
 
 class LearnedStages:
-    """Seconds of stages by learned costs: of one call of each, and of all stages after it."""
+    """Learned seconds of stages: of a call of each, and of all later stages."""
 
     def __init__(self, stages: tuple[Stage, ...], beliefs: Costs) -> None:
         self.stages = stages
@@ -100,24 +100,24 @@ class Worker:
     policy: Policy
     costs: Costs
     max_rows: Mapping[Phase, int]
-    own_s: float = 0.0  # of the loop and the pipeline's own code, for each call of a forward
-    machine: Machine | None = None  # what disturbs forwards
+    own_s: float = 0.0  # loop and pipeline code, per call of a forward
+    machine: Machine | None = None  # disturbs forwards
     beliefs: Costs | None = None  # learned from forwards; None: the policy knows `costs`
     is_traced: bool = False
-    is_whole: bool = False  # batches run to their ends, and nobody looks on: see `_run_on`
+    is_whole: bool = False  # batches run to their end without reports: see `_run_on`
     line: list[SimulatedRequest] = field(default_factory=list)
-    waiting: list[QueuedRequest] = field(default_factory=list)  # of the line
-    waiting_s: float = 0.0  # its work
-    held_s: float = 0.0  # this worker's part of the work that waits for the fleet
+    waiting: list[QueuedRequest] = field(default_factory=list)  # views of the waiting requests
+    waiting_s: float = 0.0  # total work of waiting requests
+    held_s: float = 0.0  # this worker's part of the fleet's waiting work
     running: dict[int, SimulatedRequest] = field(default_factory=dict)
     parked: dict[int, ParkedCall] = field(default_factory=dict)
     orders: int = 0
-    last: int = 0  # request
-    _believed: dict[int, "LearnedStages"] = field(default_factory=dict)  # by the stages' identity
+    last: int = 0  # newest request
+    _believed: dict[int, "LearnedStages"] = field(default_factory=dict)  # by id of the stages
     result: Result = field(default_factory=lambda: Result([]))
 
     def take(self, simulated: SimulatedRequest) -> None:
-        """Remove a request between two forwards; it keeps the steps that it has made."""
+        """Remove a request between two forwards; it keeps its finished steps."""
         request = simulated.waiting.request
         if request in self.running:
             del self.running[request], self.parked[request]
@@ -133,7 +133,7 @@ class Worker:
 
     def put(self, simulated: SimulatedRequest) -> None:
         waiting = simulated.waiting
-        if waiting.request <= self.last:  # requests of one worker are numbered upwards
+        if waiting.request <= self.last:  # a worker's requests have ascending numbers
             waiting = simulated.waiting = replace(waiting, request=self.last + 1)
         self.last = max(self.last, waiting.request)
         if self.beliefs is not None:
@@ -144,8 +144,8 @@ class Worker:
         self.waiting_s += waiting.whole_s
 
     def turn(self, now_s: float) -> tuple[bool, float]:
-        """Make one turn; returns whether a forward ran, and the time of the next turn."""
-        admission = self.policy.admit(self.waiting, len(self.running), now_s)  # as the engine asks
+        """Run one turn; returns whether a forward ran, and the time of the next turn."""
+        admission = self.policy.admit(self.waiting, len(self.running), now_s)  # the engine's call
         wake_s = admission.wake_s
         for request in sorted(admission.requests):
             self._board(request)
@@ -165,7 +165,7 @@ class Worker:
         return True, ends_s
 
     def _run(self, choice: Choice, now_s: float) -> float:
-        """Run one forward; returns the seconds of computing it."""
+        """Run one forward; returns its compute seconds."""
         leader, rows = choice.calls[0], sum([call.rows for call in choice.calls])
         seconds = self.costs.compute_s(leader.kind, rows)
         if self.machine is not None:
@@ -184,14 +184,14 @@ class Worker:
         return seconds
 
     def _run_on(self, choice: Choice, now_s: float) -> float:
-        """Run the forwards of a batch that follow a first one, all but the last of them at once.
+        """Run all further forwards of a batch but the last, after its first one.
 
-        Every running request is in it, and a mode that batches at admission lets nobody join, so
-        each of them is of the same calls until one of these is done with its stage. The orders in
-        which they would be parked between two are not needed.
+        The batch has all running requests, and a mode that batches at admission adds no requests
+        later. So all these forwards have the same calls until a call's stage ends, and the requests
+        need not be parked in between.
 
         Returns:
-            When the last of them ends. `_advance` then counts for one forward, as ever.
+            The end of the last of these forwards. `_advance` then counts one forward, as usual.
         """
         calls, leader = choice.calls, choice.calls[0]
         requests = [self.running[call.request] for call in calls]
@@ -205,7 +205,7 @@ class Worker:
         rows = sum(call.rows for call in calls)
         compute_s = self.costs.compute_s(leader.kind, rows)
         stream_s, own_s = self.costs.stream_s(leader.kind), self.own_s * len(calls)
-        first = min(calls, key=lambda call: call.request)  # leads as soon as all were parked again
+        first = min(calls, key=lambda call: call.request)  # leads after all are parked again
         simulated, step_s = self.running[first.request], compute_s
         for number in range(simulated.calls_done + 1, simulated.calls_done + 1 + calls_gained):
             if self.machine is not None:
@@ -222,7 +222,7 @@ class Worker:
 
     def _board(self, request: int) -> None:
         place = 0
-        if self.waiting[0].request != request:  # the line is in the order of numbers
+        if self.waiting[0].request != request:  # the line is sorted by number
             place = bisect_left(self.waiting, request, key=lambda waiting: waiting.request)
         simulated = self.line.pop(place)
         self.waiting_s -= self.waiting.pop(place).whole_s
@@ -269,7 +269,7 @@ class Worker:
         )
 
     def _believed_s(self, simulated: SimulatedRequest) -> float:
-        """Seconds of work that a request has left, by learned costs."""
+        """Remaining seconds of a request, by learned costs."""
         learned = self._believed.get(id(simulated.stages))
         if learned is None:
             assert self.beliefs is not None
