@@ -193,7 +193,7 @@ def table(measured: Measured) -> str:
             (f"small {name}: the same forwards bare: {ran:g}", f"{bare_s:.2f} s",
              f"engine reaches {reached:.2f} of it (goal 0.95)"),
         ]  # fmt: skip
-    lines = ["| what | CPU time, median | side by side |", "| --- | ---: | --- |"]
+    lines = ["| run | CPU time, median | comparison |", "| --- | ---: | --- |"]
     return "\n".join([*lines, *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
 
 
@@ -217,8 +217,8 @@ def parts_table(turns: Sequence[dict[str, float]], server: dict[str, float]) -> 
     ordered = sorted(by_part.items(), key=lambda item: -item[1])
     free_s = sum(by_part.get(part, 0.0) for part in (FORWARDS, *NOT_OURS))
     lines = [
-        f"An engine that costs nothing would reach {by_part[FORWARDS] / free_s:.2f} of forwards: "
-        f"what is left of the parts is {', '.join(NOT_OURS)}.",
+        f"An engine without costs would reach {by_part[FORWARDS] / free_s:.2f} of bare forwards; "
+        f"the rest is {', '.join(NOT_OURS)}.",
         "",
         "| part | ms a burst | share | us a forward | ms a request |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -266,13 +266,13 @@ def main() -> None:
         for name, turns in measured.others.items():
             all_of_them.others.setdefault(name, []).extend(turns)
     page = (
-        "# Benchmarks\n\nMade by `make bench` "
-        f"({options.processes} pairs of processes, {options.turns} turns in each, three times as "
-        "many for one request; medians;\nratios are medians within a turn). CPU time of the whole "
-        f"process.\nMachine: {machine()}.\n\n{table(all_of_them)}\n\n"
+        "# Benchmarks\n\n`make bench` measures CPU time of the whole process: medians of "
+        f"{options.processes} pairs of processes,\n{options.turns} turns in each (three times as "
+        "many for one request); ratios are medians within a turn.\n"
+        f"Machine: {machine()}.\n\n{table(all_of_them)}\n\n"
         f"## Where the time goes\n\n{len(REQUESTS)} requests as above, with a timer around each "
-        "part (which costs about a microsecond a call); without what a\npart calls of another. "
-        f"What was tried against each: [experiments.md](experiments.md).\n\n"
+        "part (about a microsecond per call), without nested\nparts. [Experiments](experiments.md) "
+        "lists attempts to shorten them.\n\n"
         f"{parts_table(all_of_them.parts, all_of_them.server)}\n"
     )
     print(page)

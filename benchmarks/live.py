@@ -32,7 +32,7 @@ from benchmarks.process import machine
 from carpool.errors import CarpoolError
 
 COLUMNS = (
-    "load | party | p50 (s) | p99 (s) | mean (s) | throughput (req/s) | goodput (req/s) "
+    "load | server | p50 (s) | p99 (s) | mean (s) | throughput (req/s) | goodput (req/s) "
     "| right | as plain diffusers | against the lock"
 )
 COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.live"
@@ -107,29 +107,27 @@ def page(tested: LiveSettings, baseline: Reference, points: Sequence[LivePoint])
     plain_right = statistics.fmean(point.plain_right for point in points)
     return f"""## Live: modes, LitServe, FastAPI with a lock
 
-Made by `{COMMAND}` (rounds: {tested.rounds}; requests a round at load \
-{max(tested.loads):g}: {tested.count}, and fewer at the others, so that all last as long).
+Made by `{COMMAND}` (rounds: {tested.rounds}; requests per round at load \
+{max(tested.loads):g}: {tested.count}, fewer at other loads for equal durations).
 Machine: {machine()}; every server with one thread for torch.
 
-The embedded model; {settings}, all mixed; prompts that it was not trained on. Load 1 is
-{baseline.capacity_qps:.2f} requests a second: what the server with the lock does for one client \
-that waits for every answer.
-Arrivals are Poisson; latency counts from when a request was due. Latencies are of all rounds
-together, throughput and goodput (answers within {SLO_SCALE:g} times the time alone with the lock) \
-medians of the rounds.
-*Right* is the share of pictures that the judge finds right ({plain_right:.1%} of plain diffusers'
-with the same seeds), *as plain diffusers* the share that is the same picture. *Against the lock*:
-how many times lower the mean latency is than with the lock in the same round.
-Failed requests: {failed}.
+The embedded model with held-out prompts; {settings}, mixed. Load 1 is {baseline.capacity_qps:.2f} \
+requests a second, the
+rate of the server with a lock for one client that waits for each answer. Arrivals are Poisson;
+latency counts from the arrival. Latencies are of all rounds together; throughput and goodput \
+(answers within {SLO_SCALE:g} times
+the time alone with the lock) are medians of rounds. *Right*: pictures that the judge accepts
+({plain_right:.1%} of plain diffusers' with the same seeds); *as plain diffusers*: equal
+pictures; *against the lock*: factor by which the mean latency is lower in the same round. Failed requests: {failed}.
 
 {table(points)}
 
 ## Measured and simulated
 
-The same runs, played by the simulator with the cost table that each server learned, the seconds of
-its own code for each call, and the speed of the run's forwards against the table (last column).
-Medians of the rounds. *Measured/simulated* is of the mean, bold beyond {agreement.GOAL:.0%};
-p50, p99 and *by the table alone* (the mean, without those two numbers) are such ratios, too.
+The simulator repeats these runs with each server's learned cost table, the seconds of its own code
+per call, and the speed of the run's forwards relative to the table (last column). Medians of
+rounds. *Measured/simulated* is the ratio of the means, bold beyond {agreement.GOAL:.0%};
+p50, p99 and *by the table alone* (the mean, without the two corrections) are such ratios, too.
 
 {agreement.table(agreements(points))}
 """
