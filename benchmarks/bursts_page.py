@@ -122,15 +122,16 @@ def page(table: Sequence[Row], clients: int, *, is_quick: bool = False) -> str:
     low, high = min(row.rounds for row in table), max(row.rounds for row in table)
     text = f"""Made by `{command}`. Machine: {machine()}; torch with one thread,
 one heap for all threads.
-Bursts of {clients} simultaneous requests; all modes in random order; {low} to {high} rounds, until
-the promise is decided by {CERTAIN:g} standard errors. The first burst of each engine is not
+Bursts of {clients} simultaneous requests; all modes in random order; {low} to {high} rounds,
+until the promise is decided by {CERTAIN:g} standard errors. The first burst of each engine is not
 counted. *Busy*: a neighbour takes a core for {PHASE_S:g} of every {2 * PHASE_S:g} seconds.
-*Fresh*: empty cost table; *wrong*: one width of each kind is {WRONG:g} times off. Ratios are medians within a round,
-with standard errors. *Throughput* is relative to the best other mode (`off`, `dynamic` and
-`request` with 8), *mean latency* to the lowest; *CPU*: CPU time of a burst relative to the best
-other mode, the least disturbed by neighbours; *forwards*: forwards of a burst, of all modules, and in
-brackets those of the best other mode. The promise, a throughput of at least
-{LEAST_THROUGHPUT:g} and a mean latency of at most {MOST_LATENCY:g}, holds in {within} of {len(table)} rows."""
+*Fresh*: empty cost table; *wrong*: one width of each kind is {WRONG:g} times off. Ratios are
+medians within a round, with standard errors. *Throughput* is relative to the best other mode
+(`off`, `dynamic` and `request` with 8), *mean latency* to the lowest; *CPU*: CPU time of a burst
+relative to the best other mode, the least disturbed by neighbours; *forwards*: forwards of a
+burst, of all modules, and in brackets those of the best other mode. The promise, a throughput of
+at least {LEAST_THROUGHPUT:g} and a mean latency of at most {MOST_LATENCY:g}, holds in {within} of
+{len(table)} rows."""
     lines = [
         MARKS[0],
         "## Live: closed bursts, costs learned on the way",

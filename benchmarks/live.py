@@ -111,14 +111,13 @@ Made by `{COMMAND}` (rounds: {tested.rounds}; requests per round at load \
 {max(tested.loads):g}: {tested.count}, fewer at other loads for equal durations).
 Machine: {machine()}; every server with one thread for torch.
 
-The embedded model with held-out prompts; {settings}, mixed. Load 1 is {baseline.capacity_qps:.2f} \
-requests a second, the
-rate of the server with a lock for one client that waits for each answer. Arrivals are Poisson;
-latency counts from the arrival. Latencies are of all rounds together; throughput and goodput \
-(answers within {SLO_SCALE:g} times
-the time alone with the lock) are medians of rounds. *Right*: pictures that the judge accepts
-({plain_right:.1%} of plain diffusers' with the same seeds); *as plain diffusers*: equal
-pictures; *against the lock*: factor by which the mean latency is lower in the same round. Failed requests: {failed}.
+The embedded model with held-out prompts; {settings}, mixed. Load 1 is {baseline.capacity_qps:.2f}
+requests a second, the rate of the server with a lock for one client that waits for each answer.
+Arrivals are Poisson; latency counts from the arrival. Latencies are of all rounds together;
+throughput and goodput (answers within {SLO_SCALE:g} times the time alone with the lock) are
+medians of rounds. *Right*: pictures that the judge accepts ({plain_right:.1%} of plain diffusers'
+with the same seeds); *as plain diffusers*: equal pictures; *against the lock*: factor by which
+the mean latency is lower in the same round. Failed requests: {failed}.
 
 {table(points)}
 
