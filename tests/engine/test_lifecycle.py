@@ -145,7 +145,7 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_run_again(
     assert narrow.worker() != worker
     died, ready = "the worker died (signal 9, SIGKILL: killed, as the system does", "is ready again"
     assert died in narrow.stderr
-    assert "requests that it had: req-" in narrow.stderr
+    assert "its requests: req-" in narrow.stderr
     assert ready in narrow.stderr
 
 

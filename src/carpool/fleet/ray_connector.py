@@ -73,7 +73,7 @@ class RayConnector:
         Raises:
             OSError: a new worker was placed, but cannot be reached.
         """
-        slow = asyncio.get_running_loop().call_later(NOTICED_S, self._say_slow)
+        slow = asyncio.get_running_loop().call_later(NOTICED_S, self._warn_slow)
         try:
             while True:
                 if self._actor is None:
@@ -156,7 +156,7 @@ class RayConnector:
                 await reached[0].close()
             await asyncio.to_thread(self._cluster.end, actor)
 
-    def _say_slow(self) -> None:
+    def _warn_slow(self) -> None:
         log.warning(
             "a worker of %s has waited for a place in the Ray cluster for %g s: `ray status` shows "
             "free and requested resources",

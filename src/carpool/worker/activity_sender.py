@@ -1,4 +1,4 @@
-"""Sends the engine's activity to the front, a few times a second, while it is watched."""
+"""Send the engine's activity to the front, a few times a second, while watched."""
 
 import threading
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from carpool.telemetry.activity import Snapshot
 from carpool.worker import protocol
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # imports torch
     from carpool.engine.observe.activity import ActivityLog
 
 INTERVAL_S = 0.25
@@ -17,7 +17,7 @@ class ActivitySender:
     """A thread that reads an `ActivityLog` and a snapshot of requests while it is on.
 
     Args:
-        snapshot: the requests of the engine now.
+        snapshot: returns the engine's current requests.
         send: queues a message to the front.
     """
 
@@ -33,7 +33,7 @@ class ActivitySender:
         self._thread: threading.Thread | None = None
 
     def watch(self, is_on: bool) -> None:
-        """Begin or stop. On the thread that reads messages."""
+        """Start or stop. On the thread that reads messages."""
         self._log.is_on, self._was_idle = is_on, False
         if not is_on:
             self._is_on.clear()
@@ -51,7 +51,7 @@ class ActivitySender:
             pause.wait(INTERVAL_S)
 
     def read(self) -> protocol.Activity | None:
-        """The activity to send now; None while the engine is idle and that was sent."""
+        """The activity to send now; None while the engine is idle, after that was sent."""
         forwards, missed = self._log.take()
         now = self._snapshot()
         is_idle = not (forwards or now.running or now.waiting)

@@ -1,8 +1,8 @@
 """A worker process and the socket to it, on the front's side.
 
 Outputs that are too large for a message arrive as files in a spool folder. Each is mapped into
-memory and unlinked as soon as its message arrives; files that no message names are removed when
-their worker ends. So no file is left, whichever side dies.
+memory and unlinked as soon as its message arrives; files without a message are removed when their
+worker ends. So no file is left, whichever side dies.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ _EXIT_TIMEOUT_S = 2.0  # limit for a process to end once its socket is closed
 
 
 class Connection(Protocol):
-    """The front's end of a connection to a worker's process, wherever that runs."""
+    """The front's end of a connection to a local or remote worker's process."""
 
     def send(self, message: protocol.ToWorker) -> None: ...
     def messages(self) -> AsyncIterator[protocol.ToFront]: ...
     def kill(self) -> None: ...
     @property
     def is_lost(self) -> bool:
-        """Whether only the connection ended, as far as is known: the worker may be well."""
+        """Whether only the connection is known to have ended: the worker may be alive."""
 
     @property
     def is_explained(self) -> bool:
-        """Whether it ended by a cause outside of the worker; once `close` has returned."""
+        """Whether a cause outside of the worker ended it; valid once `close` has returned."""
 
     @property
     def end(self) -> str: ...
@@ -45,15 +45,15 @@ class Connection(Protocol):
 
 
 class Connector(Protocol):
-    """Connects to the process of one worker, again and again."""
+    """Connects to the process of one worker, and reconnects."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether a failed `open` is to be tried again from the start on."""
+        """Whether to retry even the first failed `open`."""
 
     async def open(self) -> Connection: ...
     async def end(self) -> None:
-        """The worker is needed no more."""
+        """End the worker permanently."""
 
 
 async def watched(
@@ -86,7 +86,7 @@ async def _watch(connection: Connection, watchdog: Watchdog) -> None:
 
 
 class LocalConnector:
-    """Starts processes on this machine; the arguments are as for `WorkerConnection.open`."""
+    """Starts processes on this machine; arguments as in `WorkerConnection.open`."""
 
     is_remote = False
 
@@ -97,11 +97,11 @@ class LocalConnector:
         return await WorkerConnection.open(self._spool, self._start)
 
     async def end(self) -> None:
-        """Its process has ended with its connection."""
+        """Do nothing: its process ended with its connection."""
 
 
 class WorkerConnection:
-    """A worker process and its socket. However the worker ends, `messages` ends with it."""
+    """A worker process and its socket. `messages` ends when the worker ends, for any reason."""
 
     def __init__(
         self,
@@ -119,10 +119,10 @@ class WorkerConnection:
 
         Args:
             start: starts a worker that serves the other end of a socket.
-            spool: the folder where the worker puts large outputs.
+            spool: the folder for the worker's large outputs.
 
         Raises:
-            OSError: there is no memory or no file descriptor left.
+            OSError: out of memory or file descriptors.
         """
         channel, peer = socket.socketpair()
         try:
@@ -135,7 +135,7 @@ class WorkerConnection:
         return cls(process, *await asyncio.open_unix_connection(sock=channel), spool)
 
     def send(self, message: protocol.ToWorker) -> None:
-        """Queue a message; they arrive in order."""
+        """Queue a message; messages arrive in order."""
         self._writer.write(protocol.encode(message))
 
     async def messages(self) -> AsyncIterator[protocol.ToFront]:
@@ -149,7 +149,7 @@ class WorkerConnection:
             message = protocol.decode_to_front(body)
             yield mapped(message) if isinstance(message, protocol.Done) else message
 
-    is_lost = False  # its socket ends with it
+    is_lost = False  # the socket ends with the process
 
     def kill(self) -> None:
         self._is_killed = True
@@ -161,7 +161,7 @@ class WorkerConnection:
 
     @property
     def end(self) -> str:
-        """How the process ended, for the log; once `close` has returned."""
+        """The reason for the process's end, for the log; valid once `close` has returned."""
         if self.is_explained:
             return "its fork server died"
         return describe_end(self._process.returncode, is_killed=self._is_killed)
@@ -173,23 +173,23 @@ class WorkerConnection:
             await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
             self.kill()
-            with contextlib.suppress(TimeoutError):  # a fork server that is stopped says nothing
+            with contextlib.suppress(TimeoutError):  # a stopped fork server sends no report
                 await asyncio.wait_for(self._process.wait(), _EXIT_TIMEOUT_S)
-        with contextlib.suppress(OSError):  # such as a folder that was removed
-            pattern = f"{self._process.pid}-*"  # other workers use the folder, too
+        with contextlib.suppress(OSError):  # such as a removed folder
+            pattern = f"{self._process.pid}-*"  # other workers share the folder
             for path in self._spool.glob(pattern) if self._spool else ():
                 path.unlink()
 
 
 def describe_end(status: int | None, *, is_killed: bool = False) -> str:
-    """How a process ended, in words.
+    """Describe the end of a process.
 
     Args:
-        status: its exit status; negative: the signal.
-        is_killed: by the front.
+        status: its exit status; negative: the signal; None: unknown.
+        is_killed: whether the front killed it.
     """
     if status is None or is_killed:
-        return "it was killed, for it did not end by itself"
+        return "it was killed, because it did not end by itself"
     if status >= 0:
         return f"it ended with exit code {status}"
     try:
@@ -206,13 +206,13 @@ def describe_end(status: int | None, *, is_killed: bool = False) -> str:
 
 
 def mapped(answer: protocol.Done) -> protocol.Done | protocol.RequestFailed:
-    """Map an output that is a file into memory and unlink it; it is freed with its last user."""
+    """Map an output file into memory and unlink it; the last user frees it."""
     if answer.clip is None or not answer.clip.path:
         return answer
     path, answer.clip.path = Path(os.fsdecode(answer.clip.path)), b""
     try:
         with path.open("rb") as file:
-            # used as a buffer only
+            # used only as a buffer
             answer.clip.rgb = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
     except OSError as error:
         log.error("an output could not be taken over: %s", error)

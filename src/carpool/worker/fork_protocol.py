@@ -1,9 +1,9 @@
-"""The protocol between a front and a fork server: one socket, and on it three messages, a worker.
+"""The protocol between a front and a fork server: one socket with three messages for each worker.
 
 With the first byte, the front passes three descriptors: the worker's socket, its stdout and its
-stderr. Then it sends what the worker inherits, framed as in `protocol.py`. The fork server answers
-with the worker's process id, or that it refuses; and when the worker has ended, with its exit
-status. A front that closes the socket before has the worker killed. Nothing here opens a socket.
+stderr. Then it sends the worker's environment, framed as in `protocol.py`. The fork server answers
+with the worker's process id, or a refusal; and after the worker's end, with its exit status. If the
+front closes the socket earlier, the worker is killed. This module opens no socket.
 """
 
 import struct
@@ -14,10 +14,10 @@ import msgspec
 from carpool.worker import protocol
 
 REFUSED = 0
-"""Sent instead of a process id: the front has to start that worker by itself."""
+"""Sent instead of a process id: the front has to start that worker itself."""
 
 PASSED_DESCRIPTORS = 3
-"""Descriptors that come with a request."""
+"""Number of descriptors passed with a request."""
 
 _NUMBER = struct.Struct(">i")
 NUMBER_BYTES = _NUMBER.size
@@ -27,7 +27,7 @@ class ForkRequest(msgspec.Struct):
     """The environment, folder and umask that a worker inherits."""
 
     environ: dict[bytes, bytes]
-    folder: bytes  # it runs in
+    folder: bytes  # its working directory
     umask: int
 
 
@@ -41,7 +41,7 @@ def read(receive: Callable[[int], bytes]) -> ForkRequest:
     """Read one request through a blocking `receive(n)`.
 
     Raises:
-        ConnectionError: it ends in the middle, or is none.
+        ConnectionError: it is truncated or invalid.
     """
     body = protocol.read(receive)
     if body is None:
@@ -53,11 +53,11 @@ def read(receive: Callable[[int], bytes]) -> ForkRequest:
 
 
 def number(value: int) -> bytes:
-    """A process id or an exit status, as it is sent."""
+    """Encode a process id or an exit status."""
     return _NUMBER.pack(value)
 
 
 def as_number(content: bytes) -> int:
-    """A process id or an exit status that was sent."""
+    """Decode a process id or an exit status."""
     [value] = _NUMBER.unpack(content)
     return int(value)

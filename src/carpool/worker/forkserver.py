@@ -1,14 +1,14 @@
 """The fork server: a process that has imported torch and diffusers, and forks workers.
 
-A forked worker is there in milliseconds instead of seconds, and shares the memory of what was
-imported with all others. The front (`start.py`) runs it as `python -m carpool.worker.forkserver FD`
-and sends it, over the socket FD, one socket for each worker that it wants: see `fork_protocol.py`.
+A forked worker starts in milliseconds instead of seconds, and shares the memory of the imported
+modules with all others. The front (`start.py`) runs it as `python -m carpool.worker.forkserver FD`
+and sends it, over the socket FD, one socket for each worker: see `fork_protocol.py`.
 `python -m carpool.worker.forkserver PATH NAME...` listens on a Unix socket instead and serves any
 number of fronts, whose environments may differ in these variables.
 
-Forking is safe while there is one thread and no device is open. Where an import has started threads
-or opened a device, nothing is forked: this process becomes the first worker itself, and the front
-starts others as new interpreters.
+Forking is safe while there is one thread and no open device. If an import has started threads or
+opened a device, the server does not fork: this process becomes the first worker itself, and the
+front starts other workers as new interpreters.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from carpool.telemetry import standard_streams
 from carpool.worker import process, startup
 from carpool.worker.fork_protocol import PASSED_DESCRIPTORS, REFUSED, ForkRequest, number, read
 
-_READ_LATE = (b"CARPOOL_", b"OTEL_")  # variables that nothing reads while it is imported
+_READ_LATE = (b"CARPOOL_", b"OTEL_")  # prefixes of variables that no import reads
 _REQUEST_S = 10.0  # limit for a front's request to arrive
 _HARMLESS = {"full", "null", "random", "tty", "urandom", "zero"}  # in /dev
 
@@ -38,9 +38,9 @@ class ForkServer:
     """Forks workers until its source closes.
 
     Args:
-        source: gives a socket for each worker; accepts connections if it listens.
-        environ: the variables that this process was started with.
-        may_differ: names of variables that may have other values in a worker.
+        source: delivers a socket for each worker; or accepts connections, if it listens.
+        environ: the variables at this process's start.
+        may_differ: names of variables with possibly other values in a worker.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ForkServer:
     ) -> None:
         self._source, self._may_differ = source, frozenset(may_differ)
         self._environ = self._read_early(environ)
-        self._fronts: dict[int, socket.socket] = {}  # key: process id of the worker
-        self._wakers = socket.socketpair()  # carries the end of a worker
+        self._fronts: dict[int, socket.socket] = {}  # by the worker's process id
+        self._wakers = socket.socketpair()  # wakes the loop when a worker ends
         self._is_open = True
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Serve. Returns once the source has closed; its workers are killed."""
+        """Serve until the source closes; then kill the workers."""
         for end in self._wakers:
             end.setblocking(False)
         signal.set_wakeup_fd(self._wakers[1].fileno())
@@ -71,7 +71,7 @@ class ForkServer:
             self._kill(pid)
 
     def _take(self) -> None:
-        """Start a worker, or refuse to."""
+        """Start a worker, or refuse."""
         if (front := _next_front(self._source)) is None:
             self._is_open = False
             return
@@ -89,9 +89,9 @@ class ForkServer:
                 self._fork(front, passed, request)
             else:
                 front.sendall(number(os.getpid()))
-                self._source.close()  # others that are asked for are refused by that
+                self._source.close()  # refuses further workers
                 _become_worker(passed, request)
-        except OSError:  # that front has gone, or is none
+        except OSError:  # the front has gone, or it was another peer
             front.close()
         finally:
             for handle in passed:
@@ -102,9 +102,9 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for channel in (front, self._source, *self._wakers, *self._fronts.values()):
-                channel.close()  # others have to see it when these end
+                channel.close()  # so that others notice when these end
             self._selector.close()
-            os.setsid()  # Ctrl-C is the front's to handle
+            os.setsid()  # the front handles Ctrl-C
             _become_worker(passed, request)
         self._fronts[pid] = front
         self._selector.register(front, selectors.EVENT_READ, partial(self._kill, pid))
@@ -112,12 +112,12 @@ class ForkServer:
             front.sendall(number(pid))
 
     def _kill(self, pid: int) -> None:
-        """Kill a worker whose front is gone, or no longer needs it."""
+        """Kill a worker whose front has gone or no longer needs it."""
         if pid in self._fronts:
             os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Tell fronts of the workers that have ended."""
+        """Report ended workers to their fronts."""
         with contextlib.suppress(BlockingIOError):
             self._wakers[0].recv(4096)
         while self._fronts:
@@ -126,11 +126,11 @@ class ForkServer:
                 break
             front = self._fronts.pop(pid)
             self._selector.unregister(front)
-            with front, contextlib.suppress(OSError):  # it may have gone
+            with front, contextlib.suppress(OSError):  # the front may have gone
                 front.sendall(number(os.waitstatus_to_exitcode(status)))
 
     def _read_early(self, environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """The variables that libraries may have read as they were imported."""
+        """The variables that libraries may have read at import."""
         return {
             name: text
             for name, text in environ.items()
@@ -147,14 +147,14 @@ def _next_front(source: socket.socket) -> socket.socket | None:
 
 
 def _become_worker(passed: list[int], request: ForkRequest) -> NoReturn:
-    """Be the worker that a front asked for, and end as it does."""
+    """Become the worker requested by a front. Never returns."""
     try:
         connection, stdout, stderr = passed
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         os.close(stdout)
         os.close(stderr)
-        if sys.path[0] == os.getcwd():  # as `python -m` has it
+        if sys.path[0] == os.getcwd():  # set by `python -m`
             sys.path[0] = os.fsdecode(request.folder)
         os.chdir(request.folder)
         os.umask(request.umask)
@@ -169,10 +169,10 @@ def _become_worker(passed: list[int], request: ForkRequest) -> NoReturn:
 
 
 def is_safe() -> bool:
-    """Whether this process may be forked: it has one thread, and no device is open.
+    """Whether this process may be forked: it has one thread and no open device.
 
-    A driver's state does not survive a fork: CUDA, for one, cannot be used in the child of a
-    process that has used it. Each driver keeps its device files open.
+    Driver state does not survive a fork: for example, CUDA is unusable in a child of a process that
+    has used it. Each driver keeps its device files open.
     """
     if len(os.listdir("/proc/self/task")) != 1:
         return False
@@ -180,7 +180,7 @@ def is_safe() -> bool:
         try:
             is_device = stat.S_ISCHR(entry.stat().st_mode)
             target = entry.readlink()
-        except OSError:  # the folder's own, which is closed by now
+        except OSError:  # the descriptor of the listed folder, already closed
             continue
         is_terminal = target.parent.name == "pts"
         if is_device and not is_terminal and target.name not in _HARMLESS:
@@ -194,7 +194,7 @@ def main() -> None:
     standard_streams.protect()
     environ = dict(os.environb)
     startup.set_environment()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's, which starts threads at once
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else it starts threads at import
     where, *may_differ = sys.argv[1:]
     with contextlib.ExitStack() as sockets:
         if where.isdecimal():

@@ -1,8 +1,8 @@
-"""Requests in flight, and the order in which they are run again after a worker died.
+"""Requests in flight, and the order in which they run again after a worker died.
 
-Requests that were running when a worker died are sent to its successor again, together. Those that
-are suspect by the rule of `guilt` run alone, before all others, until they get past the point at
-which their workers died: if that worker dies as well, no other request is lost with it.
+Requests that were running when a worker died are sent to its successor together. Those that `guilt`
+suspects run alone, before all others, until they get past the point at which their workers died: if
+that worker dies, too, no other request is lost with it.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from carpool.worker.protocol import Submit
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """A request from its submission to its answer."""
+    """A request between its submission and its answer."""
 
     submit: Submit
     evidence: CrashEvidence = field(default_factory=CrashEvidence)
-    is_sent: bool = False  # the present worker has it
-    has_started: bool = False  # it left the worker's queue
+    is_sent: bool = False  # to the current worker
+    has_started: bool = False  # it has left the worker's queue
 
     @property
     def request_id(self) -> str:
@@ -31,7 +31,7 @@ T = TypeVar("T", bound=InFlightRequest)
 
 
 class InFlight(Generic[T]):
-    """Requests that wait for an answer, in the order of their arrival. Sends nothing itself."""
+    """Unanswered requests, in order of arrival. Sends nothing itself."""
 
     def __init__(self) -> None:
         self._requests: dict[str, T] = {}
@@ -49,7 +49,7 @@ class InFlight(Generic[T]):
         return self._requests.get(request_id)
 
     def add(self, request: T) -> None:
-        """Add a request whose id no other one in flight has."""
+        """Add a request with a unique id."""
         self._requests[request.request_id] = request
 
     def remove(self, request: T) -> bool:
@@ -60,12 +60,12 @@ class InFlight(Generic[T]):
         return True
 
     def take_due(self) -> list[T]:
-        """Choose what to send to a ready worker now, and mark it as sent."""
+        """Choose the requests to send to a ready worker now, and mark them as sent."""
         suspects = self._suspects()
         if not suspects:
             due = [request for request in self if not request.is_sent]
         elif any(request.is_sent for request in self):
-            due = []  # a suspect waits until it is alone
+            due = []  # a suspect waits until it can run alone
         else:
             due = [max(suspects, key=lambda request: request.evidence.weight)]
         for request in due:
@@ -73,9 +73,9 @@ class InFlight(Generic[T]):
         return due
 
     def take_guilty(self) -> list[T]:
-        """Remove and return the requests that are to fail. Only while no worker runs them.
+        """Remove and return the guilty requests. Only while no worker runs them.
 
-        The deaths of which one is guilty count against no other request.
+        The deaths caused by a guilty request count against no other request.
         """
         guilty = [request for request in self if request.evidence.is_guilty]
         for request in guilty:
@@ -85,17 +85,17 @@ class InFlight(Generic[T]):
 
     @property
     def has_suspects(self) -> bool:
-        """Whether a request is to be run alone."""
+        """Whether a request has to run alone."""
         return bool(self._suspects())
 
     def _suspects(self) -> list[T]:
         return [request for request in self if request.evidence.is_suspect]
 
     def worker_died(self, death: Death) -> list[T]:
-        """Note a death; returns the requests that the worker ran.
+        """Record a death; returns the requests that the worker ran.
 
         Requests that only waited in the worker's queue are not counted, unless none is known to
-        have started: the worker may have died before it could say.
+        have started: the worker may have died before its report.
         """
         running = [request for request in self if request.is_sent]
         ran = [request for request in running if request.has_started] or running

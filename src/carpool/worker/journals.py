@@ -1,6 +1,6 @@
 """Journals of the requests in flight, in the front's memory, of bounded size.
 
-Dropping an answer does no harm: should its worker die, the request makes that step again.
+Dropping an answer does no harm: if its worker dies, the request repeats that step.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from typing import Protocol
 from carpool.types import JournalEntry
 
 MOST_BYTES = 512 << 20
-_OVERHEAD_BYTES = 200  # beside an entry's content
+_OVERHEAD_BYTES = 200  # per entry, in addition to its content
 
 
 class File(Protocol):
-    """A second store of one request's entries, besides the memory. Nothing in it blocks."""
+    """A second store of one request's entries, in addition to memory. It never blocks."""
 
     def append(self, entry: JournalEntry) -> None: ...
     def clear(self) -> None: ...
@@ -27,8 +27,8 @@ class _Journal:
 
     entries: list[JournalEntry] = field(default_factory=list)
     file: File | None = None
-    is_whole: bool = True  # nothing was dropped for want of room
-    last_steps: dict[str, int] = field(default_factory=dict)  # reported so far, by their kinds
+    is_whole: bool = True  # no entry was dropped to save memory
+    last_steps: dict[str, int] = field(default_factory=dict)  # reported so far, by kind
 
     @property
     def bytes(self) -> int:
@@ -36,19 +36,19 @@ class _Journal:
 
 
 class Journals:
-    """The answers that the calls of requests got so far, by request id.
+    """The recorded answers of requests' calls, by request id.
 
-    Several supervisors may share one: what a worker wrote down, the next one reads.
+    Several supervisors may share it: a worker's records serve its successor.
 
     Args:
-        most_bytes: of all together; the oldest request's are dropped first.
-        of_all: requests have one; else only those for which one was opened, as for jobs.
+        most_bytes: total limit; the oldest request's entries are dropped first.
+        of_all: every request has a journal; else only opened ones, as for jobs.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES, *, of_all: bool = True) -> None:
         self.of_all = of_all
         self._most_bytes, self.bytes = most_bytes, 0
-        self.steps_again = 0  # steps that were told before: a worker died after them
+        self.steps_again = 0  # repeated steps after deaths of workers
         self._journals: dict[str, _Journal] = {}
 
     def __len__(self) -> int:
@@ -58,19 +58,19 @@ class Journals:
         return request_id in self._journals
 
     def starts_late(self, request_id: str) -> bool:
-        """Whether a new worker goes on with the request; else it starts over."""
+        """Whether a new worker resumes the request; else it starts over."""
         journal = self._journals.get(request_id)
         if journal is not None and not journal.entries:
             journal.last_steps.clear()
         return journal is not None and bool(journal.entries)
 
     def is_whole(self, request_id: str) -> bool:
-        """Whether all that was added of a request is there."""
+        """Whether a request's journal is complete."""
         journal = self._journals.get(request_id)
         return journal is not None and journal.is_whole
 
     def tell(self, kind: str, request_id: str, step: int) -> bool:
-        """Whether so much is news of a request; step 0: it starts over."""
+        """Record reported progress; returns whether it is new; step 0: it starts over."""
         journal = self._journals.get(request_id)
         steps = {} if journal is None else journal.last_steps
         if not step:
@@ -89,11 +89,11 @@ class Journals:
     def open(
         self, request_id: str, past: Iterable[JournalEntry] = (), file: File | None = None
     ) -> None:
-        """Keep what is added of this request from now on. Harmless when done twice.
+        """Start to record a request. Harmless when done twice.
 
         Args:
-            past: what is known of it already.
-            file: takes what comes, too.
+            past: entries recorded before.
+            file: also receives new entries.
         """
         if request_id not in self._journals:
             self._journals[request_id] = _Journal()
@@ -106,10 +106,10 @@ class Journals:
             journal.file = file
 
     def add(self, request_id: str, entry: JournalEntry) -> None:
-        """Add an answer. One that is not later than all before: the request has started over."""
+        """Add an answer. If it is not later than all before, the request has started over."""
         journal = self._journals.get(request_id)
         if journal is None:
-            return  # it was answered, or given up
+            return  # it was answered or given up
         while journal.entries and journal.entries[-1].number >= entry.number:
             self.bytes -= _bytes(journal.entries.pop())
         journal.entries.append(entry)
@@ -120,7 +120,7 @@ class Journals:
             self._make_room()
 
     def clear(self, request_id: str) -> None:
-        """Drop what is known of a request, which goes on."""
+        """Drop the entries of a request that continues."""
         if (journal := self._journals.get(request_id)) is not None:
             self.bytes -= journal.bytes
             journal.entries.clear()
@@ -128,7 +128,7 @@ class Journals:
                 journal.file.clear()
 
     def close(self, request_id: str) -> None:
-        """The request is answered, or given up."""
+        """Drop the journal of a request that was answered or given up."""
         if (journal := self._journals.pop(request_id, None)) is not None:
             self.bytes -= journal.bytes
             if journal.file is not None:

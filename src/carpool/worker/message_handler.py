@@ -1,4 +1,4 @@
-"""The engine of a worker process, and its answer to each message of the front."""
+"""The engine of a worker process, and its answers to messages from the front."""
 
 import logging
 import os
@@ -20,14 +20,14 @@ from carpool.worker.raw_output import raw_output
 from carpool.worker.request_listener import LastMessage, RequestListener, failed
 from carpool.worker.served_engine import ServedEngine
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # imports torch
     from carpool.engine.model.loaded import LoadedPipeline
 
 log = logging.getLogger("carpool")
 
 
 class OpenRequests:
-    """The ids of the requests that have not ended. From any thread."""
+    """The ids of unfinished requests. From any thread."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -38,7 +38,7 @@ class OpenRequests:
         self._ids.add(request_id)
 
     def ended(self, request_id: str) -> None:
-        """The last message about a request was sent."""
+        """Remove a request after its last message."""
         with self._lock:
             self._ids.discard(request_id)
             after, is_last = self._after_reset, not self._ids
@@ -48,7 +48,7 @@ class OpenRequests:
             after()
 
     def reset(self, cancel: Callable[[str], None], after: Callable[[], None]) -> None:
-        """Cancel all, and call `after` once they have ended."""
+        """Cancel all requests, and call `after` when they have ended."""
         with self._lock:
             open_ids = list(self._ids)
             self._after_reset = after if open_ids else None
@@ -62,7 +62,7 @@ class MessageHandler:
     """A loaded model with its engine. Messages are handled on the thread that reads them.
 
     Args:
-        message: what to load.
+        message: the model to load.
         send: queues a message to the front; must not block.
         journals: sends answers of calls.
         spans: writes traces.
@@ -78,7 +78,7 @@ class MessageHandler:
         journals: JournalSender,
         spans: tracing.Tracing,
     ) -> None:
-        # these import torch and diffusers, which takes seconds
+        # imports torch and diffusers, which takes seconds
         from carpool.engine.cost_store import StoredCosts
         from carpool.engine.group.load import load
         from carpool.engine.loop import EngineCore
@@ -119,10 +119,10 @@ class MessageHandler:
         )  # fmt: skip
 
     def start(self, at_end: Callable[[], None]) -> None:
-        """Start the engine's thread, and say that the worker is ready.
+        """Start the engine's thread, and report that the worker is ready.
 
         Args:
-            at_end: is called when the engine has ended, as it does early if its loop fails.
+            at_end: called when the engine has ended, even early after a failure of its loop.
         """
 
         def run() -> None:
@@ -132,7 +132,7 @@ class MessageHandler:
                 at_end()
 
         threading.Thread(target=run, name="carpool-engine", daemon=True).start()
-        self._say_ready()
+        self._send_ready()
         threading.Thread(target=self._add_in_turn, name="carpool-lora", daemon=True).start()
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class MessageHandler:
             case protocol.Reset():
                 self._viewers.watch(False)
                 engine.hold(0.0)
-                self._requests.reset(engine.cancel, self._say_ready)
+                self._requests.reset(engine.cancel, self._send_ready)
             case protocol.Held(work_s):
                 engine.hold(work_s)
             case protocol.Watch(is_on):
@@ -174,7 +174,7 @@ class MessageHandler:
                 self._send(protocol.Timelines([line for line in timelines if line is not None]))
 
     def heartbeat(self) -> protocol.Heartbeat:
-        """The engine's progress, and the report for the router of the front."""
+        """The engine's progress, and the report for the front's router."""
         report = self.engine.contain("count", None, self._report)
         return protocol.Heartbeat(*self.engine.progress(), report)
 
@@ -188,7 +188,7 @@ class MessageHandler:
             dict(load.private),
         )
 
-    def _say_ready(self) -> None:
+    def _send_ready(self) -> None:
         self._send(self._ready.now(self.engine.card, self.engine.free_bytes()))
 
     def _submit(self, message: protocol.Submit) -> None:
@@ -217,7 +217,7 @@ class MessageHandler:
             self.engine.submit(
                 request, listener, message.waited_s, journal, is_admitted=message.is_admitted
             )
-        except BaseException as error:  # such as a tokenizer's: the other requests go on
+        except BaseException as error:  # such as a tokenizer's error: other requests continue
             self._end(failed(request.request_id, error))
 
     def _end(self, message: LastMessage) -> None:
@@ -233,32 +233,32 @@ class MessageHandler:
             self._spans.ended(trace, request, timeline, shared_with)
 
     def _add_in_turn(self) -> None:
-        """Add adapters in the order in which they came."""
+        """Add adapters in order of arrival."""
         while True:
             self._reload(self._adding.get(), is_addition=True)
 
     def _reload(self, read: Callable[[], list[str]], *, is_addition: bool = False) -> None:
         try:
             problems = read()  # may read gigabytes
-        except Exception as error:  # a defect, or an unforeseen file: requests go on
+        except Exception as error:  # a defect, or an unexpected file: requests continue
             log.exception("the reload failed")
             problems = [named(error)]
         self._send(protocol.Reloaded(self.engine.card, problems, is_addition))
 
 
 def _digest(loaded: "LoadedPipeline") -> str:
-    """The digest of the model, the same in all workers that loaded it; empty: it cannot be made."""
+    """The digest of the model, equal in all workers that loaded it; empty: not available."""
     from carpool.engine.identity import identity_of_answers
 
     try:
         return identity_of_answers(loaded).hex()[:16]
-    except Exception:  # an unforeseen model
-        log.exception("the model's digest cannot be made")
+    except Exception:  # an unexpected model
+        log.exception("the model's digest cannot be computed")
         return ""
 
 
 def _add_lora(engine: ServedEngine, name: str, path: str) -> list[str]:
-    """Register an adapter. Returns what is wrong with it; nothing if it is there already."""
+    """Register an adapter. Returns its problems; none if it is already registered."""
     if name in engine.card.lora:
         return []
     try:

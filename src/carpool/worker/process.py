@@ -1,10 +1,10 @@
 """The worker process: an engine behind a socket.
 
-The front gives it one end of a socket pair: it is forked (`forkserver.py`), or started as
+It gets one end of a socket pair: it is forked (`forkserver.py`), or started as
 `python -m carpool.worker.process FD`. The main thread reads messages, the engine has its own
 thread, and a third one writes, so that the engine's loop never waits for the front. The process
 ends when the front closes the socket. If it is stopped or too stuck to notice that, the kernel
-kills it at the end of the front's process.
+kills it when the front's process ends.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ class WorkerProcess:
         self._tracing = tracing.Tracing()
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
-        self._handler: MessageHandler | None = None  # once the model is loaded
+        self._handler: MessageHandler | None = None  # set once the model is loaded
         self._outbox: queue.SimpleQueue[protocol.ToFront | AnswerBatch] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
     def serve(self) -> None:
-        """Load what the first message says, then handle messages until the socket closes."""
+        """Load the model of the first message, then handle messages until the socket closes."""
         first = self._next()
         if not isinstance(first, protocol.LoadModel):
             return
@@ -51,7 +51,7 @@ class WorkerProcess:
         except CarpoolError as error:
             self._refuse(error)
             return
-        except Exception as error:  # a start anew would end in the same way
+        except Exception as error:  # a retry would fail in the same way
             log.debug("the model cannot be loaded", exc_info=error)
             why = f"{type(error).__name__}: {' '.join(reason(error).split())}"
             self._refuse(LoadFailed(f"cannot load {first.factory or first.model}: {why}"))
@@ -70,35 +70,35 @@ class WorkerProcess:
         return MessageHandler(message, self.send, JournalSender(self._outbox.put), self._tracing)
 
     def _refuse(self, error: CarpoolError) -> None:
-        """The model cannot be loaded: say so, and wait until the front closes the socket."""
+        """Report a failed load, and wait until the front closes the socket."""
         if isinstance(error, LoadFailed) and error.was_killed:
             log.critical("%s", error)
-            self.end()  # as if this process had been: it is tried again
+            self.end()  # like a killed process: it will be retried
         wants_memory = isinstance(error, LoadFailed) and error.wants_memory
         self.send(protocol.LoadFailure(str(error), wants_memory))
         self._next()
 
     def _hang_up(self) -> None:
-        """The engine has ended: a new worker is better."""
-        with contextlib.suppress(OSError):  # the front may have closed it already
+        """Close the socket after the engine's end, for a new worker."""
+        with contextlib.suppress(OSError):  # the front may have closed it
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def send_heartbeats(self) -> None:
-        """Say every second that the process lives, and how the engine is. Never returns."""
+        """Send a heartbeat with the engine's progress every second. Never returns."""
         while True:
-            handler = self._handler  # None: it is being loaded
+            handler = self._handler  # None: still loading
             self.send(protocol.Heartbeat(0.0, 0.0) if handler is None else handler.heartbeat())
             time.sleep(INTERVAL_S)
 
     def end(self) -> None:
-        """End the process at once, even in the middle of a forward."""
-        self._is_ending.acquire()  # never released: its first thread ends the process
+        """End the process at once, even during a forward."""
+        self._is_ending.acquire()  # never released: the first caller ends the process
         self._tracing.stop()
         self._at_end()
         os._exit(0)
 
     def send(self, message: protocol.ToFront) -> None:
-        """Queue a message; they arrive in order. Never blocks."""
+        """Queue a message; messages arrive in order. Never blocks."""
         self._outbox.put(message)
 
     def _next(self) -> protocol.ToWorker | None:
@@ -114,11 +114,11 @@ class WorkerProcess:
             try:
                 self._connection.sendall(body)
             except OSError:
-                return  # the front is gone; the reading thread sees the end of file
+                return  # the front is gone; the reading thread will notice
 
 
 def _encoded(message: protocol.ToFront | AnswerBatch) -> bytes:
-    """A message as bytes; of an output that no message can hold, that its request failed."""
+    """Encode a message; an output that cannot be encoded becomes a failure of its request."""
     try:
         return protocol.encode(message.packed() if isinstance(message, AnswerBatch) else message)
     except Exception as error:
@@ -129,7 +129,7 @@ def _encoded(message: protocol.ToFront | AnswerBatch) -> bytes:
 
 
 def _end_with_front(connection: socket.socket, worker: WorkerProcess) -> None:
-    """End the process when the front closes the socket, even while a model is being loaded."""
+    """End the process when the front closes the socket, even during loading."""
     hangup = select.poll()
     hangup.register(connection, 0)  # POLLHUP is always reported
     hangup.poll()
@@ -137,7 +137,7 @@ def _end_with_front(connection: socket.socket, worker: WorkerProcess) -> None:
 
 
 def run(connection: int) -> None:
-    """Be a worker: serve the front at the other end of a socket. Never returns."""
+    """Run a worker: serve the front at the other end of a socket. Never returns."""
     startup.die_with_parent()
     startup.name_process(startup.PROCESS_NAME)
     standard_streams.protect()

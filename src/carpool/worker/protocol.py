@@ -1,7 +1,7 @@
 """The protocol between the front and a worker: length-prefixed msgpack messages.
 
-The pictures of a request are sent inside its arguments, as raw pixels. A dead peer shows as the
-end of file on the socket. Nothing here opens a socket.
+Input images are sent inside a request's arguments, as raw pixels. The end of file on the socket
+signals a dead peer. This module opens no socket.
 """
 
 import struct
@@ -18,36 +18,36 @@ from carpool.types import CheckedRequest, JournalEntry, Timings
 from carpool.worker.raw_artifacts import RawMesh, RawSound
 
 LENGTH = struct.Struct(">I")
-MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files, so that others need not wait
+MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files: other messages need not wait
 
 
 class LoadModel(msgspec.Struct, tag="load_model"):
-    """The first message to a worker: what to load."""
+    """The first message to a worker: the model to load."""
 
     model: str
     settings: EngineSettings
-    spool: bytes = b""  # folder for outputs too large for a message; empty: none are files
+    spool: bytes = b""  # folder for outputs too large for a message; empty: no files
     log_level: LogLevel = "info"
     log_format: LogFormat = "text"
     log_prompts: bool = False
     otel: bool = False  # export traces
-    bars: bool = True  # show the progress of loading; several workers' would be mixed up
+    bars: bool = True  # show loading progress; for several workers it would be garbled
     factory: str | None = None  # `module:function` that builds the pipeline, instead of `model`
-    is_restart: bool = False  # a worker like it was ready before
-    deadlock: str = ""  # the line at which such a worker stood still: requests ride privately
+    is_restart: bool = False  # an earlier worker of this kind was ready before
+    deadlock: str = ""  # line where an earlier worker deadlocked: requests ride privately
 
 
 class Submit(msgspec.Struct, tag="submit"):
     request: CheckedRequest
     follow: bool = False  # send `Progress` at every step
     trace: str = ""  # context of the front's span, as in the header `traceparent`
-    waited_s: float = 0.0  # how long the front held it: its times count from its arrival there
-    is_admitted: bool = False  # a pool or another worker accepted it: no refusal any more
+    waited_s: float = 0.0  # seconds in the front's queue, included in the request's times
+    is_admitted: bool = False  # accepted by a pool or another worker: do not refuse it
     is_journalled: bool = False  # send `Answers`
-    journal: list[JournalEntry] = []  # an earlier run's: go on where that ended
+    journal: list[JournalEntry] = []  # of an earlier run: resume at its end
 
     def after(self, past: list[JournalEntry], more_s: float) -> "Submit":
-        """The same, `more_s` later, to go on where the journal `past` ends."""
+        """The same submission `more_s` later, to resume at the end of the journal `past`."""
         return msgspec.structs.replace(self, journal=past, waited_s=self.waited_s + more_s)
 
 
@@ -56,11 +56,11 @@ class Cancel(msgspec.Struct, tag="cancel"):
 
 
 class Reset(msgspec.Struct, tag="reset"):
-    """The front is gone: cancel all requests. Answered by `WorkerReady` once they have ended."""
+    """The front was lost: cancel all requests. Answered by `WorkerReady` after their end."""
 
 
 class Release(msgspec.Struct, tag="release"):
-    """Give a request up before its next forward, if its journal is whole.
+    """Give up a request before its next forward, if its journal is complete.
 
     Answered by `RequestReleased`, or not at all.
     """
@@ -77,19 +77,19 @@ class GetTimelines(msgspec.Struct, tag="get_timelines"):
 
 
 class Estimate(msgspec.Struct, tag="estimate"):
-    """Predict the time of a request that came now; it is not run."""
+    """Predict the time of a request that arrives now, without running it."""
 
     request: CheckedRequest
 
 
 class Watch(msgspec.Struct, tag="watch"):
-    """Send `Activity` from now on, or no more."""
+    """Start or stop to send `Activity`."""
 
     is_on: bool
 
 
 class Held(msgspec.Struct, tag="held"):
-    """The worker's part of the work that the front holds: more of it makes forwards wider."""
+    """The worker's share of the front's backlog: a larger one makes forwards wider."""
 
     work_s: float
 
@@ -102,7 +102,7 @@ class AddLora(msgspec.Struct, tag="add_lora"):
 
 
 class Reload(msgspec.Struct, tag="reload"):
-    """Read the adapter folder and the batching config again."""
+    """Reload the adapter folder and the batching config."""
 
 
 class WorkerReady(msgspec.Struct, tag="worker_ready"):
@@ -114,23 +114,23 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     device: str = ""
     weights_bytes: int = 0
     free_bytes: int | None = None  # device memory after loading; None: unknown
-    model_digest: str = ""  # as journals have it; empty: not known
+    model_digest: str = ""  # as in journals; empty: unknown
 
     def with_card(self, card: Card) -> "WorkerReady":
-        """The same worker, with the adapters that it has now."""
+        """The same message with the current adapters."""
         return msgspec.structs.replace(self, card=card)
 
     def now(self, card: Card, free_bytes: int | None) -> "WorkerReady":
-        """The same worker, as it is now."""
+        """The same message with the current adapters and free memory."""
         return msgspec.structs.replace(self, card=card, free_bytes=free_bytes)
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
-    """The answer to `Reload` and `AddLora`: the model as it is now, and what could not be read."""
+    """The answer to `Reload` and `AddLora`: the current model, and problems."""
 
     card: Card
     problems: list[str]
-    is_addition: bool = False  # the answer to `AddLora`
+    is_addition: bool = False  # in answer to `AddLora`
 
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
@@ -145,16 +145,16 @@ class Picture(msgspec.Struct):
 
 
 class RawVideo(msgspec.Struct):
-    """A video, with its sound where the model makes one. The front removes the file at `path`."""
+    """A video, with audio if the model makes it. The front removes the file at `path`."""
 
     width: int
     height: int
     length: int  # frames
-    rgb: bytes  # 3 * width * height * length; empty if they are in a file
-    path: bytes = b""  # which need not be UTF-8
+    rgb: bytes  # 3 * width * height * length; empty if in a file
+    path: bytes = b""  # may be other than UTF-8
     sound: bytes = b""  # float32 in native byte order, (channels, samples)
     channels: int = 1
-    rate: int = 0  # samples a second
+    rate: int = 0  # Hz
 
 
 class Progress(msgspec.Struct, tag="progress"):
@@ -166,70 +166,70 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 class Preview(msgspec.Struct, tag="preview"):
-    """An estimate of the final picture after some of its steps, or a text while it is written."""
+    """An estimate of the final image after some steps, or a text in progress."""
 
     request_id: str
-    step: int  # tokens, of a text
+    step: int  # for a text: tokens
     steps: int
     picture: Picture | None
     text: str = ""
-    is_prompt: bool = False  # the text is the request's prompt as it is written anew, so far
+    is_prompt: bool = False  # the text is the rewritten prompt so far
 
 
 class Answers(msgspec.Struct, tag="answers"):
-    """Answers of calls of requests with a journal, by the requests' ids."""
+    """Journal entries: answers of calls, by request id."""
 
     entries: list[tuple[str, JournalEntry]]
-    passed: dict[str, int] = {}  # numbers of later calls: replayed, or answered and not kept
+    passed: dict[str, int] = {}  # numbers of later calls, replayed or not recorded
 
 
 class RequestReleased(msgspec.Struct, tag="released"):
-    """The worker gave a request up; all of its journal was sent before."""
+    """The worker released a request; its whole journal was sent before."""
 
     request_id: str
 
 
 class Started(msgspec.Struct, tag="started"):
-    """A request has left the queue: if the worker dies now, it may be the cause."""
+    """A request has left the queue: it may cause a death of the worker from now on."""
 
     request_id: str
 
 
 class Deadlocked(msgspec.Struct, tag="deadlocked"):
-    """The engine's thread stands still for good: a worker like it has to ride privately."""
+    """The engine's thread is deadlocked: later workers need private rides."""
 
-    place: str  # the line
+    place: str  # line of the deadlock
 
 
 class StepCost(msgspec.Struct, array_like=True):
-    """The time of a denoising step at one size, as learned so far."""
+    """The learned seconds of a denoising step at one size."""
 
-    width: int | None  # as requests say it; None: they do not
+    width: int | None  # as in requests; None: not set
     height: int | None
     frames: int | None
-    seconds: list[float]  # entry n - 1: with n requests sharing it
+    seconds: list[float]  # entry n - 1: shared by n requests
 
 
 class Report(msgspec.Struct, array_like=True):
-    """The state of a worker, for the router of the front."""
+    """The state of a worker, for the front's router."""
 
     costs: list[StepCost]
-    steps_left: dict[str, float]  # running requests', by id
-    shares_sweeps: bool = False  # weights are streamed: requests of all sizes share every step
+    steps_left: dict[str, float]  # remaining steps of running requests, by id
+    shares_sweeps: bool = False  # streamed weights: requests of all sizes share every step
     place_s: float | None = None  # predicted until the next request can start; None: unknown
-    private: dict[str, str] = {}  # why requests ride alone, by task
+    private: dict[str, str] = {}  # reasons for private rides, by task
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat"):
     """Sent every second: the progress of the engine's loop."""
 
-    stalled_s: float  # since the loop last made progress; 0 while it is idle
-    expected_s: float | None  # predicted duration of the present forward; None: unknown
+    stalled_s: float  # seconds since the loop's last progress; 0 while idle
+    expected_s: float | None  # predicted duration of the current forward; None: unknown
     report: Report | None = None
 
 
 class RawText(msgspec.Struct):
-    """A text that a language model wrote."""
+    """A text generated by a language model."""
 
     text: str
     finish_reason: str
@@ -242,7 +242,7 @@ class RawText(msgspec.Struct):
 
 
 class TokenUsage(msgspec.Struct):
-    """Tokens that a request took in and gave, as its model counts them."""
+    """The input and output tokens of a request, as counted by its model."""
 
     text_tokens: int
     image_tokens: int
@@ -254,18 +254,18 @@ class Done(msgspec.Struct, tag="done"):
     pictures: list[Picture]
     timings: Timings
     usage: TokenUsage
-    clip: RawVideo | None = None  # in place of pictures
-    mesh: RawMesh | None = None  # likewise
-    sound: RawSound | None = None  # likewise
-    text: RawText | None = None  # likewise
-    warnings: list[str] = []  # texts for the client
+    clip: RawVideo | None = None  # replaces pictures
+    mesh: RawMesh | None = None  # replaces pictures
+    sound: RawSound | None = None  # replaces pictures
+    text: RawText | None = None  # replaces pictures
+    warnings: list[str] = []  # for the client
     skipped_steps: int = 0
     settings: dict[str, Any] = {}  # the settings used
 
 
 class RequestFailed(msgspec.Struct, tag="request_failed"):
     request_id: str
-    error: str  # name of its class in `carpool.errors`
+    error: str  # class name in `carpool.errors`
     message: str
     param: str | None = None
     retry_after_s: float | None = None
@@ -276,18 +276,18 @@ class Statistics(msgspec.Struct, tag="statistics"):
 
 
 class Activity(msgspec.Struct, tag="activity"):
-    """The engine's forwards since the last one, and its requests now. Only while it is watched."""
+    """The engine's forwards since the last message, and its current requests; while watched."""
 
     requests: Snapshot
     forwards: list[SeenForward]
-    missed: int  # forwards that are left out
-    worker: int = 0  # of several; the front says which
-    model: str = ""  # of several; the front says which
-    moves: list[SeenMove] = []  # between workers, since the last one; the front says which
+    missed: int  # dropped forwards
+    worker: int = 0  # set by the front
+    model: str = ""  # set by the front
+    moves: list[SeenMove] = []  # between workers, since the last message; set by the front
 
 
 class Timelines(msgspec.Struct, tag="timelines"):
-    """The timelines that were asked for, in that order, without unknown ones."""
+    """The requested timelines, in order, without unknown ones."""
 
     timelines: list[dict[str, Any]]
 
@@ -295,9 +295,9 @@ class Timelines(msgspec.Struct, tag="timelines"):
 class Estimated(msgspec.Struct, tag="estimated"):
     """The answer to `Estimate`."""
 
-    seconds: float | None  # its denoising steps alone on the device; None: unknown
-    wait_s: float  # predicted, until it starts
-    speed: float  # seconds of such work that a second does just now, as forwards are shared
+    seconds: float | None  # of its denoising steps, alone on the device; None: unknown
+    wait_s: float  # predicted seconds until its start
+    speed: float  # seconds of lone work done by one second of shared forwards
 
 
 ToWorker = (
@@ -335,11 +335,11 @@ def image_of(picture: Picture) -> Image.Image:
 
 
 _PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
-_PACKED = "carpool-packed"  # key in the `info` of an image that was packed before
+_PACKED = "carpool-packed"  # key in the `info` of an image that is already packed
 
 
 def pack(picture: Image.Image) -> Image.Image:
-    """Encode a picture ahead of its sending, as on a thread; returns the picture."""
+    """Encode an image in advance, for example on a thread; returns the image."""
     picture.info[_PACKED] = _packed(picture)
     return picture
 
@@ -367,19 +367,19 @@ _to_front = msgspec.msgpack.Decoder(ToFront)
 
 
 Undecodable = msgspec.DecodeError
-"""Raised by `decode_to_worker` and `decode_to_front`: the other end breaks the protocol."""
+"""Raised by `decode_to_worker` and `decode_to_front`: the other end violates the protocol."""
 
 
 def encode_body(message: ToWorker | ToFront) -> bytes:
-    """Encode a message without its length, for a transport that says it in another way."""
+    """Encode a message without its length, for a transport with its own framing."""
     try:
         return _encoder.encode(message)
-    except UnicodeEncodeError:  # a path that is no UTF-8, as in the text of an error
+    except UnicodeEncodeError:  # a path that is not UTF-8, as in the text of an error
         return _encoder.encode(_escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
 
 
 def _escaped(value: Any) -> Any:
-    """The same, with what is no Unicode in texts written as escapes."""
+    """Copy a value, with invalid Unicode in texts replaced by escapes."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
@@ -407,7 +407,7 @@ def read(receive: Callable[[int], bytes]) -> bytes | None:
     """Read the body of one frame through a blocking `receive(n)`; None at the end of the stream.
 
     Args:
-        receive: as `socket.recv`: gives at most n bytes.
+        receive: like `socket.recv`: returns at most n bytes.
     """
     header = _exactly(receive, LENGTH.size)
     return None if header is None else _exactly(receive, LENGTH.unpack(header)[0])

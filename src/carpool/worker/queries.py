@@ -1,6 +1,6 @@
-"""What the front asks one worker, and the adapters that are registered while it runs.
+"""Queries from the front to one worker, and the adapters registered while it runs.
 
-A worker answers in the order of asking.
+A worker answers in the order of the queries.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class Queries:
     """The open queries to one worker.
 
     Args:
-        send: sends a message to the present worker.
+        send: sends a message to the current worker.
     """
 
     def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
@@ -27,14 +27,14 @@ class Queries:
         self._queries = deque[asyncio.Future[Any]]()
 
     async def ask(self, query: Query) -> Any:
-        """Ask the worker; returns statistics, timelines, or an `Estimated`."""
+        """Send a query; returns statistics, timelines, or an `Estimated`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries.append(future)
         self._send(query)
         return await future
 
     def answered(self, message: Answer) -> None:
-        """The oldest query is answered."""
+        """Resolve the oldest query."""
         answer: Any = message
         if isinstance(message, protocol.Statistics):
             answer = message.statistics
@@ -53,27 +53,27 @@ class Queries:
 
 
 class LateAdapters:
-    """The adapters that were registered while one worker and its successors ran.
+    """The adapters registered while one worker and its successors ran.
 
-    A new worker has only the adapters of its settings. It gets the others as soon as it has loaded
-    its model, and is ready once it has answered for each.
+    A new worker only has the adapters of its settings. It gets the others as soon as it has loaded
+    its model, and is ready after it has answered for each.
 
     Args:
-        send: sends a message to the present worker.
+        send: sends a message to the current worker.
     """
 
     def __init__(self, send: Callable[[protocol.ToWorker], None]) -> None:
         self._send = send
         self._paths: dict[str, str] = {}
-        # those that the present worker has not answered for
+        # not yet answered by the current worker
         self._adding = deque[tuple[str, str, asyncio.Future[list[str]]]]()
-        self._arriving: protocol.WorkerReady | None = None  # a worker that has not answered for all
+        self._arriving: protocol.WorkerReady | None = None  # a new worker with unanswered adapters
         self._unanswered = 0
 
     def add(self, name: str, path: str, *, is_ready: bool) -> "asyncio.Future[list[str]]":
-        """Register an adapter; it is forgotten if the answer lists problems.
+        """Register an adapter; it is dropped if the answer lists problems.
 
-        A worker that is not ready answers nothing: it gets the adapter after it has loaded.
+        A worker that is not ready gets the adapter after loading; then there is no answer.
         """
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         if is_ready:
@@ -85,7 +85,7 @@ class LateAdapters:
         return answer
 
     def added(self, problems: list[str]) -> None:
-        """The worker has answered for the oldest adapter."""
+        """Handle the worker's answer for the oldest adapter."""
         if not self._adding:
             return
         name, path, answer = self._adding.popleft()
@@ -96,7 +96,7 @@ class LateAdapters:
             self._paths[name] = path
 
     def send_all(self, ready: protocol.WorkerReady) -> protocol.WorkerReady | None:
-        """Send all adapters to a worker that has loaded its model; None: it has to answer first."""
+        """Send all adapters to a worker that has loaded; None: its answers are pending."""
         if not self._paths:
             return ready
         self._arriving, self._unanswered = ready, len(self._paths)
@@ -105,7 +105,7 @@ class LateAdapters:
         return None
 
     def answered(self, message: protocol.Reloaded) -> protocol.WorkerReady | None:
-        """Take an answer of the arriving worker; returns it once it has all adapters."""
+        """Handle an answer of the new worker; returns it once it has all adapters."""
         assert self._arriving is not None
         self._arriving = self._arriving.with_card(message.card)
         self._unanswered -= message.is_addition
@@ -119,7 +119,7 @@ class LateAdapters:
         return self._arriving is not None
 
     def worker_died(self) -> None:
-        """The successor gets the adapters."""
+        """Keep pending adapters for the successor."""
         self._arriving = None
         while self._adding:
             self.added([])

@@ -1,4 +1,4 @@
-"""Meshes and sound as they cross from a worker to the front: plain bytes."""
+"""Meshes and audio as plain bytes, to send from a worker to the front."""
 
 import msgspec
 import numpy as np
@@ -7,11 +7,11 @@ from carpool.artifacts import Mesh, Sound
 
 
 class RawSound(msgspec.Struct):
-    """The sound of a model that makes no pictures with it."""
+    """The output of an audio-only model."""
 
     samples: bytes  # float32 in native byte order, (channels, samples)
     channels: int
-    rate: int  # samples a second
+    rate: int  # Hz
 
 
 class RawMesh(msgspec.Struct):
@@ -25,7 +25,7 @@ class RawMesh(msgspec.Struct):
 
 
 def mesh_of(raw: RawMesh) -> Mesh:
-    """A mesh as it was in the worker."""
+    """Convert a received mesh."""
     return Mesh(
         np.frombuffer(raw.vertices, np.float32).reshape(-1, 3),
         np.frombuffer(raw.faces, np.uint32).reshape(-1, 3),
@@ -36,6 +36,6 @@ def mesh_of(raw: RawMesh) -> Mesh:
 
 
 def sound_of(raw: RawSound) -> Sound:
-    """Sound as it was in the worker."""
+    """Convert received audio."""
     samples = np.frombuffer(raw.samples, np.float32).reshape(raw.channels, -1)
     return Sound(samples, raw.rate)

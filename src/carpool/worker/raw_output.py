@@ -1,4 +1,4 @@
-"""Converts outputs of pipelines into raw pixels, samples and vertices, as the front gets them."""
+"""Convert outputs of pipelines to raw pixels, samples and vertices for the front."""
 
 import os
 import tempfile
@@ -12,7 +12,7 @@ from carpool.worker.raw_artifacts import RawMesh, RawSound
 
 
 class RawOutput(NamedTuple):
-    """What a pipeline made: one of these."""
+    """A pipeline's output: one of these."""
 
     pictures: list[protocol.Picture]
     clip: protocol.RawVideo | None = None
@@ -22,8 +22,8 @@ class RawOutput(NamedTuple):
 
 
 def raw_output(fields: Mapping[str, Any], *, spool: bytes) -> RawOutput:
-    """Convert a pipeline's output into raw pixels, samples or vertices."""
-    from carpool.engine.model.artifacts import mesh_of, sound_of  # which imports torch
+    """Convert a pipeline's output to raw pixels, samples or vertices."""
+    from carpool.engine.model.artifacts import mesh_of, sound_of  # imports torch
 
     if "finish_reason" in fields:
         return RawOutput([], text=protocol.RawText(**fields))
@@ -65,7 +65,7 @@ def _clip(fields: Mapping[str, Any], sound: Sound | None, spool: bytes) -> proto
 
 def _pictures(fields: Mapping[str, Any]) -> list[protocol.Picture]:
     if not fields.get("images"):
-        raise PipelineFailed("the pipeline gave no pictures")
+        raise PipelineFailed("the pipeline returned no images")
     return [
         protocol.Picture(image.width, image.height, image.convert("RGB").tobytes())
         for image in fields["images"]

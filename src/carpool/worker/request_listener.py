@@ -10,7 +10,7 @@ from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
 from carpool.worker.raw_output import RawOutput
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # imports torch
     from carpool.engine.request import Outcome
 
 log = logging.getLogger("carpool")
@@ -22,11 +22,11 @@ class RequestListener:
     """Sends the events and the outcome of one request.
 
     Args:
-        usage: tokens that it takes in, once they are counted.
-        convert: makes plain bytes of the pipeline's output.
+        usage: resolves to the request's token counts.
+        convert: converts the pipeline's output to plain bytes.
         send: queues a message to the front.
         end: queues the last one.
-        follow: tell every step.
+        follow: report every step.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RequestListener:
         elif outcome.error is not None:
             self._end(failed(self._request.request_id, outcome.error))
         else:
-            # the tokens of a long prompt may still be counted, which must not delay other outputs
+            # tokens of a long prompt may still be counted: do not delay other outputs
             self._usage.add_done_callback(lambda usage: self._end(self._output(outcome, usage)))
 
     def _output(
@@ -75,7 +75,7 @@ class RequestListener:
         try:
             output = self._convert(outcome.fields)
             tokens = protocol.TokenUsage(*usage.result())
-        except BaseException as error:  # foreign output classes raise it
+        except BaseException as error:  # foreign output classes may raise anything
             return failed(request_id, error)
         return protocol.Done(
             request_id, seed, output.pictures, outcome.timings, tokens, *output[1:],
@@ -85,12 +85,12 @@ class RequestListener:
 
 
 def failed(request_id: str, error: BaseException) -> protocol.RequestFailed:
-    """The message about a request that failed; logs what it leaves out."""
+    """The message about a failed request; logs details that it omits."""
     failure = error
     if not isinstance(failure, CarpoolError):
         failure = PipelineFailed(named(error))
         failure.__cause__ = error
-    cause = failure.__cause__  # it is not sent to the front
+    cause = failure.__cause__  # not sent to the front
     if cause is not None and (failure.status >= 500 or reason(cause) != text_of(cause)):
         log.error("request %s failed: %s", request_id, in_full(failure))
     return protocol.RequestFailed(

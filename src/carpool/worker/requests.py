@@ -1,8 +1,8 @@
-"""The requests of one worker, on the front's side: sent, followed, answered, sent again.
+"""The requests of one worker, on the front's side: sent, tracked, answered, sent again.
 
-When a worker dies, its requests are `Moved`, but for those that `guilt` suspects: the next one runs
-them in the order of `in_flight`, from the step that their journals reach (`journals.py`), or from
-their start. Requests that are guilty fail. On the event loop.
+When a worker dies, its requests are `Moved`, except those that `guilt` suspects: the next worker
+runs these in the order of `in_flight`, from the step that their journals reach (`journals.py`), or
+from their start. Guilty requests fail. On the event loop.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class _Pending(InFlightRequest):
     answer: asyncio.Future[protocol.Done]
     on_progress: OnProgress | None
     on_preview: OnPreview | None
-    came_s: float  # event loop's clock
+    came_s: float  # arrival; event loop's clock
 
     def resolve(self, answer: protocol.Done | Exception) -> None:
         if self.answer.done():  # its client has gone
@@ -39,10 +39,10 @@ class _Pending(InFlightRequest):
 
 
 class Moved(Exception):
-    """The request is to be run by another worker: this one died, or gave it up.
+    """The request has to run on another worker: this one died, or released it.
 
     Args:
-        was_released: the worker lives, and was asked to give it up.
+        was_released: the worker is alive and released it on demand.
     """
 
     def __init__(self, *, was_released: bool = False) -> None:
@@ -54,9 +54,9 @@ class WorkerRequests:
     """The requests of one worker and its successors.
 
     Args:
-        send: sends a message to the present worker, if there is one.
-        journals: of requests, so that they go on where they were; None: they start over.
-        changed: is called when the worker may take requests again.
+        send: sends a message to the current worker, if there is one.
+        journals: for resuming requests; None: they start over.
+        changed: called when the worker may accept requests again.
         deaths: of all workers of the server.
     """
 
@@ -71,16 +71,16 @@ class WorkerRequests:
         self._deaths = deaths
         self._send, self._journals, self._changed = send, journals, changed
         self._in_flight = InFlight[_Pending]()
-        self._is_ready = False  # the worker takes them
+        self._is_ready = False  # the worker accepts requests
 
     @property
     def sent(self) -> list[str]:
-        """The ids of those that the worker has."""
+        """The ids of the requests that the worker has."""
         return [request.request_id for request in self._in_flight if request.is_sent]
 
     @property
     def has_suspects(self) -> bool:
-        """Whether a request is to be run alone."""
+        """Whether a request has to run alone."""
         return self._in_flight.has_suspects
 
     async def run(
@@ -93,10 +93,10 @@ class WorkerRequests:
         evidence: CrashEvidence | None = None,
         is_admitted: bool = False,
     ) -> protocol.Done:
-        """Run a request; the arguments and what it raises are as for `Supervisor.submit`."""
+        """Run a request; arguments and errors as in `Supervisor.submit`."""
         loop = asyncio.get_running_loop()
         is_journalled = self._open_journal(request)
-        follow = on_progress is not None or not is_journalled  # to know of progress, see `guilt`
+        follow = on_progress is not None or not is_journalled  # progress is needed, see `guilt`
         pending = _Pending(
             submit=protocol.Submit(
                 request,
@@ -120,19 +120,19 @@ class WorkerRequests:
             if self._in_flight.remove(pending) and pending.is_sent:  # not answered
                 self._send(protocol.Cancel(pending.request_id))
             self._send_due()
-            if pending.evidence.deaths:  # it may have kept others from the worker
+            if pending.evidence.deaths:  # a suspect may have kept others from the worker
                 self._changed()
 
     def release(self, request_id: str) -> None:
-        """Have the worker give a request up, so that it is `Moved`; harmless if it has ended."""
+        """Ask the worker to release a request, so that it is `Moved`; no effect after its end."""
         request = self._in_flight.get(request_id)
         if request is not None and request.is_sent:
             self._send(protocol.Release(request_id))
 
     def worker_is_ready(self) -> None:
-        """A worker takes requests: send it those that are there, but for guilty ones, which fail.
+        """Send the requests to a worker that is ready; guilty ones fail.
 
-        Only now is it known whether other workers died with the last one.
+        Only now is it known whether other workers died together with the last one.
         """
         self._is_ready = True
         for guilty in self._in_flight.take_guilty():
@@ -140,17 +140,17 @@ class WorkerRequests:
         self._send_due()
 
     def pause(self) -> None:
-        """The worker takes no more requests; how it ended is not known yet."""
+        """Stop to send requests: the worker has ended, with a cause not yet known."""
         self._is_ready = False
 
     def worker_died(self, death: Death) -> None:
-        """Have the requests of the worker go on elsewhere, or start over; suspects stay here."""
+        """Let a dead worker's requests resume elsewhere, or start over; suspects stay here."""
         self._is_ready = False
         ran = self._in_flight.worker_died(death)
         self._deaths.add(death)
         for request in ran:
             if self._journals is not None and request.evidence.is_journal_suspect:
-                self._journals.clear(request.request_id)  # it may be what the worker died of
+                self._journals.clear(request.request_id)  # the journal may have killed the worker
         for request in self._in_flight:
             goes_on = self._journals is not None and self._journals.starts_late(request.request_id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
@@ -161,7 +161,7 @@ class WorkerRequests:
                 request.resolve(Moved())
 
     def receive(self, message: protocol.AboutRequest) -> None:
-        """The worker says something of a request."""
+        """Handle a worker's message about a request."""
         match message:
             case protocol.Started(request_id):
                 if request := self._in_flight.get(request_id):
@@ -200,7 +200,7 @@ class WorkerRequests:
                 self.answer(failed.request_id, error)
 
     def answer(self, request_id: str, answer: protocol.Done | CarpoolError) -> None:
-        """A request has ended."""
+        """Resolve a request that has ended."""
         if (request := self._in_flight.get(request_id)) is not None:
             self._in_flight.remove(request)
             request.resolve(answer)
@@ -210,7 +210,7 @@ class WorkerRequests:
             self.answer(request.request_id, error)
 
     def _send_due(self) -> None:
-        """Send the requests that a ready worker may have now."""
+        """Send the requests that are due to a ready worker."""
         if self._is_ready:
             for request in self._in_flight.take_due():
                 past = [] if self._journals is None else self._journals.entries(request.request_id)
@@ -220,7 +220,7 @@ class WorkerRequests:
                 request.submit.is_admitted = True  # this worker accepts it
 
     def _advanced(self, request_id: str, position: int) -> None:
-        """A request has got so far; one that was suspect may not be so any more."""
+        """Record the progress of a request; it may clear a suspect."""
         if (request := self._in_flight.get(request_id)) is None:
             return
         was_suspect = request.evidence.is_suspect
@@ -230,11 +230,11 @@ class WorkerRequests:
             self._changed()
 
     def _is_news(self, kind: str, request_id: str, step: int) -> bool:
-        """Whether no earlier worker told so much of a request."""
+        """Whether this progress is new, not a repetition after an earlier worker."""
         return self._journals is None or self._journals.tell(kind, request_id, step)
 
     def _open_journal(self, request: CheckedRequest) -> bool:
-        """Whether a journal of the request is to be kept."""
+        """Open a journal if needed; returns whether the request has one."""
         if self._journals is None:
             return False
         if self._journals.of_all:
@@ -243,7 +243,7 @@ class WorkerRequests:
 
 
 def _condemned(evidence: CrashEvidence) -> PipelineFailed:
-    """The failure of a guilty request."""
+    """The error for a guilty request."""
     cause = "this request ran in several workers that died at the same point of it, the last alone"
     if evidence.is_stuck:
         cause = f"this request ran in {evidence.lives} workers that died, without any progress"

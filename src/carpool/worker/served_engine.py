@@ -1,6 +1,6 @@
-"""The seam between a worker and its engine: the methods of `EngineCore` that a worker calls.
+"""The interface between a worker and its engine: the methods of `EngineCore` that a worker calls.
 
-All may be called from any thread, but `run`, which makes the calling thread the engine's own.
+Any thread may call them, except `run`, which makes the calling thread the engine's own.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from carpool.request.card import Card
 from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # imports torch
     from carpool.engine.containment import TurnStage
     from carpool.engine.journal import Journal
     from carpool.engine.observe.load_report import LoadReport
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class ServedEngine(Protocol):
-    """An engine as its worker sees it; `EngineCore` describes the methods."""
+    """The worker's view of an engine; `EngineCore` describes the methods."""
 
     after_turn: Callable[[], None] | None
     at_deadlock: Callable[[str], None]

@@ -1,11 +1,11 @@
-"""Start worker processes: forked from a fork server where that is safe, or as new interpreters.
+"""Start worker processes: forked from a fork server if possible, else as new interpreters.
 
 A new interpreter imports torch and diffusers, which takes seconds. A fork server (`forkserver.py`)
-has done so: a worker that died is replaced at once, and several workers share the memory of what
-was imported. Fork servers need Linux. Where there is none, or it does not fork, workers are new
+has done so in advance: a dead worker is replaced at once, and several workers share the memory of
+the imported modules. Fork servers need Linux. Without one, or if it cannot fork, workers are new
 interpreters.
 
-The variable `CARPOOL_FORKSERVER` turns it off (`off`), or names the Unix socket of one that runs.
+The variable `CARPOOL_FORKSERVER` disables it (`off`), or names the Unix socket of a running one.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from carpool.errors import SettingRejected, reason
 from carpool.worker.fork_protocol import NUMBER_BYTES, REFUSED, ForkRequest, as_number, encode
 
 log = logging.getLogger("carpool")
-_SECRETS = (b"CARPOOL_API_KEY", b"CARPOOL_API_KEY_FILE")  # the worker runs the code of models
+_SECRETS = (b"CARPOOL_API_KEY", b"CARPOOL_API_KEY_FILE")  # workers run models' code
 
 
 class Process(Protocol):
@@ -43,9 +43,7 @@ class Process(Protocol):
     async def wait(self) -> int: ...
 
 
-FORK_S = (
-    100.0  # for a fork server, which may have to import first; one that is stopped never answers
-)
+FORK_S = 100.0  # timeout for a fork server, which may have to import first
 
 Start = Callable[[socket.socket], Awaitable[Process]]
 """Starts a worker that serves the other end of a socket."""
@@ -55,7 +53,7 @@ async def spawn(connection: socket.socket, python: str = sys.executable) -> Proc
     """Start a worker as a new interpreter.
 
     Raises:
-        OSError: there is no memory or no file descriptor left.
+        OSError: out of memory or file descriptors.
     """
     return await _run_python("carpool.worker.process", connection, python)
 
@@ -64,7 +62,7 @@ def check_python(python: str) -> None:
     """Check that an interpreter can run workers: it has this version of Carpool.
 
     Raises:
-        SettingRejected: says what it has instead.
+        SettingRejected: it has another version, or none.
     """
     code = "import carpool, carpool.worker.process; print(carpool.__version__)"
     try:
@@ -82,7 +80,7 @@ def check_python(python: str) -> None:
 
 
 class ForkingStarter:
-    """Starts the workers of one event loop, and the fork server that they come from.
+    """Starts the workers of one event loop, and their fork server.
 
     Args:
         python: interpreter of another environment, with this version of Carpool.
@@ -102,19 +100,19 @@ class ForkingStarter:
         """Start a worker that serves the other end of a socket.
 
         Raises:
-            OSError: there is no memory or no file descriptor left.
+            OSError: out of memory or file descriptors.
         """
         if self._may_fork:
             try:
                 async with asyncio.timeout(FORK_S):
                     return await self._fork(connection)
             except (OSError, EOFError) as error:
-                log.debug("the fork server gives no worker: %s", reason(error))
+                log.debug("the fork server started no worker: %s", reason(error))
                 self._may_fork = self._has_forked or bool(self._path)
         return await spawn(connection, self._python)
 
     async def close(self) -> None:
-        """End the fork server. Its workers have to be closed before."""
+        """End the fork server. Close its workers first."""
         self._may_fork = False
         if self._channel is not None:
             self._channel.close()
@@ -124,11 +122,11 @@ class ForkingStarter:
             await self._server.wait()
 
     async def _fork(self, connection: socket.socket) -> Process:
-        with contextlib.ExitStack() as until_told:
-            request = until_told.enter_context(await self._request_socket())
+        with contextlib.ExitStack() as cleanup:
+            request = cleanup.enter_context(await self._request_socket())
             socket.send_fds(request, [b"\0"], [connection.fileno(), 1, 2])
             reader, writer = await asyncio.open_unix_connection(sock=request)
-            until_told.callback(writer.close)
+            cleanup.callback(writer.close)
             writer.write(encode(ForkRequest(_environ(), os.getcwdb(), _umask())))
             pid = as_number(await reader.readexactly(NUMBER_BYTES))
             if pid == REFUSED:
@@ -139,11 +137,11 @@ class ForkingStarter:
             if self._server is not None and pid == self._server.pid:
                 worker, self._server, self._may_fork = self._server, None, False
                 return worker
-            until_told.pop_all()
+            cleanup.pop_all()
             return _ForkedProcess(pid, reader, writer)
 
     async def _request_socket(self) -> socket.socket:
-        """A socket to the fork server on which one worker can be asked for."""
+        """A socket to the fork server to request one worker."""
         if self._path:
             channel = socket.socket(socket.AF_UNIX)
             try:
@@ -174,7 +172,7 @@ class ForkingStarter:
 
 
 class _ForkedProcess:
-    """A worker of a fork server, which is its parent and reports its end."""
+    """A forked worker; its parent, the fork server, reports its end."""
 
     def __init__(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -182,7 +180,7 @@ class _ForkedProcess:
         self._reader, self._writer = reader, writer
         self.pid = pid
         self.returncode: int | None = None
-        self.has_lost_parent = False  # the fork server has died, and took the worker with it
+        self.has_lost_parent = False  # the fork server died, and its workers with it
         self._end = asyncio.create_task(self._read_end())
 
     def kill(self) -> None:
@@ -204,18 +202,18 @@ class _ForkedProcess:
 
 
 def has_lost_parent(process: Process) -> bool:
-    """Whether a process ended because the fork server did that it came from."""
+    """Whether a process ended because its fork server died."""
     return isinstance(process, _ForkedProcess) and process.has_lost_parent
 
 
 async def _run_python(
     module: str, inherited: socket.socket, python: str
 ) -> asyncio.subprocess.Process:
-    """Run a module as a process, with the number of a socket's descriptor as its argument."""
+    """Run a module as a process, with a socket's descriptor number as its argument."""
     return await asyncio.create_subprocess_exec(
         python, "-m", module, str(inherited.fileno()),
         pass_fds=[inherited.fileno()], stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is the front's to handle
+        start_new_session=True,  # the front handles Ctrl-C
         env=_environ(),
     )  # fmt: skip
 
@@ -225,6 +223,6 @@ def _environ() -> dict[bytes, bytes]:
 
 
 def _umask() -> int:
-    """This process's umask. Asking the system for it would set it."""
+    """This process's umask, read without setting it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))

@@ -1,7 +1,7 @@
 """Startup of a worker process, before it reads its first message.
 
-Importing torch, diffusers and the engine takes five seconds of a processor, a fifth of which the
-garbage collector would spend on objects that all stay.
+Importing torch, diffusers and the engine takes five seconds of a processor; a fifth of that would
+be garbage collection of objects that all stay.
 """
 
 import ctypes
@@ -11,22 +11,22 @@ import signal
 import sys
 
 PROCESS_NAME = "carpool-worker"
-"""Of a process that holds a model, or loads one, as `ps -o comm` and `top` show it."""
+"""The name of a process with a model, as shown by `ps -o comm` and `top`."""
 
 _SET_PDEATHSIG, _SET_NAME = 1, 15  # Linux: prctl(2)
 
 
 def set_environment() -> None:
-    """Set the variables that libraries read while they are imported."""
+    """Set the variables that libraries read at import."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # sizes vary: no holes
 
 
 def import_engine() -> None:
-    """Import what `message_handler.MessageHandler` needs.
+    """Import the modules that `message_handler.MessageHandler` needs.
 
-    What is there then is never collected, so later collections do not look at it again.
+    Their objects are frozen, so that later garbage collections skip them.
     """
     gc.disable()
     try:
@@ -44,7 +44,7 @@ def import_engine() -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name of this process, at most 15 characters, where the system knows such.
+    """Set the name of this process, at most 15 characters, if the system supports it.
 
     Source: prctl(2), PR_SET_NAME. Has to be called on the main thread.
     """
@@ -52,9 +52,9 @@ def name_process(name: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Have Linux kill this process at the end of the thread that started it.
+    """Have Linux kill this process when the thread that started it ends.
 
-    A parent that ended before this call is noticed by its closed socket.
+    The closed socket reveals a parent that ended before this call.
 
     Source: prctl(2), PR_SET_PDEATHSIG. A fork clears it.
     """

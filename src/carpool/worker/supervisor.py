@@ -1,7 +1,7 @@
 """The supervisor of a worker process, on the front's event loop: start, messages, restart.
 
 When a worker dies, its requests (`requests.py`) are `Moved`; new requests are refused until the
-next one has loaded the model. A worker that hangs is killed.
+next worker has loaded the model. A hanging worker is killed.
 """
 
 import asyncio
@@ -27,39 +27,39 @@ from carpool.worker.start import Start, spawn
 log = logging.getLogger("carpool")
 
 OnActivity = Callable[[protocol.Activity], None]
-"""Is called with what an engine does, a few times a second."""
+"""Called with the engine's activity, a few times a second."""
 
 WorkerState = Literal["starting", "ready", "worker_lost", "draining", "stopped"]
-_MOST_LISTED = 8  # requests in one line
+_MOST_LISTED = 8  # requests in a log line
 
 
 class WorkerListener(Protocol):
     """Receives changes and reports of a worker, on the event loop."""
 
     def changed(self) -> None:
-        """Its state, or whether it takes requests, has changed."""
+        """Its state has changed, or whether it accepts requests."""
 
     def reported(self, report: protocol.Report) -> None:
-        """It sent a report, as it does once a second."""
+        """It sent its report, once a second."""
 
 
 class Supervisor:
     """One worker process and its restarts.
 
     Args:
-        spool: a folder for outputs that are too large for a message.
-        connector: connects to its process; None: starts one on this machine.
-        timeout_s: how long a worker may make no progress; see `watchdog`.
+        spool: a folder for outputs too large for a message.
+        connector: connects to the worker's process; None: starts a local one.
+        timeout_s: max seconds without progress; see `watchdog`.
         log: level and format of the worker's log, and whether it shows prompts.
         otel: whether the worker exports traces.
         factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
-        bars: show the progress of loading; several workers' would be mixed up.
+        bars: show loading progress; for several workers it would be garbled.
         listener: receives changes and reports.
-        journals: of requests, so that they go on where they were when a worker died; None: they
-            start over. Workers of one pool share it, and the pool closes what it opened.
+        journals: for resuming requests after a death; None: they start over. The workers of a pool
+            share them, and the pool closes the opened ones.
         start: starts a process; see `start.py`.
-        deaths: of all workers of the server.
-        deadlock: of all workers of the model.
+        deaths: deaths of all workers of the server.
+        deadlock: the deadlock of any worker of the model.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class Supervisor:
         self._state: WorkerState = "starting"
         self._is_draining = False
         self._requests = WorkerRequests(
-            self._send, journals, self._tell_changed, deaths=deaths or DeathLog()
+            self._send, journals, self._notify_listener, deaths=deaths or DeathLog()
         )
         self._queries = Queries(self._send)
         self._late_adapters = LateAdapters(self._send)
         self._connection: Connection | None = None
-        self._is_lost = False  # only the connection to the newest worker, as far as is known
-        self.ready: protocol.WorkerReady | None = None  # the newest worker's that was ready
+        self._is_lost = False  # whether only the connection to the newest worker was lost
+        self.ready: protocol.WorkerReady | None = None  # message of the newest ready worker
         self._first_ready = asyncio.Event()
         self._started_s = 0.0  # start of the newest worker; event loop's clock
-        self._startup_s = 3.0  # from that to its readiness, of the newest that got so far
+        self._startup_s = 3.0  # startup time of the newest ready worker
         self._task: asyncio.Task[None] | None = None
         self._on_activity: OnActivity | None = None
-        self._end = ""  # how the last worker ended, and which requests it had
+        self._end = ""  # how the last worker ended, and its requests
 
     @property
     def state(self) -> WorkerState:
@@ -132,14 +132,14 @@ class Supervisor:
             on_progress: called with the steps done and their total; with (0, 0) if the request
                 starts over because the worker died, and no journal of it is kept.
             on_preview: called with the request's previews, all before the answer.
-            waited_s: how long a pool held it.
-            evidence: from workers that ran it before.
-            is_admitted: the worker is not to refuse it for the time that it takes.
+            waited_s: seconds it waited in a pool.
+            evidence: evidence from earlier workers.
+            is_admitted: the worker must not refuse it as too late.
 
         Raises:
             Starting, WorkerLost, Draining: no requests are accepted now.
-            PipelineFailed: workers died of it; see `guilt`.
-            Moved: the worker died, or gave it up.
+            PipelineFailed: the request killed workers; see `guilt`.
+            Moved: the worker died, or released it.
             CarpoolError: the request failed.
         """
         self.check_open()
@@ -154,28 +154,28 @@ class Supervisor:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it would run a request at once: it is ready, and none has to run alone."""
+        """Whether it would run a request at once: it is ready, and no request has to run alone."""
         return self._state == "ready" and not self._is_draining and not self._requests.has_suspects
 
     def release(self, request_id: str) -> None:
-        """Have the worker give a request up, so that another one goes on at its next step: `Moved`.
+        """Ask the worker to release a request, which is then `Moved` to resume elsewhere.
 
-        It stays where it is if its journal lacks more than a step.
+        The request stays if its journal lacks more than a step.
         """
         self._requests.release(request_id)
 
     def hold(self, work_s: float) -> None:
-        """Tell the worker of its part of the work that is held for all."""
+        """Send the worker its share of the pool's backlog."""
         self._send(protocol.Held(work_s))
 
     def add_lora(self, name: str, path: str) -> "asyncio.Future[list[str]]":
-        """Have the worker register an adapter; its answer says what is wrong with it.
+        """Register an adapter in the worker; the answer lists problems.
 
-        A worker that is away answers nothing. Its successors have the adapter from the start.
+        Without a ready worker there is no answer. Successors have the adapter from the start.
         """
         return self._late_adapters.add(name, path, is_ready=self._state == "ready")
 
-    def _tell_changed(self) -> None:
+    def _notify_listener(self) -> None:
         if self._listener is not None:
             self._listener.changed()
 
@@ -190,7 +190,7 @@ class Supervisor:
             raise WorkerLost("the worker has died and is being restarted", retry_after_s=again_s)
 
     def _until_ready_s(self) -> float:
-        """Predict the seconds until the next worker is ready, from what the last one took."""
+        """Predict the seconds until the next worker is ready, from the last startup."""
         return min(max(self._startup_s - self._running_s(), 1.0), 120.0)
 
     def _running_s(self) -> float:
@@ -202,11 +202,11 @@ class Supervisor:
         return dict(await self._ask(protocol.GetStatistics()))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
-        """The timelines of requests, without those that the worker no longer keeps."""
+        """The timelines of requests, without those that the worker has dropped."""
         return list(await self._ask(protocol.GetTimelines(list(request_ids))))
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """Predict the time of a request that came now."""
+        """Predict the time of a request that arrives now."""
         answer: protocol.Estimated = await self._ask(protocol.Estimate(request))
         return answer
 
@@ -222,7 +222,7 @@ class Supervisor:
             self._send(protocol.Watch(listener is not None))
 
     def reload(self) -> None:
-        """Have the worker read its adapter folder and batching config again."""
+        """Let the worker reload its adapter folder and batching config."""
         self._send(protocol.Reload())
 
     def fail_all(self, error: CarpoolError) -> None:
@@ -232,7 +232,7 @@ class Supervisor:
         self._queries.fail(error)
 
     async def stop(self) -> None:
-        """End the worker; returns when its process has ended."""
+        """Stop the worker; returns when its process has ended."""
         self.fail_all(Draining("the server was told to end at once", retry_after_s=5))
         if self._task is not None:
             self._task.cancel()
@@ -241,7 +241,7 @@ class Supervisor:
         self._state = "stopped"
 
     async def stop_without_successor(self) -> None:
-        """As `stop`, and no later front takes the worker over, wherever it runs."""
+        """Like `stop`; also ends a remote worker, so that no later front can take it over."""
         await self.stop()
         await self._connector.end()
 
@@ -256,15 +256,15 @@ class Supervisor:
                 is_first=not self._first_ready.is_set(),
             )
             event = "the worker is out of reach" if self._is_lost else "the worker died"
-            log.error("%s (%s); a new start in %g s", event, self._end, delay_s)
+            log.error("%s (%s); restart in %g s", event, self._end, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> bool:
-        """Run one worker process to its end; returns whether it ever got ready."""
+        """Run one worker process to its end; returns whether it was ever ready."""
         self._started_s = asyncio.get_running_loop().time()
         try:
             connection = self._connection = await self._connector.open()
-        except OSError as error:  # no memory or file descriptors left just now
+        except OSError as error:  # out of memory or file descriptors
             log.error("a worker cannot be started: %s", error)
             self._end, self._is_lost = str(error), self._connector.is_remote
             return False
@@ -276,7 +276,7 @@ class Supervisor:
             async with contextlib.aclosing(watched(connection, self._timeout_s)) as messages:
                 async for message in messages:
                     if isinstance(message, protocol.LoadFailure) and self._first_ready.is_set():
-                        # a file was broken since the server started: it may be mended: try again
+                        # a file broke since the start of the server, and may be repaired: retry
                         log.error("a worker cannot be started: %s", message.message)
                         break
                     if isinstance(message, protocol.WorkerReady):
@@ -287,18 +287,18 @@ class Supervisor:
             if self._first_ready.is_set():
                 self._state = "worker_lost"
                 self._requests.pause()
-                self._tell_changed()
+                self._notify_listener()
                 again_s = self._until_ready_s()
                 self._queries.fail(WorkerLost("the worker died", retry_after_s=again_s))
             self._connection = None
             self._late_adapters.worker_died()
-            await connection.close()  # from now on it is known how it ended
+            await connection.close()  # the reason for its end is known from here on
             death.is_explained = connection.is_explained or self._is_deadlocked
             self._requests.worker_died(death)
             if self._first_ready.is_set():
-                self._tell_changed()
+                self._notify_listener()
             self._is_lost = connection.is_lost
-            self._end = f"{connection.end}; requests that it had: {_listed(had)}"
+            self._end = f"{connection.end}; its requests: {_listed(had)}"
         return was_ready
 
     def _receive(self, message: protocol.ToFront) -> None:
@@ -326,7 +326,7 @@ class Supervisor:
             case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
                 self._queries.answered(message)
             case protocol.RequestFailed(error=WorkerLost.__name__) if self._connection is not None:
-                self._connection.kill()  # it cannot go on: the next one runs what it had
+                self._connection.kill()  # it cannot continue: the next worker runs its requests
             case protocol.Deadlocked(place):
                 self._deadlocked(place)
             case protocol.Heartbeat(report=report):
@@ -336,11 +336,11 @@ class Supervisor:
                 self._requests.receive(message)
 
     def _deadlocked(self, place: str) -> None:
-        """The worker stands still for good; in private rides the next one does not."""
+        """Kill a deadlocked worker; its successors use private rides."""
         if self._connection is not None:
             self._connection.kill()
         if self._load.settings.context_parallel > 1 or self._load.deadlock:
-            return  # no private rides with other ranks; or they have not helped
+            return  # private rides are impossible with other ranks, or have not helped
         self._is_deadlocked, self._deadlock.place = True, place
         log.error(
             "requests of %s wait for each other at %s: from now on each runs alone",
@@ -349,7 +349,7 @@ class Supervisor:
         )
 
     def _open(self, ready: protocol.WorkerReady | None) -> None:
-        """A worker takes requests; None: not yet."""
+        """Accept requests with this worker; None: not yet."""
         if ready is None:
             return
         if self.ready is not None:
@@ -359,7 +359,7 @@ class Supervisor:
         if self._on_activity is not None:
             self._send(protocol.Watch(True))
         self._requests.worker_is_ready()
-        self._tell_changed()
+        self._notify_listener()
 
     def _send(self, message: protocol.ToWorker) -> None:
         if self._connection is not None:

@@ -1,10 +1,10 @@
 """The watchdog: decides from heartbeats whether a worker hangs.
 
 A worker hangs when it makes no progress for longer than the timeout and for longer than
-`OVERRUN_FORWARDS` times the expected duration of its present forward. Both silence and heartbeats
-that report a stall count, because a long forward may keep the worker's other threads from running.
-Where the expected duration is unknown, a worker that still sends heartbeats gets
-`UNKNOWN_TIMEOUTS` times the timeout.
+`OVERRUN_FORWARDS` times the expected duration of its current forward. Both missing heartbeats and
+heartbeats that report a stall count, because a long forward may block the worker's other threads.
+If the expected duration is unknown, a worker that still sends heartbeats gets `UNKNOWN_TIMEOUTS`
+times the timeout.
 """
 
 from carpool.types import Clock
@@ -12,16 +12,16 @@ from carpool.worker.protocol import Heartbeat
 
 INTERVAL_S = 1.0  # between heartbeats, and between checks
 OVERRUN_FORWARDS = 5.0
-MISSED_HEARTBEATS = 3.0  # missed heartbeats that are always allowed
+MISSED_HEARTBEATS = 3.0  # missed heartbeats that are always tolerated
 UNKNOWN_TIMEOUTS = 10.0
-LOADING_TIMEOUTS = 2.0  # imports may keep all threads of a process from running
+LOADING_TIMEOUTS = 2.0  # imports may block all threads of a process
 
 
 class Watchdog:
-    """Watches one worker, as it loads and then anew from the moment it is ready.
+    """Watches one worker; one watchdog for loading, and a new one once it is ready.
 
     Args:
-        timeout_s: the longest silence, and the longest stall that no long forward explains.
+        timeout_s: max silence, and max stall without a long forward.
     """
 
     def __init__(self, timeout_s: float, clock: Clock) -> None:
@@ -34,7 +34,7 @@ class Watchdog:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the worker is known to have made progress."""
+        """Seconds since the last known progress of the worker."""
         return self._last.stalled_s + self._silent_s
 
     @property
@@ -49,10 +49,10 @@ class Watchdog:
         return is_past_expected and (is_silent or self._last.stalled_s > stall_limit_s)
 
     def check(self) -> bool:
-        """Return whether the worker hangs; to be called every `INTERVAL_S`.
+        """Return whether the worker hangs; call it every `INTERVAL_S`.
 
-        It takes two checks in a row: after a stall of the front itself, heartbeats that arrived
-        meanwhile are still unread at the first one.
+        Two overdue checks in a row are needed: after a stall of the front itself, received
+        heartbeats are still unread at the first one.
         """
         was_overdue, self._was_overdue = self._was_overdue, self.is_overdue
         return was_overdue and self._was_overdue
