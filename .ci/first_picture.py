@@ -1,9 +1,9 @@
-"""Time `make serve` on a fresh machine, part by part, to the first picture.
+"""Time `make serve` on a fresh machine by part, up to the first picture.
 
-usage: make first-picture     (what is committed counts; nothing is kept)
+usage: make first-picture     (tests the committed state; leaves no files)
 
-A clone, an empty home folder, and of this shell's variables only those that say where packages lie.
-The picture is drawn by the very command that the server prints.
+It uses a clone, an empty home folder, and only the shell's variables about package sources. The
+command that the server prints draws the picture.
 """
 
 import os
@@ -47,7 +47,7 @@ def main(room: Path) -> None:
 
 
 def until_drawn(server: "subprocess.Popen[str]", clone: Path) -> dict[str, float]:
-    """Read what `make serve` prints, run its command, and return the seconds of each part."""
+    """Read the output of `make serve`, run its command, and return the seconds of each part."""
     parts: dict[str, float] = {}
     installed = begun = time.monotonic()
     command = ""

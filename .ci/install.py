@@ -1,10 +1,10 @@
-"""Install lock files into an environment, with a line that moves and the seconds of each part.
+"""Install lock files into an environment, with a progress line and the seconds of each part.
 
 usage: python3 .ci/install.py ENVIRONMENT LOCK... [--editable FOLDER]
 
-uv does it in a sixth of pip's time: one on the path, else one from the index. Where there is none,
-or it fails, pip does it. uv gets pip's settings: index, find-links, constraint. Where PyTorch's own
-index can be reached, torch is the build for this machine's driver, or that for CPUs.
+uv needs a sixth of pip's time. It comes from the path or the index; if it is missing or fails, pip
+installs. uv gets pip's settings: index, find-links, constraint. If PyTorch's index is reachable,
+torch is the build for this machine's driver, or the CPU build.
 """
 
 import ast
@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-WIDTH = 76  # characters of the line that moves
+WIDTH = 76  # characters of the progress line
 TICK_S = 0.5
 AS_UV_SAYS = {  # pip's settings
     "index-url": "UV_DEFAULT_INDEX",
@@ -50,9 +50,9 @@ def main(environment: Path, arguments: list[str]) -> None:
 
 
 def created(environment: Path) -> list[str]:
-    """Make an empty environment, if there is none; return how pip is called for it.
+    """Make an empty environment, if it is missing; return its pip command.
 
-    The pip that Python brings along runs from its wheel: to install it first takes seconds.
+    Python's bundled pip runs from its wheel: installing it first would take seconds.
     """
     python = environment / "bin" / "python"
     if not python.exists():
@@ -66,8 +66,8 @@ def created(environment: Path) -> list[str]:
 
 
 def with_pip_settings(command: list[str]) -> dict[str, str]:
-    """The process's environment and, where uv is not told otherwise, what pip is told."""
-    environ = {"UV_INDEX_STRATEGY": "unsafe-best-match", **os.environ}  # of several, as pip has it
+    """The process's environment, with pip's settings as defaults for uv."""
+    environ = {"UV_INDEX_STRATEGY": "unsafe-best-match", **os.environ}  # pip's rule for several
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")
@@ -109,7 +109,7 @@ def timed(part: str) -> Iterator[None]:
 
 
 def run(command: list[str], environ: dict[str, str] | None = None) -> None:
-    """Run a command; its last line and the seconds move on one line of a terminal."""
+    """Run a command; a terminal shows its last line and the seconds on one line."""
     is_terminal = sys.stderr.isatty()
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -130,7 +130,7 @@ def run(command: list[str], environ: dict[str, str] | None = None) -> None:
             line = lines.get(timeout=TICK_S)
             is_open = line is not None
             kept.append(line or "")
-            if line and line[0] not in "+~-":  # not the list of all packages
+            if line and line[0] not in "+~-":  # skips the list of packages
                 message = line
                 if not is_terminal:
                     print(f"  {line[:WIDTH]}", file=sys.stderr, flush=True)

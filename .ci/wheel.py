@@ -1,4 +1,4 @@
-"""Check the wheel: what is inside, and that it serves and generates where nothing else is.
+"""Check the wheel: its content, and that it serves and generates in a clean environment.
 
 usage: make test-wheel     (or, in an environment with the wheel: python -I .ci/wheel.py WHEEL)
 """
@@ -63,7 +63,7 @@ def check_commands(home: Path) -> None:
 
 @contextmanager
 def served(home: Path) -> Iterator[str]:
-    """The URL of `carpool serve shapes`, which is told to end afterwards."""
+    """Run `carpool serve shapes`; yields its URL, and stops the server afterwards."""
     process = subprocess.Popen(
         [CARPOOL, "serve", "shapes", "--port", "0"],
         cwd=home, env=environment(home), stdout=subprocess.PIPE, text=True,

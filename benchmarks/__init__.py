@@ -1,1 +1,1 @@
-"""What Carpool gains and costs, measured. Every file here that has a usage line is a program."""
+"""Measurements of Carpool's gains and costs. Each file with a usage line is a program."""

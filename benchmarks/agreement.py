@@ -1,9 +1,9 @@
-"""Measured against simulated latency: the arrivals of a run, replayed in the simulator.
+"""Compare measured with simulated latency: replay the arrivals of a run in the simulator.
 
-The simulator gets the cost table that the server learned by itself, and two numbers of the run: the
-seconds that the loop and the pipelines' own code took beside forwards, for each call, and how much
-slower or faster forwards were than the table says (it keeps medians of the last few; machines
-that others use change their speed). HTTP, PNG and the client are not simulated.
+The simulator gets the server's learned cost table and two numbers of the run: the seconds per call
+that the loop and the pipelines' own code took in addition to forwards, and the ratio of measured
+forwards to the table (the table has medians of recent forwards, and the speed of shared machines
+changes). HTTP, PNG and the client are not simulated.
 """
 
 import statistics
@@ -20,21 +20,21 @@ from carpool_lab.simulate.scenario import Model, play
 from carpool_lab.tables import Table, learned
 from carpool_lab.workload import Arrival
 
-GOAL = 0.15  # of the mean
+GOAL = 0.15  # relative error of the mean
 COLUMNS = (
     "mode | load | mean measured (s) | simulated (s) | measured/simulated | p50 | p99 "
     "| by the table alone | forwards/table"
 )
-_MODEL_STEPS = 28  # of requests that say none; ours all do
+_MODEL_STEPS = 28  # default of requests; ours all set it
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of a server between two readings of its statistics."""
+    """The work of a server between two snapshots of its statistics."""
 
-    forward_s: float  # in modules
-    own_s: float  # in the loop and the pipelines' code
-    forwards: Mapping[tuple[str, int], int]  # how often, by name and rows
+    forward_s: float  # seconds in modules
+    own_s: float  # seconds in the loop and the pipelines' code
+    forwards: Mapping[tuple[str, int], int]  # counts by name and rows
 
     @classmethod
     def between(cls, before: Mapping[str, Any], after: Mapping[str, Any]) -> "Work":
@@ -45,7 +45,7 @@ class Work:
         return cls(forward_s, turn_s - forward_s, ran)
 
     def predicted_s(self, costs: Costs) -> float:
-        """The predicted seconds of its forwards by a cost table."""
+        """Predict the seconds of its forwards from a cost table."""
         kinds: dict[str, CallKind] = {kind.name: kind for kind, _ in costs}
         return sum(
             count * costs.seconds(kinds[name], rows)
@@ -63,7 +63,7 @@ def _tally(stats: Mapping[str, Any]) -> dict[tuple[str, int], int]:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of one run, in seconds."""
+    """Latencies of one run, seconds."""
 
     mean_s: float
     p50_s: float
@@ -83,8 +83,8 @@ class Agreement:
     load: float
     measured: Latencies
     simulated: Latencies
-    by_table: Latencies  # simulated with nothing but the table
-    drift: float  # seconds of forwards over what the table says
+    by_table: Latencies  # simulated with only the table
+    drift: float  # seconds of forwards, relative to the table
 
 
 def agreement(
@@ -98,9 +98,9 @@ def agreement(
     """Simulate a run.
 
     Args:
-        latencies_s: as measured, in any order.
-        before: the server's statistics when the run began.
-        after: and when it was over; with the cost table.
+        latencies_s: measured latencies, in any order.
+        before: the server's statistics at the start of the run.
+        after: its statistics at the end, with the cost table.
     """
     costs = Costs.from_json(after["costs"])
     work = Work.between(before, after)
@@ -126,7 +126,7 @@ def _scaled(table: Table, by: float) -> Table:
 
 
 def table(agreements: Sequence[Agreement]) -> str:
-    """Medians over the rounds, ratios those within a round, as Markdown."""
+    """A Markdown table: medians over rounds, with ratios taken within a round."""
     lines = [f"| {COLUMNS} |", "|" + " --- |" * (COLUMNS.count("|") + 1)]
     for mode, load in dict.fromkeys((cell.mode, cell.load) for cell in agreements):
         rounds = [cell for cell in agreements if (cell.mode, cell.load) == (mode, load)]

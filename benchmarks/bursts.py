@@ -4,16 +4,16 @@ usage: OMP_NUM_THREADS=1 python -m benchmarks.bursts [--quick] [--only WORDS] [-
            [--output docs/benchmarks.md]
 
 A part is a model (`shapes`, a small FLUX, a small Qwen-Image with guidance), a mix (equal requests,
-mixed steps, mixed steps and guidance) and a machine (quiet, or beside a process that takes a core
-in phases of ten seconds). In a part every mode has an engine of its own; a round is a burst of 16
-requests at once for each of them, in an order by chance. `continuous` stands there twice: with
-nothing learned, and with a table that is wrong by 4 times at one width of each kind. The first
-burst of each engine is not counted. All engines share one heap: `process.with_one_heap`. Rounds go
-on until both promises are kept or missed by two standard errors, or for some minutes.
+mixed steps, mixed steps and guidance) and a machine (quiet, or with a process that occupies a core
+in phases of ten seconds). In a part every mode has its own engine; a round sends a burst of 16
+requests to each engine, in random order. `continuous` has two engines: one without learned costs,
+and one with a table that is wrong by 4 times at one width of each kind. The first burst of each
+engine is not counted. All engines share one heap: `process.with_one_heap`. Rounds continue until
+both promises are kept or missed by two standard errors, or for some minutes.
 
-Each part is written to `build/bursts.json` as soon as it is done, and not made again: a run that
-was stopped goes on where it was (`--fresh` begins anew). `--only shapes/equal,busy` makes the parts
-whose names have one of these words. The rows of all parts go between two marks of the page.
+Each finished part is written to `build/bursts.json` and not repeated: a stopped run resumes
+(`--fresh` restarts). `--only shapes/equal,busy` selects the parts whose names have one of these
+words. The rows of all parts go between two marks of the page.
 """
 
 import argparse
@@ -55,7 +55,7 @@ PARTIES: Mapping[str, Mapping[str, Any]] = {
     "continuous": {"batching_mode": "continuous"},
     "continuous, wrong table": {"batching_mode": "continuous"},
 }
-WIDER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, as on a device
+WIDER: Mapping[str, Mapping[str, Any]] = {  # forwards take some ms, as on a device
     "flux": {
         "num_layers": 2,
         "num_single_layers": 2,
@@ -74,10 +74,10 @@ WIDER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, a
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to look."""
+    """The effort of a measurement."""
 
-    rounds: int  # at least
-    most_s: float  # for which rounds go on where chance may decide
+    rounds: int  # minimum
+    most_s: float  # time limit for undecided parts
     equal: int  # steps
     mixed: tuple[int, ...]
 
@@ -87,7 +87,7 @@ QUICK = Effort(rounds=3, most_s=0.0, equal=6, mixed=(3, 4, 6, 9))
 
 
 def parts(*, is_quick: bool = False) -> list[str]:
-    """All parts, or those of `--quick`: one mix of each sort, busy only for the first model."""
+    """All parts, or the parts of `--quick`: one mix per kind, busy only for the first model."""
     return [
         f"{model}/{mix}/{machine}"
         for model, mix, machine in product(MODELS, MIXES, MACHINES)
@@ -96,14 +96,14 @@ def parts(*, is_quick: bool = False) -> list[str]:
 
 
 def model_of(name: str) -> Model:
-    """A tiny model of the GPU's benchmark, with a larger denoiser."""
+    """A tiny model of the GPU benchmark, with a larger denoiser."""
     small = tiny(name)
     denoiser, config = small.denoiser
     return replace(small, denoiser=(denoiser, {**config, **WIDER[name]}))
 
 
 def loaded(name: str) -> Any:
-    """What `carpool.load` takes: a name, or a pipeline with random weights."""
+    """The argument of `carpool.load`: a name, or a pipeline with random weights."""
     if name == "shapes":
         return name
     model, cpu = model_of(name), torch.device("cpu")
@@ -112,7 +112,7 @@ def loaded(name: str) -> Any:
 
 
 def requests(name: str, mix: str, effort: Effort) -> list[carpool.Request]:
-    """A burst: the same for every mode and round."""
+    """A burst, equal for all modes and rounds."""
     steps = [effort.equal] if mix == "equal" else list(effort.mixed)
     strengths = (1.0, 0.75, 1.25) if "guidance" in mix else (1.0,)
     burst = []
@@ -156,12 +156,12 @@ def play(engine: carpool.Engine, burst: Sequence[carpool.Request]) -> Played:
 
 
 def forwards(engine: carpool.Engine) -> int:
-    """Those that an engine has run, of all modules."""
+    """The number of forwards that an engine has run, of all modules."""
     return sum(entry["count"] for entry in engine.statistics()["forwards"])
 
 
 def wrong_table(path: Path, to: Path, seed: int) -> None:
-    """Write a table again, with one width of each kind that is 4 times off."""
+    """Copy a table, with an error of 4 times at one width of each kind."""
     data, rng = json.loads(path.read_text()), random.Random(seed)
     for entry in data["costs"]:
         width = rng.choice(sorted(entry["seconds"]))
@@ -171,14 +171,14 @@ def wrong_table(path: Path, to: Path, seed: int) -> None:
 
 @contextmanager
 def neighbour(kind: str) -> Iterator[None]:
-    """A process that takes a core in phases, if the machine is to be busy."""
+    """Run a process that occupies a core in phases, for busy parts."""
     if kind == "quiet":
         yield
         return
     code = (
         "import os, time\n"
         "parent = os.getppid()\n"
-        "while os.getppid() == parent:\n"  # who is killed cannot end it
+        "while os.getppid() == parent:\n"  # it ends with its parent, even a killed one
         f"    end = time.monotonic() + {PHASE_S}\n"
         "    while time.monotonic() < end: pass\n"
         f"    time.sleep({PHASE_S})\n"
@@ -211,11 +211,11 @@ def measure(part: str, effort: Effort) -> list[Row]:
         }
         stack.enter_context(neighbour(kind))
         order, rng = list(PARTIES), random.Random(part)
-        for party in order:  # the first burst of an engine warms it up
+        for party in order:  # the first burst of an engine is a warm-up
             play(engines[party], burst)
         began_s, table_rows = time.monotonic(), list[Row]()
         while not table_rows or time.monotonic() < began_s + effort.most_s:
-            rng.shuffle(order)  # else a neighbour's phases may meet the same parties each time
+            rng.shuffle(order)  # so that a neighbour's phases hit all parties alike
             for party in order:
                 rounds[party].append(play(engines[party], burst))
             if len(rounds[party]) >= effort.rounds:
@@ -229,9 +229,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few parts: below four minutes")
     parser.add_argument("--only", default="", help="parts with one of these words in their names")
-    parser.add_argument("--limit-s", type=float, help="no part begins later  [5400; quick: 200]")
+    parser.add_argument("--limit-s", type=float, help="latest start of a part  [5400; quick: 200]")
     parser.add_argument("--fresh", action="store_true", help="forget parts of an earlier run")
-    parser.add_argument("--output", type=Path, help="the page to put the rows into")
+    parser.add_argument("--output", type=Path, help="page for the rows")
     options = parser.parse_args()
     words = options.only.split(",")
     every = parts(is_quick=options.quick)

@@ -1,7 +1,7 @@
-"""Rows of the closed bursts (`bursts.py`): each mode's rounds against the others', and their page.
+"""Rows of the closed bursts (`bursts.py`): comparison of the modes by rounds, and their page.
 
-A ratio is the median of the ratios of single rounds, as bursts that follow one another see the same
-machine. Its standard error is that of a median, by the median absolute deviation.
+A ratio is the median of the ratios of single rounds, because consecutive bursts run at the same
+speed of the machine. Its standard error is that of a median, by the median absolute deviation.
 
 Source: Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, Journal of the American
 Statistical Association 88, 1993.
@@ -17,13 +17,13 @@ from typing import NamedTuple
 from benchmarks.process import machine
 
 OTHER_MODES = ("off", "dynamic", "request")
-LEAST_THROUGHPUT = 0.97  # of the best other mode's: what is promised
+LEAST_THROUGHPUT = 0.97  # promise, relative to the best other mode
 MOST_LATENCY = 1.05
 CERTAIN = 2.0  # standard errors
-PHASE_S = 10.0  # of a busy neighbour
-WRONG = 4.0  # times, either way: one width of each kind of a table
-MARKS = ("<!-- bursts -->", "<!-- /bursts -->")  # of the page
-NORMAL = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
+PHASE_S = 10.0  # phases of a busy neighbour
+WRONG = 4.0  # error factor at one width of each kind of a table
+MARKS = ("<!-- bursts -->", "<!-- /bursts -->")  # marks in the page
+NORMAL = 1.4826  # standard deviation over median absolute deviation (normal)
 
 
 class Played(NamedTuple):
@@ -31,24 +31,24 @@ class Played(NamedTuple):
 
     per_s: float  # requests
     mean_s: float  # latency
-    cpu_s: float  # of the process
-    forwards: float  # of all modules
+    cpu_s: float  # CPU seconds of the process
+    forwards: float  # forwards of all modules
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A part for one of the two tables, against the best of the other modes."""
+    """A part with one of the two tables, against the best other mode."""
 
     part: str
     table: str  # fresh or wrong
     best: str  # the other mode with the highest throughput
     per_s: float  # requests, median of the rounds
-    throughput: float  # over the highest of the others
-    latency: float  # mean, over the lowest of the others
+    throughput: float  # relative to the best other mode
+    latency: float  # mean, relative to the best other mode
     rounds: int
-    cpu: float = 0.0  # CPU seconds of a burst, over those of the best other; 0: not measured
-    forwards: float = 0.0  # of all modules, a burst
-    others: float = 0.0  # those of the best other
+    cpu: float = 0.0  # CPU seconds, relative to the best other; 0: not measured
+    forwards: float = 0.0  # forwards of a burst, all modules
+    others: float = 0.0  # forwards of the best other mode
     throughput_error: float = 0.0
     latency_error: float = 0.0
 
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def is_decided(self) -> bool:
-        """Whether more rounds would hardly change `is_kept`."""
+        """Return whether more rounds would hardly change `is_kept`."""
         ahead = self.throughput - LEAST_THROUGHPUT, MOST_LATENCY - self.latency
         errors = CERTAIN * self.throughput_error, CERTAIN * self.latency_error
         missed, is_inside = (
@@ -68,10 +68,10 @@ class Row:
 
 
 def rows(part: str, rounds: Mapping[str, Sequence[Played]]) -> list[Row]:
-    """Medians of the rounds, against the best of the others.
+    """Medians of the rounds, against the best other mode.
 
     Args:
-        rounds: the bursts of each party, in the order of the rounds.
+        rounds: the bursts of each party, by round.
     """
 
     def median(party: str, of: Callable[[Played], float]) -> float:
@@ -153,7 +153,7 @@ at least {LEAST_THROUGHPUT:g} and a mean latency of at most {MOST_LATENCY:g}, ho
 
 
 def put(text: str, path: Path) -> None:
-    """Put the section into a page: in the place of an older one, or at the end."""
+    """Put the section into a page: replace the old section, or append it."""
     old = path.read_text(encoding="utf-8") if path.exists() else ""
     begin, end = (old.find(mark) for mark in MARKS)
     if begin >= 0 and end > begin:

@@ -2,17 +2,17 @@
 
 usage: make bench       (or: OMP_NUM_THREADS=1 python -m benchmarks.cpu [--output docs/...])
 
-The engine runs in one process and plain diffusers in another, as an application would run it: what
-an engine changes in the libraries while it runs is not there. They take turns. What counts is CPU
-time of the whole process, all threads of the engine included: other work on the machine does not
-count as ours. Tables show medians, and ratios are medians of the ratios within a turn, so that they
-hold when the machine's speed drifts. The same forwards are up to 8 % faster or slower in one
-process than in the next, by where their memory lies, so several pairs of processes are measured.
+The engine runs in one process and plain diffusers in another, as in an application, without the
+engine's patches of libraries. They take turns. The measure is CPU time of the whole process with
+all threads, so other work on the machine does not count. Tables show medians, and ratios are
+medians of the ratios within a turn, so they are robust when the machine's speed drifts. Equal
+forwards differ by up to 8 % between processes, because of memory placement, so several pairs of
+processes are measured.
 
-The *ceiling* of a run is the same forwards without any pipeline or engine around them: what an
-engine that costs nothing could reach: see `forward_log`. Two models with longer forwards, of the
-closed bursts (`bursts.py`), have a ceiling, too: what is beside forwards costs them as many
-milliseconds, and a smaller part.
+The *ceiling* of a run is the same forwards without pipeline and engine: the best that an engine
+without overhead could reach: see `forward_log`. Two models with longer forwards, of the closed
+bursts (`bursts.py`), have a ceiling too: their overhead has as many milliseconds, but a smaller
+share.
 
 All threads share one heap: `with_one_heap`.
 """
@@ -56,9 +56,9 @@ REQUESTS = [
 
 
 class Plain:
-    """Plain diffusers in a process of its own."""
+    """Plain diffusers in a separate process."""
 
-    pipe: Any = None  # in that process
+    pipe: Any = None  # set in that process
 
     def __init__(self) -> None:
         self._process = new_process(initializer=self._load)
@@ -80,7 +80,7 @@ class Plain:
         return cpu_s(lambda: cls._run(requests))
 
     def cpu_s(self, requests: Sequence[carpool.Request]) -> float:
-        """CPU seconds of these requests, one after another."""
+        """CPU seconds of these requests in sequence."""
         return self._process.submit(self._cpu_s, requests).result()
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Plain:
 
 
 def one_turn(plain: Plain, engine: carpool.Engine) -> dict[str, float]:
-    """One request, each way."""
+    """Measure one request in each way."""
     single = [carpool.Request(PROMPTS[0], seed=1)]
     return {
         "one plain": plain.cpu_s(single),
@@ -99,7 +99,7 @@ def one_turn(plain: Plain, engine: carpool.Engine) -> dict[str, float]:
 def turn(
     plain: Plain, engine: carpool.Engine, off: carpool.Engine, log: ForwardLog
 ) -> dict[str, float]:
-    """Sixteen requests, each way."""
+    """Measure sixteen requests in each way."""
     seconds = of_burst(engine, log, REQUESTS, **DEFAULTS)
     seconds["off"] = cpu_s(lambda: off.generate(REQUESTS, **DEFAULTS))
     seconds["plain"] = plain.cpu_s(REQUESTS)
@@ -107,11 +107,11 @@ def turn(
 
 
 def other_turns(name: str, parts: Parts, turns: int) -> list[dict[str, float]]:
-    """Sixteen requests of another model: the engine, and its forwards bare."""
+    """Measure sixteen requests of another model: the engine, and its bare forwards."""
     pipe, burst = bursts.loaded(name), bursts.requests(name, "steps+guidance", bursts.WHOLE)
     log, results = ForwardLog(pipe, parts), list[dict[str, float]]()
     with carpool.load(pipe) as engine:
-        for _ in range(turns + 2):  # the first ones warm up
+        for _ in range(turns + 2):  # the first turns are warm-up
             results.append(of_burst(engine, log, burst))
     return results[2:]
 
@@ -119,7 +119,7 @@ def other_turns(name: str, parts: Parts, turns: int) -> list[dict[str, float]]:
 def of_burst(
     engine: carpool.Engine, log: ForwardLog, burst: Sequence[carpool.Request], **parameters: Any
 ) -> dict[str, float]:
-    """A burst in the engine, and its forwards bare."""
+    """Measure a burst in the engine, and its bare forwards."""
     log.taken()
     began_s = time.perf_counter()
     engine_s = cpu_s(lambda: engine.generate(burst, **parameters))
@@ -145,13 +145,13 @@ def parts_of(engine: carpool.Engine, log: ForwardLog, parts: Parts) -> dict[str,
 
 @dataclass
 class Measured:
-    """Figures of one pair of processes, or of several."""
+    """Measurements of one or several pairs of processes."""
 
-    ones: list[dict[str, float]] = field(default_factory=list)  # turns of one request
-    turns: list[dict[str, float]] = field(default_factory=list)  # of sixteen
-    parts: list[dict[str, float]] = field(default_factory=list)  # where the engine's time went
-    server: dict[str, float] = field(default_factory=dict)  # what a server adds
-    others: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # models
+    ones: list[dict[str, float]] = field(default_factory=list)  # turns with one request
+    turns: list[dict[str, float]] = field(default_factory=list)  # turns with sixteen requests
+    parts: list[dict[str, float]] = field(default_factory=list)  # the engine's time by part
+    server: dict[str, float] = field(default_factory=dict)  # additional time of a server
+    others: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by model
 
 
 def table(measured: Measured) -> str:
@@ -198,7 +198,7 @@ def table(measured: Measured) -> str:
 
 
 def parts_table(turns: Sequence[dict[str, float]], server: dict[str, float]) -> str:
-    """Medians of bursts, part by part, the largest first; below, what a server adds."""
+    """Medians of bursts by part, the largest first; then the additional time of a server."""
     n = len(REQUESTS)
     count = statistics.median(times["count"] for times in turns)
     names = {name for times in turns for name in times} - {"count"}
@@ -229,7 +229,7 @@ def parts_table(turns: Sequence[dict[str, float]], server: dict[str, float]) -> 
 
 
 def measure(turns: int) -> Measured:
-    """Measure in this process, and in one of plain diffusers; the first turns warm up."""
+    """Measure in this process and in one of plain diffusers; the first turns are warm-up."""
     plain, parts, measured = Plain(), Parts(), Measured()
     pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
     log = ForwardLog(pipe, parts)
@@ -252,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3, help="of each process")
-    parser.add_argument("--output", type=Path, help="write the page here as well")
+    parser.add_argument("--output", type=Path, help="also write the page here")
     options = parser.parse_args()
     all_of_them = Measured()
     for i in range(options.processes):

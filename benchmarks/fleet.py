@@ -1,8 +1,8 @@
-"""Several workers: two on the CPU against one, and how long the router thinks.
+"""Several workers: two workers on the CPU against one, and the time of the router's choices.
 
-Both pools run the same requests in turn, each worker with one thread; the figure is the median of
-the ratios. On a machine with other work its cores are not free: the CPU time for each picture says
-by how much two workers disturb each other.
+Both pools run the same requests in turns, each worker with one thread; the result is the median of
+the ratios. On a busy machine the cores are not free: the CPU time of each picture shows how much
+two workers disturb each other.
 
 usage: make bench     (or: python -m benchmarks.fleet [--requests N --rounds N --append-to FILE])
 """
@@ -21,12 +21,12 @@ from carpool.fleet.router import Router
 from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.worker.startup import PROCESS_NAME
 
-MIN_RATIO = 1.8  # times as many requests a second with two workers
-MOST_US = 100.0  # a choice among a thousand workers
+MIN_RATIO = 1.8  # requests a second of two workers, relative to one
+MOST_US = 100.0  # microseconds of a choice among a thousand workers
 
 
 def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
-    """CPU time of each choice of the router, under a load at which some requests wait."""
+    """CPU time of each choice of the router, at a load where some requests wait."""
     router, rng, times = Router(), random.Random(0), list[float]()
     tables: dict[Hashable, StepTable] = {
         kind: tuple(0.04 * (1 + kind) * rows**0.8 for rows in range(1, 9)) for kind in range(4)
@@ -34,7 +34,7 @@ def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
     for number in range(workers):
         router.add_worker(WorkerLoad(number, tables))
     for number in range(count):
-        if number % 100 == 0:  # once a second, as workers report
+        if number % 100 == 0:  # once a second, the workers' report interval
             for worker in router.workers.values():
                 steps = {request: max(1.0, b.steps_left - 9) for request, b in worker.bound.items()}
                 router.progressed(worker.id, steps, number / 100)
@@ -48,16 +48,16 @@ def choices_us(workers: int = 1000, count: int = 5000) -> list[float]:
 
 
 def cpu_s(pids: list[int]) -> float:
-    """The CPU time of processes so far."""
+    """The CPU seconds of processes so far."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
     return sum(int(stat[11]) + int(stat[12]) for stat in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def children() -> set[int]:
-    """The worker processes of this one: children, and those of its fork servers."""
+    """The worker processes: children of this process and of its fork servers."""
     parents, names = dict[int, int](), dict[int, str]()
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has exited
             names[int(path.parent.name)] = (path.parent / "comm").read_text().strip()
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     return {

@@ -1,8 +1,8 @@
-"""The forwards of an engine's burst, noted, and run again with nothing around them.
+"""Record the forwards of an engine's burst, and run them again without an engine.
 
-They are those of the very burst that was measured: the modules note the size of each call, and keep
-the arguments of the first call of each size; the bare run makes the same calls in the same order
-with these.
+The forwards are those of the measured burst: the modules record the size of each call, and keep the
+arguments of the first call of each size; the bare run repeats the calls in the same order with
+these arguments.
 """
 
 import functools
@@ -18,10 +18,10 @@ HEAVY = {"text_encoder": "forward", "text_encoder_2": "forward", "transformer": 
 
 
 class ForwardLog:
-    """Notes the heavy calls that reach a pipeline's modules, to run as many of them again bare."""
+    """Records the heavy calls of a pipeline's modules, to repeat them without an engine."""
 
     def __init__(self, pipe: Any, parts: Parts) -> None:
-        self.sizes: list[tuple[Hashable, ...]] = []  # of each call, in their order
+        self.sizes: list[tuple[Hashable, ...]] = []  # size of each call, in order
         self._samples: dict[tuple[Hashable, ...], Callable[[], Any]] = {}
         for component, method in HEAVY.items():
             module = getattr(pipe, component, None)
@@ -31,7 +31,7 @@ class ForwardLog:
             module.__dict__[method] = self._logged(component, original)
 
     def _logged(self, component: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # keeps the signature, by which the engine knows arguments
+        @functools.wraps(original)  # keeps the signature, which the engine reads
         def method(*args: Any, **kwargs: Any) -> Any:
             values = (*args, *kwargs.values())
             size = component, *[value.shape for value in values if isinstance(value, torch.Tensor)]
@@ -43,12 +43,12 @@ class ForwardLog:
         return method
 
     def taken(self) -> list[tuple[Hashable, ...]]:
-        """What was noted since the last time."""
+        """Return and clear the recorded sizes."""
         sizes, self.sizes = self.sizes, []
         return sizes
 
     @torch.no_grad()
     def bare(self, sizes: Sequence[tuple[Hashable, ...]]) -> None:
-        """Run these calls and nothing else."""
+        """Run only these calls."""
         for size in sizes:
             self._samples[size]()

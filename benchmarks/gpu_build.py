@@ -1,8 +1,8 @@
-"""Build a model with random weights where they are to run, ask for it, and catch what it calls.
+"""Build a model with random weights on the device, make requests, and capture its calls.
 
-Nothing is downloaded and nothing is drawn on the host: `init_empty_weights` makes modules whose
-weights take no memory (their tables, which are no weights, are computed as ever), and `filled`
-draws the weights on the device. 20 billion of them take seconds.
+Nothing is downloaded, and no weights are drawn on the host: `init_empty_weights` makes modules
+without memory for weights (buffers are computed as usual), and `filled` draws the weights on the
+device. 20 billion weights take seconds.
 """
 
 import functools
@@ -28,12 +28,12 @@ from benchmarks.gpu_tiny import tiny
 from carpool import Request
 from carpool.engine.intercept import Call, Interception, Target
 
-NORMS = 1  # axes of a weight that scales, and of biases
+NORMS = 1  # axes of scales and biases
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """Where everything is measured, and whether with models of real size."""
+    """The device of the measurements, and whether the models have real size."""
 
     device: torch.device
     is_tiny: bool
@@ -54,7 +54,7 @@ class Rig:
         return str(self.device if named is None else named())
 
     def tflops(self) -> float:
-        """Of one large product of matrices, measured."""
+        """Measured TFLOP/s of one large matrix product."""
         return matmul_tflops(self.marks, 256 if self.is_tiny else 8192, self.dtype)
 
     def model(self, name: str) -> Model:
@@ -62,7 +62,7 @@ class Rig:
 
     @contextmanager
     def built(self, name: str) -> Iterator["Built"]:
-        """A model on the device; its memory, and compiled code, are given back in the end."""
+        """A model on the device; memory and compiled code are released at the end."""
         model = self.model(name)
         parts = [
             filled(weightless(p), self.device, self.dtype) for p in (model.denoiser, model.vae)
@@ -79,10 +79,10 @@ class Rig:
 
 
 def rig(device: str, is_tiny: bool) -> Rig:
-    """The device of this process, or the reason why there is none.
+    """Find the device of this process.
 
     Raises:
-        SystemExit: it has no such device, or the models would be too large for it.
+        SystemExit: no such device, or the models are too large for it.
     """
     here = torch.device(device)
     if here.type == "cpu" and not is_tiny:
@@ -97,7 +97,7 @@ def rig(device: str, is_tiny: bool) -> Rig:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model on the device, and the requests for it."""
+    """A model on the device, and its requests."""
 
     model: Model
     pipe: Any
@@ -105,10 +105,10 @@ class Built:
     rig: Rig
 
     def requests(self, size: Size, count: int, steps: tuple[int, ...] = ()) -> list[Request]:
-        """Requests with guidance as published, and steps in turn.
+        """Requests with published guidance and alternating steps.
 
-        Prompts are their own; the negative one is the same object for all, or `dynamic`, which
-        compares it, would not batch them.
+        Each has its own prompt; all share one negative prompt object, because `dynamic` compares it
+        and would not batch them otherwise.
         """
         first = self.request(size, 1).parameters
         shared = {name: value for name, value in first.items() if name.startswith("negative_")}
@@ -122,31 +122,31 @@ class Built:
         return carpool.load(self.pipe, device=str(self.rig.device), **settings)
 
     def plain(self, request: Request) -> Any:
-        """What diffusers alone gives for a request."""
+        """The output of plain diffusers for a request."""
         generator = torch.Generator().manual_seed(request.seed or 0)
-        # The embeddings of negative prompts are in the parameters.
+        # The parameters hold the embeddings of negative prompts.
         no_negative = {"negative_prompt": None} if self.model.has_negative else {}
         return self.pipe(**no_negative, **request.parameters, generator=generator)
 
 
 def pixels(output: Any) -> Tensor:
-    """The picture or clip of an answer, values 0-1."""
+    """The picture or clip of an output, values 0-1."""
     pictures = getattr(output, "images", None)
     return torch.as_tensor(output.frames if pictures is None else pictures).float().cpu()
 
 
 def weightless(part: tuple[str, Config]) -> Any:
-    """A module of diffusers with its weights on the meta device."""
+    """Build a diffusers module with its weights on the meta device."""
     name, config = part
     with init_empty_weights():
         return getattr(diffusers, name)(**config).eval().requires_grad_(False)
 
 
 def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
-    """Draw a weightless module's weights on the device, each so that its signals stay near one.
+    """Draw the weights of a module on the device, scaled so that activations stay near 1.
 
     Matrices and kernels get a standard deviation of 1/sqrt(inputs), biases 0, scales of norms 1;
-    the gates of a network of sixty blocks then neither die out nor explode.
+    then the activations of a network of sixty blocks neither vanish nor explode.
     """
     generator = torch.Generator(device).manual_seed(0)
     for part in module.modules():
@@ -157,11 +157,11 @@ def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> Any:
             else:
                 tensor.fill_(float(name != "bias"))
             setattr(part, name, nn.Parameter(tensor, requires_grad=False))
-    return module.to(device)  # the tables, in their own types
+    return module.to(device)  # moves the buffers, in their own types
 
 
 def pipeline_of(model: Model, denoiser: nn.Module, vae: nn.Module) -> DiffusionPipeline:
-    """The pipeline around a denoiser and a VAE, without text encoders."""
+    """Build the pipeline of a denoiser and a VAE, without text encoders."""
     cls = getattr(diffusers, model.pipeline)
     scheduler, config = model.scheduler
     parts = {
@@ -186,7 +186,7 @@ def request(
     dtype: torch.dtype = torch.bfloat16,
     **extra: Any,
 ) -> Request:
-    """A request for one output: random embeddings, and guidance as published or with one row."""
+    """A request for one output: random embeddings, and published guidance or one row."""
     generator = torch.Generator(device).manual_seed(seed)
     texts: dict[str, Tensor | list[Tensor]] = {}
     for prefix in ("", "negative_") if is_guided and model.has_negative else ("",):
@@ -202,14 +202,14 @@ def request(
 
 
 class _Caught(Exception):
-    """Ends a pipeline's call once the denoiser has been called."""
+    """Stops a pipeline at its first call of the denoiser."""
 
 
 def denoiser_call(pipe: DiffusionPipeline, model: Model, request: Request) -> Call:
-    """The first call that a request makes of the denoiser, as the engine would see it.
+    """Capture a request's first call of the denoiser, as the engine receives it.
 
-    The pipeline runs as it is up to there. A denoiser whose weights are on the meta device is
-    called like any other: it never runs.
+    The pipeline runs unchanged up to this call. The denoiser itself never runs, so its weights may
+    be on the meta device.
     """
     calls: list[Call] = []
     target = denoiser_of(pipe, model)
@@ -237,13 +237,13 @@ def denoiser_of(pipe: DiffusionPipeline, model: Model) -> Target:
 
 @torch.no_grad()
 def operations(model: Model, size: Size) -> float:
-    """Floating point operations of one forward of the denoiser for one row: counted, not run.
+    """Count the floating point operations of the denoiser's forward for one row, without running.
 
-    Source: `torch.utils.flop_counter`, over the meta device; matrix products, convolutions and
-    attention, a multiplication and an addition as two.
+    Source: `torch.utils.flop_counter` on the meta device: matrix products, convolutions and
+    attention; a multiplication and an addition count as two.
     """
     denoiser = weightless(model.denoiser)
-    nn.Module.to(denoiser, torch.bfloat16)  # past diffusers' own `to`, which warns
+    nn.Module.to(denoiser, torch.bfloat16)  # bypasses diffusers' own `to`, which warns
     pipe = pipeline_of(model, denoiser, weightless(model.vae))
     host = torch.device("cpu")
     pins = {"_execution_device": host, "__module__": type(pipe).__module__}

@@ -1,9 +1,9 @@
-"""Part *check*: does it run at all, and equal to plain diffusers?
+"""Part *check*: does the engine run, and do its outputs equal plain diffusers'?
 
 - `carpool check` on the embedded model, and the tests that need a GPU.
-- A request of each main family of real size: two of mixed steps together against each alone with
-  plain diffusers, in decibels of their difference (`equal`: none), beside two unlike pictures.
-- What the pretended device promised: `gpu_claims.py`.
+- Each main family at real size: two requests with different steps together, against each alone in
+  plain diffusers, as PSNR in decibels (`equal`: no difference), and the PSNR of unrelated pictures.
+- Claims of the simulated device on a real one: `gpu_claims.py`.
 """
 
 import math
@@ -20,13 +20,13 @@ from benchmarks.gpu_build import Rig, pixels
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_records import Rows
 
-LIMIT_S = 240.0  # of a program that this part runs
-CLOSE_DB = 30.0  # what two last bits of bfloat16 may make of a picture of random weights
+LIMIT_S = 240.0  # time limit of a program in this part
+CLOSE_DB = 30.0  # PSNR of rounding differences in two bits of bfloat16
 STEPS = (2, 3)
 
 
 def measure(rig: Rig, rows: Rows) -> None:
-    command = "from carpool_lab.check.command import check; check()"  # it may not be installed
+    command = "from carpool_lab.check.command import check; check()"  # works uninstalled
     check = ("-c", command, "shapes", "--quick", "--device", str(rig.device))
     rows.measure("carpool check shapes", partial(_program, check))
     tests = ("-m", "pytest", "-q", "--noconftest", "-m", "gpu", "tests/engine/test_gpu.py")
@@ -66,10 +66,10 @@ def _family(rig: Rig, name: str) -> dict[str, Any]:
 
 
 def likeness(together: list[Tensor], alone: list[Tensor]) -> dict[str, str]:
-    """How much pictures differ from those of plain diffusers.
+    """Compare pictures with those of plain diffusers.
 
     Raises:
-        AssertionError: they are another picture, or not finite.
+        AssertionError: the pictures differ, or are not finite.
     """
     assert all(p.isfinite().all() for p in alone), "a picture of plain diffusers is not finite"
     least_db = min(psnr(a, b) for a, b in zip(together, alone, strict=True))
@@ -81,6 +81,6 @@ def likeness(together: list[Tensor], alone: list[Tensor]) -> dict[str, str]:
 
 
 def psnr(first: Tensor, second: Tensor) -> float:
-    """Peak signal to noise ratio of values 0-1, dB; infinite for equal ones."""
+    """Peak signal-to-noise ratio of values 0-1, dB; infinite for equal pictures."""
     error = float((first - second).square().mean())
     return 10 * math.log10(1 / error) if error else math.inf

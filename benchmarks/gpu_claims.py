@@ -1,6 +1,6 @@
-"""What the pretended device promised of a real one; parts *check* and *waits* hold each against it.
+"""Claims proven on a simulated device; parts *check* and *waits* verify them on a real device.
 
-`docs/devices.md` lists them (`make devices`). A claim that is wrong is a row that failed.
+`docs/devices.md` lists them (`make devices`). A wrong claim is a failed row.
 """
 
 import subprocess
@@ -16,7 +16,7 @@ import carpool
 from benchmarks.gpu_build import Rig, pixels
 from carpool.models.embedded import MODEL_DIR
 
-CLOSE = 0.02  # of a picture's values: kernels for one row and for several differ in last bits
+CLOSE = 0.02  # difference of values: kernels of one and several rows differ in last bits
 PROMPTS = ["a white star on a red background", "a green ring on a black background", "a star"]
 STEPS = (3, 5, 4)
 SIZE = {"width": 64, "height": 64}
@@ -24,11 +24,11 @@ SIZE = {"width": 64, "height": 64}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One promise, and what holds it here and there."""
+    """One claim, with its test on the simulated device and its check on a real one."""
 
     sentence: str
-    test: str  # on the pretended device
-    check: Callable[[Rig], str] | None = None  # None: part *waits* holds it
+    test: str  # test on the simulated device
+    check: Callable[[Rig], str] | None = None  # None: part *waits* checks it
 
 
 def tried(check: Callable[[Rig], str], rig: Rig) -> dict[str, str]:
@@ -74,7 +74,7 @@ def placed(rig: Rig) -> str:
 
 
 def pictures(rig: Rig) -> str:
-    """PIL pictures of the engine, whose bytes are made on the device, and those of diffusers."""
+    """Compare the engine's PIL pictures, converted on the device, with diffusers' pictures."""
     pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32).to(rig.device)
     pipe.set_progress_bar_config(disable=True)
     request = _requests()[0]
@@ -93,7 +93,7 @@ def pictures(rig: Rig) -> str:
 
 
 def memory(rig: Rig) -> str:
-    """Too little memory for all at once: forwards are cut, and everybody is answered."""
+    """Too little memory for all requests at once: forwards are split, and all are answered."""
     if rig.device.type != "cuda":
         return "not on this device"
     with carpool.load("shapes", device=str(rig.device), max_batch_size=64) as engine:
@@ -123,7 +123,7 @@ with carpool.load("shapes", device=sys.argv[1]) as engine:
 
 
 def lost(rig: Rig) -> str:
-    """A device that has failed ends its requests as lost, at once; in a process of its own."""
+    """A failed device ends its requests as lost at once; runs in a separate process."""
     if rig.device.type != "cuda":
         return "not on this device"
     command = [sys.executable, "-c", LOSS, str(rig.device)]

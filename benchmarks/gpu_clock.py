@@ -1,4 +1,4 @@
-"""Time on a device: events on CUDA, whose work goes on after a call returns; a clock elsewhere."""
+"""Time on a device: events on CUDA, which runs asynchronously; otherwise a clock."""
 
 import statistics
 import time
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 Moment = Any
-"""A CUDA event, or seconds of the clock."""
+"""A CUDA event, or clock seconds."""
 
 
 class Marks:
-    """Moments in a device's queue of work."""
+    """Points in a device's queue of work."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.is_cuda = device.type == "cuda"
 
     def now(self) -> Moment:
-        """The moment when all that was launched so far is done."""
+        """The point after all launched work."""
         if not self.is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -30,7 +30,7 @@ class Marks:
         return bool(moment.query()) if self.is_cuda else True
 
     def between(self, start: Moment, end: Moment) -> float:
-        """Seconds; both moments are past."""
+        """Seconds between two past points."""
         return start.elapsed_time(end) / 1e3 if self.is_cuda else float(end - start)
 
     def wait(self) -> None:
@@ -38,12 +38,12 @@ class Marks:
             torch.cuda.synchronize(self.device)
 
     def seconds(self, work: Callable[[], Any], *, min_runs: int = 3, spend_s: float = 0.5) -> float:
-        """The median time of some work, done again and again without waiting in between.
+        """The median time of work that is launched repeatedly, without waits in between.
 
         Args:
-            work: launches something; done once beforehand, to warm up.
-            min_runs: times it is measured.
-            spend_s: for so long it is measured, at most 20 times; what takes longer, once.
+            work: launches work; runs once before, as a warm-up.
+            min_runs: minimum number of measured runs.
+            spend_s: time for up to 20 runs; longer work runs once.
         """
         work()
         self.wait()
@@ -65,7 +65,7 @@ class Marks:
         return time.perf_counter() - begin
 
     def peak_gib(self) -> float:
-        """Most memory in use since it was asked last; 0 where nobody counts it."""
+        """Peak memory since the last call; 0 if the device does not report it."""
         if not self.is_cuda:
             return 0.0
         peak = torch.cuda.max_memory_allocated(self.device)
@@ -74,13 +74,13 @@ class Marks:
 
 
 def matmul_tflops(marks: Marks, side: int, dtype: torch.dtype) -> float:
-    """What the device's own library reaches with one product of large random matrices."""
+    """TFLOP/s of the device's library for one product of large random matrices."""
     a, b = (torch.randn(side, side, device=marks.device, dtype=dtype) for _ in range(2))
     return 2 * side**3 / marks.seconds(lambda: a @ b, min_runs=10) / 1e12
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:
-    """How long at least one of the spans (begin, end) lasted."""
+    """Length of the union of the spans (begin, end)."""
     total, reached = 0.0, -float("inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, reached))

@@ -8,12 +8,12 @@ from benchmarks.gpu_build import Built, Rig
 from benchmarks.gpu_records import Rows
 from carpool.engine.model.compiling import keep_device_guard, repeated_blocks
 
-NAMES = ("flux", "qwen-image")  # that go through the engine
+NAMES = ("flux", "qwen-image")  # models measured through the engine
 
 
 def compile_blocks(subject: Built) -> None:
     keep_device_guard()
-    for block in repeated_blocks(subject.denoiser):  # even where diffusers names none
+    for block in repeated_blocks(subject.denoiser):  # even if diffusers lists none
         block.compile(backend="eager" if subject.rig.is_tiny else "inductor")
 
 

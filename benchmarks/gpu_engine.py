@@ -1,11 +1,11 @@
 """Part *engine*: requests through the engine in each mode, and plain diffusers with a lock.
 
-*Closed*: twelve clients, each of which sends its next request when the one before is answered.
-*Poisson*: they come at nine tenths of what plain diffusers can do. Steps are those of the published
-measurements, or their guess. `published` are requests a second of others, one by one -> batched
-(SGLang, closed, an H100; FLUX.1-dev and Qwen-Image-2512 at 512 px).
+*Closed*: twelve clients, each of which sends its next request after an answer.
+*Poisson*: arrivals at 0.9 of the capacity of plain diffusers. Steps are those of the published
+measurements, or estimates. `published`: requests a second of SGLang, one by one -> batched (closed
+loop, H100; FLUX.1-dev and Qwen-Image-2512 at 512 px).
 
-`loop us` and `pipeline us`: the engine's own time and that of pipelines' code, a forward.
+`loop us` and `pipeline us`: microseconds per forward of the engine's loop and of pipeline code.
 """
 
 import math
@@ -26,11 +26,11 @@ from carpool import Request
 PUBLISHED = {"FLUX.1-dev": "0.497 -> 0.554", "Qwen-Image": "0.483 -> 0.725"}
 NAMES = ("flux", "qwen-image", "sdxl", "z-image")
 MODES = ("off", "dynamic", "continuous")
-STEPS = {"flux": (28,), "qwen-image": (50,)}  # others: mixed
+STEPS = {"flux": (28,), "qwen-image": (50,)}  # other models: mixed
 CLIENTS, COUNT = 12, 24
-LOAD = 0.9  # of what plain diffusers can do, where requests come by chance
-WARM = (1, 2, 3, 8)  # requests together, so that widths are known
-DELAY_MS = 8.0  # that a batch may wait to fill
+LOAD = 0.9  # Poisson arrivals, relative to the capacity of plain diffusers
+WARM = (1, 2, 3, 8)  # warm-up bursts, so that widths are known
+DELAY_MS = 8.0  # longest wait of a batch to fill
 
 
 def measure(
@@ -111,10 +111,10 @@ def _gaps(count: int, mean_s: float) -> list[float]:
 def played(
     draw: Callable[[Request], object], requests: Sequence[Request], gaps: Sequence[float]
 ) -> tuple[float, list[float]]:
-    """Send requests; seconds in all, and of each, from when it was due.
+    """Send requests; returns total seconds, and the latency of each from its scheduled time.
 
     Args:
-        gaps: seconds before each; none: `CLIENTS` send their next one when one is answered.
+        gaps: seconds before each request; empty: a closed loop of `CLIENTS`.
     """
 
     def timed(request: Request, due_s: float | None) -> float:
@@ -134,7 +134,7 @@ def played(
 
 
 def _of_engine(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Of the engine between two statistics: rows of the denoiser's forwards, time beside them."""
+    """The engine's work between two statistics: rows of forwards, and overhead."""
 
     def tally(stats: dict[str, Any]) -> tuple[int, int, int]:
         denoised = [f for f in stats["forwards"] if f["component"] in ("transformer", "unet")]

@@ -1,8 +1,8 @@
-"""Part *language*: tokens a second of a language model as pipelines write prompts with.
+"""Part *language*: tokens a second of a language model that pipelines use for prompts.
 
-Of the text model of Z-Image (4 billion weights, drawn), by `generate`, one prompt and several in a
-batch: the room that sharing tokens has. *Floor*: reading all weights once a token, at the speed of
-a copy on this device.
+It runs `generate` of Z-Image's text model (4 billion random weights) with one prompt and with
+batches: the possible gain of shared tokens. *Floor*: reading all weights once per token, at the
+speed of a copy on this device.
 """
 
 from functools import partial
@@ -24,7 +24,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vo
 
 def measure(rig: Rig, rows: Rows) -> None:
     config = dict(known()["Z-Image-Turbo"]["components"]["text_encoder"][2])
-    with init_empty_weights():  # its tables, which are no weights, are computed
+    with init_empty_weights():  # buffers are computed
         empty = Qwen3ForCausalLM(Qwen3Config(**{**config, **(SMALL if rig.is_tiny else {})}))
     model = filled(empty.eval(), rig.device, rig.dtype)
     n_bytes = sum(weight.nbytes for weight in model.parameters())

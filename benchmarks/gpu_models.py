@@ -1,8 +1,8 @@
-"""The models that the parts of `gpu_page` measure: the planner's configs, and what requests bring.
+"""The models that the parts of `gpu_page` measure: the planner's configs, and request inputs.
 
-Text encoders are left out: requests bring embeddings. The parameter counts are the proof that the
-configs are the published ones; `tests/benchmarks/test_benchmark_gpu.py` holds them, with the
-operations that a forward takes.
+Text encoders are omitted: requests send embeddings. The parameter counts prove that the configs are
+the published ones; `tests/benchmarks/test_benchmark_gpu.py` checks them, and the operations of a
+forward.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a request draws."""
+    """The size of a request's output."""
 
     width: int  # px
     height: int  # px
@@ -33,7 +33,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A pipeline to build and the requests to send it."""
+    """A pipeline to build, and the inputs of its requests."""
 
     title: str
     billions: float  # parameters of the denoiser, as published
@@ -41,23 +41,23 @@ class Model:
     denoiser: tuple[str, Config]
     vae: tuple[str, Config]
     scheduler: tuple[str, Config]
-    texts: Mapping[str, tuple[int, ...]]  # shapes of the embeddings that a request brings
-    guided: Config  # parameters for guidance as published
-    alone: Config  # parameters that make a step one forward of one row
+    texts: Mapping[str, tuple[int, ...]]  # shapes of a request's embeddings
+    guided: Config  # parameters of the published guidance
+    alone: Config  # parameters for one row per step
     sizes: tuple[Size, ...]
-    steps: tuple[int, ...] = (4, 6, 8, 10)  # of requests, in turn
+    steps: tuple[int, ...] = (4, 6, 8, 10)  # steps of requests, in turn
     component: str = "transformer"  # the denoiser's name in the pipeline
-    has_negative: bool = True  # guidance wants a second set of embeddings
+    has_negative: bool = True  # guidance needs a second set of embeddings
     is_listed: bool = False  # embeddings are lists of tensors without a batch axis
     extra: Config = field(default_factory=dict)  # parameters of every request
 
 
 SQUARES = (Size(512, 512), Size(1024, 1024))
-MANY_STEPS = (8, 12, 16, 20)  # where a forward takes few milliseconds
+MANY_STEPS = (8, 12, 16, 20)  # steps if a forward takes few milliseconds
 
 
 def _model(title: str, *, component: str = "transformer", **rest: Any) -> Model:
-    """A model by its name in the planner; `more` changes its denoiser's config."""
+    """A model by its planner name; `more` overrides its denoiser's config."""
     data, overrides = known()[title], rest.pop("more", {})
     parts = {name: tuple(entry[1:]) for name, entry in data["components"].items()}
     name, config = parts[component]
@@ -133,8 +133,8 @@ MODELS: dict[str, Model] = {
         alone={"guidance_scale": 1.0},
         sizes=SQUARES,
         steps=MANY_STEPS,
-        # published: 384, a table of 147,456 positions from which the picture's are cut
+        # published: 384, a table of 147,456 positions that is cropped to the picture
         more={"pos_embed_max_size": 64},
     ),
 }
-"""By worth: a lease may end before the last of them."""
+"""Ordered by importance: a lease may end before the last model."""

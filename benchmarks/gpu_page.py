@@ -1,15 +1,15 @@
-"""Everything that a machine with a GPU can tell, in parts of nine minutes; half a run, half a page.
+"""All measurements on a machine with a GPU, in parts of nine minutes; a partial run is usable.
 
 usage: PYTHONPATH=src python -m benchmarks.gpu_page PART...   [--device cuda] [--tiny]
                                                               [--output build/gpu]
 
-Parts, by worth: check, rows, engine, compiled, streamed, quantized, waits, language; or all. Each
-runs in a process of its own, which is ended when its time is over: a crash or a hang is a line of
-the page. Rows are kept as they are measured, in OUTPUT/PART.jsonl, and a part that is run again
-goes on with those that it lacks. OUTPUT/page.md is made of all of them after each part.
+Parts, by importance: check, rows, engine, compiled, streamed, quantized, waits, language; or all.
+Each runs in its own process with a time limit: a crash or a hang is a line of the page. Measured
+rows are stored at once in OUTPUT/PART.jsonl, and a repeated part measures only the missing rows.
+After each part, OUTPUT/page.md is made from all rows.
 
-Beside torch and transformers it needs benchmarks/gpu_wheels.txt, and no network. `--tiny` runs all
-of it on a CPU with small models: a dry run, whose figures mean nothing.
+In addition to torch and transformers it needs benchmarks/gpu_wheels.txt, but no network. `--tiny`
+runs everything on a CPU with small models: a dry run with meaningless numbers.
 """
 
 import argparse
@@ -40,9 +40,9 @@ PARTS = {
     "waits": "Where the device waits",
     "language": "Language stages",
 }
-LIMIT_S = 540.0  # of a part: commands of such machines end after ten minutes
-GRACE_S = 60.0  # before its end no row begins any more, or it would be lost
-LAST_LINES = 12  # of what a part said that failed
+LIMIT_S = 540.0  # time limit of a part: such machines end commands after ten minutes
+GRACE_S = 60.0  # no row starts this shortly before the limit
+LAST_LINES = 12  # last lines of a failed part's output
 
 
 def inside(part: str, options: argparse.Namespace) -> None:
@@ -66,7 +66,7 @@ def machine(rig: Any) -> dict[str, str]:
 
 
 def run(part: str, options: argparse.Namespace) -> bool:
-    """Run one part in a process of its own; whether it ended well."""
+    """Run one part in its own process; returns whether it succeeded."""
     command = [sys.executable, "-m", "benchmarks.gpu_page", part, "--inside"]
     command += ["--device", options.device, "--output", str(options.output)]
     command += ["--limit-s", str(options.limit_s), *(["--tiny"] if options.tiny else [])]
@@ -79,7 +79,7 @@ def run(part: str, options: argparse.Namespace) -> bool:
             how = "ended by its clock"
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+                os.killpg(process.pid, signal.SIGKILL)  # with its children
             process.wait()
     last = log.read_text(errors="replace").splitlines()[-LAST_LINES:] if how else []
     end = {"seconds": round(time.monotonic() - began_s), "how": how, "said": "\n".join(last)}
@@ -95,7 +95,7 @@ def file_of(options: argparse.Namespace, part: str) -> Path:
 
 
 def page(folder: Path) -> str:
-    """The page, in Markdown, of all rows in a folder."""
+    """The Markdown page of all rows in a folder."""
     lines = ["# Measured on one machine", "", "Made by `python -m benchmarks.gpu_page`; "
              "do not edit. The columns are explained in `benchmarks/gpu_*.py`."]  # fmt: skip
     for part, title in PARTS.items():
@@ -152,7 +152,7 @@ def _cell(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="+", choices=[*PARTS, "all", "page"], metavar="PART",
-                        help=", ".join(PARTS) + "; all; page: only make it again")  # fmt: skip
+                        help=", ".join(PARTS) + "; all; page: only rebuild the page")  # fmt: skip
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--output", type=Path, default=Path("build/gpu"), help="a folder")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of each part")

@@ -1,7 +1,7 @@
-"""Part *quantized*: the denoiser quantized while it is read, beside bfloat16.
+"""Part *quantized*: the denoiser quantized at loading, compared with bfloat16.
 
 A model is written to a temporary folder and loaded by `carpool.load(quantize=...)`. *Together*:
-four requests against each alone. Where a package or kernel is not there, the row says so.
+four requests against each alone. If a package or kernel is missing, the row says so.
 """
 
 import tempfile
@@ -16,7 +16,7 @@ from benchmarks.gpu_check import psnr
 from benchmarks.gpu_records import Rows
 from carpool import Request
 
-NAME = "sdxl"  # whose pipeline can be written without text encoders
+NAME = "sdxl"  # its pipeline can be saved without text encoders
 KINDS = ("none", "int8", "fp8", "nf4", "fp8-dynamic", "int4", "int8-dynamic")
 COUNT, STEPS = 4, (4, 6)
 
@@ -44,7 +44,7 @@ def _row(
     rig.marks.peak_gib()
     device = str(rig.device)
     with carpool.load(folder, device=device, dtype=dtype, quantize=quantize) as engine:
-        engine.generate(requests, progress=False)  # warm
+        engine.generate(requests, progress=False)  # warm-up
         began_s = time.monotonic()
         together = [pixels(output) for output in engine.generate(requests, progress=False)]
         took_s = time.monotonic() - began_s

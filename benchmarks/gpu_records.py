@@ -1,6 +1,6 @@
-"""Rows of a part of `gpu_page`: each is on the disk, as a line of JSON, as soon as it is measured.
+"""Rows of a part of `gpu_page`: each is stored on the disk at once, as a line of JSON.
 
-A row that began and has no other line was ended by a crash, or by the part's clock.
+A row with only a start line was ended by a crash, or by the part's time limit.
 """
 
 import json
@@ -13,11 +13,11 @@ Cells = Mapping[str, Any]
 
 
 class Rows:
-    """The rows of one part, measured until its time is over.
+    """The rows of one part, measured until its time limit.
 
     Args:
-        file: of lines; rows that it has already are not measured again.
-        ends_s: of the monotonic clock: no row begins after that.
+        file: file of lines; its rows are not measured again.
+        ends_s: latest start of a row, monotonic clock.
     """
 
     def __init__(self, file: Path, ends_s: float) -> None:
@@ -29,17 +29,17 @@ class Rows:
         return self._ends_s - time.monotonic()
 
     def has(self, name: str) -> bool:
-        """Whether a row is measured already, or has failed."""
+        """Return whether a row was measured or has failed."""
         return name in self._rows
 
     def measure(
         self, name: str, work: Callable[[], Cells | Sequence[Cells]], *, needs_s: float = 0.0
     ) -> None:
-        """Measure a row, unless there is one or too little time is left.
+        """Measure a row, unless it exists or too little time remains.
 
         Args:
-            work: gives its cells, or those of several rows.
-            needs_s: about how long it takes, if that is known.
+            work: returns its cells, or the cells of several rows.
+            needs_s: estimated duration, if known.
         """
         if name in self._rows:
             return
@@ -51,7 +51,7 @@ class Rows:
         began_s = time.monotonic()
         try:
             cells = work()
-        except Exception as error:  # the next row may well be measured
+        except Exception as error:  # the next row may succeed
             why = " ".join(f"{type(error).__name__}: {error}".split())
             self.write(name, "failed", {"why": why[:300]})
             return
@@ -66,7 +66,7 @@ class Rows:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file, but for one that a crash cut off."""
+    """The lines of a file, without a truncated last line."""
     lines = []
     for line in file.read_text().splitlines() if file.is_file() else []:
         try:
@@ -77,7 +77,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def outcome(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What became of each row: its cells where it was ever measured, else the last word on it."""
+    """The result of each row: its cells if it was measured, otherwise its last state."""
     by_row: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         group = by_row.setdefault(line["row"], [])

@@ -1,7 +1,7 @@
 """Part *rows*: seconds of one forward of the denoiser by its rows, without an engine; and the knee.
 
-*Knee*: the narrowest forward with nearly as many rows a second as the best. *Of the ceiling*: what
-a forward reaches of the machine's own largest product of matrices, by counted operations.
+*Knee*: the narrowest forward with nearly the maximum of rows a second. *Of the ceiling*: counted
+operations a second, relative to the machine's largest matrix product.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ from benchmarks.gpu_records import Rows
 from carpool.engine.fuse import Fuser
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-KNEE = 0.95  # of the most rows a second: a wider forward hardly gains any more
-PATIENCE_S = 20.0  # a width that would take longer to measure is left out
+KNEE = 0.95  # fraction of the maximum: wider forwards gain little
+PATIENCE_S = 20.0  # limit for measuring a width
 
 
 def measure(
@@ -51,7 +51,7 @@ def _curve(subject: Built, size: Size, tflops: float) -> Mapping[str, Any]:
 
 
 def forwards_s(subject: Built, size: Size, widths: tuple[int, ...]) -> dict[int, float]:
-    """Seconds by rows: a request's first call, joined with itself as the engine joins requests'."""
+    """Seconds by rows: a request's first call, fused with copies of itself as in the engine."""
     fuser, marks = Fuser(), subject.rig.marks
     call = denoiser_call(subject.pipe, subject.model, subject.request(size, 2, is_guided=False))
     assert fuser.describe(call)[1] == 1, "without guidance a step is one row"
@@ -68,6 +68,6 @@ def forwards_s(subject: Built, size: Size, widths: tuple[int, ...]) -> dict[int,
 
 
 def knee(seconds: Mapping[int, float]) -> int:
-    """The narrowest width that gives nearly as many rows a second as the best."""
+    """The narrowest width with nearly the maximum of rows a second."""
     top = max(width / took_s for width, took_s in seconds.items())
     return min(width for width, took_s in seconds.items() if width / took_s >= KNEE * top)

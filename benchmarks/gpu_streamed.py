@@ -1,8 +1,8 @@
 """Part *streamed*: eight requests over weights that are all streamed from pinned memory.
 
-A shared sweep for all, requests one by one, and diffusers' group offload one by one (measured with
-one request, times eight). `s for 8` is of the steps in the row; `published` that of 50 steps on an
-unnamed GPU, one by one -> batched. *Copying* is what the bus takes for the bytes of all sweeps.
+A shared sweep for all requests, requests one by one, and diffusers' group offload one by one
+(one request, times eight). `s for 8`: seconds for the row's steps; `published`: for 50 steps on an
+unnamed GPU, one by one -> batched. *Copying*: time of the bus for the bytes of all sweeps.
 """
 
 import time

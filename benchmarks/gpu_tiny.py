@@ -1,12 +1,12 @@
-"""The same models a few thousand weights small: what `gpu.py --tiny` runs on a CPU."""
+"""The same models with a few thousand weights, for `gpu_page --tiny` on a CPU."""
 
 from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu_models import MODELS, Config, Model, Size
 
-WIDTH = 32  # of text embeddings
-STEPS = (2, 3)  # one step is none to Qwen-Image's scheduler: it divides by zero
+WIDTH = 32  # width of text embeddings
+STEPS = (2, 3)  # Qwen-Image's scheduler divides by zero at one step
 KL = {
     "down_block_types": ("DownEncoderBlock2D",) * 2,
     "up_block_types": ("UpDecoderBlock2D",) * 2,
@@ -124,7 +124,7 @@ VAES: dict[str, Config] = {
 
 
 def tiny(name: str) -> Model:
-    """A model of `MODELS` with all its parts made small, and small requests."""
+    """A model of `MODELS` with small parts and small requests."""
     model = MODELS[name]
     denoiser, config = model.denoiser
     vae, vae_config = model.vae

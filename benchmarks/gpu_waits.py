@@ -1,10 +1,10 @@
 """Part *waits*: where the host waits for the device, and the device for the host.
 
-- *Synchronisations*, as CUDA reports them, while eight mixed requests run: by line and step.
-- *Gaps* between forwards: every forward lies between two events. If the one at the end of a forward
-  has happened when Python launches the next one, the device had nothing to do: that forward came
-  late. A gap holds the small kernels between forwards, too.
-- *A step*: the share of a stretch in which any kernel ran, and the operations that took most of it.
+- *Synchronisations* reported by CUDA while eight mixed requests run: by line and step.
+- *Gaps* between forwards: every forward is between two events. If a forward's end event has passed
+  when Python launches the next forward, the device was idle: the next forward is late. A gap
+  includes the small kernels between forwards.
+- *A step*: the fraction of time in which a kernel ran, and the most expensive operations.
 """
 
 import functools
@@ -126,16 +126,16 @@ def _step(subject: Built) -> list[dict[str, Any]]:
 
 
 class Watch:
-    """Puts a moment before and after each forward of a pipeline's modules."""
+    """Records a point before and after each forward of a pipeline's modules."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self.spans: list[tuple[Moment, Moment]] = []
-        self.late: list[int] = []  # forwards that the device waited for
+        self.late: list[int] = []  # late forwards
 
     @contextmanager
     def on(self, pipe: Any) -> Iterator[None]:
-        """Watch forwards of engines that are loaded and closed inside."""
+        """Watch the forwards of engines that are loaded and closed inside the block."""
         targets = Interception(pipe.components).targets
         for target in targets:
             plain = getattr(target.module, target.method)
@@ -147,7 +147,7 @@ class Watch:
                 del target.module.__dict__[target.method]
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)  # keeps the signature, by which the engine knows arguments
+        @functools.wraps(original)  # keeps the signature, which the engine reads
         def method(*args: Any, **kwargs: Any) -> Any:
             if self.spans and self._marks.is_past(self.spans[-1][1]):
                 self.late.append(len(self.spans))
@@ -162,19 +162,19 @@ class Watch:
         self.spans, self.late = [], []
 
     def gaps_s(self) -> list[float]:
-        """Seconds between the end of each forward and the begin of the next; all are over."""
+        """Seconds from the end of each forward to the start of the next; all have finished."""
         pairs = zip(self.spans, self.spans[1:], strict=False)
         return [self._marks.between(before[1], after[0]) for before, after in pairs]
 
 
 def share_of_kernels(events: Sequence[dict[str, Any]]) -> float:
-    """Of the time from the first kernel to the end of the last, what kernels covered.
+    """The fraction of the time from first to last kernel in which kernels ran.
 
     Args:
-        events: of a Chrome trace, as torch's profiler writes it.
+        events: events of a Chrome trace by torch's profiler.
 
     Raises:
-        ValueError: there is no kernel among them.
+        ValueError: there are no kernel events.
     """
     spans = [
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]))

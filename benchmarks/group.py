@@ -1,9 +1,9 @@
-"""What a group of ranks sends for each forward: bytes, and seconds of the leader's processor.
+"""Traffic of a group of ranks per forward: bytes, and CPU seconds of the leader.
 
 usage: make bench-group     (or: python -m benchmarks.group [--requests N])
 
 First `shapes` on two ranks of the CPU, then the arguments of FLUX.1-dev at 1024x1024 pixels in
-bfloat16: real sizes, packed as they are for a group, without a model.
+bfloat16: real sizes, packed as for a group, without a model.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class _Listener:
 
 
 def served(requests: int) -> str:
-    """Draw with `shapes` on two ranks, and say what was sent."""
+    """Draw with `shapes` on two ranks; returns a report of the traffic."""
     settings = EngineSettings(device="cpu", context_parallel=2)
     engine = EngineCore(load("shapes", settings), settings, off_loop=lambda work: work())
     engine.enter()
@@ -53,7 +53,7 @@ def served(requests: int) -> str:
 
 
 def packed(rows: int, steps: int = 10) -> str:
-    """Pack the calls of a drawing by FLUX.1-dev, 1024x1024, as the leader does."""
+    """Pack the calls of a FLUX.1-dev drawing, 1024x1024, as the leader does."""
     device, half = torch.device("cpu"), torch.bfloat16
     packer = packing.Packer(device)
     constants = {

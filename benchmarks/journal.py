@@ -1,9 +1,9 @@
-"""What keeping journals costs: seconds of processor for a drawing, with `--journal all` and `off`.
+"""The cost of journals: CPU seconds of a drawing with `--journal all` and `off`.
 
 usage: make bench-journal     (or: python -m benchmarks.journal [--rounds N])
 
-Two `carpool serve shapes` draw the same requests in turns. What the processes of each used of the
-processor counts, so that other load on the machine hardly does; ratios are of neighbouring turns.
+Two `carpool serve shapes` draw the same requests in turns. The measure is CPU time of each server's
+processes, so other load on the machine hardly matters; ratios are of neighbouring turns.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from benchmarks.viewers import Server, draw, used_s
 
 
 def spent_s(server: Server) -> float:
-    """What one turn's pictures take of the processor, front and worker."""
+    """CPU seconds of one turn's pictures, front and worker."""
     processes = server.worker, server.front.pid
     before_s = sum(map(used_s, processes))
     draw(server)
@@ -32,9 +32,9 @@ def main() -> None:
         Server(folder_on, "--journal", "all") as on,
     ):
         for server in (off, on):
-            draw(server)  # widths and kernels are chosen
+            draw(server)  # warm-up: widths and kernels are chosen
         ratios = []
-        for turn in range(rounds):  # ABBA: a drift favours neither
+        for turn in range(rounds):  # ABBA order cancels drift
             first, second = (off, on) if turn % 2 else (on, off)
             seconds = {first: spent_s(first), second: spent_s(second)}
             ratios.append(seconds[on] / seconds[off])

@@ -2,10 +2,10 @@
 
 usage: make bench     (or: OMP_NUM_THREADS=1 python -m benchmarks.live [--quick] [--append-to FILE])
 
-Each party is a server of its own with the embedded model, alone on the machine while it is
-measured, under load by the client of `carpool bench`. The parties take turns, in another order each
-round; in a round all get the same requests at the same times. The second table compares simulated
-with measured latencies of Carpool's runs.
+Each party is a separate server with the embedded model, alone on the machine during its
+measurement, under load from the client of `carpool bench`. The parties take turns, in a new order
+each round; in a round all get the same requests at the same times. The second table compares
+simulated with measured latencies of Carpool's runs.
 """
 
 import argparse
@@ -39,17 +39,17 @@ COMMAND = "OMP_NUM_THREADS=1 python -m benchmarks.live"
 
 
 def pooled(points: Sequence[LivePoint]) -> agreement.Latencies | None:
-    """Latencies of the answers of several rounds together; None: there is no answer."""
+    """Latencies of all answers of several rounds; None: no answers."""
     outcomes = (outcome for point in points for outcome in point.outcomes)
     seconds = [outcome.latency_s for outcome in outcomes if outcome.failure is None]
     return agreement.Latencies.of(seconds) if seconds else None
 
 
 def table(points: Sequence[LivePoint]) -> str:
-    """A line for each load and party, as Markdown.
+    """A Markdown table with a line for each load and party.
 
-    Latencies are of all rounds together; throughput and goodput are medians of the rounds. The last
-    column is how many times lower the mean latency is than that of `LOCKED` in the same round.
+    Latencies are over all rounds; throughput and goodput are medians of the rounds. The last
+    column is the mean latency of `LOCKED` in the same round, divided by the party's.
     """
     lines = [f"| {COLUMNS} |", "|" + " --- |" * (COLUMNS.count("|") + 1)]
     for load, party in dict.fromkeys((point.load, point.party) for point in points):
@@ -82,7 +82,7 @@ def table(points: Sequence[LivePoint]) -> str:
 
 
 def agreements(points: Sequence[LivePoint]) -> list[agreement.Agreement]:
-    """What the simulator says of every run of Carpool's in which nothing failed."""
+    """Simulate every run of Carpool without failures."""
     return [
         agreement.agreement(
             p.party.mode,
@@ -98,7 +98,7 @@ def agreements(points: Sequence[LivePoint]) -> list[agreement.Agreement]:
 
 
 def page(tested: LiveSettings, baseline: Reference, points: Sequence[LivePoint]) -> str:
-    """Both tables, with what has to be known about them."""
+    """Both tables, with explanations."""
     failed = sum(point.summary.failed_requests for point in points)
     settings = (
         f"{', '.join(map(str, tested.steps))} steps, guidance "
@@ -133,10 +133,10 @@ p50, p99 and *by the table alone* (the mean, without the two corrections) are su
 
 
 async def measure(settings: LiveSettings) -> tuple[Reference, list[LivePoint]]:
-    """All rounds.
+    """Measure all rounds.
 
     Raises:
-        CarpoolError: not even one request at a time succeeds.
+        CarpoolError: single requests fail.
         RuntimeError: a server does not start.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ async def measure(settings: LiveSettings) -> tuple[Reference, list[LivePoint]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round of few requests: a try")
-    parser.add_argument("--append-to", type=Path, help="add the page to this file as well")
+    parser.add_argument("--append-to", type=Path, help="also append the page to this file")
     options = parser.parse_args()
     settings = LiveSettings(PARTIES)
     if options.quick:

@@ -1,7 +1,7 @@
 """The measurements of the live benchmark: each party under each load, in rounds.
 
-Requests arrive by a Poisson process whether or not earlier ones were answered, and their latency
-counts from the arrival. In a round every party gets the same requests at the same times.
+Requests arrive by a Poisson process, without waiting for answers, and their latency counts from the
+arrival. In a round every party gets the same requests at the same times.
 """
 
 import base64
@@ -24,8 +24,8 @@ from training.shapes.draw import prompts
 from training.shapes.judge import shows
 
 SLO_SCALE = 5.0
-WARMUP = 16  # requests at once: enough for an engine to learn what widths take
-ALIKE = 1  # of 255: company moves the last bits of floats, which tips a value here and there
+WARMUP = 16  # simultaneous requests, enough to learn the costs of widths
+ALIKE = 1  # of 255: batching changes last bits of floats, and so some values
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class LiveSettings:
     """The settings of the benchmark."""
 
     parties: Sequence[Party]
-    loads: Sequence[float] = (0.5, 0.9, 1.5)  # of what the server with the lock can do
+    loads: Sequence[float] = (0.5, 0.9, 1.5)  # relative to the capacity of the server with the lock
     steps: Sequence[int] = (8, 12, 20, 28)
     guidance: Sequence[float] = (2.0, 3.0)
-    count: int = 66  # requests at the highest load; the others last as long
+    count: int = 66  # requests at the highest load; other loads last as long
     rounds: int = 3
 
     @property
     def mix(self) -> Mix:
-        """Every setting with every prompt; none of the prompts was trained on."""
+        """All settings with all prompts; none of the prompts was in the training set."""
         settings = product(self.steps, self.guidance)
         texts = prompts(50)
         return Mix(
@@ -49,7 +49,7 @@ class LiveSettings:
         )
 
     def arrivals(self, load: float, rate_qps: float, number: int) -> list[Arrival]:
-        """The arrivals of a round: the same requests in every round, at other times."""
+        """The arrivals of a round: equal requests in every round, at different times."""
         when, (_, rng) = generators(number)[0], generators(0)
         count = max(1, round(self.count * load / max(self.loads)))
         return plan(bursts(rate_qps, when, size=1), self.mix, rng, count=count)
@@ -61,12 +61,12 @@ class Reference:
 
     capacity_qps: float
     solo: SoloLatencies
-    pictures: Mapping[int, Image.Image]  # by seed: what plain diffusers draws
+    pictures: Mapping[int, Image.Image]  # plain diffusers' pictures by seed
 
 
 @dataclass(frozen=True, slots=True)
 class LivePoint:
-    """One party under one load in one round."""
+    """One party at one load in one round."""
 
     party: Party
     load: float
@@ -74,15 +74,15 @@ class LivePoint:
     arrivals: Sequence[Arrival]
     outcomes: Sequence[RequestResult]
     summary: Summary
-    right: float  # share of pictures that show what was asked for
-    plain_right: float  # the same of plain diffusers' pictures
-    alike: float  # share of pictures that are those of plain diffusers
-    before: Mapping[str, Any]  # the server's statistics; empty for those who have none
+    right: float  # share of pictures that match their prompt
+    plain_right: float  # the same for plain diffusers' pictures
+    alike: float  # share of pictures equal to plain diffusers'
+    before: Mapping[str, Any]  # the server's statistics; empty if it has none
     after: Mapping[str, Any]
 
 
 class Album:
-    """Asks a server and keeps its pictures, undecoded while time is measured."""
+    """Sends requests and stores the pictures, to decode them after the measurement."""
 
     def __init__(self, client: LoadClient) -> None:
         self._client = client
@@ -118,7 +118,7 @@ async def reference(settings: LiveSettings, cache: Path) -> Reference:
 async def visit(
     party: Party, number: int, settings: LiveSettings, baseline: Reference, cache: Path
 ) -> list[LivePoint]:
-    """Start a server, warm it up, and put it under every load."""
+    """Start a server, warm it up, and measure it at every load."""
     async with running(party, cache) as url, _client(url) as client:
         warm = settings.arrivals(max(settings.loads), inf, number)[:WARMUP]
         await run(warm, client.ask)
@@ -141,11 +141,11 @@ def judged(
     pictures: Mapping[int, Image.Image],
     plain: Mapping[int, Image.Image],
 ) -> tuple[float, float, float]:
-    """Shares of pictures that are right, of plain diffusers' that are, and of those alike.
+    """Shares of right pictures, of plain diffusers' right pictures, and of equal pictures.
 
     Args:
-        pictures: by seed; one that is missing is neither right nor alike.
-        plain: by seed, all of them.
+        pictures: pictures by seed; a missing one is neither right nor equal.
+        plain: all of plain diffusers' pictures by seed.
     """
     right = plain_right = alike = 0
     for arrival in arrivals:
@@ -165,7 +165,7 @@ def gap(first: Image.Image, second: Image.Image) -> int:
 
 
 def turns(parties: Sequence[Party], rounds: int) -> Iterator[tuple[int, Party]]:
-    """Every party in every round; in the next round the first comes last."""
+    """Yield every party in every round; the order rotates each round."""
     for number in range(1, rounds + 1):
         first = (number - 1) % len(parties)
         yield from ((number, party) for party in (*parties[first:], *parties[:first]))

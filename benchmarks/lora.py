@@ -1,9 +1,9 @@
-"""Adapters by row: what they add to one forward, against PEFT's mixed batch and against grouping.
+"""Adapters by row: their cost in a forward, against PEFT's mixed batch and grouping.
 
 usage: make bench-lora       (or: OMP_NUM_THREADS=1 python benchmarks/lora.py)
 
-Eight rows of a transformer, at one step. *Mixed* is three adapters and none, two rows each; all
-ways get the same inputs and weights, and their outputs are compared. Times are medians of turns.
+Eight rows of a transformer, one step. *Mixed*: three adapters and no adapter, two rows each. All
+variants get equal inputs and weights, and their outputs are compared. Times are medians of turns.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def inputs(model: Any, image_tokens: int, text_tokens: int) -> dict[str, Tensor]
 
 
 def with_peft(model: Any) -> Any:
-    """The model with all adapters, as PEFT has them; weights random."""
+    """The model with all adapters in PEFT, with random weights."""
     torch.manual_seed(0)
     for name in NAMES:
         model.add_adapter(LoraConfig(r=RANK, lora_alpha=RANK, target_modules=LAYERS), name)
@@ -74,7 +74,7 @@ def with_peft(model: Any) -> Any:
 
 
 def taken_from(model: Any) -> dict[str, dict[tuple[str, str], Part]]:
-    """The adapters that PEFT has in a model, as ours."""
+    """Convert a model's PEFT adapters to the engine's."""
     layers = [(path, part) for path, part in model.named_modules() if isinstance(part, LoraLayer)]
     return {
         name: {
@@ -89,7 +89,7 @@ def taken_from(model: Any) -> dict[str, dict[tuple[str, str], Part]]:
 
 @contextmanager
 def peft_rows(model: Any, names: Sequence[str]) -> Iterator[None]:
-    """PEFT's mixed batch: every layer is told the adapter's name of each row."""
+    """PEFT's mixed batch: every layer gets the adapter names of the rows."""
     rows = ["__base__" if name == "none" else name for name in names]
 
     def tell(_: Any, args: Any, kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ def peft_rows(model: Any, names: Sequence[str]) -> Iterator[None]:
 def ways(
     plain: Any, peft: Any, inputs: dict[str, Tensor]
 ) -> dict[str, tuple[str, Callable[[], Tensor]]]:
-    """Every way of running the eight rows, after the way whose output it must have."""
+    """All variants of the eight rows, each with the variant whose output it must equal."""
 
     def run(model: Any, rows: slice = slice(None)) -> Tensor:
         part = {n: v if n.endswith("_ids") else v[rows] for n, v in inputs.items()}
@@ -157,7 +157,7 @@ def table(name: str, plain: Any, peft: Any, inputs: dict[str, Tensor], turns: in
         for way, (_, run) in todo.items():
             began_s = time.perf_counter()
             answers[way] = run()
-            if turn:  # the first warms up
+            if turn:  # the first turn is a warm-up
                 times[way].append(time.perf_counter() - began_s)
     lines = [f"| {name} | ms | of the first |", "| --- | ---: | ---: |"]
     for way, (baseline, _) in todo.items():

@@ -1,10 +1,10 @@
-"""What each numerics mode promises and costs: alone against in company, by model and type.
+"""Precision and cost of each numerics mode: single against batched requests, by model and type.
 
     python -m benchmarks.numerics [MODEL ...] [--append-to FILE]
 
-Every request of a model runs alone, and then all of them together; differences are those of pixel
-values from 0 to 1. Milliseconds a request are of the process, so that other work on the machine
-hardly counts: medians of rounds in which the two modes take turns.
+Every request of a model runs alone, and then all run together; differences are of pixel values from
+0 to 1. Milliseconds a request are CPU time of the process, so other work on the machine hardly
+matters: medians of rounds in which the two modes alternate.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ms a request | price of exact |
 
 
 def row(model: str, dtype: str) -> list[str]:
-    """Lines of one model and type: the two modes, which take turns."""
+    """Lines of one model and type: the two modes alternate."""
     requests = [
         carpool.Request(f"{n} red circle", seed=n, num_inference_steps=4 + n % 3, output_type="np")
         for n in range(REQUESTS)
@@ -42,7 +42,7 @@ def row(model: str, dtype: str) -> list[str]:
             mode: stack.enter_context(carpool.load(model, device="cpu", dtype=dtype, numerics=mode))
             for mode in MODES
         }
-        for i in range(-3, ROUNDS):  # before 0: what has to be proven is proven
+        for i in range(-3, ROUNDS):  # rounds below 0: warm-up and proofs
             for mode, engine in engines.items():
                 gap, *took = one_round(engine, requests)
                 if i >= 0:
@@ -68,7 +68,7 @@ def row(model: str, dtype: str) -> list[str]:
 def one_round(
     engine: carpool.Engine, requests: Sequence[carpool.Request]
 ) -> tuple[float, float, float]:
-    """The largest difference; seconds of all requests one after another, and together."""
+    """The largest difference; seconds of all requests in sequence, and together."""
     began_s = time.process_time()
     alone = [pixels(engine.generate([request])[0]) for request in requests]
     between_s = time.process_time()
@@ -86,7 +86,7 @@ def pixels(output: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=MODELS)
-    parser.add_argument("--append-to", type=Path, help="add the table to this file as well")
+    parser.add_argument("--append-to", type=Path, help="also append the table to this file")
     options = parser.parse_args()
     lines = [HEADER]
     for model in options.models:

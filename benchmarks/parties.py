@@ -25,9 +25,9 @@ class Party:
     """A way to serve the embedded model."""
 
     name: str  # in tables
-    module: str  # run with the flags and then a port
+    module: str  # runs with the flags, then a port
     flags: tuple[str, ...] = ()
-    mode: BatchingMode | None = None  # of Carpool's
+    mode: BatchingMode | None = None  # batching mode of Carpool
 
     def command(self, port: int) -> list[str]:
         return [sys.executable, "-m", self.module, *self.flags, str(port)]
@@ -48,18 +48,18 @@ PARTIES = (
     _carpool("request", "--max-num-seqs", "8", "--request-batch-max-wait-ms", "20"),
     _carpool("continuous"),
 )
-"""Sizes and waits of batches are the simulated ones (`carpool_lab.simulate.scenario.MODES`)."""
+"""Batch sizes and waits equal the simulated ones (`carpool_lab.simulate.scenario.MODES`)."""
 
 
 @contextlib.asynccontextmanager
 async def running(party: Party, cache: Path) -> AsyncIterator[str]:
-    """Start a server and give its URL once it is healthy; in the end all its processes are gone.
+    """Start a server and yield its URL when healthy; at the end all its processes are killed.
 
     Args:
-        cache: folder for compiled Python, so that only the first start takes long.
+        cache: folder for compiled Python, so only the first start is slow.
 
     Raises:
-        RuntimeError: it ended by itself, or was not healthy in time.
+        RuntimeError: it stopped, or was not healthy in time.
     """
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
@@ -70,7 +70,7 @@ async def running(party: Party, cache: Path) -> AsyncIterator[str]:
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
             "PYTHONPYCACHEPREFIX": str(cache),
-            "CARPOOL_COST_TABLE": str(Path(folder) / "costs.json"),  # nothing is known beforehand
+            "CARPOOL_COST_TABLE": str(Path(folder) / "costs.json"),  # starts without learned costs
         }
         process = await asyncio.create_subprocess_exec(
             *party.command(port),
@@ -84,12 +84,12 @@ async def running(party: Party, cache: Path) -> AsyncIterator[str]:
             await _healthy(url := f"http://127.0.0.1:{port}", party, process)
             yield url
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            with contextlib.suppress(ProcessLookupError):  # already stopped
                 process.terminate()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), timeout=30)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # LitServe's children outlive it
+                os.killpg(process.pid, signal.SIGKILL)  # LitServe's children survive it
             await process.wait()
 
 

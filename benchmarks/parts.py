@@ -1,8 +1,8 @@
-"""Where an engine's CPU time goes, part by part: timers around what the parts call.
+"""An engine's CPU time by part: timers around the functions of each part.
 
-A part is charged with the CPU time of its thread while it runs, without what it calls of another
-part. The timers take part of the time themselves: about a microsecond a call, so a timed run is
-for the shares, and never for the totals.
+A part counts the CPU time of its thread, without calls into other parts. The timers cost about a
+microsecond per call, so a timed run is valid for shares, but not for
+totals.
 """
 
 import functools
@@ -35,7 +35,7 @@ FORWARDS = "forwards"
 PIPELINES = "the pipelines' own code"
 CONVERTING = "converting outputs (own thread)"
 NOT_OURS = (PIPELINES, CONVERTING)
-"""Parts that plain diffusers has as well."""
+"""Parts that plain diffusers also has."""
 WRAPPED: list[tuple[str, Any, tuple[str, ...]]] = [
     (LOOP, EngineCore, ("step",)),
     ("the policy", Scheduler, ("admit", "select")),
@@ -60,7 +60,7 @@ WRAPPED: list[tuple[str, Any, tuple[str, ...]]] = [
 
 
 class Parts:
-    """CPU seconds by part, while it is installed."""
+    """Measures CPU seconds by part while installed."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -78,7 +78,7 @@ class Parts:
         self._undo.close()
 
     def timed(self, part: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """A function whose CPU time is the part's."""
+        """Wrap a function to count its CPU time for the part."""
 
         @functools.wraps(plain)
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -92,7 +92,7 @@ class Parts:
         return function
 
     def _switch(self, part: str | None) -> None:
-        """From now on this thread's time is that of another part; None: of nobody."""
+        """Count this thread's time for another part from now on; None: for no part."""
         now_s = time.thread_time()
         before = getattr(self._thread, "part", None)
         if before is not None:
@@ -101,7 +101,7 @@ class Parts:
 
 
 def of_a_server(picture: Image.Image, request: CheckedRequest, steps: int) -> dict[str, float]:
-    """CPU seconds that a request takes in a server beside the engine's: each by itself."""
+    """CPU seconds of a request in a server without the engine, each measured separately."""
     message = protocol.Done(
         request.request_id,
         request.seed,
@@ -127,7 +127,7 @@ def of_a_server(picture: Image.Image, request: CheckedRequest, steps: int) -> di
 
 
 def _best(work: Callable[[], object], times: int = 50) -> float:
-    """The least CPU seconds of several runs."""
+    """The minimum CPU seconds of several runs."""
     durations = []
     for _ in range(times):
         began_s = time.thread_time()

@@ -1,4 +1,4 @@
-"""Processes of benchmarks: their memory, their CPU time, the machine they run on."""
+"""Processes of benchmarks: memory, CPU time, machine."""
 
 import multiprocessing
 import os
@@ -12,27 +12,27 @@ from typing import Any
 
 import torch
 
-ARENAS = "MALLOC_ARENA_MAX"  # of glibc: heaps that threads may have
+ARENAS = "MALLOC_ARENA_MAX"  # glibc: maximum number of heaps
 
 
 def new_process(initializer: Callable[[], None] | None = None) -> ProcessPoolExecutor:
-    """A process that has nothing of this one."""
+    """A spawned process that shares no state with this one."""
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(1, mp_context=spawn, initializer=initializer)
 
 
 def cpu_s(work: Callable[[], Any]) -> float:
-    """CPU seconds of the process, all its threads."""
+    """CPU seconds of the process with all threads."""
     began_s = time.process_time()
     work()
     return time.process_time() - began_s
 
 
 def with_one_heap() -> None:
-    """Begin this program again with one heap for all its threads, where the C library is glibc.
+    """Restart this program with one heap for all threads, if the C library is glibc.
 
-    With a heap for each thread, as is usual, equal engines of one process differ by up to 5 % for
-    as long as it lives, by where the memory of their forwards happens to lie; with one, by 1 %
+    With the usual heap per thread, equal engines of one process differ permanently by up to 5 %,
+    because of the placement of their forwards' memory; with one heap by 1 %
     (docs/experiments.md).
     """
     if os.environ.get(ARENAS) != "1":

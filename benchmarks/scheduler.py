@@ -1,7 +1,7 @@
 """CPU time of the policy `continuous`: choose() and admit() with many parked and queued requests.
 
-The calls of our own functions that one more denoising step of a lone request makes, by function:
-the same number on every machine. And what the engine itself takes beside forwards and pipelines.
+Also the calls of Carpool's functions in one more denoising step of a single request, by function
+(equal on every machine), and the engine's own time without forwards and pipelines.
 
 usage: make bench-scheduler     (or: python benchmarks/scheduler.py [--parked N --queued N])
 """
@@ -30,7 +30,7 @@ from carpool.types import Request
 KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
 KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-OFTEN = 100  # of a thousand steps: functions that fewer call are not listed
+OFTEN = 100  # calls in a thousand steps; rarer functions are not listed
 CURVES = {kind: Curve({1: 0.01, 8: 0.02, 64: 0.1}) for kind in KINDS}
 
 
@@ -48,8 +48,8 @@ def median_ms(work: Callable[[], object], turns: int = 51) -> float:
     return statistics.median(times_s) * 1e3
 
 
-class Nobody:
-    """Hears of a request, and does nothing."""
+class IgnoringListener:
+    """A listener that ignores a request's events."""
 
     def event(self, event: object) -> None: ...
 
@@ -58,9 +58,9 @@ class Nobody:
 
 
 def calls_of_a_step() -> Counter[str]:
-    """Calls of our own functions for one more step of a lone request, in a thousandth, by function.
+    """Calls of own functions in a thousand more steps of a single request, by function.
 
-    With costs and tables that are known well. Comprehensions are no functions.
+    Costs and tables are well known. Comprehensions do not count as functions.
     """
     settings, root = EngineSettings(device="cpu"), Path(carpool.__file__).parent
     short, long = 20, 84
@@ -82,7 +82,7 @@ def calls_of_a_step() -> Counter[str]:
         engine.enter()
         for is_counted, its_steps in ((False, short), (True, steps)):
             request = Request("a red circle", width=64, height=64, num_inference_steps=its_steps)
-            engine.submit(check(engine.loaded.card, request), Nobody())
+            engine.submit(check(engine.loaded.card, request), IgnoringListener())
             sys.setprofile(count if is_counted else None)
             while engine.step():
                 pass
@@ -95,14 +95,14 @@ def calls_of_a_step() -> Counter[str]:
 
 
 def loop_ms(requests: int = 16) -> float:
-    """Milliseconds a forward that the engine's loop takes itself, with mixed requests."""
+    """Milliseconds of the engine's loop itself per forward, with mixed requests."""
     settings = EngineSettings(device="cpu", max_running=requests)
     engine = EngineCore(load("shapes", settings), settings, off_loop=lambda work: work())
     engine.enter()
     for number in range(requests):
         size, steps = (64, 32)[number % 2], (10, 14, 20, 30)[number % 4]
         request = Request("a red circle", width=size, height=size, num_inference_steps=steps)
-        engine.submit(check(engine.loaded.card, request), Nobody())
+        engine.submit(check(engine.loaded.card, request), IgnoringListener())
     while engine.step():
         pass
     engine.leave()

@@ -1,10 +1,10 @@
-"""Skipped steps on the embedded models: forwards saved, pictures right, and requests done.
+"""Skipped steps on the embedded models: saved forwards, right pictures, throughput.
 
 usage: make bench-step-cache    (or: OMP_NUM_THREADS=1 python -m benchmarks.step_cache)
 
-Held-out prompts with mixed steps and guidance, sixteen at a time. Every round takes sixteen prompts
-through all thresholds, one after the other, so that ratios of a round hold when the machine's speed
-drifts. What counts is CPU time of the process; the judge of `training/` says what is right.
+Held-out prompts with mixed steps and guidance, sixteen at a time. Every round runs sixteen prompts
+through all thresholds in sequence, so ratios within a round are robust when the machine's speed
+drifts. The measure is CPU time of the process; the judge of `training/` decides what is right.
 """
 
 import argparse
@@ -38,24 +38,24 @@ accepts; *done*, requests per CPU second, relative to no skipping (median of rou
 
 @dataclass(slots=True)
 class Seen:
-    """What one threshold gave, over all rounds."""
+    """The results of one threshold over all rounds."""
 
     right: list[bool] = field(default_factory=list)
     steps: int = 0
     skipped: int = 0
-    cpu_s: list[float] = field(default_factory=list)  # of each round
+    cpu_s: list[float] = field(default_factory=list)  # CPU seconds by round
 
 
 def play(
     model: str, captions: Sequence[str], is_right: Callable[[carpool.Output, str], bool]
 ) -> dict[float, Seen]:
-    """All captions through all thresholds, in rounds of `CLIENTS`."""
+    """Run all captions through all thresholds, in rounds of `CLIENTS`."""
     results = {threshold: Seen() for threshold in THRESHOLDS}
     with (
         tempfile.TemporaryDirectory() as made_here,
         carpool.load(model, max_running=CLIENTS, cost_table=f"{made_here}/costs.json") as engine,
     ):
-        engine.generate(requests(captions[:CLIENTS], 0, 0.0))  # first runs of every width
+        engine.generate(requests(captions[:CLIENTS], 0, 0.0))  # warm-up of every width
         for start in range(0, len(captions), CLIENTS):
             batch = captions[start : start + CLIENTS]
             for threshold, result in results.items():
@@ -92,7 +92,7 @@ def table(results: dict[float, Seen]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)  # of 16; 55 captions of clips are held out
+    parser.add_argument("--rounds", type=int, default=3)  # 55 captions of clips are held out
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     count = options.rounds * CLIENTS

@@ -36,22 +36,22 @@ from carpool.engine.weights.residency import SLOTS, plan
 from carpool.engine.weights.streaming import Streamer
 
 CPU = torch.device("cpu")
-SIDES = {8: 3, 12: 3, 16: 2}  # latent places of a side: requests
+SIDES = {8: 3, 12: 3, 16: 2}  # requests by latent side
 STEPS = sum(SIDES.values())
-IN_A_ROW = 3  # turns of eight steps, of ways that share sweeps
+IN_A_ROW = 3  # consecutive turns of variants that share sweeps
 WIDTH_TEXT, TOKENS = 64, 32
-SHARES = (0.25, 1.0, 4.0)  # of computing the steps together: copying all blocks once
+SHARES = (0.25, 1.0, 4.0)  # copying all blocks once, relative to computing
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to make the eight steps."""
+    """A variant of computing the eight steps."""
 
     name: str
-    run: Callable[[], list[Tensor]]  # makes all steps once
-    moved: Callable[[], int]  # bytes so far
-    streamed_bytes: int = 0  # of a sweep, where that is asked for
-    settle: Callable[[], object] = lambda: None  # waits for loads that are under way
+    run: Callable[[], list[Tensor]]  # computes all steps once
+    moved: Callable[[], int]  # bytes moved so far
+    streamed_bytes: int = 0  # bytes of a sweep, if measured
+    settle: Callable[[], object] = lambda: None  # waits for running loads
 
 
 def transformer() -> Any:
@@ -69,7 +69,7 @@ def transformer() -> Any:
 
 
 def call(side: int, rows: int) -> dict[str, Any]:
-    """Arguments of a forward of so many requests of one size."""
+    """Arguments of a forward with `rows` requests of one size."""
     chance = torch.Generator().manual_seed(side)
     places = torch.arange(side * side)
     ids = torch.stack([torch.zeros(side * side), places // side, places % side], dim=1)
@@ -85,13 +85,13 @@ def call(side: int, rows: int) -> dict[str, Any]:
 
 
 def _row(fused: dict[str, Any], number: int) -> dict[str, Any]:
-    """The arguments of one of the requests of a forward."""
+    """The arguments of one request in a forward."""
     own_names = {"hidden_states", "encoder_hidden_states", "pooled_projections", "timestep"}
     return {n: v[number : number + 1] if n in own_names else v for n, v in fused.items()}
 
 
 def ways(folder: Path) -> Iterator[tuple[Way, Callable[[float], None]]]:
-    """Each way, and what sets the bandwidth of its bus."""
+    """Yield each variant with a function that sets its bandwidth."""
     fused = [call(side, rows) for side, rows in SIDES.items()]
     single = [_row(kwargs, i) for kwargs in fused for i in range(len(kwargs["timestep"]))]
 
@@ -113,7 +113,7 @@ def ways(folder: Path) -> Iterator[tuple[Way, Callable[[float], None]]]:
 
 
 def _chosen(model: Any, share: float) -> list[str]:
-    """Paths of blocks that are streamed where a part of their bytes may stay."""
+    """Paths of the streamed blocks if a share of their bytes may stay resident."""
     [component] = components_of({"transformer": model})
     sizes = component.blocks_bytes
     if not share:
@@ -141,7 +141,7 @@ def _runner(
 def _diffusers(
     folder: Path, calls: Sequence[dict[str, Any]]
 ) -> tuple[Way, Callable[[float], None]]:
-    """Diffusers' group offload to the disk, block by block, with its loads held, too."""
+    """Diffusers' group offload to the disk, by block, with equally limited loads."""
     model, speed, moved = transformer(), [float("inf")], [0]
     blocks = {id(block) for block in blocks_of(model).values()}
     apply_group_offloading(
@@ -197,7 +197,7 @@ def measure(rounds: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         ways_here = list(ways(Path(folder)))
         for way, _ in ways_here:
-            rows = [row for answer in way.run() for row in answer]  # warm; and right
+            rows = [row for answer in way.run() for row in answer]  # warm-up and check
             targets = [row for answer in expected for row in answer]
             close = [torch.allclose(*pair, atol=1e-5) for pair in zip(rows, targets, strict=True)]
             if not all(close):
@@ -216,7 +216,7 @@ def measure(rounds: int) -> Iterator[str]:
                     set_speed(way.streamed_bytes / stream_s)
                     turns = IN_A_ROW if way.name.startswith("one sweep") else 1
                     if turns > 1:
-                        way.run()  # loads go on from one sweep to the next
+                        way.run()  # loads continue across sweeps
                     before = way.moved()
                     seconds = sum(timed(way.run)[0] for _ in range(turns)) / turns
                     bound = max(stream_s, compute_s) / seconds

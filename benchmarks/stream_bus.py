@@ -1,4 +1,4 @@
-"""A bus between the disk and the host that is as slow as one between the host and a device."""
+"""A bus from disk to host with the limited speed of a bus from host to device."""
 
 import time
 from collections import deque
@@ -12,24 +12,24 @@ from carpool.engine.weights.groups import BlockGroup
 
 
 class HeldBus(Bus):
-    """Loads that take at least so long, by a bandwidth; it sleeps, and leaves the processor.
+    """Limits loads to a bandwidth by sleeping, without using the processor.
 
-    A load begins when the one before is over, however late the reading thread wakes up: devices
-    copy what is queued without a host.
+    A load counts from the end of the previous load, however late the reading thread wakes up:
+    devices copy queued data without the host.
     """
 
     bytes_per_s = float("inf")
 
     def __init__(self, store: Store, device: torch.device) -> None:
         super().__init__(store, device)
-        self._asked_s: deque[float] = deque()  # for loads that have not begun
-        self._free_s = 0.0  # when the last load was over
+        self._asked_s: deque[float] = deque()  # request times of loads that have not begun
+        self._free_s = 0.0  # end of the last load
 
     def hold_to(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
 
     def settle(self) -> None:
-        """Wait for the load that is under way: each run then loads all blocks once, and no more."""
+        """Wait for the running load, so each run loads all blocks exactly once."""
         self._reader.submit(int).result()
 
     def moved(self) -> int:
@@ -48,5 +48,5 @@ class HeldBus(Bus):
 
 
 def hold(began_s: float, seconds: float) -> None:
-    """Sleep until so many seconds have passed."""
+    """Sleep until `seconds` have passed since `began_s`."""
     time.sleep(max(0.0, began_s + seconds - time.monotonic()))

@@ -1,10 +1,10 @@
-"""Streamed weights where copying and computing are both held to seconds, on a busy machine too.
+"""Streamed weights with fixed times of copying and computing, valid on a busy machine too.
 
-Models of the blocks of FLUX.1-dev (19 with 340 million weights, 38 with 141, which compute about as
-long) and of Qwen-Image (60 alike), each block a few bytes. A block computes by sleeping, as a host
-waits for a device; a copy sleeps, too, in the thread that reads weights. What is streamed, when it
-is copied and what waits for what is decided by the engine's own code. Between sweeps fibers run for
-2 % of computing.
+Models with the blocks of FLUX.1-dev (19 with 340 million weights, 38 with 141 million, which
+compute about as long) and of Qwen-Image (60 equal ones), each block a few bytes. A block computes
+by sleeping, as a host waits for a device; a copy sleeps too, in the thread that reads weights. The
+engine's own code decides what is streamed, when it is copied, and all waits. Between sweeps fibers
+run for 2 % of the compute time.
 """
 
 import statistics
@@ -28,15 +28,15 @@ MODELS = {
     "Qwen-Image": [340] * 60,
 }
 """Millions of weights of each block."""
-RESIDENT = (0.0, 0.2, 0.5)  # of the weights, on the device
-SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # of computing: copying what is streamed once
-BLOCK_S = 0.02  # that a block computes
-BETWEEN = 0.02  # of computing a sweep: what fibers take
+RESIDENT = (0.0, 0.2, 0.5)  # fraction of the weights on the device
+SHARES = (0.25, 0.5, 1.0, 2.0, 4.0)  # copying the streamed blocks once, relative to computing
+BLOCK_S = 0.02  # compute time of a block
+BETWEEN = 0.02  # time of fibers, relative to computing a sweep
 SWEEPS = 3
 
 
 class Block(nn.Module):
-    """Some bytes, and a wait."""
+    """A block of a few bytes that sleeps."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Blocks one after the other."""
+    """Blocks in sequence."""
 
     blocks: Any
 
@@ -81,7 +81,7 @@ def measure(folder: Path) -> Iterator[str]:
 def _sweep_s(
     sizes: Sequence[int], resident: float, share: float, folder: Path
 ) -> tuple[float, float, float]:
-    """Seconds of a sweep, of its copies, and of its computing by itself."""
+    """Seconds of a sweep, of its copies, and of computing alone."""
     model, x = Model(sizes), torch.ones(1)
     before_s = _resident_s(model, x)
     block_bytes = [block.weight.nbytes for block in model.blocks]
@@ -109,7 +109,7 @@ def _sweep_s(
 
 
 def _resident_s(model: Model, x: Tensor) -> float:
-    """Seconds of a sweep's computing: each sleep takes a little longer than was said."""
+    """Measured compute seconds of a sweep: each sleep is slightly too long."""
     began_s = time.monotonic()
     model(x)
     return time.monotonic() - began_s

@@ -1,10 +1,10 @@
-"""Texts that pipelines write before they draw: what sharing their tokens saves, and who waits.
+"""Texts that pipelines write before drawing: gain of shared tokens, and delays.
 
 usage: make bench-texts     (or: python -m benchmarks.texts [--turns N])
 
-The language model is a Qwen 3 of 8 layers and 512 wide, drawn at random; texts differ in length,
-temperature, `top_k` and seed. *Plain* is the pipeline without an engine, one after another. What
-the process used of the processor counts; tokens are compared.
+The language model is a Qwen 3 with 8 layers of width 512 and random weights; texts differ in
+length, temperature, `top_k` and seed. *Plain* is the pipeline without an engine, in sequence. The
+measure is CPU time of the process; tokens are compared.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LENGTHS = (20, 33, 48, 48, 40, 25, 48, 37)
 
 
 class Denoiser(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    """Layers that take about as long as a token does."""
+    """Layers that take about as long as a token."""
 
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Author(DiffusionPipeline):  # type: ignore[misc]
 
 
 class Answer:
-    """Listens to a request."""
+    """Listener of a request."""
 
     outcome: Outcome | None = None
 
@@ -92,7 +92,7 @@ def built() -> Author:
 
 
 def plainly(pipe: Author) -> tuple[float, list[Tensor]]:
-    """Seconds of the processor for all texts, one after another, and the texts."""
+    """CPU seconds of all texts in sequence, and the texts."""
     began_s, texts = time.process_time(), []
     with torch.no_grad():
         for number in range(TEXTS):
@@ -141,7 +141,7 @@ def main() -> None:
         steps = [f.began_s for f in forwards if f.phase == "denoise"]
         gaps.append(max(after - before for before, after in pairwise(steps)))
         median_s = statistics.median(f.duration_s for f in forwards if f.phase == "denoise")
-        assert drawing.outcome is None  # it was drawn all the while
+        assert drawing.outcome is None  # still drawing
         engine.leave()
     plain_s, engine_s = map(statistics.median, zip(*seconds, strict=True))
     print(f"{TEXTS} texts: plain {plain_s:.2f} s, engine {engine_s:.2f} s, "

@@ -1,14 +1,13 @@
-"""What viewers of `GET /v1/events` cost a busy server: seconds of processor for a drawing.
+"""The cost of viewers of `GET /v1/events` on a busy server: CPU seconds of a drawing.
 
 usage: make bench-viewers     (or: python -m benchmarks.viewers [--rounds N])
 
-One `carpool serve shapes` draws the same requests again and again, in turns without viewers and
-with ten. What its two processes used of the processor is read before and after each turn, so that
-other load on the machine hardly counts; the medians of the turns are compared. They still differ
-by a few percent from turn to turn, so the parts are timed, too: what watching adds to the engine's
-process is the same for any number of viewers, as the front serves them. The last
-line is of both processes, in seconds of processor for a second of watching: a slow machine draws
-less meanwhile, and viewers cost it as much.
+One `carpool serve shapes` draws the same requests repeatedly, in turns with no viewers and with
+ten. The CPU time of its two processes is read before and after each turn, so other load on the
+machine hardly matters; the medians of the turns are compared. Turns still differ by a few percent,
+so the parts are timed too: the cost in the engine's process does not depend on the number of
+viewers, because the front serves them. The last line is CPU seconds of both processes per second of
+watching: a slow machine draws less in that time, and viewers cost as much.
 """
 
 import argparse
@@ -31,11 +30,11 @@ from carpool.worker.startup import PROCESS_NAME
 ENDPOINT = "/v1/images/generations"
 VIEWERS = 10
 BODY = {"prompt": "a red circle", "n": 8, "num_inference_steps": 28}
-AT_ONCE, REQUESTS = 3, 6  # HTTP requests of eight pictures: 24 run at a time
+AT_ONCE, REQUESTS = 3, 6  # HTTP requests with eight pictures: 24 run concurrently
 
 
 class Server:
-    """A `carpool serve shapes` of its own; ended by `with`."""
+    """A `carpool serve shapes` process; a context manager stops it."""
 
     def __init__(self, folder: str, *flags: str) -> None:
         self.front = subprocess.Popen(
@@ -60,7 +59,7 @@ class Server:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes that a process started, and those that they started."""
+    """All descendants of a process."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         yield int(child)
         yield from descendants(int(child))
@@ -71,9 +70,9 @@ def name_of(pid: int) -> str:
 
 
 def used_s(pid: int) -> float:
-    """Seconds that a process's threads used of the processor so far, to the nanosecond.
+    """CPU seconds of a process's live threads so far, in nanosecond resolution.
 
-    Of threads that are there: those of a server stay. `/proc/PID/stat` counts ticks of 10 ms.
+    Threads of a server never end. `/proc/PID/stat` counts ticks of 10 ms.
     """
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
@@ -122,9 +121,9 @@ class Viewers:
 
 
 def parts() -> float:
-    """Time what watching adds to the engine's process; returns its share of one processor.
+    """Measure the cost of watching in the engine's process, as a share of one processor.
 
-    For 32 running and 1,000 waiting requests and forwards of 8 requests each 5 ms.
+    It has 32 running and 1,000 waiting requests, and a forward of 8 requests every 5 ms.
     """
     from carpool.engine.observe.activity import ActivityLog
     from carpool.engine.observe.timeline import Forward, Timeline
@@ -170,12 +169,12 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder, Server(folder) as server:
         worker, front = server.worker, server.front.pid
-        draw(server)  # widths and kernels are chosen
+        draw(server)  # warm-up: widths and kernels are chosen
         turns_s: dict[str, list[tuple[float, float]]] = {"nobody": [], "ten": []}
-        took_s: list[float] = []  # with viewers
+        took_s: list[float] = []  # seconds of turns with viewers
         n_bytes = 0
         for turn in range(2 * rounds):
-            watched = ("nobody", "ten")[(turn + turn // 2) % 2]  # ABBA: a drift favours neither
+            watched = ("nobody", "ten")[(turn + turn // 2) % 2]  # ABBA order cancels drift
             viewers = Viewers(server) if watched == "ten" else None
             before, began_s = (used_s(worker), used_s(front)), time.monotonic()
             draw(server)

@@ -1,1 +1,1 @@
-"""Other ways to serve a diffusers pipeline, behind the same endpoint."""
+"""Other servers of a diffusers pipeline, with the same endpoint."""

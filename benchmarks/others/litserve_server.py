@@ -1,10 +1,10 @@
-"""LitServe with its batching on: up to eight requests come to `predict` as one list.
+"""LitServe with batching: `predict` gets lists of up to eight requests.
 
 usage: python -m benchmarks.others.litserve_server PORT
 
-A pipeline call has one number of steps and one guidance, so those of a batch that agree in both
-run as one call, the others one call after another. What LitServe's documentation leaves to the
-user is set as for Carpool's `dynamic`: eight requests, 5 ms. Its limit of 30 s a request is off.
+A pipeline call has one number of steps and one guidance, so requests of a batch that agree in both
+run as one call, and other requests in further calls. LitServe's user settings equal those of
+Carpool's `dynamic`: eight requests, 5 ms. Its limit of 30 s a request is off.
 """
 
 import sys
@@ -30,7 +30,7 @@ class Pictures(litserve.LitAPI):  # type: ignore[misc]
         return plain.Body.model_validate(request)
 
     def predict(self, x: list[plain.Body]) -> list[Image.Image]:
-        """Pictures in the order of the requests."""
+        """Draw pictures, in the order of the requests."""
         alike: dict[tuple[int, float], list[int]] = defaultdict(list)
         for place, body in enumerate(x):
             alike[body.settings].append(place)
@@ -45,7 +45,7 @@ class Pictures(litserve.LitAPI):  # type: ignore[misc]
 
 
 def create() -> Pictures:
-    """As it is served."""
+    """Make the served API."""
     return Pictures(
         max_batch_size=MAX_BATCH_SIZE,
         batch_timeout=BATCH_TIMEOUT_S,

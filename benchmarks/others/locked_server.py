@@ -23,7 +23,7 @@ def create_app() -> FastAPI:
 
     @app.post("/v1/images/generations")
     async def generate(body: plain.Body) -> dict[str, Any]:
-        async with lock:  # asyncio's is fair; one between threads would not be
+        async with lock:  # asyncio's lock is fair; a thread lock is not
             [image] = await asyncio.to_thread(plain.draw, pipe, [body])
         return await asyncio.to_thread(plain.answer, image)
 

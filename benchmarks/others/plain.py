@@ -1,7 +1,7 @@
-"""Plain diffusers with the embedded model, as the other servers call it: nothing of the engine.
+"""Plain diffusers with the embedded model, for the other servers: no engine code.
 
-Both servers say what Carpool's says to `POST /v1/images/generations`, as far as the load client
-reads it, so that all parties do the same work: the pipeline, a PNG, base64.
+Both servers answer `POST /v1/images/generations` with the fields that the load client reads, so all
+parties do the same work: the pipeline, a PNG, base64.
 """
 
 import base64
@@ -29,7 +29,7 @@ class Body(BaseModel):
 
     @property
     def settings(self) -> tuple[int, float]:
-        """What all pictures of one pipeline call have in common."""
+        """The settings that all pictures of a pipeline call share."""
         return self.num_inference_steps, self.guidance_scale
 
 
@@ -54,7 +54,7 @@ def draw(pipe: Any, bodies: Sequence[Body]) -> list[Image.Image]:
 
 
 def answer(image: Image.Image) -> dict[str, Any]:
-    """What the client is told."""
+    """The answer to the client."""
     out = io.BytesIO()
     image.save(out, "PNG")
     return {"data": [{"b64_json": base64.b64encode(out.getvalue()).decode()}]}
