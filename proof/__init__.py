@@ -1,1 +1,1 @@
-"""What the reliability page says, measured on real servers: `make chaos soak overload fuzz`."""
+"""Measurements on real servers for the reliability page: `make chaos soak overload fuzz`."""

@@ -1,10 +1,10 @@
-"""What a hostile client sends: one attack a function, bounded in count and time.
+"""Attacks of a hostile client: one function for each attack, limited in count and time.
 
 usage: python -m proof.attacks NAME URL [--key KEY]     (`hostile.py` does it)
 
-An attack is prepared first, so that the making of what it sends is not measured: the process says
-`ready` and waits for a line on its standard input. In the end it says as JSON what was answered,
-and what should not have been.
+An attack is prepared first, so the preparation is not measured: the process prints `ready` and
+waits for a line on standard input. At the end it prints JSON with the answers, and the answers that
+are wrong.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from urllib.parse import urlsplit
 import httpx2
 from PIL import Image
 
-SECONDS = 8.0  # that an attack lasts, at most
+SECONDS = 8.0  # longest duration of an attack
 GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
 MIB = 1 << 20
 
 
 @dataclass(slots=True)
 class Attacker:
-    """A client that means harm, and what it saw."""
+    """A hostile client, and its observations."""
 
     url: str
     key: str = ""
-    http: httpx2.AsyncClient = field(  # one: to make it takes the attacker's own time
+    http: httpx2.AsyncClient = field(  # shared, because making a client takes time
         default_factory=lambda: httpx2.AsyncClient(
             timeout=SECONDS + 20,
             trust_env=False,
@@ -44,8 +44,8 @@ class Attacker:
             limits=httpx2.Limits(max_connections=None),
         )
     )
-    answers: Counter[str] = field(default_factory=Counter)  # by status, or what came instead
-    wrong: list[str] = field(default_factory=list)  # what no server should have answered
+    answers: Counter[str] = field(default_factory=Counter)  # by status, or other outcome
+    wrong: list[str] = field(default_factory=list)  # forbidden answers
 
     @property
     def host(self) -> str:
@@ -56,14 +56,14 @@ class Attacker:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def note(self, name: str, status: object, *allowed: int) -> None:
-        """Count an answer; it is wrong if it is none of the allowed ones, or a server error."""
+        """Count an answer; it is wrong if it is a server error or not allowed."""
         self.answers[f"{name}: {status}"] += 1
         number = status if isinstance(status, int) else 0
         if (allowed and number not in allowed) or (number >= 500 and number not in (503, 507)):
             self.wrong.append(f"{name} was answered {status}")
 
     async def post(self, path: str, name: str, *allowed: int, **options: Any) -> int:
-        """One request; gives the status, 0 if the connection was closed."""
+        """Send one request; returns the status, 0 if the connection was closed."""
         headers = {**self.headers, **options.pop("headers", {})}
         try:
             answer = await self.http.post(self.url + path, headers=headers, **options)
@@ -74,7 +74,7 @@ class Attacker:
         return answer.status_code
 
     async def raw(self, data: bytes, *, wait_s: float = 1.0) -> bytes:
-        """Send bytes on a connection of its own; gives what comes until it is silent."""
+        """Send bytes on a new connection; returns the received bytes until silence."""
         parts = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         reply = b""
@@ -97,11 +97,11 @@ class Attacker:
 
 
 Attack = Callable[[Attacker], Awaitable[None]]
-"""Made beforehand; runs when it is awaited."""
+"""A prepared attack; runs when awaited."""
 
 ATTACKS: dict[str, Callable[[], Attack]] = {}
 BROWSER: dict[str, Callable[[], Attack]] = {}
-"""Those that are harm only where no key is needed."""
+"""Attacks that matter only on servers without keys."""
 
 
 def attack(make: Callable[[], Attack]) -> Callable[[], Attack]:
@@ -115,7 +115,7 @@ def from_a_page(make: Callable[[], Attack]) -> Callable[[], Attack]:
 
 
 async def _together(jobs: Iterator[Awaitable[object]], at_once: int) -> None:
-    """Do jobs, so many at once, until they or the time are over."""
+    """Run jobs with limited concurrency, until all are done or the time is over."""
     end_s = time.monotonic() + SECONDS
 
     async def work() -> None:
@@ -138,7 +138,7 @@ SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: inside\r\n\r\n"
 
 @attack
 def requests_in_bodies() -> Attack:
-    """Bodies that hold a request, under every header that could make a server read it as one."""
+    """Bodies that contain a request, with every header that could make a server parse it."""
     size = f"content-length: {len(SMUGGLED)}"
     chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
     cases: dict[str, tuple[tuple[str, ...], bytes]] = {
@@ -174,7 +174,7 @@ def requests_in_bodies() -> Attack:
 
 @attack
 def endless_trailers() -> Attack:
-    """After a chunked body lines without end; and trailers that would be headers."""
+    """Endless lines after a chunked body, and trailers with names of headers."""
     lines = b"a: b\r\n" * 200_000
 
     async def flood(me: Attacker) -> None:
@@ -215,7 +215,7 @@ def endless_trailers() -> Attack:
 
 @attack
 def heads_that_never_end() -> Attack:
-    """Hundreds of connections that send a letter a second, and some with headers without end."""
+    """Hundreds of connections that send a byte a second, and some with endless headers."""
 
     async def run(me: Attacker) -> None:
         parts = urlsplit(me.url)
@@ -243,7 +243,7 @@ def heads_that_never_end() -> Attack:
 
 @attack
 def json_of_millions_of_values() -> Attack:
-    """As many values, keys, digits, or levels as fit into the largest body."""
+    """JSON with as many values, keys, digits, or levels as fit into the largest body."""
     size = 60 * MIB
     bodies = {
         "objects": b'{"images":[' + b"{}," * (size // 3) + b"{}]}",
@@ -268,7 +268,7 @@ def json_of_millions_of_values() -> Attack:
 
 @attack
 def bodies_that_are_parked() -> Attack:
-    """Three hundred bodies of which the last byte never comes."""
+    """Three hundred bodies whose last byte never arrives."""
     body = b'{"prompt": "' + b"x" * (MIB - 100)
 
     async def run(me: Attacker) -> None:
@@ -293,7 +293,7 @@ def bodies_that_are_parked() -> Attack:
 
 @attack
 def long_texts() -> Attack:
-    """Megabytes in every text of a request, and as much as is allowed ten times over."""
+    """Megabytes in every text of a request, up to ten times the limit."""
     long_fields = dict.fromkeys(("prompt_2", "negative_prompt", "user"), "x" * (MIB // 8))
     emoji = "".join(chr(0x1F600 + i % 80) for i in range(32_000))
 
@@ -339,7 +339,7 @@ def _jpeg(fill_bytes: int) -> bytes:
 
 
 def bombs() -> Mapping[str, bytes]:
-    """Pictures that cost more than they look."""
+    """Small pictures that are expensive to decode."""
     small = io.BytesIO()
     exif = Image.Exif()
     exif[0x010E] = "x" * 60_000
@@ -358,7 +358,7 @@ def bombs() -> Mapping[str, bytes]:
 
 @attack
 def pictures_that_cost() -> Attack:
-    """Small files that become large, or take long, several at once, as files and in JSON."""
+    """Small files that decode to large or slow pictures, several at once, as files and in JSON."""
     files = bombs()
 
     async def run(me: Attacker) -> None:
@@ -375,7 +375,7 @@ def pictures_that_cost() -> Attack:
 
 @attack
 def pictures_of_clients_that_leave() -> Attack:
-    """Two hundred edits whose clients disconnect as soon as they have sent them."""
+    """Two hundred edits whose clients disconnect right after sending."""
     file = base64.b64encode(_png(2828, 16, 6, 4)).decode()
     url = f"data:image/png;base64,{file}"
     body = json.dumps({"prompt": "a", "images": [{"image_url": url}]}).encode()
@@ -400,7 +400,7 @@ def pictures_of_clients_that_leave() -> Attack:
 
 @attack
 def requests_without_a_key() -> Attack:
-    """Everything that needs a key, without one: a flood of refusals."""
+    """A flood of requests without a key to all paths that need one."""
 
     async def run(me: Attacker) -> None:
         stranger = Attacker(me.url, "wrong", me.http, me.answers, me.wrong)
@@ -411,7 +411,7 @@ def requests_without_a_key() -> Attack:
     return run
 
 
-# Pages of other origins, where no key is needed
+# Pages of other origins, on servers without keys
 
 FOREIGN: dict[str, dict[str, str]] = {
     "origin": {"origin": "https://evil.example"},
@@ -425,7 +425,7 @@ FOREIGN: dict[str, dict[str, str]] = {
 
 @from_a_page
 def pages_of_other_origins() -> Attack:
-    """What a page can send without being asked for its permission, and after DNS rebinding."""
+    """Requests that a page can send without CORS preflight, and after DNS rebinding."""
     body = json.dumps({"prompt": "a", "num_inference_steps": 1})
 
     async def run(me: Attacker) -> None:

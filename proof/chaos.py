@@ -1,17 +1,17 @@
-"""Break a real server at random moments while four kinds of clients use it, and look for harm.
+"""Break a real server at random times while four kinds of clients use it, and check for harm.
 
 usage: make chaos     (or: python -m proof.chaos [--minutes 10] [--seed 1]
                        [--faults N] [--workers N] [--ray] [--write])
        make chaos-fleet  (with --workers 3)
        make chaos-ray    (with --workers 3 --ray)
 
-The moments and the order of the faults follow from the seed; each kind comes equally often. All
-the while every 500th forward runs out of memory. With several workers there are two models: one
-has one worker, the other the rest; a fault hits any of them, and requests have priorities and
-deadlines. Steps that are made again are counted by the front: those of requests whose steps are
-told, streams and jobs, that a worker says for the second time. With `--ray` the workers are on two
-nodes of a Ray cluster on this machine: nodes are killed and stopped, and workers cut off for longer
-than the front waits for them; those of a front that is killed go on with the next one.
+The seed determines the times and the order of the faults; all kinds are equally frequent. Every
+500th forward runs out of memory. With several workers there are two models: one has one worker, the
+other has the rest; faults hit any worker, and requests have priorities and deadlines. The front
+counts repeated steps: steps of streams and jobs that a worker reports for the second time. With
+`--ray` the workers are on two nodes of a Ray cluster on this machine: nodes are killed and stopped,
+and workers are cut off for longer than the front waits; workers of a killed front continue with the
+next front.
 """
 
 import asyncio
@@ -59,19 +59,19 @@ from proof.tickets import EXACT, tickets
 
 CLIENTS = {"waits": 3, "streams": 2, "polls": 3, "vanishes": 2}
 TICKETS = 24
-HELD_S = 2.0  # how long a connection is held: less than a worker may be silent
-CUT_S = 6.0  # how long a node is stopped or a worker cut off: longer than it may be silent
-PLACING_S = 150.0  # until an answer counts as none: Ray notices, places, starts and imports anew
-LONE_S = 3.0  # until a new node comes in the place of one that was killed
-CALM_S = (2.0, 10.0)  # between readiness and the next fault
-STAMPEDE = 40  # clients that vanish at once
+HELD_S = 2.0  # a worker's silence, shorter than its timeout
+CUT_S = 6.0  # stop of a node or cut-off of a worker, longer than the timeout
+PLACING_S = 150.0  # answer timeout: Ray must notice, place, start and import again
+LONE_S = 3.0  # delay until a killed node is replaced
+CALM_S = (2.0, 10.0)  # from readiness to the next fault
+STAMPEDE = 40  # clients that disconnect at once
 FAULT = f"forward:memory:{OUT_OF_MEMORY:g}"
 FLAGS = ("--worker-timeout", f"{WORKER_TIMEOUT_S:g}")
 
 
 @dataclass(slots=True)
 class Chaos:
-    """Breaks one house."""
+    """Breaks one server."""
 
     house: House
     disk: Disk
@@ -79,13 +79,13 @@ class Chaos:
     http: httpx2.AsyncClient
     rng: random.Random
     workers: int = 1
-    nodes: Nodes | None = None  # where the workers are; None: on this machine, without Ray
+    nodes: Nodes | None = None  # the workers' nodes; None: this machine, without Ray
     buried: set[int] = field(default_factory=set)  # workers that were killed or stopped
-    known: set[int] = field(default_factory=set)  # workers that lived at the last fault
+    known: set[int] = field(default_factory=set)  # live workers at the last fault
 
     @property
     def faults(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Every way to break it, by what the table calls it."""
+        """All faults, by their name in the table."""
         return {
             "worker killed": self._kill_worker,
             "worker killed, the next as it loads": self._kill_two_workers,
@@ -116,7 +116,7 @@ class Chaos:
         }
 
     async def strike(self, fault: str) -> Struck:
-        """Break it, wait until it is ready again."""
+        """Inject a fault, and wait until the server is ready again."""
         fault_s, self.known = now_s(), set(self.house.workers())
         is_whole = await self.house.is_whole(self.http, self.workers)
         breaking, was_away, ready_s = asyncio.ensure_future(self._break(fault, fault_s)), False, 0.0
@@ -138,19 +138,19 @@ class Chaos:
         return Struck(name, ready_s - fault_s, max(0.0, ready_s - (began_s or ready_s)))
 
     async def _break(self, fault: str, fault_s: float) -> float:
-        """Break it; when what was killed began again; 0.0 where nothing was."""
+        """Inject a fault; returns the restart time of a killed process, 0.0 if none was killed."""
         await self.faults[fault]()
         if "node" in fault or not ("killed" in fault or "stopped" in fault):
             return 0.0
-        if self.nodes and self.kills_front(fault):  # its workers live
+        if self.nodes and self.kills_front(fault):  # its workers survive
             return start_of(self.house.front)
         return await self._loading_since(fault_s)
 
     async def _loading_since(self, fault_s: float) -> float:
-        """When the successor's process began, or that which made its imports after the fault.
+        """The start of the successor's process, or of the process that imported for it.
 
         Raises:
-            RuntimeError: there is none, or the front has ended.
+            RuntimeError: there is no successor, or the front has exited.
         """
         deadline_s = now_s() + START_LIMIT_S
         while now_s() < deadline_s:
@@ -164,7 +164,7 @@ class Chaos:
         raise RuntimeError(f"no new worker after {START_LIMIT_S:g} s:\n{self.house.last_words()}")
 
     def _signal(self, number: signal.Signals) -> int | None:
-        """Send any worker a signal."""
+        """Send a signal to a random worker."""
         return self.house.signal_worker(number, self.rng.randrange(self.workers))
 
     async def _kill_worker(self) -> None:
@@ -172,7 +172,7 @@ class Chaos:
             self.buried.add(pid)
 
     async def _hold(self) -> None:
-        """A worker says nothing for a while, and then goes on: nobody may have taken its place."""
+        """A worker is silent for a while and continues: it must not be replaced."""
         pid = self._signal(signal.SIGSTOP)
         await asyncio.sleep(HELD_S)
         send([] if pid is None else [pid], signal.SIGCONT)
@@ -181,14 +181,14 @@ class Chaos:
         assert self.nodes is not None
         await asyncio.to_thread(self.nodes.kill, self.rng)
         await asyncio.sleep(LONE_S)
-        self.nodes.add()  # on the main thread only: Ray sets signal handlers
+        self.nodes.add()  # on the main thread, because Ray sets signal handlers
 
     async def _freeze_node(self) -> None:
         assert self.nodes is not None
         await self._freeze(self.nodes.processes(self.rng, self.house))
 
     async def _cut_off(self) -> None:
-        """A worker goes on by itself, and what it ran goes on elsewhere, too."""
+        """A cut-off worker keeps running, while another worker takes over its requests."""
         assert self.nodes is not None
         await self._freeze(self.nodes.host(self.rng, self.house))
 
@@ -221,14 +221,14 @@ class Chaos:
         self.house.start()
 
     async def _kill_front_on_full_disk(self) -> None:
-        """The next front finds no room, and has to wait for some."""
+        """The next front finds a full disk, and must wait for space."""
         self.disk.fill()
         await self._kill_front()
         await asyncio.sleep(FULL_S)
         self.disk.free()
 
     async def _kill_fork_server(self) -> None:
-        """It takes all of its workers along."""
+        """All its workers die with it."""
         self._bury(self.house.fork_servers())
 
     async def _kill_all_workers(self) -> None:
@@ -253,7 +253,7 @@ class Chaos:
 
 
 def order(faults: list[str], rng: random.Random) -> Iterator[str]:
-    """Faults without end: all of them in every round, in another order each."""
+    """Yield faults endlessly: every round has all faults, in a new order."""
     while True:
         yield from rng.sample(faults, len(faults))
 
@@ -261,14 +261,14 @@ def order(faults: list[str], rng: random.Random) -> Iterator[str]:
 async def run(
     minutes: float, seed: int, limit: int | None = None, workers: int = 1, *, on_ray: bool = False
 ) -> Run:
-    """Break a server for so long, or so often.
+    """Break a server for a time, or a number of faults.
 
     Args:
-        workers: of two models together; 1: one model.
-        on_ray: they are on two nodes of a cluster.
+        workers: total workers of two models; 1: one model.
+        on_ray: run the workers on two nodes of a cluster.
 
     Raises:
-        RuntimeError: it does not start, or does not come back.
+        RuntimeError: the server does not start or recover.
     """
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="carpool-proof-"))
@@ -316,7 +316,7 @@ async def _break(
             while now_s() < end_s and (limit is None or len(struck) < limit):
                 await asyncio.sleep(rng.uniform(*CALM_S))
                 before = await _steps_again(http)
-                fault = next(kinds)  # a new front counts anew
+                fault = next(kinds)  # a new front restarts its counters
                 again += before if chaos.kills_front(fault) else 0
                 struck.append(await chaos.strike(fault))
                 print(f"{fault}: away {struck[-1].away_s:.1f} s", file=sys.stderr)
@@ -332,7 +332,7 @@ async def _break(
 
 
 async def _steps_again(http: httpx2.AsyncClient) -> int:
-    """Steps that the server saw for the second time, since its front began."""
+    """Steps that the server received a second time since its front's start."""
     try:
         stats = (await http.get("/stats", timeout=5.0)).json()
     except httpx2.RequestError:
@@ -343,14 +343,14 @@ async def _steps_again(http: httpx2.AsyncClient) -> int:
 async def _left_over(
     house: House, http: httpx2.AsyncClient, workers: int, *, on_ray: bool
 ) -> list[str]:
-    """What is still there although nobody asks any more: processes, requests."""
+    """Processes and requests that remain after all clients have finished."""
     for _ in range(100):
         stats = (await http.get("/stats")).json()
         busy = {name: stats[name] for name in ("running", "waiting") if stats.get(name)}
-        # the front, the fork server and the workers belong there; a cluster has many others
+        # expected: front, fork server, workers; a cluster has more processes
         extra = len(house.workers()) if on_ray else len(house.processes()) - 2
         extra -= workers
-        if not busy and extra <= 0:  # one may still be loading on another node
+        if not busy and extra <= 0:  # a worker may still be loading on another node
             return []
         await asyncio.sleep(0.1)
     return [f"{extra} processes", *(f"{name}: {count}" for name, count in busy.items())]
@@ -360,8 +360,8 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=1, help="3: of two models, at any of which")
-    parser.add_argument("--faults", type=int, help="end after so many")
+    parser.add_argument("--workers", type=int, default=1, help="3: workers of two models")
+    parser.add_argument("--faults", type=int, help="stop after this many")
     parser.add_argument("--ray", action="store_true", help="workers on two nodes of a Ray cluster")
     options = parser.parse_args()
     result = asyncio.run(

@@ -1,4 +1,4 @@
-"""What came of a run of `chaos`: its section of the page, and what of it breaks a promise."""
+"""The results of a run of `chaos`: its section of the page, and broken promises."""
 
 import statistics
 from collections import Counter
@@ -10,21 +10,21 @@ from proof.page import machine, table
 from proof.tickets import Ticket
 
 WORKER_TIMEOUT_S = 5.0
-READY_AGAIN_S = 5.0  # the promise: plus the time that loading takes
-LOADING_S = (0.2, 3.0)  # after the start of a worker: when it is killed as it loads
-LOST_S = 3.0  # the promise: until the front acts on a lost node; Ray notices after 15 s
-OUT_OF_MEMORY = 0.002  # of the forwards
-FULL_S = 4.0  # how long the disk is full
+READY_AGAIN_S = 5.0  # promised recovery time, without loading
+LOADING_S = (0.2, 3.0)  # time of a kill during loading, after the worker's start
+LOST_S = 3.0  # promised reaction to a lost node; Ray notices after 15 s
+OUT_OF_MEMORY = 0.002  # fraction of the forwards
+FULL_S = 4.0  # duration of a full disk
 STOPPED_IN_LOAD = "worker stopped while one loads"
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """One fault, and how long the server was away."""
+    """One fault, and the downtime of the server."""
 
     what: str
-    away_s: float  # from the fault until it was ready again
-    loading_s: float  # of that: since the new worker's process, or its fork server, began
+    away_s: float  # from the fault to readiness
+    loading_s: float  # part of it after the start of the new worker or fork server
 
     @property
     def beyond_s(self) -> float:
@@ -33,14 +33,14 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it all."""
+    """The results of a run."""
 
     minutes: float
     seed: int
     struck: list[Struck]
     diary: Diary
     tickets: list[Ticket]
-    left_over: list[str]  # what the server still holds in the end
+    left_over: list[str]  # remains in the server at the end
     disk: str
     workers: int = 1
     steps_again: int = 0
@@ -80,7 +80,7 @@ Every {round(1 / OUT_OF_MEMORY)}th forward runs out of memory.
 
 
 def _again(run: Run) -> str:
-    """Steps that were made again, for each death."""
+    """Repeated steps for each death."""
     deaths = sum("killed" in fault.what or "stopped" in fault.what for fault in run.struck)
     average = run.steps_again / deaths if deaths else 0.0
     return f"Repeated steps: {run.steps_again}, {average:.1f} for each of {deaths} deaths."
@@ -112,7 +112,7 @@ def _faults(run: Run) -> str:
 
 
 def problems(run: Run) -> list[str]:
-    """What breaks a promise."""
+    """Broken promises."""
     findings = run.findings
     late = [
         f"{fault.what}: ready after {fault.beyond_s:.1f} s beyond loading"
@@ -124,7 +124,7 @@ def problems(run: Run) -> list[str]:
 
 
 def _allowed_s(fault: str) -> float:
-    """What the fault itself takes: until it is noticed, or struck for the second time."""
+    """Time of the fault itself: until its detection, or its second part."""
     if "node" in fault or "cut off" in fault:
         return LOST_S
     if "disk full" in fault:

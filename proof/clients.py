@@ -1,12 +1,12 @@
-"""Four kinds of clients of a server that breaks: each asks until it has its picture.
+"""Four kinds of clients of an unreliable server: each retries until it has its picture.
 
-    waits     POST, and the picture is in the answer; asks again with the same Idempotency-Key
-    streams   the same with server-sent events; begins anew when the stream breaks
-    polls     submits a job, looks until it has ended, fetches the file, deletes some
-    vanishes  disconnects at a random moment, and never comes back
+    waits     POST, with the picture in the answer; retries with the same Idempotency-Key
+    streams   the same with server-sent events; restarts when the stream breaks
+    polls     submits a job, polls it, downloads the file, deletes some jobs
+    vanishes  disconnects at a random time, and never returns
 
-They ask again as SDKs do: after a broken connection, and after an answer that says so, when it
-says so.
+They retry like SDKs: after a broken connection, and after answers with a retry hint, at the hinted
+time.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from proof.diary import Diary, Ending, file_of
 from proof.history import ENDS, Seen
 from proof.tickets import ENDPOINT, Ticket
 
-PATIENCE_S = 150.0  # until a request counts as lost
-SILENCE_S = 60.0  # until an answer counts as none
-MOST_HINT_S = 5.0  # longer hints are not waited for
-AGAIN_S = 0.2  # after a broken connection
-REMOVED = 0.2  # share of the jobs that are deleted
-EARLY_S = 1.0  # the latest moment to vanish
+PATIENCE_S = 150.0  # timeout of a request, then lost
+SILENCE_S = 60.0  # timeout of an answer
+MOST_HINT_S = 5.0  # limit for retry hints
+AGAIN_S = 0.2  # retry delay after a broken connection
+REMOVED = 0.2  # fraction of deleted jobs
+EARLY_S = 1.0  # latest time of a disconnect
 
 
 class _Again(Exception):
-    """Ask again after so many seconds."""
+    """Retry after `after_s` seconds."""
 
     def __init__(self, why: str, after_s: float) -> None:
         super().__init__(why)
@@ -43,23 +43,23 @@ class _Again(Exception):
 
 
 class _Told(Exception):
-    """The server says that the request has failed, by this code."""
+    """The server reported a failure with this code."""
 
 
 @dataclass(slots=True)
 class Clients:
-    """Clients of one server, until `is_over`."""
+    """Clients of one server, running until `is_over`."""
 
     http: httpx2.AsyncClient
     tickets: Sequence[Ticket]
     diary: Diary
-    think_s: float = 0.5  # between two requests, at most
-    has_keys: bool = True  # Idempotency-Keys, even of requests that are answered at once
+    think_s: float = 0.5  # longest pause between requests
+    has_keys: bool = True  # send Idempotency-Keys, also with synchronous requests
     silence_s: float = SILENCE_S
     is_over: bool = False
 
     async def run(self, kind: str, number: int, seed: int) -> None:
-        """Be one client."""
+        """Run one client."""
         rng = random.Random(f"{seed} {kind} {number}")
         do = {"waits": self._wait, "streams": self._stream, "polls": self._poll}.get(kind)
         while not self.is_over:
@@ -87,10 +87,10 @@ class Clients:
         self.diary.endings.append(Ending(kind, ticket, files, failure, took_s))
 
     async def _patiently(self, kind: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """What `ask` gives in the end.
+        """Call `ask` with retries; returns its result.
 
         Raises:
-            _Told: it fails for good, or the patience has an end.
+            _Told: a permanent failure, or the timeout.
         """
         clock = asyncio.get_running_loop().time
         deadline_s = clock() + PATIENCE_S
@@ -183,7 +183,7 @@ class Clients:
             self.diary.jobs.append(Seen("poll", job_id, "", job["status"], job["progress"]))
 
     async def last_look(self) -> None:
-        """Every job that the server still knows, once more."""
+        """Poll all jobs that the server still knows once more."""
         after: dict[str, str] = {}
         while True:
             answer = await self.http.get("/v1/jobs", params={"limit": "100", **after})
@@ -196,7 +196,7 @@ class Clients:
             after = {"after": page["last_id"]}
 
     async def vanish(self, ticket: Ticket, rng: random.Random) -> None:
-        """Ask, and disconnect before long."""
+        """Send a request, and disconnect soon."""
         body = ticket.body | ({"stream": True} if rng.random() < 0.5 else {})
         with contextlib.suppress(TimeoutError, httpx2.RequestError):
             async with asyncio.timeout(rng.uniform(0, EARLY_S)):
@@ -221,7 +221,7 @@ def _read(answer: httpx2.Response) -> dict[str, Any]:
 
 
 async def _completed(answer: httpx2.Response) -> list[bytes]:
-    """The pictures of a stream that has to end in order."""
+    """The pictures of a stream, which must end with [DONE]."""
     files, event, is_ended = list[bytes](), "", False
     async for line in answer.aiter_lines():
         name, _, text = line.partition(":")

@@ -1,6 +1,6 @@
-"""What clients saw of a server while things broke, and what of it must not be.
+"""Observations of clients during faults, and the forbidden ones.
 
-Nothing here speaks to a server: clients write, `problems` reads when all is over.
+This module does not talk to a server: clients write, and `findings` reads at the end.
 """
 
 import base64
@@ -14,33 +14,33 @@ from proof.history import problems as problems_of_jobs
 from proof.tickets import Ticket, Verdict
 
 EXPECTED = ("out_of_memory", "store_failed")
-"""Failures that a client may be told of: its call ran out of memory alone, too; its files were to
-be written while the disk was full."""
+"""Allowed failures: a call ran out of memory even alone, or files were due while the disk was
+full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How it ended for one request."""
+    """The result of one request."""
 
-    kind: str  # of client
+    kind: str  # kind of client
     ticket: Ticket
-    files: Sequence[bytes] = ()  # the pictures it got
-    failure: str = ""  # the code that it was told; nothing: it got its picture
-    took_s: float = 0.0  # all tries together
+    files: Sequence[bytes] = ()  # received pictures
+    failure: str = ""  # error code; "": it got its picture
+    took_s: float = 0.0  # total of all tries
 
 
 @dataclass(slots=True)
 class Diary:
-    """Everything that was seen."""
+    """All observations."""
 
     endings: list[Ending] = field(default_factory=list)
     jobs: list[Seen] = field(default_factory=list)
-    again: Counter[tuple[str, str]] = field(default_factory=Counter)  # client, why it asked again
+    again: Counter[tuple[str, str]] = field(default_factory=Counter)  # retries by client and reason
     gone: int = 0  # clients that disconnected
 
     def verdicts(self, tickets: Sequence[Ticket]) -> Counter[tuple[str, Verdict]]:
-        """What is to be said of all pictures, by kind of client."""
-        verdicts: dict[tuple[str, bytes], Verdict] = {}  # most are the same bytes again
+        """Count the verdicts on all pictures, by kind of client."""
+        verdicts: dict[tuple[str, bytes], Verdict] = {}  # cache: most pictures are identical
         counts: Counter[tuple[str, Verdict]] = Counter()
         for ending in self.endings:
             for file in ending.files:
@@ -53,7 +53,7 @@ class Diary:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What must be nothing."""
+    """Violations; all must be empty."""
 
     lost: list[str]
     duplicated: list[str]
@@ -66,10 +66,10 @@ class Findings:
 
 
 def findings(diary: Diary, tickets: Sequence[Ticket]) -> Findings:
-    """Read the diary when everything has ended.
+    """Evaluate the diary at the end.
 
-    Lost is a request without its picture that was not told of a failure in `TOLD`, duplicated one
-    with more than one picture, and whatever the checker of jobs finds.
+    Lost: a request without its picture and without a failure in `TOLD`. Duplicated: a request with
+    more than one picture. The checker of jobs adds further violations.
     """
     losses = [
         f"{ending.kind}: {ending.failure or 'no picture'}"
@@ -86,5 +86,5 @@ def findings(diary: Diary, tickets: Sequence[Ticket]) -> Findings:
 
 
 def file_of(data: dict[str, Any]) -> bytes:
-    """The picture inside of an answer's JSON."""
+    """The picture in an answer's JSON."""
     return base64.b64decode(data["b64_json"])

@@ -1,7 +1,7 @@
 """A disk that can be full: a small file system in memory, or a limit on the sizes of files.
 
-Mounting needs root. Without it the kernel is told to refuse the server's writes beyond the first
-page of a file, which looks the same from within: a write fails, and goes on failing for a while.
+Mounting needs root. Without root, a resource limit makes the server's writes fail beyond the first
+page of a file, with the same effect: writes fail for a while.
 """
 
 import contextlib
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SIZE_BYTES = 64 << 20
-LEAST_BYTES = 4096  # that a file may have on a disk without room
+LEAST_BYTES = 4096  # size limit of files on a full disk
 
 
 @dataclass(slots=True)
 class Disk:
-    """Where the server keeps its state."""
+    """The disk of the server's state."""
 
     folder: Path
     is_mounted: bool
-    front: Callable[[], int]  # the process that writes there
+    front: Callable[[], int]  # returns the process that writes there
 
     @property
     def _filler(self) -> Path:
         return self.folder / "filler"
 
     def fill(self) -> None:
-        """No room from now on."""
+        """Make the disk full."""
         if not self.is_mounted:
             self._limit(LEAST_BYTES)
             return
@@ -44,7 +44,7 @@ class Disk:
             self._limit(resource.RLIM_INFINITY)
 
     def _limit(self, most_bytes: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it was killed; the next one has no limit
+        with contextlib.suppress(ProcessLookupError):  # killed; its successor has no limit
             pid = self.front()
             hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
             soft = hard if most_bytes == resource.RLIM_INFINITY else most_bytes
@@ -53,7 +53,7 @@ class Disk:
 
 @contextlib.contextmanager
 def disk(folder: Path, front: Callable[[], int]) -> Iterator[Disk]:
-    """Make a folder a disk of its own, if that is allowed."""
+    """Make a folder a separate disk, if permitted."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES}", "carpool-proof", str(folder)]
     try:

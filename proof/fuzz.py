@@ -1,9 +1,9 @@
-"""Send a server what its OpenAPI document allows, and what it forbids: schemathesis.
+"""Fuzz a server with valid and invalid requests by its OpenAPI document: schemathesis.
 
 usage: make fuzz     (or: python -m proof.fuzz [--examples 60] [--seed 1]
                        [--only SERVER ...] [--write])
 
-It lives in an environment of its own, `build/fuzz`: `make fuzz` makes it.
+It needs a separate environment, `build/fuzz`: `make fuzz` creates it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ CHECKS = (
     "response_schema_conformance",
 )
 RULES = '[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", 504]\n'
-"""A request may say `timeout_s`, and 504 that it ran out."""
+"""504 is allowed: a request's `timeout_s` may run out."""
 KEY = "a-key-of-a-client"
 SETUPS: Mapping[str, tuple[str, ...]] = {  # models and flags of each server
     "shapes": ("shapes",),
@@ -38,30 +38,30 @@ SETUPS: Mapping[str, tuple[str, ...]] = {  # models and flags of each server
     "two workers": ("shapes", "--workers", "2", "--api-key", f"client={KEY}"),
     "two models": ("pictures=shapes", "films=shapes-video", "--api-key", f"client={KEY}"),
 }
-"""Of pictures, of videos; several workers and models with a key and a folder of adapters."""
+"""Pictures; videos; several workers and models with a key and an adapter folder."""
 FLAGS = ("--max-steps", "2", "--max-n", "2", "--max-pixels", "4096", "--max-frames", "8")
 LEAST_CASES = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one server answered."""
+    """The answers of one server."""
 
     setup: str
     operations: int
     cases: int
     failures: list[str]
-    statuses: Mapping[int, int]  # how often each was answered
+    statuses: Mapping[int, int]  # counts by status
 
 
 async def fuzz(setup: str, examples: int, seed: int) -> Run:
-    """Start a server and send it some hundred requests an endpoint.
+    """Start a server and send some hundred requests to each endpoint.
 
     Args:
         setup: one of `SETUPS`.
 
     Raises:
-        RuntimeError: schemathesis does not start, or does not come to an end.
+        RuntimeError: schemathesis does not start or finish.
     """
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
         folder = Path(name)
@@ -77,7 +77,7 @@ async def fuzz(setup: str, examples: int, seed: int) -> Run:
             process = await asyncio.create_subprocess_exec(
                 str(PROGRAM), "--config-file", str(rules), "run", f"{house.url}/openapi.json",
                 "--phases", "examples,coverage,fuzzing", "--checks", ",".join(CHECKS),
-                "--exclude-path", "/v1/events",  # it does not end
+                "--exclude-path", "/v1/events",  # endless
                 "--max-examples", str(examples), "--seed", str(seed), "--no-shrink",
                 "--continue-on-failure", "--request-timeout", "60", "--warnings", "off",
                 "--report", "json", "--report-json-path", str(report),
@@ -104,10 +104,10 @@ def answered(lines: Iterable[str]) -> Iterable[int]:
 
 
 def run_of(setup: str, report: Mapping[str, Any], statuses: Mapping[int, int]) -> Run:
-    """What a report of schemathesis says.
+    """Convert a report of schemathesis.
 
     Raises:
-        RuntimeError: it was not able to test everything.
+        RuntimeError: it could not test everything.
     """
     if not report["complete"] or report["operations"]["tested"] < report["operations"]["selected"]:
         raise RuntimeError(f"schemathesis did not come to an end: {report['stop_reason']}")
@@ -137,11 +137,11 @@ bodies: **{sum(len(run.failures) for run in runs)}**. The right columns count an
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", type=int, default=60, help="of each operation, at most")
+    parser.add_argument("--examples", type=int, default=60, help="most examples of each operation")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[*SETUPS], choices=[*SETUPS], metavar="SERVER")
     parser.add_argument(
-        "--write", action="store_true", help="into docs/reliability.md, if all holds"
+        "--write", action="store_true", help="write to docs/reliability.md if all promises hold"
     )
     options = parser.parse_args()
     if not PROGRAM.exists():

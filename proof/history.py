@@ -1,8 +1,8 @@
-"""What clients saw of jobs, and what must hold of it, whoever was killed in between.
+"""Clients' observations of jobs, and the invariants that hold under kills of any process.
 
-A test records every submit, acknowledgement, poll, result and removal in the order in which they
-happened; `problems` replays them and names what was lost, duplicated or resurrected. In the end
-every acknowledged job must have been polled once more.
+A test records every submit, acknowledgement, poll, result and removal in order; `problems` replays
+them and reports lost, duplicated and resurrected jobs. At the end every acknowledged job must have
+been polled once more.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ ENDS = ("completed", "failed", "cancelled", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One thing that a client saw."""
+    """One observation of a client."""
 
     what: Literal["submit", "ack", "poll", "missing", "result", "removed"]
-    job: str = ""  # the id that the server gave; nothing for a submit
-    request: str = ""  # the client's own name of it: of a submit and its acknowledgement
-    state: str = ""  # of a poll
-    progress: int = 0  # of a poll, percent
-    digest: str = ""  # of a result
+    job: str = ""  # the server's id; empty for a submit
+    request: str = ""  # the client's name of a submit and its acknowledgement
+    state: str = ""  # state in a poll
+    progress: int = 0  # percent in a poll
+    digest: str = ""  # digest of a result
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class _Job:
 
 
 def problems(events: Sequence[Seen]) -> list[str]:
-    """Replay what was seen; gives a line for everything that must not be."""
+    """Replay the observations; returns a line for each violation."""
     errors: list[str] = []
     jobs: dict[str, _Job] = {}
-    job_ids: dict[str, str] = {}  # the job of a request
+    job_ids: dict[str, str] = {}  # job by request
     requests: set[str] = set()
     for event in events:
         if event.what == "submit":

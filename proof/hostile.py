@@ -1,13 +1,13 @@
-"""Attack a server as one of its tenants, and see what the other one feels.
+"""Attack a server as one of its tenants, and measure the effect on the other tenant.
 
 usage: make hostile     (or: python -m proof.hostile [--only NAME ...] [--setup SERVER ...]
                           [--write])
 
-Two tenants have a key each. One attacks (`attacks.py`, each attack in a process of its own), the
-other draws one-step pictures all the time, and somebody asks `/livez`. So it goes with one worker,
-with two, and with two models; then without keys, where pages of other origins try their luck, too.
-The attacker's own work is done by the same two cores, so what the neighbour feels is more than the
-server's doing.
+Two tenants have one key each. One attacks (`attacks.py`, each attack in its own process), the other
+draws one-step pictures continuously, and a third client polls `/livez`. The setups are one worker,
+two workers, and two models; then a server without keys, which pages of other origins attack too.
+The attacker runs on the same two cores, so the measured effect includes its own CPU
+time.
 """
 
 import asyncio
@@ -30,23 +30,23 @@ from proof.page import conclude, machine, parser_of, table
 from proof.soak import look
 
 QUIET_S = 15.0
-CALM_S = 2.0  # between attacks
-PROMISED = 2.0  # times the quiet latency: the median of the neighbour's under attack
-PROMISED_MIB = 300.0  # of the front's memory, above quiet
+CALM_S = 2.0  # pause between attacks
+PROMISED = 2.0  # median latency of the neighbour under attack, relative to quiet
+PROMISED_MIB = 300.0  # growth of the front's memory, relative to quiet
 FLAGS = ("--max-in-flight-per-key", "8", "--state-dir", "none", "--max-upload-bytes", "67108864")
 KEYS = ("--api-key", "hostile=attacker-key", "--api-key", "neighbour=neighbour-key")
 SETUPS = ("one worker", "two workers", "two models", "no keys")
-"""The servers; the second and the third have a folder of adapters, too."""
+"""The servers; the second and the third also have an adapter folder."""
 
 
 @dataclass(slots=True)
 class Felt:
-    """What was felt beside the attacker, for a while. Seconds, MiB."""
+    """The neighbour's measurements over a period. Seconds, MiB."""
 
     pictures_s: list[float] = field(default_factory=list)
     lives_s: list[float] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)
-    failures: Counter[tuple[int, str]] = field(default_factory=Counter)  # statuses and bodies
+    failures: Counter[tuple[int, str]] = field(default_factory=Counter)  # by status and body
 
     @property
     def picture_s(self) -> float:
@@ -55,33 +55,33 @@ class Felt:
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """One attack and what came of it."""
+    """One attack and its results."""
 
     name: str
     answers: dict[str, int]
     wrong: list[str]
     felt: Felt
-    quiet: Felt  # of the same server
+    quiet: Felt  # measurements of the same server without attacks
     setup: str = "one worker"
 
     @property
     def has_keys(self) -> bool:
-        """Else attacker and neighbour are one tenant, who shares as it likes."""
+        """Whether attacker and neighbour are separate tenants."""
         return self.setup != "no keys"
 
     @property
     def times(self) -> float:
-        """How much longer the neighbour's pictures take."""
+        """Latency of the neighbour's pictures, relative to quiet."""
         return self.felt.picture_s / self.quiet.picture_s
 
     @property
     def grown_mib(self) -> float:
-        """The front's memory at its most, above its median when it was quiet."""
+        """Peak of the front's memory, above its quiet median."""
         return max(self.felt.memory_mib) - statistics.median(self.quiet.memory_mib)
 
 
 def problems(attacks: Sequence[Attacked]) -> list[str]:
-    """Promises that do not hold."""
+    """Broken promises."""
     wrongs = []
     for attack in attacks:
         wrongs += [f"{attack.name}, {attack.setup}: {problem}" for problem in attack.wrong]
@@ -145,17 +145,17 @@ async def _attack(name: str, neighbour: Neighbour, key: str, quiet: Felt, setup:
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
-    await process.stdout.readline()  # it is ready
+    await process.stdout.readline()  # wait for `ready`
     neighbour.felt = under_attack = Felt()
     process.stdin.write(b"\n")
     reply = json.loads(await process.stdout.readline() or b'{"answers": {}, "wrong": ["it broke"]}')
     await process.wait()
-    await asyncio.sleep(CALM_S)  # what was sent is still worked on
+    await asyncio.sleep(CALM_S)  # the server still processes sent data
     return Attacked(name, reply["answers"], reply["wrong"], under_attack, quiet, setup)
 
 
 def house_of(setup: str, folder: Path) -> House:
-    """The server of a set-up."""
+    """The server of a setup."""
     keys = () if setup == "no keys" else KEYS
     if setup == "two workers":
         return House(folder, (*FLAGS, *keys, "--workers", "2", *adapters(folder)))
@@ -165,7 +165,7 @@ def house_of(setup: str, folder: Path) -> House:
 
 
 async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[Attacked]:
-    """Run attacks, one after another."""
+    """Run attacks in sequence."""
     attacks: list[Attacked] = []
     keyless = {
         name: ATTACKS[name] for name in ATTACKS if name != "requests_without_a_key"
@@ -188,7 +188,7 @@ async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[
                 headers = {"authorization": f"Bearer {neighbour_key}"} if neighbour_key else {}
                 neighbour = Neighbour(house, http, headers)
                 async with neighbour.living():
-                    await asyncio.sleep(CALM_S)  # it learns what forwards take
+                    await asyncio.sleep(CALM_S)  # learns the costs of forwards
                     neighbour.felt = quiet = Felt()
                     await asyncio.sleep(QUIET_S)
                     attacks += [

@@ -1,6 +1,6 @@
-"""A `carpool serve` that is started again after every death, as systemd would do it.
+"""A `carpool serve` that restarts after every death, as under systemd.
 
-Always the same port, state folder and flags. What it logs is in one file, all lives together.
+Port, state folder and flags are always the same. All lives share one log file.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ import carpool.models
 from carpool.config import FAULT_VARIABLE
 from carpool.worker.startup import PROCESS_NAME
 
-MARK = "RELIABILITY_PROOF"  # an environment variable by which processes are found again
+MARK = "RELIABILITY_PROOF"  # environment variable that identifies the processes
 START_LIMIT_S = 180.0  # imports of torch and diffusers on a busy machine
 RESTART_S = 0.1  # systemd's RestartSec
-MODELS = ("one", "two")  # of a fleet
+MODELS = ("one", "two")  # names of a fleet's models
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def now_s() -> float:
-    """Seconds since the machine was started: the clock of `start_of`."""
+    """Seconds since boot: the clock of `start_of`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -39,10 +39,10 @@ def now_s() -> float:
 class House:
     """One server and its folder."""
 
-    folder: Path  # of its log
+    folder: Path  # folder of its log
     flags: tuple[str, ...] = ()
-    model: str = "shapes"  # nothing: the flags say
-    fault: str = ""  # beside those that this process has; see `carpool.engine.faults`
+    model: str = "shapes"  # "": set by the flags
+    fault: str = ""  # additional faults; see `carpool.engine.faults`
     port: int = field(default_factory=lambda: _free_port())
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
@@ -56,7 +56,7 @@ class House:
         return self.folder / "serve.log"
 
     def start(self) -> None:
-        """Start a front, which starts a worker."""
+        """Start the front, which starts a worker."""
         environ = {k: v for k, v in os.environ.items() if not k.startswith("CARPOOL_")}
         environ |= {MARK: self.mark, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environ |= {FAULT_VARIABLE: f"{os.environ.get(FAULT_VARIABLE, '')},{self.fault}"}
@@ -75,12 +75,12 @@ class House:
 
     @property
     def front(self) -> int:
-        """Its process id."""
+        """The front's process id."""
         assert self.process is not None
         return self.process.pid
 
     def workers(self) -> list[int]:
-        """Processes that hold a model, or load one; the newest last."""
+        """Processes that hold or load a model; the newest last."""
         name = PROCESS_NAME.encode()
         pids = [pid for pid in self.processes() if _read(pid, "comm").strip() == name]
         return sorted(pids, key=start_of)
@@ -90,13 +90,13 @@ class House:
         return [pid for pid in self.processes() if _read(pid, "comm").strip() == b"carpool-fork"]
 
     def processes(self) -> list[int]:
-        """All that live, whoever their parent is."""
+        """All live processes, with any parent."""
         marker = f"{MARK}={self.mark}".encode()
         names = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return [int(name) for name in names if marker in _read(int(name), "environ")]
 
     def signal_worker(self, number: signal.Signals, place: int = -1) -> int | None:
-        """Send a worker a signal, by default the newest; gives its process, if there is one."""
+        """Send a signal to a worker, by default the newest; returns its process id, if any."""
         workers = self.workers()
         if not workers:
             return None
@@ -105,16 +105,16 @@ class House:
         return pid
 
     def kill_front(self) -> None:
-        """End the front at once, and wait until the kernel has taken it away."""
+        """Kill the front, and wait until the process is gone."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     async def ready(self, http: httpx2.AsyncClient, within_s: float = START_LIMIT_S) -> float:
-        """Wait until requests would be accepted; gives when that was, in `now_s`.
+        """Wait until the server accepts requests; returns the time, by `now_s`.
 
         Raises:
-            RuntimeError: the front ended by itself, or it takes too long.
+            RuntimeError: the front exited, or the wait is too long.
         """
         deadline_s = now_s() + within_s
         while now_s() < deadline_s:
@@ -125,7 +125,7 @@ class House:
         raise RuntimeError(f"not ready after {within_s:g} s:\n{self.last_words()}")
 
     def check_alive(self) -> None:
-        """Raise RuntimeError if the front ended by itself."""
+        """Raise RuntimeError if the front has exited."""
         assert self.process is not None
         if (status := self.process.poll()) is not None:
             raise RuntimeError(f"the server ended with {status}:\n{self.last_words()}")
@@ -134,7 +134,7 @@ class House:
         """Wait until every worker has loaded its model.
 
         Raises:
-            RuntimeError: it takes too long.
+            RuntimeError: the wait is too long.
         """
         for _ in range(int(START_LIMIT_S / 0.5)):
             if await self.is_whole(http, workers):
@@ -143,7 +143,7 @@ class House:
         raise RuntimeError(f"not all workers are ready:\n{self.last_words()}")
 
     async def is_whole(self, http: httpx2.AsyncClient, workers: int) -> bool:
-        """Whether every worker is ready."""
+        """Return whether every worker is ready."""
         try:
             health = (await http.get(f"{self.url}/health", timeout=2.0)).json()
         except httpx2.RequestError:
@@ -152,7 +152,7 @@ class House:
         return workers == 1 or (len(states) == workers and set(states) == {"ready"})
 
     async def is_ready(self, http: httpx2.AsyncClient) -> bool:
-        """Whether requests would be accepted now."""
+        """Return whether the server accepts requests."""
         try:
             return (await http.get(f"{self.url}/health", timeout=2.0)).status_code == 200
         except httpx2.RequestError:
@@ -165,7 +165,7 @@ class House:
 
 @contextlib.asynccontextmanager
 async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[House]:
-    """Start a server and wait until it is ready; in the end all its processes are gone."""
+    """Start a server and wait until it is ready; at the end all its processes are killed."""
     try:
         house.start()
         await house.ready(http)
@@ -183,7 +183,7 @@ async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[Ho
 
 
 def fleet_of(folder: Path, workers: int) -> tuple[str, ...]:
-    """Flags of a server of two models that have so many workers together."""
+    """Flags of a server of two models with `workers` workers in total."""
     counts = zip(MODELS, (workers - 1, 1), strict=True)
     entries = [f"  - {{model: shapes, name: {name}, workers: {count}}}\n" for name, count in counts]
     (file := folder / "fleet.yaml").write_text("models:\n" + "".join(entries))
@@ -191,7 +191,7 @@ def fleet_of(folder: Path, workers: int) -> tuple[str, ...]:
 
 
 def adapters(folder: Path) -> tuple[str, ...]:
-    """Flags of a server with a folder of adapters, of which one is good and one is torn."""
+    """Flags of a server with an adapter folder: one valid and one truncated file."""
     (place := folder / "adapters").mkdir()
     adapter = Path(str(carpool.models.__file__)).parent / "shapes_lora" / "outlined.safetensors"
     shutil.copy(adapter, place / "ink.safetensors")
@@ -200,26 +200,26 @@ def adapters(folder: Path) -> tuple[str, ...]:
 
 
 def start_of(pid: int) -> float:
-    """When a process was started, in `now_s`; 0 if it is gone."""
+    """The start of a process, by `now_s`; 0 if it is gone."""
     fields = _stat(pid)
     return int(fields[19]) / _TICKS if fields else 0.0
 
 
 def parent_of(pid: int) -> int:
-    """The process that started it; 0 if it is gone."""
+    """The parent of a process; 0 if it is gone."""
     fields = _stat(pid)
     return int(fields[1]) if fields else 0
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What Linux tells of a process, from its state on (proc_pid_stat(5), field 3)."""
+    """Fields of `/proc/PID/stat` from the state on (proc_pid_stat(5), field 3)."""
     return _read(pid, "stat").rpartition(b") ")[2].split()
 
 
 def _read(pid: int, entry: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{entry}").read_bytes()
-    except OSError:  # it ended just now, or is another user's
+    except OSError:  # it has exited, or is another user's
         return b""
 
 

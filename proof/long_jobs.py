@@ -1,13 +1,13 @@
-"""Kill a server's processes again and again while it runs long jobs: each ends with its picture.
+"""Kill a server's processes repeatedly during long jobs: each job ends with its picture.
 
 usage: make long-jobs   (or: python -m proof.long_jobs [--jobs 20] [--steps 1000] [--seed 1]
                          [--workers 2] [--calm 1.0] [--write])
 
-Two workers serve one model. The jobs are drawn once in peace. Then they are submitted again. When
-the server is ready again and any of the jobs has advanced, some moments later, something is
-killed, in an order that follows from the seed: a worker, the fork server with all workers, all
-workers at once, the front, both, and the front on a full disk. That goes on until all jobs have
-ended. Each has to be completed with the very same picture, and its progress must never fall.
+Two workers serve one model. The jobs are drawn once without faults, then submitted again. Shortly
+after the server is ready and a job has advanced, a fault follows, in an order determined by the
+seed: kill a worker, the fork server with all workers, all workers at once, the front, both, or the
+front on a full disk. This repeats until all jobs have ended. Each job must be completed with the
+identical picture, and its progress must never fall.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from proof.page import conclude, machine, parser_of, table
 from proof.tickets import ENDPOINT, EXACT
 from training.shapes.draw import prompts
 
-LONGEST_S = 3000.0  # until a run counts as one that does not end
-EVERY_S = 0.5  # between looks at the jobs
+LONGEST_S = 3000.0  # timeout of a run
+EVERY_S = 0.5  # poll interval of the jobs
 
 
 @dataclass(slots=True)
@@ -42,10 +42,10 @@ class Job:
     """One job of the run under kills."""
 
     body: dict[str, Any]
-    peaceful: bytes  # its file, drawn in peace
+    peaceful: bytes  # its file without faults
     id: str = ""
     progress: int = 0
-    has_fallen: bool = False  # its progress
+    has_fallen: bool = False  # its progress fell
     status: str = ""
     error: Any = None
     content: bytes = b""
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(slots=True)
 class Run:
-    """What came of it."""
+    """The results of a run."""
 
     steps: int
     seed: int
@@ -68,10 +68,10 @@ async def run(jobs: int, steps: int, seed: int, workers: int, calm_s: float) -> 
     """Run long jobs under kills.
 
     Args:
-        calm_s: the most between some progress and the next fault.
+        calm_s: longest time from progress to the next fault.
 
     Raises:
-        RuntimeError: the server does not come back.
+        RuntimeError: the server does not recover.
     """
     result = Run(steps, seed, workers, calm_s)
     with contextlib.ExitStack() as stack:
@@ -129,7 +129,7 @@ def _progress(result: Run) -> str:
 
 
 async def _draw(http: httpx2.AsyncClient, jobs: list[Job]) -> None:
-    """Submit jobs, and follow them until all have ended; asks again whatever is answered."""
+    """Submit jobs, and poll until all have ended; retries after any answer."""
     for number, job in enumerate(jobs):
         key = {"idempotency-key": f"{'again' if job.peaceful else 'peace'}-{number}"}
         body = {**job.body, "background_job": True}
@@ -148,7 +148,7 @@ async def _draw(http: httpx2.AsyncClient, jobs: list[Job]) -> None:
 
 
 async def _asked(http: httpx2.AsyncClient, method: str, path: str, **options: Any) -> Any:
-    """The answer of a server that may be away."""
+    """Send a request with retries, because the server may be down."""
     while True:
         with contextlib.suppress(httpx2.RequestError):
             answer = await http.request(method, path, **options)
@@ -159,7 +159,7 @@ async def _asked(http: httpx2.AsyncClient, method: str, path: str, **options: An
 
 
 def problems(result: Run) -> list[str]:
-    """What breaks the promise."""
+    """Broken promises."""
     wrong = [
         f"job {job.id} {job.status or 'never ended'}: {job.error}"
         for job in result.jobs
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--calm", type=float, default=1.0, help="seconds between faults, at most")
+    parser.add_argument("--calm", type=float, default=1.0, help="most seconds between faults")
     options = parser.parse_args()
     result = asyncio.run(
         run(options.jobs, options.steps, options.seed, options.workers, options.calm)

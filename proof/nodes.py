@@ -1,7 +1,7 @@
 """Two nodes of a Ray cluster on this machine, for `chaos`: killed, stopped, and cut off.
 
-Wants Ray (`make .venv/ray`). What a node runs are the descendants of its raylet; what stands for
-the network of a worker is its host, the actor between the worker's process and the front.
+It needs Ray (`make .venv/ray`). A node's processes are the descendants of its raylet. A worker's
+host, the actor between its process and the front, stands for its network.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from proof.house import MARK, House, parent_of
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}  # room for two workers
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",  # nothing here listens beyond this machine
+    "RAY_AUTH_MODE": "disabled",  # everything listens on this machine only
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 
 class Nodes:
-    """The nodes of a cluster that have room for workers."""
+    """The nodes of a cluster with room for workers."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -33,40 +33,40 @@ class Nodes:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of a server whose workers are here."""
+        """Flags of a server with workers on this cluster."""
         return "--ray", self._cluster.address, "--fleet-name", "chaos", "--device", "cpu"
 
     def kill(self, rng: random.Random) -> None:
-        """A node is gone at once, with all that it ran."""
+        """Kill a node with all its processes."""
         node = self._nodes.pop(rng.randrange(len(self._nodes)))
         self._cluster.remove_node(node, allow_graceful=False)
 
     def add(self) -> None:
-        """A new one comes."""
+        """Add a node."""
         self._nodes.append(self._cluster.add_node(**NODE))
 
     def processes(self, rng: random.Random, house: House) -> list[int]:
-        """What one of the nodes runs."""
+        """The processes of a random node."""
         infos = rng.choice(self._nodes).all_processes["raylet"]
         raylet = infos[0].process.pid
         return [pid for pid in house.processes() if raylet in ancestors(pid)]
 
     @staticmethod
     def host(rng: random.Random, house: House) -> list[int]:
-        """The process by which one of the workers speaks to the front."""
+        """The process that connects a random worker to the front."""
         workers = house.workers()
         return [parent_of(rng.choice(workers))] if workers else []
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """A process, the one that started it, and so on."""
+    """Yield a process and its ancestors."""
     while pid > 1:
         yield pid
         pid = parent_of(pid)
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:
-    """A signal to those of these processes that live."""
+    """Send a signal to the live ones of these processes."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -74,11 +74,11 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def nodes(mark: str, folder: str, fault: str) -> Iterator[Nodes]:
-    """Start a cluster, whose processes a house of this mark finds; end it.
+    """Start a cluster whose processes a `House` with this mark finds; stop it at the end.
 
     Args:
-        folder: for what its workers keep.
-        fault: of its workers; see `carpool.engine.faults`.
+        folder: folder for its workers' files.
+        fault: faults of its workers; see `carpool.engine.faults`.
     """
     environ = {**ENVIRONMENT, MARK: mark, "XDG_CACHE_HOME": folder, FAULT_VARIABLE: fault}
     before = {name: os.environ.get(name) for name in environ}

@@ -1,11 +1,11 @@
-"""Ask a server for ten times what it can do, and see what becomes of it.
+"""Send a server ten times its capacity, and measure the effect.
 
 usage: make overload     (or: python -m proof.overload [--seconds 60] [--write])
 
-First its capacity is measured, by as many clients as it lets aboard, each waiting for its picture.
-Then requests arrive at random (Poisson) at ten times that rate. As soon as they stop, one client
-asks for one picture after another, until one takes no longer than at rest. In the end capacity is
-measured again, and the mean of both counts: whatever else the machine does changes meanwhile.
+First a closed loop measures the capacity, with as many clients as the server admits. Then requests
+arrive at random (Poisson) at ten times that rate. After their end, one client sends requests in
+sequence until the latency is back to normal. Finally the capacity is measured again, and the mean
+of both measurements counts, because other load on the machine changes.
 """
 
 import asyncio
@@ -29,31 +29,31 @@ from training.shapes.draw import prompts
 ABOARD = 8
 FLAGS = ("--max-running", str(ABOARD), "--max-queue", str(ABOARD), "--state-dir", "none")
 STEPS = 8
-TIMES = 10.0  # the load, in capacities
-MEASURED_S = 20.0  # for the capacity
-AT_REST = 1.5  # times the latency alone: what counts as back to normal
-SLO = 3.0  # times the latency at capacity: who gets a picture later does not count
+TIMES = 10.0  # load relative to capacity
+MEASURED_S = 20.0  # duration of a capacity measurement
+AT_REST = 1.5  # normal latency, relative to a single request
+SLO = 3.0  # latency target, relative to the latency at capacity
 
 # The promises.
 REFUSED_S = 0.05  # median
-GOODPUT = 0.9  # of the peak
-BACK = 2.0  # latencies at capacity
+GOODPUT = 0.9  # relative to the peak
+BACK = 2.0  # seconds, in latencies at capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What was measured."""
+    """The measurements."""
 
     alone_s: float  # median latency at rest
     service_s: float  # median latency at capacity
     capacity_qps: float
     seconds: float
-    outcomes: Sequence[RequestResult]  # under overload
-    back_s: float  # after the load's end
+    outcomes: Sequence[RequestResult]  # results under overload
+    back_s: float  # recovery time after the load's end
 
     @property
     def refused_s(self) -> list[float]:
-        """How long refusals took."""
+        """Durations of refusals."""
         return [answer.done_s - answer.sent_s for answer in self.outcomes if _is_refusal(answer)]
 
     @property
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def goodput_qps(self) -> float:
-        """Pictures a second, in time, while the load lasted."""
+        """Pictures in time per second, during the load."""
         in_time = [
             outcome
             for outcome in self.accepted
@@ -99,10 +99,10 @@ def _arrivals(rate_qps: float, seconds: float, seed: int) -> list[Arrival]:
 
 
 async def measure(seconds: float) -> Run:
-    """Everything, one after another.
+    """Run all measurements in sequence.
 
     Raises:
-        CarpoolError, RuntimeError: the server does not even draw one picture at a time.
+        CarpoolError, RuntimeError: the server fails single requests.
     """
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
         house = House(Path(name), FLAGS)
@@ -111,7 +111,7 @@ async def measure(seconds: float) -> Run:
             open_house(house, http),
             LoadClient(house.url, "text-to-image", api_key="none", timeout_s=120.0) as client,
         ):
-            await _closed(client, ABOARD, MEASURED_S / 2)  # it learns what widths take
+            await _closed(client, ABOARD, MEASURED_S / 2)  # learns the costs of widths
             alone = [await _latency_s(client) for _ in range(9)]
             before = await _closed(client, ABOARD, MEASURED_S)
             rate_qps = TIMES * len(before) / MEASURED_S
@@ -144,7 +144,7 @@ async def _latency_s(client: LoadClient) -> float:
 
 
 async def _closed(client: LoadClient, clients: int, seconds: float) -> list[float]:
-    """Latencies of the requests that clients which wait for each answer got done in so long."""
+    """Latencies of the requests of a closed loop of `clients` during `seconds`."""
     latencies, end_s = list[float](), time.monotonic() + seconds
 
     async def one() -> None:
@@ -159,14 +159,14 @@ async def _closed(client: LoadClient, clients: int, seconds: float) -> list[floa
 
 
 async def _back_s(client: LoadClient, normal_s: float) -> float:
-    """How long until a request, sent then, takes no longer than normal; refusals do not count."""
+    """Seconds until a new request has normal latency; refusals do not count."""
     began_s = time.monotonic()
     while True:
         sent_s = time.monotonic()
         try:
             if await _latency_s(client) <= normal_s:
                 return sent_s - began_s
-        except Exception as error:  # refused still
+        except Exception as error:  # still refused
             if not str(getattr(error, "reason", "")).startswith("429"):
                 raise
             await asyncio.sleep(0.02)

@@ -12,23 +12,23 @@ PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 
 
 def machine() -> str:
-    """What it was measured on."""
+    """The machine of the measurements."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Markdown; the first column is text, the others are numbers."""
+    """A Markdown table: text in the first column, numbers in the rest."""
     marks = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, marks, *rows))
 
 
 def with_section(page: str, name: str, text: str) -> str:
-    """The page with another text between `<!-- name -->` and `<!-- /name -->`.
+    """Replace the text between `<!-- name -->` and `<!-- /name -->` in a page.
 
     Raises:
-        ValueError: it has no such section.
+        ValueError: the page has no such section.
     """
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
@@ -44,16 +44,16 @@ def write_section(name: str, text: str) -> None:
 
 
 def parser_of(doc: str) -> argparse.ArgumentParser:
-    """The options of a proof: `--write`, and what the caller adds."""
+    """The parser of a proof with `--write`; callers add further options."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument(
-        "--write", action="store_true", help="into docs/reliability.md, if all holds"
+        "--write", action="store_true", help="write to docs/reliability.md if all promises hold"
     )
     return parser
 
 
 def conclude(text: str, problems: Sequence[str], section: str | None) -> int:
-    """Print a section and what does not hold, write it where all holds; the exit status."""
+    """Print a section and its problems, write it if there are none; returns the exit status."""
     print(text)
     for problem in problems:
         print(problem, file=sys.stderr)

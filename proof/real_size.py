@@ -1,13 +1,13 @@
-"""Serve models of published size on a CPU, under a budget that they exceed four times over.
+"""Serve models of published size on a CPU, with a budget of a quarter of their weights.
 
 usage: make real-size   (or: python -m proof.real_size [--model flux,wan] [--memory 8GiB] [--write]
                          [--folder FOLDER] [--runs together,exact,bus,int8,gguf] [--tiny])
 
 FLUX.1-schnell and Wan 2.2 A14B with random weights are written to a folder, served by `carpool
-serve`, and removed; models in a FOLDER that is named stay, and are not written again. It takes
-24 GB of memory, 60 GB of disk, and up to an hour. Each row is kept as soon as it is measured.
-Memory is that of the worker, as Linux counts it, looked at from outside. `--write` puts the tables
-into docs/streaming.md.
+serve`, and removed; models in an explicit FOLDER stay and are reused. It needs 24 GB of memory,
+60 GB of disk, and up to an hour. Each row is stored as soon as it is measured. Memory is the
+worker's, as reported by Linux and sampled from outside. `--write` puts the tables into
+docs/streaming.md.
 """
 
 import argparse
@@ -39,16 +39,16 @@ from proof.real_size_model import write, write_gguf, write_lora
 PAGE = Path(__file__).parents[1] / "docs" / "streaming.md"
 GIB = 2**30
 START_LIMIT_S, ANSWER_LIMIT_S, LOOK_S = 900.0, 3600.0, 0.25
-SIZES = ((96, 96), (128, 96), (160, 160), (96, 96))  # pixels, of the four requests
+SIZES = ((96, 96), (128, 96), (160, 160), (96, 96))  # pixels of the four requests
 STEPS = (4, 3, 2, 2)
 TEXT = {"flux": {"max_sequence_length": 32}, "wan": {"max_sequence_length": 32, "num_frames": 5}}
-QUANTIZED_BYTES = 15e9  # that quantizing takes while a model is read
+QUANTIZED_BYTES = 15e9  # memory for quantizing during the load
 DENOISERS = ("transformer", "transformer_2")
 
 
 @dataclass(slots=True)
 class Served:
-    """A server of a model, and what its worker holds."""
+    """A server of a model, with samples of its worker's memory."""
 
     house: House
     http: httpx2.Client
@@ -56,7 +56,7 @@ class Served:
     samples: list[float] = field(default_factory=list)  # bytes
 
     def draw(self, bodies: Sequence[dict[str, Any]]) -> list[tuple[bytes, float]]:
-        """Files of requests sent at once, and the seconds of each."""
+        """Send requests at once; returns the file and the seconds of each."""
         with ThreadPoolExecutor(len(bodies)) as pool:
             return list(pool.map(self._draw, bodies))
 
@@ -86,14 +86,14 @@ class Served:
         return engine_stats
 
     def memory(self) -> tuple[str, str]:
-        """Resident memory of the worker since it was asked last: median and peak, in GiB."""
+        """Resident memory of the worker since the last call: median and peak, GiB."""
         samples, self.samples = self.samples or [0.0], []
         return f"{median(samples) / GIB:.1f}", f"{max(samples) / GIB:.1f}"
 
 
 @contextmanager
 def serving(folder: Path, model: Path, flags: Sequence[str]) -> Iterator[Served]:
-    """A server that is healthy; afterwards it is gone."""
+    """Run a server; yields it when healthy, and stops it at the end."""
     flags = "--dtype", "bfloat16", "--threads", str(os.cpu_count()), *flags
     house = House(folder, (*flags, "--max-wait", "36000"), str(model))
     http = httpx2.Client(base_url=house.url, timeout=ANSWER_LIMIT_S)
@@ -133,10 +133,10 @@ def wait_until_healthy(served: Served) -> None:
 
 
 def bytes_of(pid: int) -> int:
-    """What a process holds in memory, mapped files included."""
+    """Memory of a process, with mapped files."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:  # it has ended
+    except OSError:  # it has exited
         return 0
     match = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
@@ -152,7 +152,7 @@ def bodies(name: str) -> list[dict[str, Any]]:
 
 
 class Proof:
-    """The runs of one model, each of which adds rows."""
+    """The runs of one model; each adds rows."""
 
     def __init__(self, name: str, folder: Path, options: Any, keep: Callable[[Any], None]) -> None:
         self.name, self.folder, self.keep = name, folder, keep
@@ -165,7 +165,7 @@ class Proof:
         self.keep({"model": self.name, "table": "runs", "row": cells})
 
     def together(self) -> None:
-        """Four requests, a kill, an adapter: one server."""
+        """Four requests, a kill and an adapter on one server."""
         adapter, requests = self.folder / "style.safetensors", bodies(self.name)
         write_lora(self.model, "transformer", adapter)
         with serving(self.folder, self.model, (*self.flags, "--lora", f"style={adapter}")) as here:
@@ -188,7 +188,7 @@ class Proof:
             self.row("with an adapter of rank 16", outcome, here, time.monotonic() - began_s)
 
     def killed(self, here: Served, requests: list[dict[str, Any]], before: list[bytes]) -> None:
-        """Kill the worker when about half of the steps are done."""
+        """Kill the worker after about half of the steps."""
         [worker], began_s = here.house.workers()[-1:], time.monotonic()
         before_steps = here.statistics()["steps"]
         half = before_steps + sum(body["num_inference_steps"] for body in requests) // 2
@@ -205,7 +205,7 @@ class Proof:
         self.row("worker killed half way", outcome, here, time.monotonic() - began_s)
 
     def exact(self) -> None:
-        """Two requests alone and in company, bit for bit."""
+        """Compare two requests alone and together, bit by bit."""
         first, second, *_ = ({**body, "num_inference_steps": 2} for body in bodies(self.name))
         with serving(self.folder, self.model, (*self.flags, "--numerics", "exact")) as here:
             began_s = time.monotonic()
@@ -227,14 +227,14 @@ class Proof:
             self.row(f"{title}: two requests", outcome, here, time.monotonic() - began_s)
 
     def slow_bus(self) -> None:
-        """Weights at 1 GB/s: one sweep for all, and one by one."""
+        """Weights at 1 GB/s: one shared sweep, and one by one."""
         for row in real_size_bus.measure(
             self.model, self.flags[1], bodies(self.name)[:3], self.bus
         ):
             self.keep({"model": self.name, "table": "bus", "row": row})
 
     def compare_plan(self, here: Served) -> None:
-        """What the planner says of one more request, beside what that takes."""
+        """Compare the planner's prediction for one more request with the measurement."""
         body, before = bodies(self.name)[2], here.statistics()
         here.draw([body])
         for row in real_size_plan.rows(self.model, before, here.statistics(), body):
@@ -248,7 +248,7 @@ def forwards_of(stats: dict[str, Any], *, by_rows: bool = False) -> int:
 
 
 def started(house: House) -> str:
-    """What the log says that the worker's start took."""
+    """The times of the worker's start, from the log."""
     text = house.log.read_text(errors="replace")
     parts = re.findall(r"reading took ([\d.]+) s, placing weights ([\d.]+) s, preparing ([\d.]+)",
                        text)  # fmt: skip
@@ -294,13 +294,13 @@ def prove(name: str, folder: Path, options: Any, keep: Callable[[Any], None]) ->
             continue
         try:
             runs[run]()
-        except Exception as error:  # the other runs may well be made
+        except Exception as error:  # other runs may succeed
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             keep({"model": name, "table": "runs", "row": [run, f"FAILED: {why}", "", "", ""]})
 
 
 def _as_gguf(proof: Proof) -> tuple[str, str]:
-    """Flags of a server whose denoiser is a file of GGUF."""
+    """Flags of a server whose denoiser is a GGUF file."""
     file = proof.folder / "flux-q8_0.gguf"
     if not file.exists():
         write_gguf(proof.model / "transformer", file)
@@ -311,11 +311,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="flux,wan")
     parser.add_argument("--memory", default="8GiB")
-    parser.add_argument("--folder", type=Path, help="of models, which stay  [default: removed]")
+    parser.add_argument("--folder", type=Path, help="folder of models to keep  [default: removed]")
     parser.add_argument("--runs", default="together,exact,bus,int8,gguf")
-    parser.add_argument("--bus", type=float, default=1e9, help="bytes a second of the slow one")
+    parser.add_argument("--bus", type=float, default=1e9, help="bytes a second of the slow bus")
     parser.add_argument("--rows", type=Path, default=Path("build/real-size.jsonl"))
-    parser.add_argument("--tiny", action="store_true", help="small models: does it run?")
+    parser.add_argument("--tiny", action="store_true", help="small models: a dry run")
     parser.add_argument("--write", action="store_true", help="put the tables into the page")
     options = parser.parse_args()
     options.rows.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""Requests of a model of real size over a bus that is slower than computing, as PCIe is for a GPU.
+"""Requests of a real-size model over a bus that is slower than computing, like PCIe for a GPU.
 
-Loads of streamed blocks are held to that bandwidth; what is loaded when is decided by the engine.
+Loads of streamed blocks are limited to that bandwidth; the engine decides what is loaded when.
 """
 
 import time
@@ -13,15 +13,15 @@ from benchmarks.stream_bus import HeldBus
 from carpool.engine.weights import placement
 
 GIB = 2**30
-STEPS = 1  # one by one, a step of each request takes a sweep over all
+STEPS = 1  # without sharing, each step of a request needs a sweep
 
 
 def measure(
     model: Path, memory: str, bodies: Sequence[dict[str, Any]], bytes_per_s: float
 ) -> Iterator[list[str]]:
-    """Rows: all requests at once, and one after the other.
+    """Yield rows: all requests at once, and in sequence.
 
-    What may share a sweep is observed in a first round, which is not measured.
+    An unmeasured first round lets the engine observe which calls may share a sweep.
     """
     speed = bytes_per_s
 

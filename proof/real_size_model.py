@@ -1,8 +1,8 @@
-"""Write a pipeline of published size with random weights: folders as the hub has them.
+"""Write a pipeline of published size with random weights, in the hub's folder layout.
 
-The configurations are those of the planner, tokenizers those of the embedded models. Weights are
-drawn so that signals stay near one, in bfloat16, and written tensor by tensor: no more than a part
-of one is in memory. The two experts of Wan 2.2 are the same files under two names, for disks.
+Configurations come from the planner, tokenizers from the embedded models. Weights are bfloat16,
+scaled so that activations stay near 1, and written in parts: only a part of a tensor is in memory.
+The two experts of Wan 2.2 are the same files under two names, to save disk space.
 """
 
 import json
@@ -27,12 +27,12 @@ from carpool_lab.plan.names import known
 from carpool_lab.plan.shapes import part
 
 DTYPE = torch.bfloat16
-POOL = 1 << 24  # random numbers that all weights are cut from, each from a place of its own
-SHARD_BYTES = {"diffusers": 9.98e9, "transformers": 4.99e9}  # as the libraries cut files
+POOL = 1 << 24  # pool of random numbers; each weight uses its own offset
+SHARD_BYTES = {"diffusers": 9.98e9, "transformers": 4.99e9}  # shard sizes of the libraries
 BASES = {"flux": ("FLUX.1-dev", MODEL_DIR), "wan": ("Wan2.2-T2V-A14B", VIDEO_MODEL_DIR)}
-SCHNELL = {"guidance_embeds": False}  # what its transformer has other than FLUX.1-dev's
+SCHNELL = {"guidance_embeds": False}  # its transformer's differences to FLUX.1-dev's
 RANK = 16
-Q8_ROW = 32  # numbers of a block of Q8_0
+Q8_ROW = 32  # values in a block of Q8_0
 TINY: dict[str, dict[str, Any]] = {
     "FluxTransformer2DModel": {
         "num_layers": 2, "num_single_layers": 4, "num_attention_heads": 4,
@@ -52,7 +52,7 @@ def write(name: str, folder: Path, *, is_tiny: bool = False) -> dict[str, int]:
 
     Args:
         name: `flux` (FLUX.1-schnell) or `wan` (Wan 2.2 T2V A14B).
-        is_tiny: a few small blocks: does this program run?
+        is_tiny: few small blocks, for a dry run.
     """
     planned, base = BASES[name]
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors", "carpool.json"))
@@ -107,7 +107,7 @@ def _write_module(module: Any, library: str, folder: Path) -> int:
 
 
 def _weights(module: nn.Module) -> dict[str, torch.Size]:
-    """Shapes by name, a weight that has two names once."""
+    """Shapes by name; shared weights appear once."""
     visited: set[int] = set()
     shapes = {}
     for name, weight in module.state_dict(keep_vars=True).items():
@@ -132,7 +132,7 @@ def _bytes(shard: Mapping[str, torch.Size]) -> int:
 
 
 def _write_shard(file: Path, shard: Mapping[str, torch.Size]) -> int:
-    """Write one file of safetensors, tensor by tensor."""
+    """Write one safetensors file, tensor by tensor."""
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shard.items():
@@ -149,7 +149,7 @@ def _write_shard(file: Path, shard: Mapping[str, torch.Size]) -> int:
 
 
 def _drawn(name: str, shape: torch.Size) -> Iterator[Tensor]:
-    """A weight's values, a part after the other: matrices by their inputs, scales one, biases 0."""
+    """Yield parts of a weight's values: matrices scaled by inputs, scales 1, biases 0."""
     count = math.prod(shape)
     if len(shape) < 2:
         yield torch.full((count,), float(not name.endswith("bias")), dtype=DTYPE)
@@ -171,7 +171,7 @@ _POOL: list[Tensor] = []
 
 
 def write_lora(folder: Path, component: str, file: Path) -> None:
-    """Write an adapter of a usual rank for the attention of a denoiser's blocks."""
+    """Write an adapter of typical rank for the attention of a denoiser's blocks."""
     chance, weights = torch.Generator().manual_seed(1), {}
     for name, shape in _read_shapes(folder / component).items():
         if name.endswith(("attn.to_q.weight", "attn.to_k.weight", "attn1.to_q.weight")):

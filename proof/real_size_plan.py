@@ -1,4 +1,4 @@
-"""What `carpool plan` would say of this CPU, beside what was measured."""
+"""Compare predictions of `carpool plan` for this CPU with measurements."""
 
 import os
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from carpool_lab.plan.predict import DeviceSpec, forward_s
 from carpool_lab.plan.shapes import build, stages
 
 GB = 1e9
-SIDE = 2048  # of the product by which this CPU's speed is measured
+SIDE = 2048  # side of the matrix product that measures the CPU's speed
 
 
 def here(link: float) -> DeviceSpec:
-    """This CPU as a device: what one product and one copy reach are its data sheet.
+    """This CPU as a device: a measured product and a measured copy are its data sheet.
 
     Args:
-        link: bytes a second of the disk that weights are streamed from.
+        link: bytes a second of the disk with the streamed weights.
     """
     torch.set_num_threads(os.cpu_count() or 1)
     marks = Marks(torch.device("cpu"))
@@ -34,12 +34,12 @@ def here(link: float) -> DeviceSpec:
 def rows(
     model: Path, before: dict[str, Any], after: dict[str, Any], body: dict[str, Any]
 ) -> Iterator[list[str]]:
-    """Rows: bytes of each component, seconds of a forward of each.
+    """Yield rows: bytes and seconds of a forward for each component.
 
     Args:
-        before: the engine's statistics before a lone request.
-        after: and after it.
-        body: what was asked for.
+        before: the engine's statistics before a single request.
+        after: its statistics after the request.
+        body: body of the request.
     """
     options = {"num_frames": body["num_frames"]} if "num_frames" in body else {}
     shapes = replace(build(str(model)), call=options)

@@ -1,11 +1,11 @@
-"""Run the peers' own load clients against this server, and record what they send.
+"""Run the peers' own load clients against this server, and record their requests.
 
     python -m proof.record_clients --sglang FOLDER --vllm-omni FOLDER
 
-The folders hold the unpacked wheels, nothing of which is installed but aiohttp: the clients' files
-are imported as they are, everything else that they import is a stand-in. The server
-runs on a loopback port before a fake worker. `tests/server/compat/test_peer_clients.py` sends the
-records again.
+The folders hold the unpacked wheels; only aiohttp is installed. The clients' files are imported
+unchanged, with stand-ins for all other imports. The server runs on a loopback port with a fake
+worker. `tests/server/compat/test_peer_clients.py` replays the
+records.
 """
 
 import argparse
@@ -49,7 +49,7 @@ PEERS = {"sglang", "vllm", "vllm_omni", "datasets", "transformers", "prettytable
 
 
 def card(makes: str) -> Card:
-    """A model that makes pictures or videos, from a text or a picture."""
+    """The card of a model that makes pictures or videos from a text or a picture."""
     sizes = {"width": 64, "height": 64, "num_inference_steps": 4}
     sizes |= {"num_frames": 5} if makes == "video" else {}
     parameters = [Parameter("prompt", "str"), Parameter("guidance_scale", "float", default=3.5)]
@@ -63,7 +63,7 @@ def card(makes: str) -> Card:
 
 
 class Grey(Supervisor):
-    """In place of a worker: makes grey pictures or videos at once."""
+    """A fake worker that makes grey pictures or videos at once."""
 
     def __init__(self, makes: str) -> None:
         super().__init__("none", EngineSettings())
@@ -84,7 +84,7 @@ class Grey(Supervisor):
 
 
 class Recorder:
-    """ASGI middleware that keeps every request with its answer's status."""
+    """ASGI middleware that records every request with the status of its answer."""
 
     def __init__(self, app: Any) -> None:
         self.app, self.records, self.client = app, list[dict[str, Any]](), ""
@@ -121,7 +121,7 @@ class Recorder:
 
 @asynccontextmanager
 async def served(worker: Any) -> AsyncIterator[tuple[str, Recorder]]:
-    """A server on a loopback port before a fake worker."""
+    """Run a server on a loopback port with a fake worker."""
     store = JobStore(None)
     writers = {"image": write_images, "video": write_video}
     runner = Runner(
@@ -146,7 +146,7 @@ async def served(worker: Any) -> AsyncIterator[tuple[str, Recorder]]:
 
 @contextmanager
 def imported(folders: Sequence[Path]) -> Iterator[None]:
-    """Import the clients' files out of the folders, and stand-ins for the rest."""
+    """Import the clients' files from the folders, and stand-ins for all other modules."""
     importer = Importer(folders, REAL, PEERS)
     sys.meta_path.insert(0, importer)
     try:
@@ -184,7 +184,7 @@ async def sglang(url: str, recorder: Recorder, task: str, **options: Any) -> dic
 
 
 def bench_arguments(bench: types.ModuleType) -> Any:
-    """The arguments, as the client's own command line reads them."""
+    """The arguments, parsed by the client's own command line."""
     source = Path(str(bench.__file__)).read_text()
     main = source[source.index("parser = argparse.ArgumentParser") :]
     lines = [line.removeprefix("    ") for line in main.splitlines()]
@@ -195,7 +195,7 @@ def bench_arguments(bench: types.ModuleType) -> Any:
 
 
 class EventLines:
-    """In place of vLLM's `StreamedResponseHandler`: messages of a stream, without their ends."""
+    """Stand-in for vLLM's `StreamedResponseHandler`: splits a stream into messages."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -206,7 +206,7 @@ class EventLines:
 
 
 class Outcome(SimpleNamespace):
-    """In place of vLLM's `RequestFuncOutput`: fields that no client has set are 0."""
+    """Stand-in for vLLM's `RequestFuncOutput`: unset fields are 0."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -215,8 +215,8 @@ class Outcome(SimpleNamespace):
 
 
 async def omni(url: str, recorder: Recorder, kind: str) -> list[Any]:
-    """The functions behind `vllm bench serve --omni`, one request each."""
-    aiohttp: Any = importlib.import_module("aiohttp")  # not among what this project needs
+    """Run the functions of `vllm bench serve --omni` with one request each."""
+    aiohttp: Any = importlib.import_module("aiohttp")  # not a dependency of this project
 
     lib: Any = importlib.import_module("vllm.benchmarks.lib.endpoint_request_func")
     lib.ASYNC_REQUEST_FUNCS, lib.OPENAI_COMPATIBLE_BACKENDS = {}, []
@@ -271,7 +271,7 @@ def _png() -> bytes:
 
 
 def outcome(reply: Any) -> str:
-    """How a request went, as its client saw it."""
+    """The client's view of a request's result."""
     return "ok" if reply.success else f"FAILED: {str(reply.error)[-300:]}"
 
 

@@ -1,11 +1,11 @@
-"""Record which batches the peers' own schedulers form, as data for tests without the peers.
+"""Record the batches of the peers' own schedulers, as data for tests without the peers.
 
     python -m proof.record_peers --sglang FOLDER --vllm-omni FOLDER
 
-The folders hold the unpacked wheels, nothing of which is installed: their schedulers' files are
-imported as they are, everything else that they import is a stand-in. Clocks are virtual. A trace
-has what was set, the requests with their arrivals, and the batches: when, who, and why no more.
-`tests/schedule/peers/test_recorded_traces.py` replays them through our policies.
+The folders hold the unpacked wheels, which are not installed: the schedulers' files are imported
+unchanged, with stand-ins for all other imports. Clocks are virtual. A trace has the settings, the
+requests with their arrivals, and the batches: time, requests, and the limit that closed each.
+`tests/schedule/peers/test_recorded_traces.py` replays them through Carpool's policies.
 """
 
 import argparse
@@ -43,11 +43,11 @@ REAL = {
     "vllm_omni.inputs.data",
 }
 ABSENT = {"einops", "imageio", "sglang", "vllm", "vllm_omni", "zmq"}  # packages
-OUTPUT_S = 0.25  # a batch takes so long for each output
+OUTPUT_S = 0.25  # duration of a batch for each output
 
 
 class StandIn(types.ModuleType):
-    """A module in which every name exists: a class if it begins like one, else a mock."""
+    """A module where every name exists: capitalised names are classes, other names mocks."""
 
     __path__: list[str] = []
 
@@ -67,7 +67,7 @@ class StandIn(types.ModuleType):
 
 
 class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives the peers' scheduler files, and stand-ins for all else of them and of their needs."""
+    """Imports the peers' scheduler files, and stand-ins for their other modules."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class VirtualTime:
-    """A clock that is moved, and the arrivals that happen meanwhile."""
+    """A manual clock that delivers the arrivals it passes."""
 
     def __init__(self, requests: Sequence[dict[str, Any]], arrive: Callable[[int], None]) -> None:
         self.now_s = 0.0
@@ -111,7 +111,7 @@ class VirtualTime:
 
 
 def arrivals(rng: random.Random, make: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Requests in bursts and one by one, on a grid of 10 ms."""
+    """Requests in bursts and single, on a grid of 10 ms."""
     at, entries = 0.0, []
     gap_s = rng.choice((0.02, 0.1, 0.5))
     for _ in range(rng.randint(4, 16)):
@@ -125,7 +125,7 @@ def arrivals(rng: random.Random, make: Callable[[], dict[str, Any]]) -> list[dic
 
 
 def sglang_trace(rng: random.Random, scheduler: Any, folder: Path) -> dict[str, Any]:
-    """One trace through `Scheduler.get_next_batch_to_run`, driven as its event loop drives it."""
+    """One trace of `Scheduler.get_next_batch_to_run`, driven like its event loop."""
     sizes, steps = rng.sample([512, 768, 1024], rng.randint(1, 3)), rng.choice([(8,), (8, 20)])
     guidances, negatives = rng.choice([(3.5,), (3.5, 5.0)]), rng.choice([("",), ("", "bad")])
     outputs = rng.choice([(1,), (1, 1, 2), (1, 2, 3, 6)])
@@ -154,7 +154,7 @@ def sglang_trace(rng: random.Random, scheduler: Any, folder: Path) -> dict[str, 
             rules[0]["max_cost"] = rng.choice([10_000, 20_000, 60_000])
     requests_made = [_sglang_request(scheduler, request) for request in requests]
     core = _sglang_core(scheduler, flags, rules, folder)
-    read: list[int] = []  # arrived, and not read by the loop yet
+    read: list[int] = []  # arrived, but not yet read by the loop
     time = VirtualTime(requests, read.append)
     batches: list[dict[str, Any]] = []
     stamps = [0.0] * len(requests)
@@ -177,9 +177,9 @@ def sglang_trace(rng: random.Random, scheduler: Any, folder: Path) -> dict[str, 
         oldest_s = core.waiting_queue[0][2] if core.waiting_queue else None
         leaves = None if oldest_s is None else oldest_s + core._batching_delay_s
         then = min(moment for moment in (leaves, time.next_s) if moment is not None)
-        time.move(max(then, time.now_s + 1e-6))  # as a loop that spins once more
+        time.move(max(then, time.now_s + 1e-6))  # one more turn of its loop
     for request, stamp in zip(requests, stamps, strict=True):
-        request["at_s"] = round(stamp, 4)  # when its loop read it: there its delay begins
+        request["at_s"] = round(stamp, 4)  # its loop's read time, where its delay begins
     return {**flags, "rules": rules, "requests": requests, "batches": batches}
 
 
@@ -229,7 +229,7 @@ def _sglang_core(
 
 
 def omni_trace(rng: random.Random, omni: Any) -> dict[str, Any]:
-    """One trace through `RequestScheduler` and the wait of `DiffusionEngine` before a wave."""
+    """One trace of `RequestScheduler` and of `DiffusionEngine`'s wait before a wave."""
     sizes, steps = rng.sample([512, 768, 1024], rng.randint(1, 2)), rng.choice([(8,), (8, 20)])
     guidances = rng.choice([(None,), (1.0, 4.0), (4.0, 5.0)])
     negatives = rng.choice([(None,), (None, "", "bad"), ("bad", "worse")])
@@ -300,7 +300,7 @@ def _omni_request(omni: Any, request: dict[str, Any], index: int) -> Any:
 
 @contextmanager
 def imported(folder: Path) -> Iterator[None]:
-    """Imports of a peer are its own files and stand-ins meanwhile."""
+    """In the block, imports of a peer resolve to its own files and stand-ins."""
     importer = Importer([folder])
     with patch.object(sys, "meta_path", [importer, *sys.meta_path]):
         yield
@@ -337,7 +337,7 @@ def record_omni(folder: Path) -> list[dict[str, Any]]:
 
 
 def version_in(folder: Path) -> str:
-    """The version of the wheel that was unpacked there."""
+    """The version of the wheel unpacked there."""
     return next(folder.glob("*.dist-info")).name.split("-")[1].removesuffix(".dist")
 
 

@@ -1,13 +1,13 @@
-"""Use a server for half an hour and see whether it grows: memory, open files, threads.
+"""Use a server for half an hour and check its growth: memory, open files, threads.
 
 usage: make soak     (or: python -m proof.soak [--minutes 30] [--workers N]
                       [--write])
        make soak-fleet  (with --workers 3, of two models; requests have priorities, some deadlines)
 
-The same four kinds of clients as in `chaos`, and nothing breaks. What is kept for clients on
-purpose, the store's cache and the allocators' pools must be full before anything is compared:
-the first half does not count. Nobody sends an Idempotency-Key with a request that is answered at
-once, since those answers are kept for an hour.
+The same four kinds of clients as in `chaos`, without faults. Data retained for clients, the store's
+cache and the allocators' pools must be full before the comparison, so the first half does not
+count. Synchronous requests have no Idempotency-Key, because their answers would be stored for an
+hour.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ from proof.tickets import EXACT, Ticket, tickets
 
 CLIENTS = {"waits": 2, "streams": 1, "polls": 2, "vanishes": 1}
 TICKETS = 24
-SAMPLES = 180  # in all: every 10 s of half an hour
-CROWD = 64  # requests at once in the beginning: threads are started as they are first needed
-WARM = 1 / 2  # of the time, before anything is compared
-WINDOW = 1 / 6  # of the time: one after the warm-up against the last one
+SAMPLES = 180  # total number: every 10 s of half an hour
+CROWD = 64  # simultaneous requests at the start, to start all threads
+WARM = 1 / 2  # fraction of the time for warm-up
+WINDOW = 1 / 6  # fraction of the time: a window after warm-up, and the last one
 OPEN_FILES = "open files"
-FLAT = 0.02  # most that a value may grow
+FLAT = 0.02  # most relative growth
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at one process."""
+    """One sample of a process."""
 
     process: str
     at_s: float
@@ -61,10 +61,10 @@ class Growth:
 
 
 def look(process: str, pid: int, at_s: float) -> Sample:
-    """Measure a process now.
+    """Sample a process now.
 
     Raises:
-        OSError: there is none.
+        OSError: no such process.
     """
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     fields = {name: text.split() for name, _, text in (line.partition(":") for line in lines)}
@@ -82,12 +82,12 @@ def look(process: str, pid: int, at_s: float) -> Sample:
 
 
 def growths(samples: Sequence[Sample], seconds: float) -> list[Growth]:
-    """Compare the medians of a window after the warm-up and of the last one.
+    """Compare the medians of the window after the warm-up and of the last window.
 
-    Of open files the fewest: connections come and go, and a file that is never closed stays.
+    For open files the minimum counts: connections vary, but a leaked file stays.
 
     Args:
-        seconds: how long it was in all.
+        seconds: total duration.
     """
     growths_found = []
     for process in dict.fromkeys(sample.process for sample in samples):
@@ -103,7 +103,7 @@ def growths(samples: Sequence[Sample], seconds: float) -> list[Growth]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it."""
+    """The results of a run."""
 
     minutes: float
     growths: list[Growth]
@@ -116,7 +116,7 @@ class Run:
         return findings(self.diary, self.tickets)
 
     def problems(self) -> list[str]:
-        """Promises that do not hold."""
+        """Broken promises."""
         growths = [
             f"{growth.process}: {growth.measure} grew by {growth.share:.1%}"
             for growth in self.growths
@@ -127,10 +127,10 @@ class Run:
 
 
 async def run(minutes: float, seed: int, workers: int = 1) -> Run:
-    """Use a server for so long.
+    """Use a server for `minutes`.
 
     Args:
-        workers: of two models together; 1: one model.
+        workers: total workers of two models; 1: one model.
     """
     diary, samples, seconds = Diary(), list[Sample](), 60 * minutes
     with tempfile.TemporaryDirectory(prefix="carpool-proof-") as name:
@@ -156,7 +156,7 @@ async def run(minutes: float, seed: int, workers: int = 1) -> Run:
                     pids = {"front": house.front}
                     for number, pid in enumerate(house.workers(), 1):
                         pids[f"worker {number}" if workers > 1 else "worker"] = pid
-                    with suppress(OSError):  # one died: the clients will tell
+                    with suppress(OSError):  # a process died: the clients report it
                         samples += [look(name, pid, at_s) for name, pid in pids.items()]
                     await asyncio.sleep(seconds / SAMPLES)
                 clients.is_over = True

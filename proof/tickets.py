@@ -1,7 +1,7 @@
-"""What clients ask for, with the picture that each must get: drawn beforehand, nobody else aboard.
+"""The clients' requests, each with its expected picture, drawn alone in advance.
 
-No two tickets ask for the same scene, so a picture that belongs to another one is told by what it
-shows.
+All tickets have different scenes, so the judge recognises a picture that belongs to another
+ticket.
 """
 
 import base64
@@ -19,15 +19,15 @@ from training.shapes.judge import shows
 
 ENDPOINT = "/v1/images/generations"
 STEPS = (6, 8, 12, 16)
-DEADLINE_S = 600.0  # it orders work; none is so late that it would be refused
-EXACT = ("--numerics", "exact")  # flags of the server: company changes no bit of a picture
+DEADLINE_S = 600.0  # orders the work; far enough to avoid refusals
+EXACT = ("--numerics", "exact")  # flags of the server: batching changes no bit of a picture
 
 Verdict = Literal["right", "foreign", "spoiled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A request and its picture."""
+    """A request and its expected picture."""
 
     body: dict[str, Any]
     picture: Image.Image
@@ -38,11 +38,11 @@ class Ticket:
         return text
 
     def verdict(self, file: bytes, tickets: Sequence["Ticket"]) -> Verdict:
-        """What is to be said of a picture that came for this ticket.
+        """Judge a received picture of this ticket.
 
         Returns:
-            foreign: it shows what another ticket asks for. spoiled: neither that nor the picture
-            that was drawn alone.
+            foreign: it shows another ticket's scene. spoiled: it is neither foreign nor the
+            expected picture.
         """
         picture = decoded(file)
         if gap(picture, self.picture) == 0 and shows(picture, self.prompt):
@@ -54,13 +54,13 @@ class Ticket:
 async def tickets(
     http: httpx2.AsyncClient, count: int, seed: int, models: Sequence[str] = ()
 ) -> list[Ticket]:
-    """Have a server draw one request after another; keeps those that the judge finds right.
+    """Let a server draw requests in sequence; keeps those that the judge finds right.
 
     Args:
-        models: of a fleet; requests then have priorities, and some a deadline, too.
+        models: models of a fleet; requests then have priorities, some also deadlines.
 
     Raises:
-        RuntimeError: it draws too few right ones.
+        RuntimeError: it draws too few right pictures.
     """
     rng, tickets = random.Random(seed), list[Ticket]()
     for number, prompt in enumerate(prompts(count)):
@@ -79,7 +79,7 @@ async def tickets(
 
 
 def decoded(file: bytes) -> Image.Image:
-    """A picture from its file."""
+    """Decode a picture file."""
     with Image.open(io.BytesIO(file)) as image:
         return image.convert("RGB")
 
