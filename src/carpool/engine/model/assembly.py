@@ -1,6 +1,6 @@
-"""Read a pipeline from its files: its own, and those of components from elsewhere.
+"""Read a pipeline from its files: its own ones, and components from other places.
 
-Weights end in the model, or it is refused: none is drawn at random, and none dropped.
+All weights end in the model, or it is refused: none is random, and none is dropped.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -41,12 +41,12 @@ from carpool.settings.quantization import Quantization
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Where the parts of a pipeline come from."""
+    """The sources of a pipeline's parts."""
 
-    source: str  # folder or hub id of all that no other place gives
+    source: str  # folder or hub id of all other parts
     index: dict[str, Any]
-    whole: str | None  # a file of several components
-    replaced: dict[str, str]  # places of single components
+    whole: str | None  # a file with several components
+    replaced: dict[str, str]  # sources of single components
     base: BasePipeline
 
 
@@ -57,16 +57,16 @@ def read(
     only: Collection[str] | None = None,
     begin: Callable[[str, Mapping[str, type]], object] = lambda source, classes: None,
 ) -> Pipeline:
-    """Read a pipeline from its files, to the host: `engine.weights` moves it to its device.
+    """Read a pipeline from its files, into host memory: `engine.weights` moves it to its device.
 
     Args:
-        model: a folder, a hub id or a file, as `carpool.models.source.find` gave it.
+        model: a folder, a hub id or a file, from `carpool.models.source.find`.
         only: the modules to read; the pipeline lacks the others. Default: all.
         begin: called before anything large is read, with the classes of all modules.
 
     Raises:
-        SettingRejected: a setting names a component that the model has not, or does not suit it.
-        LoadFailed: a file is not there, or does not fit.
+        SettingRejected: a setting names a missing component, or does not fit it.
+        LoadFailed: a file does not exist, or does not fit.
     """
     check_packages(settings)
     origin = _origin(model, settings)
@@ -100,7 +100,7 @@ def read(
 
 
 def _origin(model: str, settings: EngineSettings) -> _Origin:
-    """Where the parts of a pipeline come from, as a model and settings say."""
+    """The sources of a pipeline's parts, from the model and settings."""
     source, whole, replaced = model, None, replacements(settings.component)
     if is_single_file(model):
         source, index, component = single_file(model, settings.model_config, settings.revision)
@@ -122,11 +122,11 @@ def _origin(model: str, settings: EngineSettings) -> _Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Quantized:
-    """How one component is quantized."""
+    """The quantization of one component."""
 
     kind: Quantization
-    config: Any  # of its library
-    is_read: bool  # while its weights are read, not after that
+    config: Any  # the library's configuration
+    is_read: bool  # quantized while read, not afterwards
 
 
 def _quantized(
@@ -135,7 +135,7 @@ def _quantized(
     names: Collection[str],
     device: Device,
 ) -> dict[str, _Quantized]:
-    """The quantization of each component that has one."""
+    """The quantization of each quantized component."""
     quantized = {}
     for name, kind in kinds_of(settings, modules).items():
         if name not in names:
@@ -154,14 +154,14 @@ def _from_elsewhere(
     device: Device,
     quantized: Mapping[str, Any],
 ) -> tuple[dict[str, nn.Module], dict[str, Any]]:
-    """Read the components that do not come from the pipeline's own folder or repository.
+    """Read the components from outside the pipeline's own folder or repository.
 
     Args:
-        classes: of all modules of the pipeline.
-        component_names: names of those to read.
+        classes: classes of all modules of the pipeline.
+        component_names: names of the modules to read.
 
     Returns:
-        Components by name; and marks of files that say how the model was trained.
+        Components by name; and files' marks about the model's training.
     """
     parts: dict[str, nn.Module] = {}
     marks: dict[str, Any] = {}
@@ -191,12 +191,12 @@ def _pipeline(
     device: Device,
     quantized: Mapping[str, Any],
 ) -> DiffusionPipeline:
-    """Read a pipeline by its own class: the base class drops optional components in silence.
+    """Read a pipeline by its own class: the base class silently drops optional components.
 
-    Its modules are read one by one: with `from_pretrained` it would draw weights that are missing.
+    Its modules are read one by one: `from_pretrained` would initialize missing weights randomly.
 
     Args:
-        supplied: modules that are there already; None: to be left out.
+        supplied: modules that are already loaded; None: left out.
     """
     options: dict[str, Any] = {"revision": settings.revision, "use_safetensors": True}
     if settings.variant is not None:
@@ -228,19 +228,19 @@ def _dtypes(device: Device) -> Any:
 
 
 def pipeline_class(index: Mapping[str, Any]) -> Any:
-    """The class of a pipeline that diffusers has, by its index; None for others."""
+    """The diffusers class of a pipeline, by its index; None if diffusers has none."""
     name = str(index.get("_class_name"))
     cls = class_of("diffusers", "WanPipeline" if name == "WanDMDPipeline" else name)
     return cls if isinstance(cls, type) and issubclass(cls, DiffusionPipeline) else None
 
 
 def refuse_another(pipe: Pipeline, name: str, module: nn.Module | None) -> None:
-    """Refuse a pipeline that holds another module than the one that it was given.
+    """Refuse a pipeline that holds another module than the given one.
 
-    A pipeline may build its own of it (AnimateDiff's UNet), with all of its weights.
+    A pipeline may build its own one from it (AnimateDiff's UNet), with all of its weights.
 
     Raises:
-        LoadFailed: names the component.
+        LoadFailed: it does; the text names the component.
     """
     current = getattr(pipe, name, None)
     if current is module:
@@ -255,7 +255,7 @@ def refuse_another(pipe: Pipeline, name: str, module: nn.Module | None) -> None:
 
 
 def index_of(source: str, revision: str | None) -> dict[str, Any]:
-    """The index of a pipeline of its own class, or of a modular one."""
+    """The index of a plain or modular pipeline."""
     try:
         return dict(DiffusionPipeline.load_config(source, revision=revision))
     except OSError:

@@ -1,4 +1,4 @@
-"""Set the back end by which denoisers compute attention, if it runs here."""
+"""Set the attention back end of denoisers, if it runs here."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -20,9 +20,9 @@ from carpool.settings.preparation import is_denoiser
 def set_attention(
     modules: Mapping[str, nn.Module], backend: str, device: Device, undo: ExitStack
 ) -> None:
-    """Set how denoisers compute attention.
+    """Set the attention back end of denoisers.
 
-    diffusers keeps the last choice as the default of the whole process, too: that is put back.
+    Diffusers also makes the last choice the default of the whole process: that is restored.
     """
     backends = [name.value for name in AttentionBackendName]
     if backend not in backends:
@@ -41,7 +41,7 @@ def set_attention(
         before = [(processor, processor._attention_backend) for processor in _processors(module)]
         undo.callback(_set_processors, before)
         try:
-            with attention_backend(AttentionBackendName.NATIVE):  # restores the default at its end
+            with attention_backend(AttentionBackendName.NATIVE):  # restores the default on exit
                 module.set_attention_backend(backend)  # type: ignore[operator]
         except (RuntimeError, ImportError, ValueError, OSError) as error:
             raise SettingRejected(f"attention_backend={backend!r}: {error}") from error
@@ -50,7 +50,7 @@ def set_attention(
 
 
 def _try(backend: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Compute a little attention: what does not run here would fail every request.
+    """Run a small attention: a back end that does not run here would fail every request.
 
     Raises:
         SettingRejected: it does not run.
@@ -59,7 +59,7 @@ def _try(backend: str, device: torch.device, dtype: torch.dtype) -> None:
     try:
         with torch.no_grad():
             dispatch_attention_fn(query, query, query, backend=AttentionBackendName(backend))
-    except Exception as error:  # whatever a kernel raises
+    except Exception as error:  # a kernel may raise anything
         first = (str(error).splitlines() or [""])[0]
         raise SettingRejected(
             f"attention_backend={backend!r}: does not run on {device.type} in {dtype} "

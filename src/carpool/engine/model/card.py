@@ -1,4 +1,4 @@
-"""A pipeline's card: what clients may know of a loaded model."""
+"""A pipeline's card: the facts about a loaded model that clients may see."""
 
 import inspect
 import logging
@@ -19,7 +19,7 @@ from carpool.request.parameters import check
 from carpool.settings.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
 
-_OPEN_CLIP_WIDTH = 1024  # of Stable Diffusion 2's text encoder; that of 1 has 768
+_OPEN_CLIP_WIDTH = 1024  # of Stable Diffusion 2's text encoder; Stable Diffusion 1 has 768
 
 log = logging.getLogger("carpool")
 
@@ -31,7 +31,7 @@ def card_of(
     settings: EngineSettings,
     tasks: tuple[Task, ...],
 ) -> Card:
-    """The card of a pipeline, for clients; `extra` is what its card file says."""
+    """The card of a pipeline, for clients; `extra` is the content of its card file."""
     defaults = extra.get("defaults", {})
     cls: Any = type(pipe)
     if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
@@ -73,10 +73,10 @@ def card_of(
 
 
 def _check_defaults(card: Card, requested: Mapping[str, Any]) -> None:
-    """Refuse defaults that a request may not say.
+    """Refuse defaults that would be invalid in a request.
 
     Raises:
-        SettingRejected: names the parameter and its rule.
+        SettingRejected: a default is invalid; the text names the parameter and its rule.
     """
     bare = replace(card, defaults={})
     for name, value in requested.items():
@@ -93,14 +93,14 @@ def _size_multiple(pipe: Pipeline) -> int:
         config = getattr(getattr(pipe, name, None), "config", None)
         factor = getattr(config, "vae_scale_factor", factor)
     if hasattr(pipe, "patch_size"):
-        patch = pipe.patch_size  # of a video model a tuple: frames, height, width
+        patch = pipe.patch_size  # for a video model a tuple: frames, height, width
         return int(factor * (patch if isinstance(patch, int) else patch[-1]))
-    # image processors count the denoiser's patches in
+    # image processors include the denoiser's patches
     return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))
 
 
 def _has_fixed_text_layer(pipe: Pipeline) -> bool:
-    """Whether it has other text encoders than Stable Diffusion 1's: OpenCLIP's, or several."""
+    """Whether its text encoders differ from Stable Diffusion 1's: OpenCLIP's, or several."""
     config = getattr(getattr(pipe, "text_encoder", None), "config", None)
     is_open_clip = getattr(config, "hidden_size", None) == _OPEN_CLIP_WIDTH
     return is_open_clip or getattr(pipe, "text_encoder_2", None) is not None
@@ -108,7 +108,7 @@ def _has_fixed_text_layer(pipe: Pipeline) -> bool:
 
 @lru_cache(256)
 def _rounds_sizes(cls: Any) -> bool:
-    """Whether it makes other sizes smaller, and says so in its log (FLUX); others raise."""
+    """Whether it reduces unsupported sizes with a log line (FLUX); other classes raise."""
     try:
         source = inspect.getsource(cls.check_inputs)
     except (AttributeError, OSError, TypeError):
@@ -117,7 +117,7 @@ def _rounds_sizes(cls: Any) -> bool:
 
 
 def _patch_px(pipe: Pipeline) -> int:
-    """Latent places along a side of one of the denoiser's patches."""
+    """Latent positions per side of the denoiser's patches."""
     for name in ("transformer", "transformer_2"):
         patch = getattr(getattr(getattr(pipe, name, None), "config", None), "patch_size", None)
         if patch is not None:
@@ -126,7 +126,7 @@ def _patch_px(pipe: Pipeline) -> int:
 
 
 def _frame_step(pipe: Pipeline) -> int:
-    """Frames of a video that one latent stands for."""
+    """Frames of a video per latent."""
     names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
     factors = (getattr(pipe, name, None) for name in names)
     return int(next((factor for factor in factors if factor), 1))

@@ -1,8 +1,8 @@
-"""Weights of a file under plain names: shards joined, wrappers' names removed, scales applied.
+"""Read a file's weights under plain names: shards joined, name prefixes removed, scales applied.
 
-Tools wrap the names of weights (`_orig_mod.` of torch.compile, `module.` of data parallelism),
-store float8 weights with scales beside them, and add entries that are no weights but say how the
-model was trained. After `read_checkpoint` weights of modules are left, and nothing is dropped.
+Tools add prefixes to names of weights (`_orig_mod.` by torch.compile, `module.` by data
+parallelism), store float8 weights with separate scales, and add entries that describe the model's
+training. `read_checkpoint` leaves only weights of modules, and drops none.
 """
 
 import re
@@ -23,31 +23,31 @@ from carpool.engine.model.turbo_wan import as_wan, is_turbo_wan
 from carpool.settings.preparation import is_gguf
 
 SCALES = (".scale_weight", ".weight_scale")
-"""What follows a layer's name in the name of its scale: a weight is its float8 times this."""
+"""Suffixes of a layer's scale: the weight is its float8 value times the scale."""
 INPUT_SCALES = (".scale_input", ".input_scale")
-"""Scales of activations, for products of float8: with weights that are unscaled there are none."""
+"""Suffixes of activation scales for float8 products; unused after weights are unscaled."""
 _FLOAT8 = re.compile(r"float8_e(4m3fn|5m2)(_rowwise|_blockwise)?")
-"""Formats of layers; the shape of a scale says what it is for."""
+"""Formats of layers; a scale's shape shows its granularity."""
 _FORMAT_ENTRIES = {"format", "full_precision_matrix_mult", "group_size", "orig_dtype", "orig_shape"}
-"""What a layer's format may say; whatever else may change what its weights stand for."""
+"""Allowed entries of a layer's format; others might change the meaning of its weights."""
 MARKS = (
     "v_pred", "ztsnr", "edm_mean", "edm_std", "edm_vpred.sigma_max", "edm_vpred.sigma_min",
     "__index_timestep_zero__",
 )  # fmt: skip
-"""Entries that are no weights: how the model was trained, so how its answers are to be read."""
+"""Entries about the model's training, which affect the meaning of its answers."""
 
 HEADER = "modelspec.prediction_type"
-"""What a header may say of a denoiser's answers: epsilon, or v."""
+"""The header entry for the kind of a denoiser's answers: epsilon or v."""
 
 WRAPPED = {"state_dict", "model"}
-"""Entries of pickles that hold the weights, beside a state of training."""
+"""Entries of pickles that hold the weights, next to a training state."""
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[^.]+)")
 _ADAPTER = re.compile(
     r"\.lora_(A|B|up|down)\b|^lora_(unet|te)|\.(hada|lokr|oft)_\w+$|\.dora_scale$"
 )
 _OF_LIBRARIES = re.compile(r"(.+?)\.(?:weight\.)?(quant_state\.bitsandbytes__\w+|qweight)$")
-"""Layers that bitsandbytes, GPTQ or SVDQuant have quantized."""
+"""Layers quantized by bitsandbytes, GPTQ or SVDQuant."""
 _UNREAD = (
     "weights of {0} are quantized as {1}, which is not read from a single file: take the model in "
     "bfloat16 or scaled float8, and let quantize do the rest"
@@ -56,21 +56,21 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a file of weights holds."""
+    """The content of a file of weights."""
 
     file: Path
     weights: dict[str, Tensor]
-    marks: dict[str, Any] = field(default_factory=dict)  # how the model was trained
+    marks: dict[str, Any] = field(default_factory=dict)  # about the model's training
 
 
 def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
     """Read a checkpoint from its file, or from all of its shards.
 
     Args:
-        dtype: of weights that are unscaled; others keep that of the file.
+        dtype: dtype of unscaled weights; others keep the file's dtype.
 
     Raises:
-        ValueError: it is an adapter, or quantized in a way that is not read.
+        ValueError: it is an adapter, or quantized in an unsupported way.
     """
     weights: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
@@ -95,18 +95,18 @@ def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
 
 
 def is_pth(name: str) -> bool:
-    """Whether a file is a pickle of tensors, by its name."""
+    """Whether a file's name is that of a pickle of tensors."""
     return name.lower().endswith(".pth")
 
 
 def read_pth(file: Path, device: str = "cpu") -> dict[str, Tensor]:
-    """Read a pickle that holds tensors only: whatever else could run code is not unpickled.
+    """Read a pickle that holds tensors only: objects that could run code are not unpickled.
 
     Args:
         device: `meta` reads names and shapes only.
 
     Raises:
-        ValueError: it holds something else, or cannot be read.
+        ValueError: it holds other objects, or cannot be read.
     """
     mapped = {"mmap": True} if zipfile.is_zipfile(file) and device != "meta" else {}
     try:
@@ -125,7 +125,7 @@ def read_pth(file: Path, device: str = "cpu") -> dict[str, Tensor]:
 
 
 def shards_of(name: str) -> list[str]:
-    """The names of all shards of a file that is one of several; else its own name."""
+    """The names of all shards if a file is a shard; else its own name."""
     if (match := _SHARD.fullmatch(name)) is None:
         return [name]
     stem, _, number, suffix = match.groups()
@@ -133,10 +133,10 @@ def shards_of(name: str) -> list[str]:
 
 
 def refuse_adapter(names: Iterable[str]) -> None:
-    """Refuse the weights of an adapter where those of a model are expected.
+    """Refuse an adapter's weights in place of a model's.
 
     Raises:
-        ValueError: says how adapters are used.
+        ValueError: it is an adapter; the text explains how to use one.
     """
     if (name := next(filter(_ADAPTER.search, names), None)) is not None:
         raise ValueError(
@@ -146,7 +146,7 @@ def refuse_adapter(names: Iterable[str]) -> None:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Names without what training adds to them, by the names of a file."""
+    """Plain names without prefixes added in training, by the file's names."""
     plain = {name: name.replace("_orig_mod.", "") for name in names}
     while plain and all(name.startswith("module.") for name in plain.values()):
         plain = {old: new.removeprefix("module.") for old, new in plain.items()}
@@ -154,7 +154,7 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def marks_in(names: Iterable[str]) -> dict[str, str]:
-    """The marks among names, whatever prefix they have."""
+    """The marks among names, with any prefix."""
     return {
         name: mark for name in names for mark in MARKS if name == mark or name.endswith(f".{mark}")
     }
@@ -163,7 +163,7 @@ def marks_in(names: Iterable[str]) -> dict[str, str]:
 def _unscaled(
     weights: Mapping[str, Tensor], metadata: Mapping[str, str], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Weights times their scales; without the entries that only say that there are scales."""
+    """Multiply weights by their scales; drop the entries about scales."""
     _check_formats(weights, metadata)
     scales: dict[str, str] = {}
     notes = {name for name in weights if name.rpartition(".")[2] in ("scaled_fp8", "comfy_quant")}
@@ -181,7 +181,7 @@ def _unscaled(
 
 
 def _times(name: str, weight: Tensor, scale_name: str, scale: Tensor) -> Tensor:
-    """A weight times its scale: of the tensor, of each output channel, or of each block."""
+    """Multiply a weight by its scale: per tensor, per output channel, or per block."""
     if not (weight.is_floating_point() or weight.dtype == torch.int8) or not (
         scale.is_floating_point() and scale.dtype.itemsize > 1
     ):
@@ -208,7 +208,7 @@ def _times(name: str, weight: Tensor, scale_name: str, scale: Tensor) -> Tensor:
 def _check_formats(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Refuse formats of quantized layers other than scaled float8, by name.
 
-    ComfyUI writes a layer's format beside it, or those of all layers into the header.
+    ComfyUI stores a layer's format next to it, or those of all layers in the header.
     """
     formats: dict[str, Any] = {
         name.rpartition(".")[0]: _json(name, bytes(entry.flatten().to(torch.uint8).tolist()))
@@ -226,10 +226,10 @@ def _check_formats(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 
 def _json(name: str, data: bytes) -> dict[str, Any]:
-    """What an entry about formats says.
+    """Parse a JSON entry about formats.
 
     Raises:
-        ValueError: names an entry that cannot be read.
+        ValueError: the entry cannot be read; the text names it.
     """
     try:
         entry = jsonfile.loads(data.decode())

@@ -1,8 +1,8 @@
-"""The device an engine runs on: a CPU, or what `torch.accelerator` knows: CUDA, ROCm, XPU, MPS.
+"""The device of an engine: a CPU, or one known to `torch.accelerator`: CUDA, ROCm, XPU, MPS.
 
-Work is queued on an accelerator and runs while Python goes on. Streams and events say what has
-happened there. A kind of accelerator that has no events is waited for after every forward, and
-one that has no streams copies in its only one: slower, and just as right.
+Work is queued on an accelerator and runs while Python continues. Streams and events report its
+progress. An accelerator without events is synchronized after every forward, and one without extra
+streams copies in its only one: slower, but correct.
 """
 
 import functools
@@ -30,15 +30,15 @@ SMALL_MODEL_PARAMETERS = 500_000_000
 
 
 class DeviceLost(EngineLost):
-    """The device has failed for good: nothing runs on it in this process any more."""
+    """The device has failed permanently: this process can no longer use it."""
 
 
 class Device:
-    """A torch device and the number type that weights have on it.
+    """A torch device and the dtypes of weights on it.
 
     Args:
-        settings: their `device` is a name, or "auto".
-        at: where a given pipeline already is: then "auto" means there.
+        settings: `device` is a name, or "auto".
+        at: the device of a given pipeline, for "auto".
 
     Raises:
         SettingRejected: the device does not exist here.
@@ -51,22 +51,22 @@ class Device:
         self.dtypes: dict[str, torch.dtype] = {
             component: getattr(torch, auto if name == "auto" else name)
             for component, name in {DEFAULT: "auto", **types(settings.dtype)}.items()
-        }  # of weights, by component
+        }  # dtypes of weights, by component
         self.dtype: torch.dtype = self.dtypes[DEFAULT]
         self._threads = settings.threads
         self._ahead: deque[torch.Event] = deque()
         self._copies: torch.Stream | None = None
         self.is_lost = False
-        self.at_loss: Callable[[], None] = lambda: None  # a worker process ends there
+        self.at_loss: Callable[[], None] = lambda: None  # a worker process exits there
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether work is queued on it, and over some time after it was launched."""
+        """Whether work is queued on it and runs asynchronously."""
         return self.type != "cpu"
 
     @functools.cached_property
     def has_events(self) -> bool:
-        """Whether moments in its queue of work can be marked, waited for and timed."""
+        """Whether it supports timed events."""
         why = why_no_events(self.torch)
         if why and self.is_accelerator:
             log.warning(
@@ -77,19 +77,19 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The name of the device, as its maker calls it."""
+        """The vendor's name of the device."""
         named = getattr(torch.get_device_module(self.torch), "get_device_name", None)
         return self.type if named is None or not self.is_accelerator else str(named(self.torch))
 
     def dtype_of(self, component: str) -> torch.dtype:
-        """The number type of a component's weights."""
+        """The dtype of a component's weights."""
         return self.dtypes.get(component, self.dtype)
 
     def enter(self, parameters: int) -> None:
-        """Set up the calling thread for a model of so many parameters.
+        """Set up the calling thread for a model of `parameters` parameters.
 
         Threads that wait for each other spin: on two busy cores a second thread made an image of
-        a tiny model 70 times slower. So a small model gets one.
+        a tiny model 70 times slower. So a small model gets one thread.
         """
         if self.is_accelerator:
             if self.torch.index is not None:
@@ -99,11 +99,11 @@ class Device:
             torch.set_num_threads(self._threads or (1 if small else len(os.sched_getaffinity(0))))
 
     def launched(self) -> None:
-        """Note that a forward was launched, and wait for the one before it.
+        """Record the launch of a forward, and wait for the previous one.
 
-        So Python prepares one forward while the device runs another, but never two: a newcomer
-        is at most one forward late. On a CPU forwards are over when they return, and a device
-        without events is waited for.
+        So Python prepares one forward while the device runs another, but never two: a new request
+        is at most one forward late. On a CPU forwards end before they return, and a device without
+        events is synchronized.
         """
         event = self.mark()
         if event is None:
@@ -119,21 +119,21 @@ class Device:
         return self.has_events
 
     def synchronize(self) -> None:
-        """Wait for all that was queued. Raises what the device has failed with, if it did."""
+        """Wait for all queued work. Raises the device's error, if it has failed."""
         if self.is_accelerator:
             torch.accelerator.synchronize(self.torch)
 
     def check(self, error: Exception) -> None:
-        """Find out whether an error was of one call only, or whether the device is lost.
+        """Find out whether an error concerns one call only, or the device is lost.
 
-        After an illegal memory access, say, a device answers every later call with an error.
+        For example, after an illegal memory access a device fails every later call.
 
         Args:
-            error: that a forward, or a pipeline, has raised; no device raises one that is not a
-                `RuntimeError`.
+            error: the exception of a forward or a pipeline; devices raise only
+                `RuntimeError`s.
 
         Raises:
-            DeviceLost: nothing will run on it any more. `at_loss` is called before.
+            DeviceLost: the device is unusable. `at_loss` is called before.
         """
         is_suspect = isinstance(error, RuntimeError) and not isinstance(
             error, torch.OutOfMemoryError
@@ -151,7 +151,7 @@ class Device:
         raise DeviceLost(f"{self.torch} has failed: {error}")
 
     def mark(self) -> torch.Event | None:
-        """This moment in the device's queue of work; None where it cannot be marked."""
+        """An event at the current end of the device's queue; None without events."""
         if self.is_lost or not self.has_events:
             return None
         event = torch.Event(self.torch)
@@ -159,7 +159,7 @@ class Device:
         return event
 
     def timed_event(self) -> torch.Event:
-        """An event that says when it was reached; only where there are events."""
+        """A timed event; only on devices with events."""
         return torch.Event(self.torch, enable_timing=True)
 
     def to_host(
@@ -169,10 +169,10 @@ class Device:
         *,
         mark: torch.Event | None,
     ) -> torch.Tensor:
-        """Copy to host memory, waiting for the work before `mark` but for none after it.
+        """Copy to host memory, after the work before `mark`, without waiting for later work.
 
         Args:
-            convert: done on the device, before the copy: bytes are a quarter of what floats are.
+            convert: runs on the device before the copy: bytes take a quarter of the size of floats.
         """
         if not self.is_accelerator or value.device.type == "cpu" or mark is None:
             return convert(value).cpu()
@@ -187,41 +187,41 @@ class Device:
     # Memory: of this process, in bytes
 
     def peak_bytes(self) -> int:
-        """The most memory that was in use at once, of this process on this device."""
+        """Peak memory use of this process on this device."""
         if self.is_accelerator:
             return self._memory("max_memory_allocated") or 0
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def free_bytes(self) -> int | None:
-        """Memory that is free now: of the device, or of the machine; None where it is not known."""
+        """Free memory of the device or of the machine; None: unknown."""
         if self.is_accelerator:
             memory = self._memory("get_memory_info")
             return None if memory is None else int(memory[0])
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError):  # macOS does not say
+        except (ValueError, OSError):  # macOS does not report it
             return None
 
     def reset_peak(self) -> None:
-        """Let `peak_bytes` begin anew; on a CPU it cannot."""
+        """Reset `peak_bytes`; not possible on a CPU."""
         if self.is_accelerator:
             self._memory("reset_peak_memory_stats")
 
     @property
     def allocated_bytes(self) -> int | None:
-        """Memory that tensors take; None on a CPU and where the device does not tell."""
+        """Memory in use by tensors; None on a CPU, or if the device does not report it."""
         allocated: int | None = self._memory("memory_allocated")
         return allocated
 
     @property
     def reserved_bytes(self) -> int | None:
-        """Memory that torch holds, in use or not; None where the device does not tell."""
+        """Memory reserved by torch; None on a CPU, or if the device does not report it."""
         reserved: int | None = self._memory("memory_reserved")
         return reserved
 
     @property
     def memory_gib(self) -> float | None:
-        """All of the device's memory; None on a CPU, whose memory is everybody's."""
+        """Total memory of the device; None on a CPU, which shares its memory."""
         if self.type == "mps":
             return torch.mps.recommended_max_memory() / 2**30
         memory = self._memory("get_memory_info")
@@ -229,18 +229,18 @@ class Device:
 
     @property
     def all_bytes(self) -> float:
-        """All memory of the device, or of the machine; infinite where it is not known."""
+        """Total memory of the device or of the machine; infinite if unknown."""
         if self.is_accelerator:
             return inf if self.memory_gib is None else self.memory_gib * 2**30
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
     def free(self) -> None:
-        """Give cached memory back to the device."""
+        """Release cached memory of the device."""
         if self.is_accelerator:
             self._memory("empty_cache", is_asked=False)
 
     def _memory(self, name: str, *, is_asked: bool = True) -> Any:
-        """Ask `torch.accelerator`; None where this kind of device has no such figure."""
+        """Call a memory function of `torch.accelerator`; None if it is not supported."""
         if not self.is_accelerator:
             return None
         try:
@@ -250,7 +250,7 @@ class Device:
 
 
 def _find(name: str, at: torch.device | None) -> torch.device:
-    """The device of a setting."""
+    """The device for a setting."""
     if at is not None and name != "auto":
         place = _find(name, None)
         if (place.type, place.index or 0) != (at.type, at.index or 0):
@@ -259,7 +259,7 @@ def _find(name: str, at: torch.device | None) -> torch.device:
                 "to(), or leave the setting out"
             )
         return at
-    accelerator = torch.accelerator.current_accelerator()  # that this torch was built for
+    accelerator = torch.accelerator.current_accelerator()  # the kind this torch was built for
     here = accelerator if accelerator is not None and torch.accelerator.is_available() else None
     if name == "auto":
         return at or here or torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Read components from elsewhere than the pipeline's own files: a file, a folder or the hub."""
+"""Read components from other places than the pipeline's own files: a file, a folder or the hub."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -41,27 +41,27 @@ logger = logging.getLogger(__name__)
 AUTOENCODERS = (
     "AutoencoderKL", "AutoencoderTiny", "AsymmetricAutoencoderKL", "ConsistencyDecoderVAE"
 )  # fmt: skip
-"""Classes of one another's latents: each may stand in the place of another."""
+"""Classes with compatible latents: each may replace another."""
 
 LIBRARIES_RAISE = (
     OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError, AttributeError,
     SafetensorError, SingleFileComponentError,
 )  # fmt: skip
-"""What the libraries raise where files cannot be read."""
+"""Exceptions of the libraries for unreadable files."""
 
 
 def class_of(library: str, name: str) -> Any:
-    """The class of a component; None where neither library has it.
+    """The class of a component; None if no library has it.
 
     Args:
-        library: diffusers, transformers, or one of diffusers' pipelines that has parts of its own.
+        library: diffusers, transformers, or a diffusers pipeline with its own parts.
     """
     module = {"diffusers": diffusers, "transformers": transformers}.get(library)
     return getattr(module or getattr(diffusers.pipelines, library, None), name, None)
 
 
 def modules_of(index: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Of a pipeline's index: library and class name of each component that is a module."""
+    """The library and class name of each module in a pipeline's index."""
     modules = {}
     for name, entry in index.items():
         if (kind := class_in(entry)) is not None:
@@ -80,19 +80,19 @@ def read_component(
     dtype: torch.dtype,
     quantization: Any = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Read a component from somewhere else than the pipeline's own files.
+    """Read a component from another place than the pipeline's own files.
 
     Args:
         where: a file of weights (local, or `org/name/path` on the hub), or the folder or hub id of
-            a component or of a pipeline that has one of this name.
+            a component or of a pipeline with such a component.
         cls: class of the component in the pipeline.
         base: the pipeline; it has the component's configuration.
 
     Returns:
-        The component; and marks of the file that say how the model was trained.
+        The component; and the file's marks about the model's training.
 
     Raises:
-        LoadFailed: it is not there, does not fit, or is of another class.
+        LoadFailed: it does not exist, does not fit, or is of another class.
     """
     with reading(f"component {name}={where}"):
         if not is_weights(where):
@@ -111,10 +111,10 @@ def read_component(
 def read_own(
     name: str, cls: Any, source: str, variant: str | None, dtype: torch.dtype, quantization: Any
 ) -> nn.Module | None:
-    """Read a component of a pipeline's own folder; None where it is not there.
+    """Read a component of a pipeline's own folder; None if it does not exist.
 
     Args:
-        variant: of its weights, if there are such files.
+        variant: variant of the weights, if such files exist.
 
     Raises:
         LoadFailed: there are no weights, or some are missing or left over.
@@ -137,7 +137,7 @@ def read_own(
 
 @contextmanager
 def reading(subject: str) -> Iterator[None]:
-    """Say in one line what cannot be read, and why.
+    """Turn a library's exception into a one-line error about the subject.
 
     Raises:
         LoadFailed: a library raised.
@@ -150,7 +150,7 @@ def reading(subject: str) -> Iterator[None]:
 
 
 def local_file(where: str) -> Path:
-    """A file here; fetched, if it is named as `org/name/path` of the hub."""
+    """The path of a local file, or of a fetched one, named `org/name/path` on the hub."""
     file = Path(where).expanduser()
     if file.is_file():
         return file
@@ -197,13 +197,13 @@ def _from_folder(
 def _class_in_folder(
     name: str, cls: Any, place: str, inner: Mapping[str, str], base: BasePipeline
 ) -> Any:
-    """The class that a folder's configuration names, if it may stand in the place of another.
+    """The class in a folder's configuration, if it may replace the pipeline's class.
 
     Raises:
-        ValueError: it is unknown, or of another kind.
+        ValueError: it is unknown or incompatible.
     """
     own_name = cls.load_config(place, **inner).get("_class_name")
-    if own_name in (None, cls.__name__):  # which may be a part of one pipeline only
+    if own_name in (None, cls.__name__):  # possibly a class of one pipeline only
         return cls
     actual = class_of("diffusers", str(own_name))
     if actual is None:
@@ -216,12 +216,12 @@ def _class_in_folder(
 
 
 def _annotated(pipeline: Any, name: str) -> list[type]:
-    """The modules that a pipeline's signature allows for a component."""
+    """The module classes that a pipeline's signature allows for a component."""
     if pipeline is None:
         return []
     try:
         hint = get_type_hints(pipeline.__init__).get(name)
-    except (NameError, TypeError):  # a name that only type checkers import
+    except (NameError, TypeError):  # a name imported for type checkers only
         return []
     options = get_args(hint) or (hint,)
     bases = (nn.Module, diffusers.ModelMixin)

@@ -1,4 +1,4 @@
-"""Build a component of the weights of a checkpoint: all of them, and none that it lacks."""
+"""Build a component from a checkpoint, with no weight missing and none left over."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,21 +33,21 @@ TEXT_PARTS = (
     ("conditioner.embedders.1.", "text_encoders.clip_g."),
     ("text_encoders.t5xxl.",),
 )
-"""Prefixes of text encoders in files of whole models: of the first, the second, the third."""
+"""Prefixes of the first, second and third text encoder in files of whole models."""
 EMBEDDINGS = ("token_embedding.weight", "embed_tokens.weight", "shared.weight")
 WIDTHS = ("latent_channels", "hidden_size", "projection_dim")
-"""Entries of configurations in which what a component gives must fit the others."""
+"""Configuration entries that must match the other components."""
 LIBRARY_NAMES = ("diffusion_pytorch_model", "model")
-"""How the libraries name weights in a folder, which has their configuration, too."""
+"""Prefixes of the libraries' weight files in folders with a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class BasePipeline:
-    """The pipeline that a component is for: its files, and its class."""
+    """The pipeline of a component: its files and its class."""
 
     source: str  # folder or hub id
     revision: str | None = None
-    pipeline: Any = None  # None: it is put together from blocks
+    pipeline: Any = None  # None: it is assembled from blocks
 
 
 def component_of(
@@ -58,12 +58,12 @@ def component_of(
     dtype: torch.dtype,
     quantization: Any = None,
 ) -> nn.Module:
-    """Build a component of its weights, by the configuration that lies beside them.
+    """Build a component from its weights and the configuration next to them.
 
-    Where they are not in a folder of the libraries, the pipeline's configuration holds.
+    Outside of the libraries' folders, the pipeline's configuration is used.
 
     Raises:
-        ValueError: weights are missing or left over, or of another model.
+        ValueError: weights are missing, left over, or of another model.
     """
     if issubclass(cls, PreTrainedModel):
         return _encoder(checkpoint, name, cls, base, dtype, quantization)
@@ -73,7 +73,7 @@ def component_of(
 def _configuration(
     file: Path, name: str, cls: Any, base: BasePipeline
 ) -> tuple[str, dict[str, str | None]]:
-    """The folder or hub id that has a component's configuration, and where it lies in there."""
+    """The folder or hub id of a component's configuration, and its place there."""
     beside = file.parent / "config.json"
     if file.name.startswith(LIBRARY_NAMES) and beside.is_file():
         config = jsonfile.loads(jsonfile.read(beside))
@@ -91,7 +91,7 @@ def _model(
     base: BasePipeline,
     dtype: torch.dtype,
 ) -> nn.Module:
-    """A model of diffusers."""
+    """Build a diffusers model."""
     place, inner = _configuration(checkpoint.file, name, cls, base)
     cls = class_with(cls, checkpoint.weights)
     config = cls.load_config(place, **inner)
@@ -119,7 +119,7 @@ def _model(
 def _assembled(
     cls: Any, config: Mapping[str, Any], weights: Mapping[str, Tensor], dtype: torch.dtype
 ) -> nn.Module:
-    """A model of a class that diffusers does not read from a single file."""
+    """Build a model of a class that diffusers cannot read from a single file."""
     module = empty_model(cls, config)
     float32_parts = getattr(cls, "_keep_in_fp32_modules", None) or ()
     cast = {
@@ -133,10 +133,10 @@ def _assembled(
 
 
 def _check_reference(marks: Mapping[str, Tensor], config: Mapping[str, Any], name: str) -> None:
-    """Refuse weights that take a reference picture's time as zero, where the model does not.
+    """Refuse weights trained with timestep 0 for reference images if the model is not.
 
     Raises:
-        ValueError: names the mark.
+        ValueError: they do not match; the text names the mark.
     """
     mark = "__index_timestep_zero__"
     if mark in marks and not config.get("zero_cond_t"):
@@ -154,7 +154,7 @@ def _encoder(
     dtype: torch.dtype,
     quantization: Any,
 ) -> nn.Module:
-    """A model of transformers."""
+    """Build a transformers model."""
     place, inner = _configuration(checkpoint.file, name, cls, base)
     config = cls.config_class.from_pretrained(place, **inner)
     with init_empty_weights():
@@ -172,7 +172,7 @@ def _encoder(
     if any("resblocks." in key for key in weights):
         weights = _from_open_clip(weights, part, config)
     if part == "text_encoders.clip_l." and "text_projection.weight" in empty.state_dict():
-        # SD 3 takes its first encoder's answer as it is; diffusers says so by a matrix of ones
+        # SD 3 uses its first encoder's output unprojected: diffusers needs an identity matrix
         weights = {**weights, "text_projection.weight": torch.eye(config.hidden_size)}
     options = {} if quantization is None else {"quantization_config": quantization}
     module, report = cls.from_pretrained(
@@ -181,7 +181,7 @@ def _encoder(
         state_dict=weights,
         dtype=dtype,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # so that they are reported
+        ignore_mismatched_sizes=True,  # to get them reported
         **options,
     )
     refuse_report(report, module)
@@ -192,7 +192,7 @@ def _encoder(
 def text_parts(weights: Mapping[str, Tensor], name: str, cls: Any, base: BasePipeline) -> list[str]:
     """Prefixes of the parts of a file that may hold an encoder, by its size.
 
-    Those in the encoder's own place come first: two encoders may be of one size.
+    Parts at the encoder's usual place come first, as two encoders may have equal sizes.
     """
     inner = {"revision": base.revision} if base.revision else {}
     config = cls.config_class.from_pretrained(base.source, subfolder=name, **inner)
@@ -213,8 +213,8 @@ def _embeds(view: Mapping[str, Tensor], size: torch.Size) -> bool:
 
 
 def _from_open_clip(weights: Mapping[str, Tensor], part: str, config: Any) -> dict[str, Tensor]:
-    """Weights of a text encoder of OpenCLIP, by the names of transformers."""
-    prefix = f"{part or 'conditioner.embedders.1.'}model."  # SD 2 leaves out the last layer
+    """Convert an OpenCLIP text encoder's weights to transformers' names."""
+    prefix = f"{part or 'conditioner.embedders.1.'}model."  # SD 2 omits the last layer
     prefixed = {f"{prefix}{key}": weight for key, weight in weights.items()}
     converted: dict[str, Tensor] = convert_open_clip_checkpoint(
         SimpleNamespace(config=config), prefixed, prefix=prefix
@@ -225,10 +225,10 @@ def _from_open_clip(weights: Mapping[str, Tensor], part: str, config: Any) -> di
 def gguf_encoder(
     file: Path, cls: Any, base: BasePipeline, name: str, dtype: torch.dtype
 ) -> nn.Module:
-    """A text encoder from GGUF. The weights become plain ones: transformers does not keep blocks.
+    """Read a text encoder from GGUF. Weights are dequantized: transformers keeps no blocks.
 
     Raises:
-        ValueError: weights are missing or left over, or of a size that the pipeline has not.
+        ValueError: weights are missing, left over, or of another size than the pipeline's.
     """
     module, report = cls.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=dtype, output_loading_info=True
@@ -240,16 +240,16 @@ def gguf_encoder(
 
 
 def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *extra_entries: str) -> None:
-    """Refuse a component with a configuration of its own that a pipeline cannot use.
+    """Refuse a component whose own configuration does not fit the pipeline.
 
     Args:
-        extra_entries: entries of the configuration that must be the pipeline's, besides widths.
+        extra_entries: configuration entries that must be equal, in addition to widths.
 
     Raises:
-        ValueError: names an entry that differs.
+        ValueError: an entry differs; the text names it.
     """
     if not (Path(base.source) / name / "config.json").is_file():
-        return  # of blocks, or on the hub
+        return  # assembled from blocks, or on the hub
     if isinstance(module, PreTrainedModel):
         config = cls.config_class.from_pretrained(base.source, subfolder=name)
     else:
@@ -261,20 +261,20 @@ def refuse_size(module: Any, name: str, cls: Any, base: BasePipeline, *extra_ent
 
 
 def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
-    """Read a module by its own class, and see that all weights were there and were used.
+    """Read a module by its own class, and check that no weights are missing or left over.
 
-    The libraries draw weights that are missing with random numbers, and drop those left over.
+    The libraries initialize missing weights randomly, and drop those left over.
 
     Args:
         place: a folder or hub id.
 
     Raises:
-        Misfit: names what is missing, left over, or of another shape.
+        Misfit: a weight is missing, left over, or of another shape; the text names it.
     """
     options |= {"use_safetensors": True, "output_loading_info": True}
     cls = class_with(cls, _names_in(Path(place, options.get("subfolder", ""))))
     module, report = cls.from_pretrained(place, **options)
-    if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # of the hub
+    if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # from the hub
         module, report = sibling.from_pretrained(place, **options)
     refuse_report(report, module)
     module_read: nn.Module = module
@@ -282,20 +282,20 @@ def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
 
 
 def _names_in(folder: Path) -> Iterator[str]:
-    """The names of the weights in a local folder; none where it is an id of the hub."""
+    """The names of the weights in a local folder; none for a hub id."""
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as opened:
             yield from opened.keys()
 
 
 def refuse_report(report: Mapping[str, Any], module: nn.Module) -> None:
-    """Refuse what a library loaded with weights missing or left over.
+    """Refuse a module that was loaded with weights missing or left over.
 
     Args:
         report: `output_loading_info` of diffusers or transformers.
 
     Raises:
-        Misfit: names what is missing, left over, or of another shape.
+        Misfit: a weight is missing, left over, or of another shape; the text names it.
     """
     refuse_misfit(
         type(module).__name__,

@@ -1,6 +1,6 @@
-"""Refuse pipelines whose hooks mix up requests: step caches, and offloading behind our back.
+"""Refuse pipelines whose hooks would mix up requests: step caches, and uncontrolled offloading.
 
-Hooks sit on any part of a module, put there by methods of the pipeline or by functions such as
+Hooks are on any part of a module, added by methods of the pipeline or by functions such as
 `diffusers.apply_first_block_cache` and `accelerate.cpu_offload`.
 """
 
@@ -16,7 +16,7 @@ def refuse_what_breaks(pipe: Any) -> None:
     """Check a pipeline's hooks.
 
     Raises:
-        LoadFailed: names the component, the hook, and what works instead.
+        LoadFailed: a hook is not supported; the text names component, hook and alternative.
     """
     manager = getattr(pipe, "_components_manager", None)
     if getattr(pipe, "_all_hooks", None) or getattr(manager, "_auto_offload_enabled", False):
@@ -50,4 +50,4 @@ def _accelerate_hooks(part: nn.Module) -> Iterator[Any]:
     while waiting:
         hook = waiting.pop()
         yield hook
-        waiting.extend(getattr(hook, "hooks", ()))  # a `SequentialHook` has more inside
+        waiting.extend(getattr(hook, "hooks", ()))  # a `SequentialHook` contains others

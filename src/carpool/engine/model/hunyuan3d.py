@@ -1,7 +1,7 @@
-"""Hunyuan3D-2 by its own package, `hy3dgen`: a folder of its layout as a pipeline of diffusers.
+"""Hunyuan3D-2 through its own package, `hy3dgen`: its folder layout as a diffusers pipeline.
 
-The `__call__` of its package runs in the fiber, up to the latents of the shape. The surface is
-extracted when its mesh is first read: by the thread that converts outputs, beside the loop.
+Its package's `__call__` runs in the fiber, up to the latents of the shape. The surface is extracted
+when its mesh is first read: by the thread that converts outputs, outside of the main loop.
 """
 
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from carpool.errors import LoadFailed
 MODULES = ("model", "vae", "conditioner")
 PARTS = (*MODULES, "scheduler", "image_processor")
 _PACKAGES = {"hy3dgen.shapegen.": "hy3dgen.shapegen.", "hy3dshape.": "hy3dgen.shapegen."}
-"""Prefixes of the classes that a configuration may name, and where the package has them."""
+"""Allowed prefixes of classes in a configuration, and their modules in the package."""
 
 
 class Surface:
-    """A mesh that is extracted when it is first read.
+    """A mesh that is extracted at its first use.
 
     Args:
-        vae: of the pipeline; its decoder of volumes runs for a point at a time.
+        vae: the pipeline's; its volume decoder runs for one point at a time.
         latents: (1, tokens, width).
-        options: of the package's extraction.
+        options: options of the package's extraction.
     """
 
     def __init__(self, vae: Any, latents: torch.Tensor, options: Mapping[str, Any]) -> None:
@@ -59,13 +59,13 @@ class Surface:
 
 @dataclass
 class MeshOutput(BaseOutput):  # type: ignore[misc]
-    """Meshes, one for each picture."""
+    """Meshes, one for each image."""
 
     meshes: list[Surface]
 
 
 class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
-    """Makes a mesh of a picture; what is transparent in it is no part of the shape."""
+    """Creates a mesh from an image; transparent areas are not part of the shape."""
 
     image_mode = "RGBA"
 
@@ -79,7 +79,7 @@ class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
         )  # fmt: skip
 
     def to(self, *args: Any, **options: Any) -> "Hunyuan3DPipeline":
-        """Move and cast the modules, which know neither their device nor their type."""
+        """Move and cast the modules, which do not record their device and dtype."""
         for name in MODULES:
             getattr(self, name).to(*args, **options)
         return self
@@ -115,7 +115,7 @@ class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
         pipe = cls.__new__(cls)  # its constructor would move the modules
         vars(pipe).update({name: getattr(self, name) for name in PARTS})
         vars(pipe).update(device=self._execution_device, dtype=self.dtype, kwargs={})
-        call = cls.__call__.__wrapped__  # without inference mode: modules are shared
+        call = cls.__call__.__wrapped__  # unwrapped from inference mode: modules are shared
         latents = call(
             pipe, image, num_inference_steps, guidance_scale=guidance_scale, generator=generator,
             output_type="latent", enable_pbar=False,
@@ -127,10 +127,10 @@ class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
 
 
 def read_shapes(folder: Path, dtype: torch.dtype) -> Hunyuan3DPipeline:
-    """Read a folder that has `config.yaml` and `model.fp16.safetensors`.
+    """Read a folder with `config.yaml` and `model.fp16.safetensors`.
 
     Raises:
-        LoadFailed: the package is missing, or a file does not fit.
+        LoadFailed: the package is missing, or a file does not match.
     """
     try:
         import_module("hy3dgen.shapegen")
@@ -149,7 +149,7 @@ def read_shapes(folder: Path, dtype: torch.dtype) -> Hunyuan3DPipeline:
         report = parts[name].load_state_dict(weights.get(name, {}), strict=False)
         if report.missing_keys and not (name == "conditioner" and name not in weights):
             raise LoadFailed(f"{folder} lacks {report.missing_keys[0]} of its {name}")
-        if name != "vae" and report.unexpected_keys:  # whose encoder stays in the file
+        if name != "vae" and report.unexpected_keys:  # the vae's encoder is not loaded
             raise LoadFailed(f"{folder} has {report.unexpected_keys[0]} too much in its {name}")
         parts[name].to(dtype)
     return Hunyuan3DPipeline(**parts)
@@ -164,7 +164,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _instance(folder: Path, name: str, entry: Any) -> Any:
-    """A part of the class that the configuration names, which must be of the package."""
+    """Create a part of the configured class, which must belong to the package."""
     target = str(entry.get("target")) if isinstance(entry, dict) else ""
     prefix = next((prefix for prefix in _PACKAGES if target.startswith(prefix)), None)
     if prefix is None:

@@ -1,4 +1,4 @@
-"""Fit a linear map from a model's latents to the colours that they stand for.
+"""Fit a linear map from a model's latents to colours.
 
 Source: the linear map, "Decoding latents to RGB without upscaling", Hugging Face forum, 2022,
 discuss.huggingface.co/t/decoding-latents-to-rgb-without-upscaling/23204. The fit is ours.
@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-CELLS = 16  # latent positions a side of the pictures that the map is fitted to
-MOST_SCALE = 64  # pixels a side that a latent position may stand for
+CELLS = 16  # latent positions per side of the fitted images
+MOST_SCALE = 64  # max pixels per side of a latent position
 
 
 def colours(vae: Any) -> tuple[Tensor, int]:
     """Fit the map to an autoencoder.
 
     Returns:
-        The map, (channels + 1, 3), of which the last row is added; and the pixels along a side
-        that one latent position stands for.
+        The map, (channels + 1, 3), whose last row is added; and the pixels per side of one latent
+        position.
 
     Raises:
-        AttributeError, TypeError, RuntimeError: it encodes no pictures, or in another way.
+        AttributeError, TypeError, RuntimeError: it cannot encode images, or has another interface.
     """
     weight = next(vae.parameters())
     probe_px = 2 * MOST_SCALE
@@ -38,7 +38,7 @@ def colours(vae: Any) -> tuple[Tensor, int]:
 
 
 def _encoded(vae: Any, pictures: Tensor) -> Tensor:
-    """Latents (pictures, channels, rows, columns), without noise."""
+    """Encode images to latents (images, channels, rows, columns), without noise."""
     is_of_videos = any(weight.ndim == 5 for weight in vae.parameters())
     answer = vae.encode(pictures.unsqueeze(2) if is_of_videos else pictures)
     latents = answer.latent_dist.mode() if hasattr(answer, "latent_dist") else answer.latent
@@ -47,7 +47,7 @@ def _encoded(vae: Any, pictures: Tensor) -> Tensor:
 
 
 def _patterns(side_px: int) -> Tensor:
-    """Pictures (4, 3, side, side), -1 to 1, of nine large squares each: flat, with hard edges."""
+    """Images (4, 3, side, side), -1 to 1, of nine large flat squares each, with hard edges."""
     seeded = torch.Generator().manual_seed(0)
     small = torch.rand(4, 3, 3, 3, generator=seeded) * 2 - 1
     return interpolate(small, size=(side_px, side_px), mode="nearest")

@@ -1,6 +1,6 @@
-"""Load a pipeline and make it ready to be served, in a way that can be undone.
+"""Load a pipeline and prepare it for serving, in a way that can be undone.
 
-The pipeline's code is never changed. `LoadedPipeline.undo` undoes what loading changes on modules.
+The pipeline's code is never changed. `LoadedPipeline.undo` reverts all changes to modules.
 """
 
 import logging
@@ -55,21 +55,21 @@ def load(
     begin: OnBegin = lambda source, classes: None,
     prepared: Callable[[Mapping[str, nn.Module]], object] = lambda modules: None,
 ) -> LoadedPipeline:
-    """Load a pipeline: an embedded one, a hub id, a folder, a file, or one that is there already.
+    """Load a pipeline: an embedded one, a hub id, a folder, a file, or a pipeline object.
 
     Only safetensors weights are read, and no code from the checkpoint is run.
 
     Args:
         begin: called with the source and the classes of all modules, before they are read.
-        prepared: called with the modules when they are ready, before the warm-up.
+        prepared: called with the prepared modules, before the warm-up.
 
     Raises:
-        LoadFailed: it is not to be had, or cannot be served as it is.
+        LoadFailed: it cannot be found, read or served.
         SettingRejected: the device does not exist.
     """
     at = None
     if isinstance(model, Pipeline) and not is_asked_for(settings):
-        at = model._execution_device  # it stays where its owner put it
+        at = model._execution_device  # keep the owner's device
     with _memory_explained(model, settings), ExitStack() as undo:
         began_s = time.monotonic()
         device = Device(settings, at=at)
@@ -122,7 +122,7 @@ def load(
 
 @contextmanager
 def _memory_explained(model: object, settings: EngineSettings) -> Iterator[None]:
-    """Turn running out of memory into a `LoadFailed` that says what works instead."""
+    """Turn a lack of memory into a `LoadFailed` with alternatives."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, SettingRejected) as error:
@@ -134,18 +134,18 @@ def _memory_explained(model: object, settings: EngineSettings) -> Iterator[None]
             "dtype, quantize and memory, which streams what does not fit, need less"
         )
         failed.wants_memory = True
-        raise failed from None  # its frames hold the weights
+        raise failed from None  # its frames reference the weights
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """A pipeline as its files give it, in memory."""
+    """A pipeline as read from its files, in memory."""
 
     pipe: Pipeline
     name: str
-    settings: EngineSettings  # those of the model's parts included
-    extra: Mapping[str, Any] = field(default_factory=dict)  # of an embedded model
-    embeddings: Mapping[str, int] = field(default_factory=dict)  # vectors by their words
+    settings: EngineSettings  # including the settings of the model's parts
+    extra: Mapping[str, Any] = field(default_factory=dict)  # card of an embedded model
+    embeddings: Mapping[str, int] = field(default_factory=dict)  # number of vectors by word
 
 
 def _read(model: str | Path, settings: EngineSettings, device: Device, begin: OnBegin) -> _Files:
@@ -158,11 +158,11 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
     if shapes is None:
         source, extra = find(source)
     folder = shapes or Path(source)
-    if shapes is None and not extra:  # a model of the hub
+    if shapes is None and not extra:  # a model on the hub
         folder = check_hub(source, settings.revision).parent
     name = name_of(str(model)) or str(extra.get("id", model))
     try:
-        with CLASSES:  # of nn.Module, which an engine that starts meanwhile would patch, too
+        with CLASSES:  # for nn.Module, which an engine starting meanwhile would patch, too
             if shapes is not None:
                 pipe = read_shapes(shapes, device.dtype)
             elif holds_language_model(folder):
@@ -172,12 +172,12 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
                 pipe = read(source, settings, device, None, begin)
         embeddings = add_embeddings(pipe, settings.embeddings) if settings.embeddings else {}
     except RecursionError as error:
-        if quantized := quantized_components(folder):  # sdnq 0.2.8 beside diffusers 0.42
+        if quantized := quantized_components(folder):  # sdnq 0.2.8 with diffusers 0.42
             raise LoadFailed(f"cannot load {model!s}: {quantized}") from error
         raise _too_deep(model) from error
     except (CarpoolError, torch.OutOfMemoryError, MemoryError):
-        raise  # `_memory_explained` explains the last two
-    except Exception as error:  # of libraries that read files and quantize, of any class
+        raise  # the last two are explained by `_memory_explained`
+    except Exception as error:  # readers and quantizers may raise anything
         log.debug("cannot load %s", model, exc_info=error)
         raise LoadFailed(f"cannot load {model!s}: {_cause(error, folder)}") from error
     return _Files(pipe, name, settings, extra, embeddings)
@@ -186,7 +186,7 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
 def _moved(
     pipe: Pipeline, settings: EngineSettings, device: Device, undo: ExitStack
 ) -> Streamer | None:
-    """Move the weights to the device, or have those streamed that do not fit it."""
+    """Move the weights to the device, or stream those that do not fit."""
     streamer = place(dict(modules_of(pipe)), device.torch, settings, device.memory_gib)
     if streamer is None:
         pipe.to(device.torch)
@@ -227,7 +227,7 @@ def _evaluate(module: nn.Module, undo: ExitStack) -> None:
 
 
 def _cause(error: Exception, folder: Path) -> str:
-    """Why a model cannot be loaded, in one line: its damaged file, or what a library says."""
+    """The cause of a failed load in one line: a damaged file, or the library's message."""
     is_text = str(error) and not isinstance(error, LookupError)
     text = " ".join(str(error).split()) if is_text else f"{type(error).__name__}: {error}"
     if quantized := quantized_components(folder):

@@ -1,8 +1,8 @@
-"""Modular pipelines: those that diffusers puts together from blocks (`ModularPipeline`).
+"""Modular pipelines, which diffusers assembles from blocks (`ModularPipeline`).
 
-What one takes is what its blocks take, and which blocks run depends on which inputs are there: one
-pipeline draws, edits and fills pictures. Its workflows are described as tasks; a request calls the
-pipeline as it is, with all of its blocks.
+The parameters of a modular pipeline are its blocks' inputs, and the given inputs select the blocks
+that run: one pipeline generates, edits and inpaints images. Its workflows are described as tasks; a
+request calls the pipeline itself, with all of its blocks.
 """
 
 import copy
@@ -26,14 +26,14 @@ from carpool.request.images import NAMES as PICTURE_NAMES
 Pipeline: TypeAlias = DiffusionPipeline | ModularPipeline
 
 OUTPUTS = {"image": "images", "videos": "frames", "video": "frames"}
-"""Outputs of blocks that other pipelines give under another name."""
+"""Outputs of blocks that have other names in other pipelines."""
 _RESULTS = ("images", "image", "videos", "video", "frames", "audio", "audios", "sound",
             "sampling_rate", "latents")  # fmt: skip
 _GUIDERS = {"guidance_scale": "guider", "guidance_scale_2": "guider_2"}
 
 
 def is_modular(index: Mapping[str, Any]) -> bool:
-    """Whether an index is of a modular pipeline."""
+    """Whether an index belongs to a modular pipeline."""
     return "_blocks_class_name" in index
 
 
@@ -45,17 +45,17 @@ def read_modular(
     supplied: Mapping[str, nn.Module | None],
     quantized: Mapping[str, Any],
 ) -> ModularPipeline:
-    """Read a modular pipeline from its files: each component from where its index says.
+    """Read a modular pipeline: each component from the place in its index.
 
     Args:
         source: a folder or a hub id.
         modules: names of the components that are modules.
-        supplied: modules that are there already; None: to be left out.
-        quantized: configurations of quantization by component.
+        supplied: modules that are already loaded; None: left out.
+        quantized: quantization configurations by component.
 
     Raises:
         ValueError: a component cannot be read.
-        LoadFailed: the blocks are code of the repository.
+        LoadFailed: the blocks are custom code of the repository.
     """
     try:
         pipe = ModularPipeline.from_pretrained(source, revision=settings.revision)
@@ -84,7 +84,7 @@ def read_modular(
 
 
 def _loaded(spec: ComponentSpec, how: Mapping[str, Any], *, is_module: bool) -> Any:
-    """A component from where its specification says: a module with all of its weights.
+    """Read a component from the place in its specification; modules with all weights.
 
     Raises:
         LoadFailed: weights are missing or left over.
@@ -98,21 +98,21 @@ def _loaded(spec: ComponentSpec, how: Mapping[str, Any], *, is_module: bool) -> 
         module: Any = from_folder(spec.type_hint, place, **{**where, **how})
     except Misfit as error:
         raise LoadFailed(f"{spec.name} of {place} cannot be read: {error}") from error
-    module._diffusers_load_id = spec.load_id  # as `spec.load` has it
+    module._diffusers_load_id = spec.load_id  # set by `spec.load`, too
     return module
 
 
 def workflows(pipe: ModularPipeline) -> dict[str, list[Any]]:
-    """The tasks of a pipeline, by name, and the inputs (`InputParam`) that each takes.
+    """The tasks of a pipeline, by name, with their inputs (`InputParam`).
 
-    Those of its blocks, but for pictures that none of the task's workflows reads. Required is what
-    all of them require. A task that takes fewer pictures comes first.
+    A task has the blocks' inputs, except images that none of its workflows reads. An input is
+    required if all of them require it. Tasks with fewer images come first.
     """
     blocks = pipe.blocks
     try:
         parts = [blocks.get_workflow(name) for name in blocks.available_workflows]
         named = [{entry.name: entry for entry in part.inputs if entry.name} for part in parts]
-    except NotImplementedError:  # whether one block gives what another requires is not known
+    except NotImplementedError:  # blocks without workflows
         fields = [parameter for parameter in blocks.inputs if parameter.name]
         named = [{i.name: replace(i, required=i.required and i.name == "prompt") for i in fields}]
     by_task: dict[str, list[dict[str, Any]]] = {}
@@ -152,7 +152,7 @@ def _merged(all_inputs: Mapping[str, Any], workflows: list[dict[str, Any]]) -> l
 
 
 def guidance(pipe: ModularPipeline) -> dict[str, float]:
-    """Guidance that a request may say though no block takes it: the pipeline's guiders have it."""
+    """Guidance parameters that the pipeline's guiders have, though no block has them."""
     input_names = pipe.blocks.input_names
     guiders = {name: getattr(pipe, part, None) for name, part in _GUIDERS.items()}
     scales = {name: getattr(guider, "guidance_scale", None) for name, guider in guiders.items()}
@@ -167,11 +167,11 @@ def run(pipe: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Call a request's own copy of a pipeline.
 
     Args:
-        arguments: of its `__call__`; guidance that no block takes is set on the copy's guiders.
+        arguments: of its `__call__`; guidance without a block is set on the copy's guiders.
 
     Returns:
-        What its blocks put out, or those that `output` names, under the names that other pipelines
-        give them.
+        The blocks' outputs, or those listed in `output`, under the names used by other
+        pipelines.
     """
     remaining = dict(arguments)
     output = remaining.pop("output", None) or outputs(pipe)
@@ -185,7 +185,7 @@ def run(pipe: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The outputs of diffusers itself for a call, by field."""
+    """Run a call in plain diffusers; returns the outputs by field."""
     if not isinstance(pipe, ModularPipeline):
         pipe.set_progress_bar_config(disable=True)
         return dict(pipe(**arguments))
@@ -197,14 +197,14 @@ def call_plainly(pipe: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]
 
 
 def outputs(pipe: ModularPipeline) -> list[str]:
-    """The results of a call: those among the outputs of its blocks, else those of the last one."""
+    """The results among the blocks' outputs, else the outputs of the last block."""
     names: list[str] = pipe.blocks.output_names
     last = [*pipe.blocks.sub_blocks.values()][-1:]
     return [name for name in names if name in _RESULTS] or (last[0].output_names if last else names)
 
 
 def silence(blocks: Any) -> None:
-    """Let blocks show no progress bar."""
+    """Disable the blocks' progress bars."""
     for block in all_blocks(blocks):
         if hasattr(block, "set_progress_bar_config"):
             block.set_progress_bar_config(disable=True)

@@ -1,8 +1,8 @@
-"""Which output types a pipeline class knows, and whether it does more for one than for another.
+"""Find the output types of a pipeline class, and whether it only converts between them.
 
-Most classes hand `output_type` to their image processor, which converts. Some do more for "pil"
-than for "pt": they rescale, mark or check their pictures (DeepFloyd IF's safety checker runs for
-"pil" and "np" only). That is read from the source of the class.
+Most classes pass `output_type` to their image processor, which converts. Some do more for "pil"
+than for "pt": they rescale, mark or check their images (DeepFloyd IF's safety checker runs only
+for "pil" and "np"). The source of the class shows it.
 """
 
 import ast
@@ -16,13 +16,13 @@ from diffusers.image_processor import VaeImageProcessor
 from diffusers.video_processor import VideoProcessor
 
 USUAL = ("pil", "np", "pt", "latent")
-# To read the sources of three classes takes 0.1 s: answers are kept.
+# Reading the sources of three classes takes 0.1 s: results are cached.
 _BY_CLASS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 _CONVERTERS = {"postprocess": VaeImageProcessor, "postprocess_video": VideoProcessor}
 
 
 def output_types(cls: type) -> tuple[str, ...]:
-    """The values of `output_type` that a pipeline class compares it with, and the usual ones."""
+    """The values with which a pipeline class compares `output_type`, and the usual ones."""
     if cls not in _BY_CLASS:
         _BY_CLASS[cls] = _output_types(cls)
     return _BY_CLASS[cls]
@@ -41,10 +41,10 @@ def _output_types(cls: type) -> tuple[str, ...]:
 
 
 def only_converts(pipe: Any) -> bool:
-    """Whether the pictures that a pipeline gives are the same in all of its output types.
+    """Whether a pipeline's images are the same in all of its output types.
 
-    True where `__call__` does no more with `output_type` than to ask whether it is "latent", to
-    have it checked, and to hand it to diffusers' own image or video processor.
+    True if `__call__` only compares `output_type` with "latent", passes it to its checks, and
+    passes it to diffusers' own image or video processor.
     """
     classes = {name: type(value) for name, value in vars(pipe).items()}
     processors = {n: cls for n, cls in classes.items() if issubclass(cls, VaeImageProcessor)}
@@ -55,7 +55,7 @@ def only_converts(pipe: Any) -> bool:
 def _only_converts(call: Any, processors: tuple[tuple[str, type], ...]) -> bool:
     try:
         tree = _parsed(call)
-    except (OSError, TypeError, SyntaxError):  # without source of its own
+    except (OSError, TypeError, SyntaxError):  # no Python source
         return False
     plain: set[int] = set()
     for node in ast.walk(tree):
@@ -71,7 +71,7 @@ def _only_converts(call: Any, processors: tuple[tuple[str, type], ...]) -> bool:
 
 
 def _is_converter(processors: Mapping[str, type], function: ast.expr) -> bool:
-    """Whether it is `self.image_processor.postprocess` or its like, not overridden."""
+    """Whether it is `self.image_processor.postprocess` or similar, not overridden."""
     if ast.unparse(function) == "self.check_inputs":
         return True
     if not isinstance(function, ast.Attribute) or function.attr not in _CONVERTERS:
@@ -91,7 +91,7 @@ def _is_name(node: ast.AST) -> bool:
 
 
 def _has_name(function: Any) -> bool:
-    """Whether its source, which takes long to read, may have that name in it."""
+    """Whether a function uses the name, so that its source is worth reading."""
     code = function.__code__
     return "output_type" in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
 
@@ -109,5 +109,5 @@ def _functions(cls: type) -> list[ast.Module]:
 
 def _parsed(function: Any) -> ast.Module:
     source = inspect.getsource(inspect.unwrap(function))
-    # Not dedented: a text over several lines may begin at the margin.
+    # Not dedented: a multi-line text may start at the margin.
     return ast.parse(f"if True:\n{source}" if source[0].isspace() else source)

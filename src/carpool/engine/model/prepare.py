@@ -1,9 +1,9 @@
-"""Prepare a pipeline that is there as settings say: devices, number types, attention, compiling.
+"""Prepare a loaded pipeline by settings: devices, dtypes, attention, compiling.
 
 `assembly` has read it, and `carpool.engine.weights` has moved its weights to the device, or streams
-them there. Then `apply` does what is left: float8 storage, components on other devices, attention
-back ends, tiled decodes, compiled blocks; and `compiling.warm_up` runs every kernel and graph
-before the first request.
+them there. Then `apply` does the rest: float8 storage, components on other devices, attention back
+ends, tiled decodes, compiled blocks; and `compiling.warm_up` runs every kernel and graph before the
+first request.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ def apply(
     device: Device,
     undo: ExitStack,
 ) -> None:
-    """Do what is done to modules that are there; `undo` takes it back.
+    """Apply settings to loaded modules; `undo` reverts this.
 
     Raises:
-        SettingRejected: a setting does not suit the model, or this machine.
+        SettingRejected: a setting does not fit the model or this machine.
     """
     for name, kind in kinds_of(settings, modules).items() if settings.quantize else ():
         if kind.backend == "layerwise":
@@ -56,7 +56,7 @@ def apply(
 def _set_borders(
     modules: Mapping[str, nn.Module], settings: EngineSettings, device: Device, undo: ExitStack
 ) -> None:
-    """Put components on the devices of their own, and let all take what others give."""
+    """Move components to their own devices, and convert tensors between components."""
     places = by_component("place", settings.place)
     if places and (settings.lora or settings.lora_dir):
         raise SettingRejected(

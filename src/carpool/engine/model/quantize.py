@@ -28,13 +28,13 @@ READ_METHODS: Mapping[str, tuple[str, str]] = {
     "bfl": ("", "one file, not a folder: scaled float8 is read by `--component`, nvfp4 is not"),
     "gguf": ("gguf", "one file, not a folder: `--component transformer=FILE.gguf` reads it"),
 }
-"""Of weights that a folder has quantized already: what reads them, and what else they need."""
+"""For folders with quantized weights, by method: the required package and other conditions."""
 
-BLOCK_IN, BLOCK_OUT = 64, 32  # features of layers for which bitsandbytes has kernels on CPUs
+BLOCK_IN, BLOCK_OUT = 64, 32  # feature multiples for which bitsandbytes has CPU kernels
 
 
 def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Quantization]:
-    """The kinds of quantized weights that a model is to have, by component.
+    """The requested quantization of each component.
 
     Args:
         modules: names of the model's modules.
@@ -64,15 +64,15 @@ def kinds_of(settings: EngineSettings, modules: Collection[str]) -> dict[str, Qu
 def quantization_of(
     kind: Quantization, library: str, dtype: torch.dtype, device: torch.device
 ) -> Any:
-    """The configuration by which a library reads weights as this kind; None for `layerwise`.
+    """The library's configuration for a kind of quantization; None for `layerwise`.
 
     Args:
-        library: of the component's class, "diffusers" or "transformers".
-        dtype: to compute in.
-        device: to compute on.
+        library: library of the component's class, "diffusers" or "transformers".
+        dtype: compute dtype.
+        device: compute device.
 
     Raises:
-        SettingRejected: the library has no such back end, or it does not take these options.
+        SettingRejected: the library lacks the back end, or that rejects the options.
     """
     check_gpu(kind, device.type)
     if kind.backend == "layerwise":
@@ -87,7 +87,7 @@ def quantization_of(
     options = dict(kind.options)
     if kind.backend == "torchao":
         options = _torchao(options)
-    elif kind.backend == "quanto" and library == "transformers":  # calls it by another name
+    elif kind.backend == "quanto" and library == "transformers":  # transformers has another name
         options["weights"] = options.pop("weights_dtype", "int8")
     elif kind.backend == "bitsandbytes_4bit":
         options.setdefault("bnb_4bit_compute_dtype", dtype)
@@ -98,10 +98,10 @@ def quantization_of(
 
 
 def quantized_components(folder: Path) -> str:
-    """Which components of a folder are quantized already, what that needs, and what works instead.
+    """Describe the quantized components of a folder, their requirements, and an alternative.
 
     Returns:
-        "" if none is.
+        "" without any.
     """
     notes = []
     for file in sorted(folder.glob("*/config.json")):
@@ -117,8 +117,8 @@ def quantized_components(folder: Path) -> str:
 
 
 def _torchao(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of torchao with its own objects in the place of their names."""
-    import torchao.quantization as ao  # takes seconds
+    """Replace names in torchao's options by its objects."""
+    import torchao.quantization as ao  # slow import
 
     name = str(options.pop("quant_type", ""))
     quantizer_options = dict(options.pop("quant_kwargs", {}))
@@ -137,20 +137,20 @@ def _torchao(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_read_quantized(kind: Quantization, device: torch.device) -> bool:
-    """Whether the libraries quantize weights of this kind while they read a folder.
+    """Whether the libraries quantize weights of this kind while reading a folder.
 
-    For bitsandbytes diffusers wants an accelerator, though it has kernels for CPUs.
+    For bitsandbytes diffusers requires an accelerator, though it has CPU kernels.
     """
     return device.type != "cpu" or not kind.backend.startswith("bitsandbytes")
 
 
 def quantize_read(module: nn.Module, kind: Quantization, dtype: torch.dtype) -> None:
-    """Quantize the linear layers of a module that was read as it is, from a single file say.
+    """Quantize the linear layers of a module that was read unquantized, as from a single file.
 
-    Layers that the options leave out, and those that the class keeps in float32, stay as they are.
+    Layers excluded by the options, and those kept in float32 by the class, stay unchanged.
 
     Raises:
-        SettingRejected: its back end only quantizes while it reads a folder.
+        SettingRejected: its back end only quantizes while reading a folder.
     """
     options = dict(kind.options)
     skipped = (options.pop("modules_to_not_convert", None) or options.get("llm_int8_skip_modules"),
@@ -178,7 +178,7 @@ def quantize_read(module: nn.Module, kind: Quantization, dtype: torch.dtype) -> 
 
 
 def _linear_layers(module: nn.Module, skipped: Collection[str]) -> list[str]:
-    """Paths of linear layers, but for those that bear one of these names, or lie below one."""
+    """Paths of linear layers, except those with one of these names in their path."""
 
     def is_kept(path: str) -> bool:
         return any(f".{name}." in f".{path}." for name in skipped)
@@ -193,8 +193,8 @@ def _linear_layers(module: nn.Module, skipped: Collection[str]) -> list[str]:
 
 
 def _bitsandbytes(layer: nn.Module, options: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
-    """A layer as bitsandbytes has it; its weights are quantized when they are moved to a device."""
-    import bitsandbytes as bnb  # takes seconds
+    """Convert a layer to bitsandbytes; its weights are quantized when moved to a device."""
+    import bitsandbytes as bnb  # slow import
 
     assert isinstance(layer, nn.Linear)
     shape = layer.in_features, layer.out_features, layer.bias is not None
@@ -209,7 +209,7 @@ def _bitsandbytes(layer: nn.Module, options: Mapping[str, Any], dtype: torch.dty
             quant_type=options.get("bnb_4bit_quant_type", "fp4"),
         )
         if layer.in_features % BLOCK_IN or layer.out_features % BLOCK_OUT:
-            # The others are computed another way there.
+            # other sizes have no such kernel
             layer_quantized.support_avx512bf16_for_cpu = False
     layer_quantized.load_state_dict(layer.state_dict())
     quantized: nn.Module = layer_quantized.to(layer.weight.device).requires_grad_(False)
@@ -217,9 +217,9 @@ def _bitsandbytes(layer: nn.Module, options: Mapping[str, Any], dtype: torch.dty
 
 
 def store_as_float8(module: nn.Module, storage: str, dtype: torch.dtype) -> None:
-    """Keep the weights of a denoiser's layers as float8, and compute in another type.
+    """Store the weights of a denoiser's layers as float8, and compute in another dtype.
 
-    Source: diffusers' layerwise casting, which leaves out norms and embeddings.
+    Source: diffusers' layerwise casting, which excludes norms and embeddings.
     """
     module.enable_layerwise_casting(  # type: ignore[operator]
         storage_dtype=getattr(torch, storage), compute_dtype=dtype

@@ -1,4 +1,4 @@
-"""Another sampler for one request: a scheduler of diffusers, of the model's own configuration."""
+"""Another sampler for one request: a diffusers scheduler with the model's configuration."""
 
 import copy
 import inspect
@@ -14,11 +14,11 @@ from carpool.errors import InvalidValue
 from carpool.request.samplers import SAMPLERS, SIGMAS, NamedSampler
 
 _MUST_SUPPORT = ("use_flow_sigmas", "rescale_betas_zero_snr")
-"""Entries of a configuration that say how a model was trained: a class without them does not do."""
+"""Configuration entries about the model's training that a class has to support."""
 
 
 def offered(pipe: Any) -> tuple[str, ...]:
-    """The names of the samplers that a pipeline's own scheduler may be exchanged for."""
+    """The names of the samplers that can replace a pipeline's own scheduler."""
     scheduler = vars(pipe).get("scheduler")
     if not isinstance(scheduler, SchedulerMixin):
         return ()
@@ -26,19 +26,19 @@ def offered(pipe: Any) -> tuple[str, ...]:
 
 
 def exchanged(scheduler: Any, name: str) -> Any:
-    """A new scheduler; as `CLASS.from_config(pipe.scheduler.config, **options)` of diffusers.
+    """Create a scheduler, like diffusers' `CLASS.from_config(pipe.scheduler.config, **options)`.
 
     Args:
-        scheduler: the model's.
-        name: of `offered`.
+        scheduler: the model's own.
+        name: one of `offered`.
 
     Raises:
-        InvalidValue: the model's own is not compatible with it.
+        InvalidValue: the model's scheduler is not compatible with it.
     """
     return copy.deepcopy(_made(scheduler, name))
 
 
-@lru_cache(32)  # some compute a thousand timesteps when they are made
+@lru_cache(32)  # some constructors compute a thousand timesteps
 def _made(scheduler: Any, name: str) -> Any:
     cls = _class_for(scheduler, name)
     if cls is None:
@@ -51,7 +51,7 @@ def _made(scheduler: Any, name: str) -> Any:
 
 
 def _class_for(scheduler: Any, name: str) -> Any:
-    """The class of a sampler that takes a model's configuration and the sampler's options."""
+    """The class of a sampler that supports the model's configuration and the sampler's options."""
     sampler = SAMPLERS[name]
     if "use_beta_sigmas" in sampler.required and not is_scipy_available():
         return None
@@ -61,8 +61,8 @@ def _class_for(scheduler: Any, name: str) -> Any:
 
 
 def _fits(scheduler: Any, cls: Any) -> bool:
-    """Whether a class takes a configuration, and solves what the model was trained for."""
-    is_missing = hasattr(cls, "_backends")  # what diffusers has where a library is not installed
+    """Whether a class accepts the configuration, and supports the model's training."""
+    is_missing = hasattr(cls, "_backends")  # diffusers' placeholder if a library is not installed
     if is_missing or not (cls is type(scheduler) or cls in scheduler.compatibles):
         return False
     return all(name in _parameters(cls) for name in _MUST_SUPPORT if scheduler.config.get(name))

@@ -1,8 +1,8 @@
 """The settings that decided an output, as they were used: the request's own, and all defaults.
 
-A file, a job and an answer say them, so that the same settings give the same picture after the
-defaults of a server, a model or a library have changed. The part `engine` holds what no request may
-choose: the scheduler, number types, versions.
+Files, jobs and answers contain them, so that the same settings give the same image after defaults
+of a server, a model or a library have changed. The part `engine` holds settings that no request can
+choose: the scheduler, dtypes, versions.
 """
 
 import inspect
@@ -25,7 +25,7 @@ _UNSAID = {*INTERNAL, *PICTURES, "output_type"}
 
 
 class SettingsUsed:
-    """Says the settings of requests of one engine."""
+    """Collects the used settings of one engine's requests."""
 
     def __init__(self, loaded: LoadedPipeline, settings: EngineSettings) -> None:
         self._card, self._step_cache = loaded.card, settings.step_cache
@@ -35,18 +35,18 @@ class SettingsUsed:
         """The settings of a request.
 
         Args:
-            fields: of its output, whose size is known unless it is latents.
+            fields: fields of its output; the size is read from images and frames, not from latents.
         """
         task = self._card.task(request.task)
         arguments = request.arguments
         plain = {name: value for name, value in arguments.items() if is_json(value)}
         settings = _defaults(task, arguments) | plain
         settings = {name: value for name, value in settings.items() if name not in _UNSAID}
-        for name in ("sigmas", "timesteps"):  # one entry a step
+        for name in ("sigmas", "timesteps"):  # one entry per step
             if isinstance(entries := plain.get(name), (list, tuple)):
                 settings["num_inference_steps"] = len(entries)
         if request.arguments.get("output_type", request.output_type) != "latent":
-            is_pasted = plain.get("padding_mask_crop") is not None  # into a picture of another size
+            is_pasted = plain.get("padding_mask_crop") is not None  # the input image's size
             settings |= {n: v for n, v in _size(fields).items() if not (is_pasted and n in plain)}
         if request.lora:
             settings["lora"] = [{"id": name, "scale": scale} for name, scale in request.lora]
@@ -65,15 +65,15 @@ class SettingsUsed:
 
 
 def _defaults(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The pipeline's own values of what a request leaves out."""
+    """The pipeline's defaults for missing arguments."""
     defaults = {p.name: p.default for p in task.parameters if p.default not in (None, "")}
     if not any(name in arguments for name in PICTURES):
-        defaults.pop("strength", None)  # it says how much of a picture is drawn anew
+        defaults.pop("strength", None)  # strength needs an input image
     return defaults
 
 
 def _size(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Width and height of the first picture or frame of an output."""
+    """Width and height of the first image or frame of an output."""
     first = fields.get("frames", fields.get("images"))
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
@@ -82,7 +82,7 @@ def _size(fields: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _engine(loaded: LoadedPipeline, settings: EngineSettings) -> dict[str, Any]:
-    """What decides an output beside its request."""
+    """The engine's part of the settings that decide an output."""
     scheduler = getattr(loaded.pipe, "scheduler", None)
     denoisers = (module for name, module in loaded.modules.items()
                  if phase_of(name, "forward") == "denoise")  # fmt: skip
@@ -101,7 +101,7 @@ def _engine(loaded: LoadedPipeline, settings: EngineSettings) -> dict[str, Any]:
 
 
 def _changed(scheduler: Any) -> dict[str, Any] | None:
-    """The entries of a scheduler's configuration that are not the defaults of its class."""
+    """The entries of a scheduler's configuration that differ from its class's defaults."""
     config = getattr(scheduler, "config", None)
     if not isinstance(config, Mapping):
         return None

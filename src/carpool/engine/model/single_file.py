@@ -1,4 +1,4 @@
-"""A MODEL that is one file: which configuration it needs, and which components it holds."""
+"""A MODEL in one file: find its configuration and its components."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -33,7 +33,7 @@ from carpool.settings.preparation import is_denoiser, is_gguf
 logger = logging.getLogger(__name__)
 
 LEFT_OUT = "safety_checker"
-"""As diffusers has it, a model of one file has none."""
+"""Left out, as in diffusers: a single-file model has none."""
 _OF_PARTS = {
     "vae": ("first_stage_model.", "vae."),
     "audio_vae": ("audio_vae.",),
@@ -46,18 +46,18 @@ _OF_PARTS = {
 def single_file(
     file: str, config: str | None, revision: str | None
 ) -> tuple[str, dict[str, Any], str | None]:
-    """How to read a model that is one file.
+    """Find out how to read a single-file model.
 
     Args:
-        config: folder or hub id that has everything but the file's weights; None: that of the
-            pipeline in whose folder the file lies, else inferred.
+        config: folder or hub id that has everything but the file's weights; None: the pipeline in
+            whose folder the file is, else inferred.
 
     Returns:
-        The folder or hub id of the configuration; its index; and the component that the file
-        holds, or None where it holds several.
+        The folder or hub id of the configuration; its index; and the component in the file, or
+        None if it holds several.
 
     Raises:
-        LoadFailed: it is no model, or the configuration is not to be had.
+        LoadFailed: it is no model, or there is no configuration.
     """
     names = weights_of(file)
     config = config or _folder_of(Path(file))
@@ -92,16 +92,16 @@ def _is_there(entry: Any) -> bool:
 
 
 def _folder_of(file: Path) -> str | None:
-    """The pipeline in whose folder a file lies, as `transformer/model.safetensors`."""
+    """The pipeline folder that contains a file, such as `transformer/model.safetensors`."""
     folders = (file.parent, file.parent.parent)
     return next((str(folder) for folder in folders if index_of(folder) is not None), None)
 
 
 def config_of(file: str, weights: Mapping[str, Tensor]) -> str:
-    """The hub id that has the configuration of a model of one file, as diffusers infers it.
+    """The hub id of a single-file model's configuration, as inferred by diffusers.
 
     Raises:
-        LoadFailed: the file is of no model that diffusers knows.
+        LoadFailed: the file belongs to no model known to diffusers.
     """
     if (base := base_of(weights)) is not None:
         return base
@@ -160,15 +160,15 @@ def read_whole(
     dtype_of: Callable[[str], torch.dtype],
     quantized: Mapping[str, Any],
 ) -> tuple[dict[str, nn.Module], dict[str, Any]]:
-    """Read the components that a file holds; others are those of the configuration's pipeline.
+    """Read the components in a file; the others come from the configuration's pipeline.
 
     Args:
-        classes: of all modules of the pipeline, by name.
-        names: names of those to read.
-        quantized: configurations of quantization for components of transformers, by name.
+        classes: classes of all modules of the pipeline, by name.
+        names: names of the modules to read.
+        quantized: quantization configurations for transformers components, by name.
 
     Returns:
-        Components by name; and marks of the file that say how the model was trained.
+        Components by name; and the file's marks about the model's training.
 
     Raises:
         LoadFailed: a part fits no component, or weights are missing.
@@ -194,10 +194,10 @@ def read_whole(
 def components_in(
     checkpoint: Checkpoint, classes: Mapping[str, Any], base: BasePipeline
 ) -> dict[str, dict[str, Tensor]]:
-    """The weights of each component that a file has, by the file's own names.
+    """The weights of each component in a file, by the file's own names.
 
     Raises:
-        ValueError: a part of the file is of no component.
+        ValueError: a part of the file belongs to no component.
     """
     by_part: dict[str, dict[str, Tensor]] = {}
     for name, weight in checkpoint.weights.items():

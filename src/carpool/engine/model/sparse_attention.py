@@ -1,8 +1,8 @@
 """Sparse attention over video tokens in plain torch: gated cubes, and blocks with a linear branch.
 
-Both choose for each block of queries the blocks of keys that matter, by the products of the blocks'
+For each block of queries both select the relevant blocks of keys, by the products of the blocks'
 means, and attend to those only. Video sparse attention adds attention over the means themselves,
-times a learned gate; sparse-linear attention adds linear attention over all tokens, projected.
+times a learned gate; sparse-linear attention adds projected linear attention over all tokens.
 
 Heads are the third axis, as in diffusers: (rows, tokens, heads, width).
 
@@ -24,23 +24,23 @@ Grid = tuple[int, int, int]  # tokens along time, height and width
 
 CUBE: Grid = (4, 4, 4)
 CUBE_TOKENS = math.prod(CUBE)
-QUERY_BLOCK, KEY_BLOCK = 128, 64  # tokens; of sparse-linear attention
+QUERY_BLOCK, KEY_BLOCK = 128, 64  # tokens, in sparse-linear attention
 GATHER_BYTES = 2**28
-"""Most bytes of chosen keys and values a row at a time: half of it takes twice as many kernels,
-twice of it twice the memory."""
+"""Max bytes of gathered keys and values of a row at a time: half of it needs twice as many kernels,
+twice of it needs twice the memory."""
 
 
 class Cubes(NamedTuple):
-    """The cubes of a grid, those at its ends cut short."""
+    """The cubes of a grid; those at its ends may be smaller."""
 
-    order: Tensor  # (cubes, 64), token numbers; after a short cube's own the number of all tokens
+    order: Tensor  # (cubes, 64), token numbers; short ones are filled with the number of all tokens
     sizes: Tensor  # (cubes,), tokens
-    places: Tensor  # (tokens,), of each token in `order`, flattened
+    places: Tensor  # (tokens,), index of each token in the flattened `order`
 
 
 @lru_cache(32)
 def cubes_of(grid: Grid, device: torch.device) -> Cubes:
-    """Cut a grid into cubes of 4 tokens a side, in the order of their places."""
+    """Cut a grid into cubes of 4 tokens a side, in grid order."""
     count = math.prod(grid)
     tokens = torch.arange(count).reshape(grid)
     margins = [-size % side for size, side in zip(grid, CUBE, strict=True)]
@@ -54,7 +54,7 @@ def cubes_of(grid: Grid, device: torch.device) -> Cubes:
 
 
 def kept_cubes(share: float, cubes: int) -> int:
-    """How many cubes each cube attends to; a share is rounded up."""
+    """The number of cubes that each cube attends to; rounded up."""
     return max(1, min(math.ceil(round(share * cubes, 6)), cubes))
 
 
@@ -65,8 +65,8 @@ def video_sparse_attention(
 
     Args:
         query: (rows, tokens, heads, width), in the order of the grid; `key` and `value` alike.
-        gate: as `query`; a factor for each number of the coarse answer.
-        share: of cubes that each cube attends to, 0-1.
+        gate: shaped like `query`; multiplies the coarse answer elementwise.
+        share: share of cubes that each cube attends to, 0-1.
     """
     cubes = cubes_of(grid, query.device)
     query, key, value, gate = (in_cubes(x, cubes.order) for x in (query, key, value, gate))
@@ -81,7 +81,7 @@ def video_sparse_attention(
 
 
 def in_cubes(x: Tensor, order: Tensor) -> Tensor:
-    """Tokens (rows, tokens, heads, width) as (rows, heads, cubes, 64, width), zeros between."""
+    """Tokens (rows, tokens, heads, width) as (rows, heads, cubes, 64, width), padded with zeros."""
     padded = F.pad(x, [0, 0, 0, 0, 0, 1])
     return torch.unflatten(padded[:, order.flatten()].transpose(1, 2), 2, order.shape)
 
@@ -92,9 +92,9 @@ def sparse_linear_attention(
     """Attend to the tokens of the best blocks of keys, and linearly to all.
 
     Args:
-        query: (rows, tokens, heads, width); `key` and `value` alike.
+        query: (rows, tokens, heads, width); `key` and `value` have the same shape.
         project: the learned projection of the linear branch, width to width.
-        share: of blocks of keys that each block of queries attends to, 0-1; rounded down.
+        share: share of key blocks that each query block attends to, 0-1; rounded down.
     """
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     linear = project(_linear_attention(query.softmax(dim=-1), key.softmax(dim=-1), value))
@@ -115,18 +115,18 @@ def sparse_linear_attention(
 
 
 def _linear_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention whose weights are products of features, (rows, heads, tokens, width)."""
+    """Linear attention: weights are products of features, (rows, heads, tokens, width)."""
     total = (query * key.sum(dim=-2, keepdim=True)).sum(dim=-1, keepdim=True)
     return (query @ (key.mT @ value)) / (1e-5 + total)
 
 
 def _in_blocks(x: Tensor, block: int) -> Tensor:
-    """Tokens (rows, heads, tokens, width) as (rows, heads, blocks, block, width), zeros last."""
+    """Tokens (rows, heads, tokens, width) as (rows, heads, blocks, block, width), zero-padded."""
     return torch.unflatten(F.pad(x, [0, 0, 0, -x.shape[2] % block]), 2, (-1, block))
 
 
 def _means(blocks: Tensor, tokens: int) -> Tensor:
-    """The mean of each block's tokens, the zeros after the last one left out."""
+    """The mean of each block's tokens, without the padding."""
     count, block = blocks.shape[2:4]
     sizes = (tokens - torch.arange(count, device=blocks.device) * block).clamp(max=block)
     return (blocks.float().sum(dim=3) / sizes[:, None]).to(blocks.dtype)
@@ -135,13 +135,13 @@ def _means(blocks: Tensor, tokens: int) -> Tensor:
 def block_sparse_attention(
     query: Tensor, key: Tensor, value: Tensor, places: Tensor, is_token: Tensor
 ) -> Tensor:
-    """Let each block of queries attend to its chosen blocks of keys.
+    """Let each block of queries attend to its selected blocks of keys.
 
     Args:
         query: (rows, heads, blocks, block, width).
-        key: (rows, heads, key blocks, key block, width); `value` alike.
-        places: (rows, heads, blocks, kept), numbers of blocks of keys.
-        is_token: (key blocks, key block); false for zeros that fill a block.
+        key: (rows, heads, key blocks, key block, width); `value` has the same shape.
+        places: (rows, heads, blocks, kept), numbers of key blocks.
+        is_token: (key blocks, key block); false for padding.
     """
     rows, heads, blocks, count = places.shape
     taken_bytes = 2 * heads * count * key.shape[3] * key.shape[4] * key.element_size()

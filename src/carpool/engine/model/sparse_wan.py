@@ -1,8 +1,8 @@
 """Wan's transformer with sparse attention: FastWan's gated cubes, TurboWan's linear branch.
 
-Both are diffusers' `WanTransformer3DModel` with a few weights more and another processor in its
-self-attention. The weights tell which of them a checkpoint is: its configuration names neither.
-On CUDA the kernels of `fastvideo-kernel` and `turbodiffusion` compute it, where they are installed.
+Both are diffusers' `WanTransformer3DModel` with a few more weights and another processor in its
+self-attention. The weights reveal the class of a checkpoint: its configuration names neither. On
+CUDA the kernels of `fastvideo-kernel` and `turbodiffusion` are used if installed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ from carpool.errors import SettingRejected
 
 
 class RotaryGrid(NamedTuple):
-    """Rotary factors, and the grid of the tokens that they are for."""
+    """Rotary factors, and the grid of their tokens."""
 
     cos: Tensor  # (1, tokens, 1, width of a head)
     sin: Tensor
@@ -39,7 +39,7 @@ class RotaryGrid(NamedTuple):
 
 
 class _GridRotaryPosEmbed(WanRotaryPosEmbed):  # type: ignore[misc]
-    """Rotary factors that tell the grid: forwards of other sizes may run between two blocks."""
+    """Returns the grid with the rotary factors: other sizes may run between two blocks."""
 
     def forward(self, hidden_states: Tensor) -> RotaryGrid:
         sizes = zip(hidden_states.shape[2:], self.patch_size, strict=True)
@@ -49,9 +49,9 @@ class _GridRotaryPosEmbed(WanRotaryPosEmbed):  # type: ignore[misc]
 
 
 class SparseAttnProcessor:
-    """Self-attention of Wan, up to what attends to what."""
+    """Wan's self-attention, without the choice of attended blocks."""
 
-    share: float  # of blocks that each block attends to, 0-1
+    share: float  # share of blocks that each block attends to, 0-1
 
     def __call__(
         self,
@@ -87,7 +87,7 @@ class SparseAttnProcessor:
         value: Tensor,
         grid: Grid,
     ) -> Tensor:
-        """The answer of attention, (rows, tokens, heads, width)."""
+        """The result of attention, (rows, tokens, heads, width)."""
         raise NotImplementedError
 
 
@@ -95,7 +95,7 @@ class VideoSparseAttnProcessor(SparseAttnProcessor):
     """Video sparse attention, with the gate of a block.
 
     Args:
-        block: has the gate as `to_gate_compress`; it may be replaced there, by quantization.
+        block: has the gate `to_gate_compress`, which quantization may replace.
     """
 
     share = 0.2
@@ -153,7 +153,7 @@ class SparseLinearAttnProcessor(SparseAttnProcessor):
 
 
 def _rotated(x: Tensor, rotary: RotaryGrid) -> Tensor:
-    """Turn each pair of neighbours, in the precision of the factors."""
+    """Rotate each pair of neighbours, in the precision of the factors."""
     even, odd = torch.unflatten(x, -1, (-1, 2)).unbind(-1)
     cos, sin = rotary.cos[..., 0::2], rotary.sin[..., 1::2]
     turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -161,7 +161,7 @@ def _rotated(x: Tensor, rotary: RotaryGrid) -> Tensor:
 
 
 def _kernel(module: str, name: str, x: Tensor) -> Any:
-    """A function or class of a package of kernels; None elsewhere than on CUDA, or without it."""
+    """A function or class of a kernel package; None if not on CUDA or not installed."""
     return _imported(module, name) if x.is_cuda else None
 
 
@@ -174,9 +174,9 @@ def _imported(module: str, name: str) -> Any:
 
 
 class VideoSparseWanTransformer(WanTransformer3DModel):  # type: ignore[misc]
-    """Wan with video sparse attention: a gate a block, named as FastWan's checkpoints name it."""
+    """Wan with video sparse attention: one gate per block, named as in FastWan's checkpoints."""
 
-    _cp_plan = None  # ranks have parts of the sequence, and no cubes
+    _cp_plan = None  # ranks hold parts of the sequence, not cubes
 
     @wraps(WanTransformer3DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **config: Any) -> None:
@@ -189,9 +189,9 @@ class VideoSparseWanTransformer(WanTransformer3DModel):  # type: ignore[misc]
 
 
 class SparseLinearWanTransformer(WanTransformer3DModel):  # type: ignore[misc]
-    """Wan with sparse-linear attention: a projection for each block's heads."""
+    """Wan with sparse-linear attention: one projection for each block's heads."""
 
-    _cp_plan = None  # ranks have parts of the sequence, and not its means
+    _cp_plan = None  # ranks hold parts of the sequence, not its means
 
     @wraps(WanTransformer3DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **config: Any) -> None:
@@ -212,11 +212,11 @@ def _tell_grid(model: WanTransformer3DModel) -> None:
 
 _MARKS = {".to_gate_compress.weight": VideoSparseWanTransformer,
           ".proj_l.weight": SparseLinearWanTransformer}  # fmt: skip
-"""Endings of the names of weights that only one of the classes has."""
+"""Suffixes of weights that only one of the classes has."""
 
 
 def class_with(cls: Any, names: Iterable[str]) -> Any:
-    """The class that has a place for the weights of a checkpoint: of Wan, by their names."""
+    """The class for a checkpoint's weights: for Wan, by their names."""
     if cls is not WanTransformer3DModel:
         return cls
     kinds = (kind for name in names for mark, kind in _MARKS.items() if name.endswith(mark))

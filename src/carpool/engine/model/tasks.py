@@ -1,8 +1,8 @@
-"""The tasks of a loaded pipeline: its own, and those of its sisters over the same modules.
+"""The tasks of a loaded pipeline: its own, and those of sister pipelines over the same modules.
 
-Diffusers has a pipeline class a task (text-to-image, image-to-image, inpaint, ...) over the same
-modules. All of them are offered, and since the modules are shared, requests of different tasks
-share a forward.
+Diffusers has one pipeline class per task (text-to-image, image-to-image, inpaint, ...) over the
+same modules. All of them are offered, and since the modules are shared, requests of different
+tasks share forwards.
 """
 
 import copy
@@ -22,8 +22,8 @@ from carpool.engine.model.output_types import only_converts, output_types
 from carpool.engine.model.signature import parameter_of, parameters_of
 from carpool.request.card import Parameter, Task
 
-# Pipelines whose modules `...Img2ImgPipeline` and `...InpaintPipeline` take as well, by the
-# beginning of their names. Diffusers' AutoPipelines know them, too: half a second to import.
+# Prefixes of pipelines whose modules also fit `...Img2ImgPipeline` and `...InpaintPipeline`.
+# Diffusers' AutoPipelines know them, too, but take half a second to import.
 LINKED = [
     "Flux", "FluxControl", "FluxControlNet", "IF", "Kandinsky3", "KandinskyCombined",
     "KandinskyV22Combined", "Kolors", "LatentConsistencyModel", "QwenImage", "StableDiffusion",
@@ -32,19 +32,19 @@ LINKED = [
     "StableDiffusionXL", "StableDiffusionXLControlNet", "StableDiffusionXLControlNetPAG",
     "StableDiffusionXLControlNetUnion", "StableDiffusionXLPAG", "ZImage",
 ]  # fmt: skip
-# Pipelines that these tables do not link, though they take the same modules.
+# Further pipelines that use the same modules.
 SISTERS = {
     "LTX2Pipeline": ("LTX2ImageToVideoPipeline",),
-    "WanPipeline": ("WanImageToVideoPipeline",),  # where one model does both, as TI2V 5B
+    "WanPipeline": ("WanImageToVideoPipeline",),  # one model does both, such as TI2V 5B
 }
-# Reference images of a request, where a pipeline takes more than one; from the models' own pages.
+# Max reference images of a request, for pipelines with several; from the models' own pages.
 MAX_IMAGES = {
     "Flux2Pipeline": 10,
     "Flux2KleinPipeline": 4,
     "Flux2KleinKVPipeline": 4,
     "QwenImageEditPlusPipeline": 3,
     "GlmImagePipeline": 4,
-    "SeeingTextPipeline": 16,  # of a conversation
+    "SeeingTextPipeline": 16,  # in a conversation
 }
 
 
@@ -70,7 +70,7 @@ def tasks_of(pipe: Pipeline) -> dict[str, tuple[Task, Pipeline]]:
 
 
 def _with_own_helpers(pipe: Pipeline) -> Pipeline:
-    """The same modules with copies of the rest: constructors rewrite a scheduler's config."""
+    """Copy a pipeline's helpers, not its modules: constructors rewrite a scheduler's config."""
     donor = copy.copy(pipe)
     for name, component in pipe.components.items():
         if isinstance(component, ConfigMixin) and not isinstance(component, nn.Module):
@@ -81,13 +81,13 @@ def _with_own_helpers(pipe: Pipeline) -> Pipeline:
 def _sisters(pipe: Pipeline) -> Iterator[Pipeline]:
     name = type(pipe).__name__
     if "mage" in name.replace("ImagePipeline", ""):
-        return  # it starts from a picture already
+        return  # it already starts from an image
     for linked in linked_pipelines(name):
         cls = getattr(diffusers, linked)
         try:
             sister = cls(**_fitting(cls, pipe))
         except (ValueError, AttributeError, TypeError):
-            continue  # it wants modules that are not here
+            continue  # it needs missing modules
         yield sister
     if name == "WanPipeline" and not pipe.config.get("expand_timesteps"):
         return
@@ -96,7 +96,7 @@ def _sisters(pipe: Pipeline) -> Iterator[Pipeline]:
 
 
 def linked_pipelines(name: str) -> list[str]:
-    """The classes that change and fill pictures with the modules of a pipeline class."""
+    """The image-to-image and inpainting classes for the modules of a pipeline class."""
     match = re.fullmatch(r"(\w+?)(Img2Img|Inpaint|Inpainting)?(Combined)?Pipeline", name)
     if not match or match[1] + (match[3] or "") not in LINKED:
         return []
@@ -106,7 +106,7 @@ def linked_pipelines(name: str) -> list[str]:
 
 @cache
 def _exported() -> frozenset[str]:
-    """The names of diffusers, whose list is made anew each time it is asked for."""
+    """The exported names of diffusers, cached because `dir` rebuilds the list each time."""
     return frozenset(dir(diffusers))
 
 
@@ -114,7 +114,7 @@ _DOES = ("Img2Img", "Inpaint", "Inpainting")
 
 
 def _fitting(cls: type, pipe: Pipeline) -> dict[str, Any]:
-    """The modules and settings of another pipeline that this class's constructor takes."""
+    """The modules and settings of another pipeline that fit this class's constructor."""
     names = inspect.signature(cls).parameters
     have = {**pipe.config, **pipe.components}
     return {name: value for name, value in have.items() if name in names}
@@ -123,7 +123,7 @@ def _fitting(cls: type, pipe: Pipeline) -> dict[str, Any]:
 def _task(pipe: Pipeline) -> Task:
     cls: Any = type(pipe)
     parameters, name = parameters_of(pipe), cls.__name__
-    controls = getattr(pipe, "controlnet", None)  # several, each with a picture of its own
+    controls = getattr(pipe, "controlnet", None)  # several, each with its own image
     return Task(
         name=getattr(cls, "task", "") or _name(cls, {parameter.name for parameter in parameters}),
         pipeline=name,
@@ -139,22 +139,22 @@ def _task(pipe: Pipeline) -> Task:
 
 def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
     name = type(pipe).__name__
-    extra = [Parameter("output", "other")]  # of Python: JSON has no tensors
+    extra = [Parameter("output", "other")]  # for Python only: JSON has no tensors
     extra += [Parameter(name, "float", default=scale) for name, scale in guidance(pipe).items()]
     for task, inputs in workflows(pipe).items():
         yield Task(
             name=task,
             pipeline=name,
             parameters=(*map(parameter_of, inputs), *extra),
-            max_images=MAX_IMAGES["Flux2Pipeline"] if task == "edit" else 1,  # blocks count them
+            max_images=MAX_IMAGES["Flux2Pipeline"] if task == "edit" else 1,  # checked by blocks
             image_mode="RGBA" if "Layered" in name else "RGB",
-            needs_prompt=False,  # but where a block requires it
+            needs_prompt=False,  # unless a block requires it
         )
 
 
 @lru_cache(256)
 def _needs_prompt(cls: Any) -> bool:
-    """Whether a pipeline refuses a call without prompt and embeddings, by its own checks."""
+    """Whether a pipeline's own checks refuse a call without prompt and embeddings."""
     try:
         return "prompt is None and prompt_embeds is None" in inspect.getsource(cls.check_inputs)
     except (AttributeError, OSError, TypeError):
@@ -164,7 +164,7 @@ def _needs_prompt(cls: Any) -> bool:
 def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:
     """Whether half a step counts, by the pipeline's own arithmetic.
 
-    None where it has none, or where its scheduler has steps to spare: PNDM's first one is two.
+    None if it has none, or if its scheduler adds steps: PNDM's first step is two.
     """
     choose = getattr(type(pipe), "get_timesteps", None)
     scheduler = copy.deepcopy(getattr(pipe, "scheduler", None))
@@ -173,7 +173,7 @@ def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:
     try:
         scheduler.set_timesteps(10)
         stub = types.SimpleNamespace(timesteps=scheduler.timesteps, order=scheduler.order)
-    except (ValueError, TypeError, AttributeError):  # it wants the picture's size, has no order
+    except (ValueError, TypeError, AttributeError):  # it needs the image's size, or has no order
         stub = types.SimpleNamespace(timesteps=range(10), order=1)
     arguments = {"num_inference_steps": 10, "timesteps": stub.timesteps, "device": None}
     names = inspect.signature(choose).parameters
@@ -184,7 +184,7 @@ def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:
             for strength in (0.0, 0.05)
         )
     except (TypeError, AttributeError):
-        return None  # it counts in some other way
+        return None  # it counts in another way
     if len(empty):
         return None
     return "up" if len(half) else "down"

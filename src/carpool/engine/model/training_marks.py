@@ -1,8 +1,8 @@
-"""Set a pipeline's scheduler as a file's marks say: how the model was trained to answer.
+"""Adapt a pipeline's scheduler to a file's marks about the model's training.
 
-A checkpoint of Stable Diffusion or SDXL may say that its answers are velocities (`v_pred`), and
-that its noise ends at zero signal (`ztsnr`): a scheduler that takes them otherwise draws wrong
-pictures.
+A checkpoint of Stable Diffusion or SDXL may mark that its answers are velocities (`v_pred`), and
+that its noise schedule ends at zero signal (`ztsnr`): a scheduler without these settings generates
+wrong images.
 """
 
 import logging
@@ -19,24 +19,24 @@ from carpool.errors import LoadFailed
 logger = logging.getLogger(__name__)
 
 PREDICTIONS = {"v": "v_prediction", "v_prediction": "v_prediction", "epsilon": "epsilon"}
-"""Answers of a denoiser as headers name them, and as schedulers do."""
+"""Kinds of denoisers' answers: headers' names, and schedulers' names."""
 
 
 def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
-    """Replace a pipeline's scheduler by one of the kind that the weights were trained with.
+    """Replace a pipeline's scheduler by one that matches the weights' training.
 
     Args:
-        marks: of a checkpoint: tensors by the names of `MARKS`, and `HEADER` of its header.
+        marks: a checkpoint's marks: tensors by the names of `MARKS`, and its header's `HEADER`.
 
     Raises:
-        LoadFailed: names a mark that cannot be honoured.
+        LoadFailed: a mark is not supported; the text names it.
     """
     changes: dict[str, Any] = {}
     if (prediction := PREDICTIONS.get(str(marks.get(HEADER)))) is not None:
         changes["prediction_type"] = prediction
     if "v_pred" in marks:
         changes["prediction_type"] = "v_prediction"
-    if "ztsnr" in marks:  # with any other spacing the first step is not the last of training
+    if "ztsnr" in marks:  # with other spacings the first step is not the last of training
         changes |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     _check_edm(pipe, marks)
     config = pipe.scheduler.config if changes else {}
@@ -44,7 +44,7 @@ def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
     if not changes:
         return
     if "prediction_type" in changes and "prediction_type" not in config:
-        if set(marks) == {HEADER}:  # a flow: what the header says is of other schedulers
+        if set(marks) == {HEADER}:  # a flow model: the header means other schedulers
             return
         kind = type(pipe.scheduler).__name__
         raise LoadFailed(
@@ -52,7 +52,7 @@ def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
             "is it of another model?"
         )
     cls = type(pipe.scheduler)
-    if not changes.keys() <= config.keys():  # PNDM, say, whose noise cannot end at zero signal
+    if not changes.keys() <= config.keys():  # such as PNDM, whose noise cannot end at zero signal
         cls = DDIMScheduler
     pipe.register_modules(scheduler=cls.from_config(config, **changes))
     summary = ", ".join(f"{name}={value}" for name, value in changes.items())
@@ -60,10 +60,10 @@ def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
 
 
 def _check_edm(pipe: Any, marks: Mapping[str, Tensor]) -> None:
-    """See that a pipeline has the numbers of a model that was trained in the manner of EDM.
+    """Check that a pipeline has the parameters of a model trained with EDM.
 
     Raises:
-        LoadFailed: names the mark.
+        LoadFailed: a mark differs; the text names it.
     """
     scheduler, vae = pipe.scheduler.config if marks else {}, getattr(pipe, "vae", None)
     buffers = {

@@ -1,7 +1,7 @@
 """TurboWan: its checkpoints under Wan's original names, and its sampler.
 
-Its files hold Wan's denoiser alone; the rest comes from the Wan pipeline that it was made of.
-Linear layers may be int8, with a scale for each 128 x 128 weights: they are read as plain weights.
+Its files hold only Wan's denoiser; the rest comes from the original Wan pipeline. Linear layers may
+be int8, with a scale for each 128 x 128 weights: they are read as plain weights.
 
 Source: Zhang et al., "TurboDiffusion: Accelerating Video Diffusion Models by 100-200 Times" (2025).
 """
@@ -17,15 +17,15 @@ from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.sparse_wan import SparseLinearWanTransformer
 
 ANGLES = (1.5, 1.4, 1.0)
-"""Of the second, third and fourth step: the arc tangent of noise by signal."""
+"""Arc tangent of noise over signal, at the second, third and fourth step."""
 SIGMA_MAX, SIGMA_MAX_OF_PICTURES = 80.0, 200.0
-"""Noise by signal at the first step, of text-to-video and of image-to-video."""
+"""Noise over signal at the first step, for text-to-video and for image-to-video."""
 BASES = {
     (1536, 16): "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
     (5120, 16): "Wan-AI/Wan2.1-T2V-14B-Diffusers",
     (5120, 36): "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
 }
-"""Pipelines that have the rest, by width and channels of the denoiser."""
+"""The original pipelines, by width and channels of the denoiser."""
 INT8_BLOCK = 128
 PATCH = (1, 2, 2)
 
@@ -42,12 +42,12 @@ def with_sampler(cls: Any, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any
     """The pipeline class and the scheduler for these components.
 
     Returns:
-        The class and components that were given, where no denoiser is TurboWan's.
+        The given class and components, if no denoiser is TurboWan's.
     """
     turbo = [part for part in parts.values() if isinstance(part, SparseLinearWanTransformer)]
     if not turbo:
         return cls, dict(parts)
-    from carpool.engine.model.turbo_pipelines import PIPELINES  # imports Wan's, for Wan alone
+    from carpool.engine.model.turbo_pipelines import PIPELINES  # imports Wan's pipelines
 
     if cls not in PIPELINES:
         return cls, dict(parts)
@@ -58,10 +58,10 @@ def with_sampler(cls: Any, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any
 
 
 def base_of(weights: Mapping[str, Tensor]) -> str | None:
-    """The hub id of the pipeline that a TurboWan denoiser is of; None for other weights.
+    """The hub id of a TurboWan denoiser's original pipeline; None for other weights.
 
     Args:
-        weights: by Wan's names, as `as_wan` gives them.
+        weights: by Wan's names, from `as_wan`.
     """
     if not any(".proj_l." in name for name in weights):
         return None
@@ -70,18 +70,18 @@ def base_of(weights: Mapping[str, Tensor]) -> str | None:
 
 
 def is_turbo_wan(names: Mapping[str, Any]) -> bool:
-    """Whether a file's weights are named as TurboDiffusion names them."""
+    """Whether a file's weights have TurboDiffusion's names."""
     return any(_PROJECTION in name for name in names)
 
 
 def as_wan(weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Weights of a TurboWan file as a file of Wan would have them, the projections beside.
+    """Convert a TurboWan file's weights to Wan's names, plus the projections.
 
     Args:
-        dtype: of weights that were int8.
+        dtype: dtype for former int8 weights.
 
     Raises:
-        ValueError: an int8 layer has no scale, or one of another shape.
+        ValueError: an int8 layer has no scale, or a scale of another shape.
     """
     plain = {}
     for name, weight in weights.items():
@@ -91,16 +91,14 @@ def as_wan(weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) ->
         if kind == "int8_weight":
             scale = weights.get(f"{layer}.scale")
             name, weight = f"{layer}.weight", _unscaled(layer, weight, scale).to(dtype)
-        if (
-            name.endswith("patch_embedding.weight") and weight.ndim == 2
-        ):  # a layer over flat patches
+        if name.endswith("patch_embedding.weight") and weight.ndim == 2:  # stored for flat patches
             weight = torch.unflatten(weight, 1, (-1, *PATCH))
         plain[name.replace(_PROJECTION, ".proj_l.")] = weight
     return plain
 
 
 def _unscaled(layer: str, weight: Tensor, scale: Tensor | None) -> Tensor:
-    """An int8 weight (out, in) times its scales (blocks, blocks); blocks at the ends are short."""
+    """Multiply an int8 weight (out, in) by its scales (blocks, blocks); end blocks may be short."""
     blocks = tuple(-(-size // INT8_BLOCK) for size in weight.shape)
     if scale is None or tuple(scale.shape) != blocks or not scale.is_floating_point():
         shape = None if scale is None else tuple(scale.shape)

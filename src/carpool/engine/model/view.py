@@ -1,8 +1,8 @@
-"""A request's own copy of the pipeline: make it, call it, and convert what it gives.
+"""A request's own copy of the pipeline: create it, call it, and convert its output.
 
-Pipelines keep the state of a call on themselves and on their helpers. A view shares the heavy
-modules and nothing else: schedulers, guiders, image processors and pipelines inside of pipelines
-are copied, so that no request can see what another one leaves there.
+Pipelines store the state of a call on themselves and on their helpers. A view shares only the heavy
+modules: schedulers, guiders, image processors and nested pipelines are copied, so that no request
+sees another one's state.
 """
 
 import copy
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from carpool.engine.model.language_server import LanguageServer
 
 _IMMUTABLE = (bool, int, float, str, bytes, type, type(None), torch.dtype, torch.device)
-_READERS = (  # large, and read only but for plain attributes such as `padding_side`
+_READERS = (  # large, and never modified except plain attributes such as `padding_side`
     PreTrainedTokenizerBase,
     ProcessorMixin,
     ImageProcessingMixin,
@@ -57,19 +57,19 @@ def _copied(
     classes: dict[int, type],
     device: torch.device | None,
 ) -> Any:
-    """A pipeline with its helpers; modules stay those that all requests use.
+    """A pipeline with its helpers; modules stay shared.
 
     Args:
-        memo: what was copied already by id, and what is shared; as for `copy.deepcopy`.
-        classes: of the copies, by id of the pipeline; filled here.
-        device: of all but components that are elsewhere; None: the pipeline tells.
+        memo: shared and already copied objects by id, as for `copy.deepcopy`.
+        classes: classes of the copies, by id of the pipeline; filled here.
+        device: of all components without their own; None: the pipeline's.
     """
     if id(pipe) in memo:
         return memo[id(pipe)]
     if id(pipe) not in classes:
         classes[id(pipe)] = _pinned(pipe, device)
     if isinstance(pipe, ModularPipeline):
-        memo[id(pipe._components_manager)] = None  # it has components of others, too
+        memo[id(pipe._components_manager)] = None  # it also references other pipelines' components
     view: Any = copy.copy(pipe)
     memo[id(pipe)] = view
     attributes = vars(view)
@@ -77,7 +77,7 @@ def _copied(
         if not isinstance(value, _IMMUTABLE):
             attributes[name] = _own(value, memo, classes, device)
     view.__class__ = classes[id(pipe)]
-    # at its end a call resets hooks of modules that others are still using
+    # at its end a call would reset hooks of modules in use by others
     view.maybe_free_model_hooks = _nothing
     if isinstance(pipe, ModularPipeline):
         silence(view._blocks)
@@ -96,14 +96,14 @@ def _own(
         return _copied(value, memo, classes, device)
     if isinstance(value, _READERS):
         return _reader(value, memo)
-    if isinstance(value, FrozenDict):  # which is not frozen
+    if isinstance(value, FrozenDict):  # despite its name, it can change
         return FrozenDict(value)
     config = getattr(value, "_internal_dict", None)
     if isinstance(config, FrozenDict) and id(config) not in memo:
         memo[id(config)] = FrozenDict(config)
     try:
         return copy.deepcopy(value, memo)
-    except TypeError:  # it cannot be copied: a lock, a file, ...
+    except TypeError:  # not copyable: a lock, a file, ...
         return value
 
 
@@ -119,10 +119,10 @@ def _reader(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _pinned(pipe: Pipeline, device: torch.device | None) -> type:
-    """The pipeline's class with its device as a constant.
+    """Subclass the pipeline's class with its device as a constant.
 
-    Diffusers looks at every submodule each time it is asked for the device, which costs each
-    request milliseconds; while an engine runs, the device cannot change.
+    Diffusers inspects every submodule to find the device, which costs each request milliseconds;
+    while an engine runs, the device cannot change.
     """
     cls = type(pipe)
     pins = {"_execution_device": device or pipe._execution_device, "__module__": cls.__module__}
@@ -138,9 +138,9 @@ class PipelineOutput:
     """The output of a pipeline."""
 
     output: Any
-    convert_to: str | None  # the output type that was asked for, where tensors were taken instead
-    rate: int | None = None  # of its sound, samples a second
-    revised_prompt: str | None = None  # as a language model wrote it
+    convert_to: str | None  # the requested output type, if tensors were requested instead
+    rate: int | None = None  # of its audio, Hz
+    revised_prompt: str | None = None  # as rewritten by a language model
 
 
 def call(
@@ -152,13 +152,13 @@ def call(
 ) -> PipelineOutput:
     """Run the pipeline for a request.
 
-    Random numbers are drawn on the CPU: the same on any device. Where the pipeline only converts
-    its pictures to the type that is asked for, it gives tensors here and `finish` converts them:
-    making PIL images on the engine's thread would wait for the device.
+    Random numbers are drawn on the CPU: equal on any device. If the pipeline only converts its
+    images to the requested type, it returns tensors here and `finish` converts them: creating PIL
+    images on the engine's thread would wait for the device.
 
     Args:
-        tell: called with the prompt that is written for it.
-        language: writes prompts, or plans, in the pipeline's place.
+        tell: called with the rewritten prompt.
+        language: writes prompts, or plans, in place of the pipeline.
     """
     arguments, texts = dict(request.arguments), list[str]()
 
@@ -193,7 +193,7 @@ def _called(
             pipe.scheduler.generator = arguments["generator"]
     if request.output_type is not None and task.takes("output_type"):
         arguments.setdefault("output_type", request.output_type)
-    for parameter in task.parameters:  # JSON has lists only
+    for parameter in task.parameters:  # JSON has only lists
         if parameter.is_tuple and isinstance(value := arguments.get(parameter.name), list):
             arguments[parameter.name] = tuple(value)
     defaults = {parameter.name: parameter.default for parameter in task.parameters}
@@ -203,7 +203,7 @@ def _called(
     choose = getattr(pipe, "get_timesteps", None)
     if choose is not None and task.takes("strength") and arguments.get("denoising_start") is None:
         pipe.get_timesteps = partial(_some, choose)
-    is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image, by the pipeline
+    is_pasted = arguments.get("padding_mask_crop") is not None  # into a PIL image
     if task.only_converts and kind in ("pil", "np") and not is_pasted:
         arguments["output_type"] = "pt"
         return PipelineOutput(pipe(**arguments), str(kind), rate_of(pipe))
@@ -211,10 +211,10 @@ def _called(
 
 
 def _some(choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The steps that a strength leaves, as the pipeline chooses them.
+    """The steps that remain at a strength, chosen by the pipeline.
 
     Raises:
-        InvalidValue: there are none, of which schedulers fail in their own words.
+        InvalidValue: no steps remain, on which schedulers fail with obscure errors.
     """
     answer = choose(*args, **kwargs)
     steps = answer[0] if isinstance(answer, tuple) else None
@@ -227,24 +227,24 @@ def _some(choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _placed(value: Any, device: torch.device) -> Any:
-    """Tensors that a caller gave, which need not know the device, where the model is."""
+    """Move a caller's tensors to the model's device."""
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_placed(entry, device) for entry in value)
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 ToHost = Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]
-"""Copies a tensor from the device, once it has been converted there; may wait for it."""
+"""Copies a tensor from the device, after a conversion there; may wait for it."""
 
 
 def finish(answer: PipelineOutput, to_host: ToHost) -> dict[str, Any]:
-    """The fields of a pipeline's output, on the host, in the type that was asked for.
+    """The fields of a pipeline's output, on the host, in the requested type.
 
     Args:
-        answer: of `call`; tensors to be converted are `images` (1, C, H, W) or a list of
-            (layers, C, H, W), or `frames` (1, F, C, H, W), values 0-1. Everything else, such as
-            sound, stays what it is; its rate is told beside it.
-        to_host: of the device that it is on.
+        answer: result of `call`; tensors to convert are `images` (1, C, H, W) or a list of
+            (layers, C, H, W), or `frames` (1, F, C, H, W), values 0-1. Other fields, such as
+            audio, are unchanged; the audio's rate is added.
+        to_host: copies from the output's device.
     """
     output = answer.output
     fields = dict(output.items()) if isinstance(output, Mapping) else {"images": output}
@@ -264,7 +264,7 @@ def _convert(value: Any, kind: str | None, to_host: ToHost) -> Any:
     value = to_host(value, _bytes if kind == "pil" else _as_it_is)
     if kind is None:
         return value
-    if value.ndim == 5:  # videos: one entry for each
+    if value.ndim == 5:  # one entry per video
         videos = [_pictures(frames, kind) for frames in value]
         return np.stack(videos) if kind == "np" else videos
     return _pictures(value, kind)
@@ -275,12 +275,12 @@ def _as_it_is(value: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(value: torch.Tensor) -> torch.Tensor:
-    """Values 0-1 as those of a picture's file, as diffusers rounds them."""
+    """Convert values 0-1 to bytes, rounded as in diffusers."""
     return (value.float() * 255).round().to(torch.uint8)
 
 
 def _pictures(value: torch.Tensor, kind: str) -> Any:
-    """Pictures (N, C, H, W) on the host: `np`, values 0-1, or `pil`, of bytes."""
+    """Images (N, C, H, W) on the host as `np`, values 0-1, or as `pil`, from bytes."""
     if kind == "np":
         return VaeImageProcessor.pt_to_numpy(value)
     return VaeImageProcessor.numpy_to_pil(VaeImageProcessor.pt_to_numpy(value) / 255)
