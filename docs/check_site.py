@@ -2,8 +2,8 @@
 
 usage: make site     (or: python docs/check_site.py FOLDER)
 
-A link that a reader may follow is no asset. Scripts and styles are searched for addresses that they
-would load; what they only name, as a licence or an XML namespace does, is none.
+Links for readers are not assets. Scripts and styles are searched for addresses that they would
+load; mere mentions, such as licences and XML namespaces, do not count.
 """
 
 import re
@@ -21,7 +21,7 @@ IN_SCRIPT = re.compile(
 
 
 class Assets(HTMLParser):
-    """Collects what a page loads from elsewhere."""
+    """Collects the assets that a page loads from other hosts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Assets(HTMLParser):
 
 
 def outside(folder: Path) -> Iterator[str]:
-    """Each asset from elsewhere, with the file that loads it."""
+    """Yield assets from other hosts, with the files that load them."""
     for file in sorted(folder.rglob("*")):
         if file.suffix in (".html", ".svg"):
             page = Assets()

@@ -1,10 +1,10 @@
-"""What is known of every pipeline class that diffusers ships, for `docs/models.md`.
+"""The status of every pipeline class in diffusers, for `docs/models.md`.
 
-Rows of the matrix prove classes (`models/proof.json`), and tests do: those are named in
-`known_pipelines.json`. `sharing.json` is what `make sharing` measured, `alone_pipelines.json` why
-a class never shares. `tried_pipelines.json` is what `make test-diffusers` saw, and
-`untried_pipelines.json` says why it did not see the rest. How a denoiser
-fuses is read from the types of the class's arguments.
+Rows of the matrix (`models/proof.json`) and tests (`known_pipelines.json`) prove classes.
+`sharing.json` has the measurements of `make sharing`, and `alone_pipelines.json` the reasons why
+classes never share. `tried_pipelines.json` has the results of `make test-diffusers`, and
+`untried_pipelines.json` the reasons for missing results. The types of a class's arguments show how
+its denoiser fuses.
 """
 
 import inspect
@@ -51,12 +51,12 @@ class Known:
 
     pipeline: str
     known: str  # a key of `MEANING`
-    how: str  # the rows or the test that prove it, or why not
+    how: str  # the rows or the test that prove it, or the reason
     denoisers: str  # "transformer: table"
 
     @property
     def shares(self) -> str:
-        """Requests a forward of each denoiser, six at once, and why it runs alone."""
+        """Requests per forward of each denoiser with six requests, and why it runs alone."""
         entry = sharing().get(self.pipeline, {"requests_per_forward": {}})
         widths = ", ".join(f"{n} {width}" for n, width in entry["requests_per_forward"].items())
         reason = alone().get(self.pipeline)
@@ -64,40 +64,40 @@ class Known:
 
 
 def names() -> list[str]:
-    """All pipeline classes that diffusers exports, those too whose libraries are missing."""
+    """All pipeline classes that diffusers exports, even if their libraries are missing."""
     return [name for name in dir(diffusers) if name.endswith("Pipeline") and name not in BASES]
 
 
 def everything() -> list[Known]:
-    """What is known of each class, by its name."""
+    """The status of each class, sorted by name."""
     return [_known(name) for name in sorted(names())]
 
 
 def from_tests() -> dict[str, dict[str, str]]:
-    """What `known_pipelines.json` says, by class: `known`, `test`, `why`."""
+    """Read `known_pipelines.json`, by class: `known`, `test`, `why`."""
     return {one["pipeline"]: one for one in json.loads(FROM_TESTS.read_text())}
 
 
 def tried() -> dict[str, dict[str, Any]]:
-    """What `make test-diffusers` measured, by class; each was the same in exact numerics."""
+    """Results of `make test-diffusers`, by class; all were equal in exact numerics."""
     known: dict[str, dict[str, Any]] = json.loads(TRIED.read_text())
     return known
 
 
 def sharing() -> dict[str, Any]:
-    """What `make sharing` measured, by class."""
+    """Measurements of `make sharing`, by class."""
     measured: dict[str, Any] = json.loads(SHARING.read_text())
     return measured
 
 
 def alone() -> dict[str, str]:
-    """Why a class never shares a forward, by its name."""
+    """Reasons why classes never share a forward, by class."""
     reasons: dict[str, str] = json.loads(ALONE.read_text())
     return reasons
 
 
 def untried() -> dict[str, str]:
-    """Why no test runs a class, by its name."""
+    """Reasons why no test runs a class, by class."""
     reasons: dict[str, str] = json.loads(UNTRIED.read_text())
     return reasons
 
@@ -138,12 +138,12 @@ def _components(cls: Any) -> dict[str, Any]:
         return {one.name: one.type_hint for one in cls().blocks.expected_components}
     try:
         return typing.get_type_hints(cls.__init__)
-    except NameError:  # of a library that is missing
+    except NameError:  # its library is missing
         given = inspect.signature(cls.__init__).parameters
         return {name: one.annotation for name, one in given.items()}
 
 
 def _classes(annotation: Any) -> list[type]:
-    """The classes of an annotation; several of a union."""
+    """The classes of an annotation; a union has several."""
     found = typing.get_args(annotation) or (annotation,)
     return [one for one in found if isinstance(one, type)]

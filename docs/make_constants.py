@@ -1,11 +1,11 @@
-"""Play the scheduler with each of its constants halved and doubled: docs/scheduling-constants.csv.
+"""Simulate the scheduler with each constant halved and doubled: docs/scheduling-constants.csv.
 
-usage: make constants    (about ten minutes of one core; `--only NAME` plays some of them)
+usage: make constants    (about ten minutes of one core; `--only NAME` selects some)
 
-Each figure is a ratio to what the constant's own value gives on the same requests, in a mean over
-`POINTS`: of the mean latency, of its 99th percentile, and of the requests that were in time. A
-constant of several numbers has all of them scaled. With learned costs one other decision
-changes all later ones: differences below 0.03 are chance.
+Each value is a ratio to the result with the constant's own value on the same requests, averaged
+over `POINTS`: mean latency, its 99th percentile, and requests in time. All numbers of a tuple are
+scaled together. With learned costs one changed decision affects all later ones: differences below
+0.03 are noise.
 """
 
 import argparse
@@ -42,12 +42,12 @@ POINTS: Sequence[tuple[str, str, float, int | None]] = (  # table, mix, load, se
     ("flux-512", "steps", 2.0, 1),
     ("qwen-512-streamed", "steps", 0.9, 1),
 )
-NEVER_PLAYED = ("peers", "overload", "batch_modes")  # modules that decide before the scheduler
+NEVER_PLAYED = ("peers", "overload", "batch_modes")  # modules that act before the scheduler
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number, or several, at the top of a module of `carpool.schedule`."""
+    """A numeric constant, or a tuple, of a module in `carpool.schedule`."""
 
     module: str
     name: str
@@ -63,7 +63,7 @@ class Constant:
 
 
 def constants() -> Iterator[Constant]:
-    """All constants of the scheduler, with the comment or the text that stands beside each."""
+    """All constants of the scheduler, with their comments or docstrings."""
     root = Path(carpool.schedule.__file__).parent
     for path in sorted(root.rglob("*.py")):
         text = path.read_text()
@@ -92,7 +92,7 @@ def modules() -> list[ModuleType]:
 
 
 def figures(constant: Constant | None, value: Any) -> list[tuple[float, float, float]]:
-    """Mean latency, its 99th percentile and the part in time of each point. In its own process."""
+    """Mean latency, p99 and share in time of each point. Runs in its own process."""
     if constant is not None:
         for module in modules():
             if getattr(module, constant.name, None) == constant.value:
@@ -111,7 +111,7 @@ def figures(constant: Constant | None, value: Any) -> list[tuple[float, float, f
 
 
 def _dated(model: Model) -> Mix:
-    """Every third request has a deadline of twice or of five times its seconds alone."""
+    """A mix where every third request has a deadline of 2 or 5 times its solo seconds."""
     settings = [Setting({"num_inference_steps": steps}, weight=2) for steps in (8, 20, 50)]
     for steps, times in product((8, 20, 50), (2.0, 5.0)):
         body: dict[str, Any] = {"num_inference_steps": steps}
@@ -137,7 +137,7 @@ def _work(case: tuple[Constant | None, float]) -> list[tuple[float, float, float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, help="as many as there are cores")
+    parser.add_argument("--processes", type=int, help="default: number of cores")
     parser.add_argument("--only", nargs="*", help="names; nothing is written")
     arguments = parser.parse_args()
     known = [c for c in constants() if not arguments.only or c.name in arguments.only]

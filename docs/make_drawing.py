@@ -2,8 +2,8 @@
 
 usage: make docs     (or: python docs/make_drawing.py)
 
-The schedule below is what the engine would run; positions are computed from it. Colours follow the
-reader's light or dark theme, on a background of the drawing's own.
+The schedule below equals the engine's; positions are computed from it. Colours follow the reader's
+light or dark theme; the drawing has its own background.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ PAGE = Path(__file__).with_name("how-it-works.svg")
 WIDTH, LEFT, TOP, LANE, PITCH, GAP = 1000, 160, 96, 44, 66, 12  # SVG units
 LANES = {"A": "4 steps", "B": "5 steps", "C": "3 steps, LoRA"}
 PIXELS = {"encode": 46, "denoise": 60, "decode": 54}  # width of a forward of one row
-ROW = 9  # what each further row adds to that
+ROW = 9  # additional width of each further row
 
 STYLE = """
 .page { fill: #ffffff; stroke: #d0d7de }
@@ -40,7 +40,7 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fi
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of the drawing: what it runs, and each request's step in it ('' is none)."""
+    """One forward of the drawing: its phase, and each request's step in it ('': none)."""
 
     phase: str
     steps: dict[str, str]
@@ -63,7 +63,7 @@ FORWARDS = (
     Forward("denoise", {"B": "5/5", "C": "3/3"}),
     Forward("decode", {"B": "", "C": ""}),
 )
-ARRIVES = {"A": (0, -0.3), "B": (1, 0.35), "C": (4, 0.45)}  # forward, share of its width
+ARRIVES = {"A": (0, -0.3), "B": (1, 0.35), "C": (4, 0.45)}  # forward, fraction of its width
 NOTES = (  # number, forward, lane, text
     (1, 1, "B", "B arrives during a step, and joins at the next one."),
     (2, 3, "A", "A at step 2 and B at step 1: one forward of two rows."),
@@ -74,7 +74,7 @@ NOTES = (  # number, forward, lane, text
 
 
 def alone() -> int:
-    """How many forwards the same requests would take one after the other."""
+    """The number of forwards for the same requests in sequence."""
     return sum(len(one.steps) for one in FORWARDS)
 
 
@@ -120,7 +120,7 @@ def starts() -> list[float]:
 
 
 def timeline() -> list[str]:
-    """Lanes, forwards over them, and the device below."""
+    """Lanes, with the forwards above and the device below."""
     edges = starts()
     parts = [text(24, 40, f"{len(FORWARDS)} forwards instead of {alone()}", "title")]
     parts.append(text(24, 62, "Time runs to the right; a block is one forward, over all requests "
@@ -166,7 +166,7 @@ def timeline() -> list[str]:
 
 
 def closer(y: float) -> list[str]:
-    """What happens around the forward of three rows."""
+    """A close-up of the forward with three rows."""
     parts = [line(24, y, 976, y), text(24, y + 34, "One of these forwards, closer", "title")]
     steps = (
         (24, 190, "1. Fibers park"), (258, 150, "2. Policy"),

@@ -30,7 +30,7 @@ def first_sentence(file: Path) -> str:
     """The first sentence of a module's docstring, on one line.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the module has no docstring.
     """
     text = ast.get_docstring(ast.parse(file.read_text()))
     if not text:

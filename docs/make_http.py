@@ -1,6 +1,6 @@
-"""Write `docs/http.md` from the OpenAPI document: every path, its fields, and those of its answers.
+"""Write `docs/http.md` from the OpenAPI document: all paths, with fields of bodies and answers.
 
-usage: make docs    (a test fails when the page is behind the code)
+usage: make docs    (a test fails if the page is outdated)
 """
 
 import re
@@ -102,7 +102,7 @@ def _answers(schemas: Schema) -> Iterator[str]:
 
 
 def _document() -> dict[str, Any]:
-    """Of the application with all its routes; nothing of it runs."""
+    """The OpenAPI document of the application with all routes, which does not run."""
     store = JobStore(None, ttl_s=1000, max_bytes=1 << 20, max_waiting=1)
     try:
         worker: Any = None
@@ -135,7 +135,7 @@ def _parameters(operation: Schema) -> Iterator[Row]:
 
 
 def _body(operation: Schema, schemas: Schema) -> Iterator[Row]:
-    """Fields of the JSON body, or of the form where it has more."""
+    """Fields of the JSON body, or of the form if it has more."""
     content = operation.get("requestBody", {}).get("content", {})
     found: dict[str, Row] = {}
     for kind in content.values():

@@ -1,6 +1,6 @@
-"""Write `docs/models.md` from the grid of models and what `make test-models` measured.
+"""Write `docs/models.md` from the grid of models and the results of `make test-models`.
 
-usage: make docs    (a test fails when the page is behind the code)
+usage: make docs    (a test fails if the page is outdated)
 """
 
 from collections.abc import Iterator

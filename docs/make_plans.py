@@ -1,4 +1,4 @@
-"""Plan the models that the planner knows on five devices, and write `docs/plans.md`.
+"""Plan all of the planner's models on five devices, and write `docs/plans.md`.
 
 usage: make plans    (no GPU, no weights, no network)
 """
@@ -22,13 +22,13 @@ PUBLISHED: Mapping[tuple[str, str], tuple[Mapping[int, float], str]] = {
     ),
     ("Qwen-Image", "1024x1024"): ({1: 0.243, 2: 0.474, 3: 0.711}, "the same"),
 }
-"""Seconds of a denoising step on an H200 by requests."""
+"""Seconds of a denoising step on an H200, by number of requests."""
 
 ALONE: Mapping[tuple[str, str, str], tuple[float, str]] = {
     ("FLUX.1-dev", "1024x1024", "h100"): (4.30, "28 steps, compiled: xDiT, performance page"),
     ("Qwen-Image", "1024x1024", "h200"): (12.36, "50 steps, guidance: SGLang, issue 33536"),
 }
-"""Seconds of a whole request by itself, by model, size and device."""
+"""Seconds of a single request, by model, size and device."""
 
 HEAD = (
     "| device | resident GB | streamed GB | step, ms: 1, 2, 4, 8 requests | knee "

@@ -1,6 +1,6 @@
-"""Write `docs/python.md` from the docstrings of what `carpool` exports.
+"""Write `docs/python.md` from the docstrings of `carpool`'s exports.
 
-usage: make docs    (a test fails when the page is behind the code)
+usage: make docs    (a test fails if the page is outdated)
 """
 
 import ast
@@ -52,7 +52,7 @@ def _members(cls: type) -> Iterator[str]:
 
 
 def _fields(cls: type) -> Iterator[str]:
-    """Fields of a dataclass with the comments beside them."""
+    """Fields of a dataclass, with their trailing comments."""
     if not _is_data(cls):
         return
     source = inspect.getsource(cls).splitlines()
@@ -66,7 +66,7 @@ def _fields(cls: type) -> Iterator[str]:
 
 
 def _signature(name: str, function: Any) -> list[str]:
-    """As its source says it."""
+    """The signature as in the source."""
     [node] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(node, ast.FunctionDef)
     shown = _arguments(node.args)
@@ -91,12 +91,12 @@ def _arguments(said: ast.arguments) -> list[str]:
 
 
 def _argument(one: ast.arg, default: ast.expr | None) -> str:
-    shown = ast.unparse(one).replace("'", "")  # types may be written as text
+    shown = ast.unparse(one).replace("'", "")  # types may be strings
     return shown if default is None else f"{shown} = {ast.unparse(default)}"
 
 
 def _prose(thing: Any) -> list[str]:
-    """A docstring: paragraphs as they are, `Args:` and the like as lists."""
+    """A docstring as Markdown: paragraphs unchanged, `Args:` and similar sections as lists."""
     lines: list[str] = []
     inside = False
     for line in (inspect.getdoc(thing) or "").splitlines():

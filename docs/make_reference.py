@@ -1,6 +1,6 @@
 """Write `docs/reference.md` from the code: settings, commands, errors, metrics, what fuses.
 
-usage: make docs    (a test fails when the page is behind the code)
+usage: make docs    (a test fails if the page is outdated)
 """
 
 import dataclasses

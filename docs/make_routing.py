@@ -17,7 +17,7 @@ from pathlib import Path
 
 import routing_promise as routing
 
-SURE = 0.5  # part of what a limit allows: below it 400 requests are enough
+SURE = 0.5  # fraction of a limit; below it 400 requests are enough
 PAGE, DATA = (Path(__file__).with_name(f"routing.{form}") for form in ("md", "csv"))
 HEAD = """# Routers, compared
 

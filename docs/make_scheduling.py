@@ -1,8 +1,8 @@
-"""Play every mode on every built-in table and mix: docs/scheduling.csv, its two plots, its page.
+"""Simulate all modes on all built-in tables and mixes: docs/scheduling.csv, two plots, the page.
 
-usage: make simulate    (exits with 1 if a limit of the promise is not kept, and names the points)
+usage: make simulate    (exits with 1 and names the points if the promise is broken)
 
-`--page` plays nothing: it writes the page from the data file.
+`--page` simulates nothing: it writes the page from the data file.
 """
 
 import argparse
@@ -120,7 +120,7 @@ accepted there: NaN and infinite caps, a fraction of a batch, a duplicate key in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", action="store_true", help="only the page, from the data file")
-    parser.add_argument("--processes", type=int, help="as many as there are cores")
+    parser.add_argument("--processes", type=int, help="default: number of cores")
     arguments = parser.parse_args()
     if not arguments.page:
         play_all(arguments.processes)
@@ -139,11 +139,11 @@ def main() -> None:
 
 
 Study = tuple[str, str, bool]
-"""A table, a mix, and whether costs are learned."""
+"""Table, mix, and whether costs are learned."""
 
 
 def studies() -> Iterator[Study]:
-    """Every table with every mix; the sizes of a model once, under the smallest of two."""
+    """All tables with all mixes; a model's `sizes` only once, under its smallest table."""
     for table in TABLES.values():
         for name in MIXES:
             if name != "sizes" or (len(siblings(table)) > 1 and table.side_px == 512):
@@ -151,7 +151,7 @@ def studies() -> Iterator[Study]:
 
 
 def play(study: Study) -> tuple[list[Point], bool, float]:
-    """All modes at all loads of a study, and its seconds of one core. In a process of its own."""
+    """Simulate all modes at all loads; returns points and CPU seconds. Runs in its own process."""
     table, name, is_learned = study
     began_s, tables = time.process_time(), siblings(TABLES[table])
     modes = get_args(BatchingMode)
@@ -203,7 +203,7 @@ def read() -> list[Verdict]:
 
 
 def draw(points: Sequence[Point]) -> None:
-    """A picture for each mix of `DRAWN`, a row for each table."""
+    """Draw a plot for each mix in `DRAWN`, with a row for each table."""
     for name in DRAWN:
         rows = [
             (table, [point for point in points if (point.table, point.mix) == (table, name)])
@@ -225,7 +225,7 @@ def page(points: Sequence[Verdict]) -> str:
 
 
 def promise(points: Sequence[Verdict]) -> Iterator[str]:
-    """Each limit and its measured value, and the points that break theirs."""
+    """Lines with each limit and its measured value, and the points that break the promise."""
     yield "| costs | limit | promised at most | measured | kept |"
     yield "| --- | --- | ---: | ---: | --- |"
     for costs, is_learned in (("known", False), ("learned", True)):

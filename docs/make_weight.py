@@ -1,4 +1,4 @@
-"""Write weight.md: the lines of each mechanism of a room, and what users would lose without it.
+"""Write weight.md: lines of code of each mechanism of a room, and its benefit for users.
 
 The mechanisms are in weight.toml, a list for each room; the lines are counted.
 
@@ -22,7 +22,7 @@ to the deeper folder."""
 
 
 def files_of(room: str, mechanism: dict[str, Any]) -> list[Path]:
-    """The files of a mechanism: patterns within the room's folder."""
+    """The files of a mechanism, from patterns in the room's folder."""
     folder = ROOT / ROOMS[room]["folder"]
     return sorted({file for pattern in mechanism["files"] for file in folder.glob(pattern)})
 

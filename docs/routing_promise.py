@@ -1,7 +1,7 @@
 """Routers compared on the same requests, and the promise of the server's own.
 
-The promise, at every point: the mean latency of `extra-seconds` is at most 1.02 times, and its p99
-at most 1.10 times that of the best of the other routers.
+The promise, at every point: compared with the best other router, the mean latency of
+`extra-seconds` is at most 1.02 times as high, and its p99 at most 1.10 times.
 """
 
 import statistics
@@ -23,7 +23,7 @@ LEAST_BELOW_RANDOM = 0.37  # p99 of mixed sizes at 0.7 of capacity
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What routers are compared in."""
+    """A scenario for the comparison of routers."""
 
     table: str  # "mixed-sizes" for `MIXED_SIZES`
     mix: str
@@ -40,7 +40,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of one router, seconds; means over seeds."""
+    """Latencies of one router, seconds; means over seeds."""
 
     mean_s: float
     p99_s: float
@@ -50,11 +50,11 @@ class Latencies:
 def compare_routers(
     scene: Scene, routers: Sequence[str] = tuple(ROUTERS), *, seeds: Sequence[int], count: int
 ) -> dict[str, Latencies]:
-    """Play a scene with every router.
+    """Simulate a scene with every router.
 
     Args:
-        seeds: of arrivals; the results are means over them.
-        count: requests for each.
+        seeds: seeds of arrivals; the results are means over seeds.
+        count: requests for each seed.
     """
     if scene.table == "mixed-sizes":
         model = Model(MIXED_SIZES)
@@ -83,19 +83,19 @@ def compare_routers(
 
 
 def ratios(found: Mapping[str, Latencies]) -> tuple[float, float]:
-    """Mean and p99 of the server's router, over those of the best of the others."""
+    """Mean and p99 of the server's router, relative to the best other router."""
     own, others = found[OWN_ROUTER], [one for name, one in found.items() if name != OWN_ROUTER]
     mean_s, p99_s = min(o.mean_s for o in others), min(o.p99_s for o in others)
     return own.mean_s / mean_s, own.p99_s / p99_s
 
 
 def below_random(found: Mapping[str, Latencies]) -> float:
-    """The part by which the p99 is below that of random routing."""
+    """The relative reduction of p99 against random routing."""
     return 1 - found[OWN_ROUTER].p99_s / found["random"].p99_s
 
 
 def small_scenes() -> Iterator[Scene]:
-    """Those of `make test`."""
+    """The scenes of `make test`."""
     for table in ("flux-512", "qwen-512", "sana-512"):
         for name in ("steps", "sizes"):
             for load in (0.5, 0.9):
@@ -103,7 +103,7 @@ def small_scenes() -> Iterator[Scene]:
 
 
 def all_scenes() -> Iterator[Scene]:
-    """Those of `make simulate-routing`."""
+    """The scenes of `make simulate-routing`."""
     for name, table in TABLES.items():
         for kind in ("uniform", "steps", "sizes", "tenants"):
             if kind == "sizes" and len(siblings(table)) == 1:

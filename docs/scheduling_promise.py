@@ -1,9 +1,9 @@
 """The promise of the `continuous` mode, checked at simulated points.
 
-On the same requests, against the best of the other modes: the mean over all points of the ratio of
-mean latencies is at most 1.01 with known costs and 1.03 with learned ones, and no point is above
-1.06 and 1.12. The 99th percentiles have 1.05 and 1.20. Where fusing pays and requests differ in
-steps and guidance, at 0.9 of capacity, at least 1.5 times as many requests are in time.
+On the same requests, relative to the best other mode: the ratio of mean latencies is on average at
+most 1.01 with known costs and 1.03 with learned costs, and at each point at most 1.06 and 1.12. The
+limits of 99th percentiles are 1.05 and 1.20. If fusing pays and requests differ in steps and
+guidance, at 0.9 of capacity, at least 1.5 times as many requests are in time.
 """
 
 import statistics
@@ -13,8 +13,8 @@ from math import inf
 
 from carpool_lab.simulate.report import Point
 
-AVERAGE_MEAN = {False: 1.01, True: 1.03}  # of the ratios, by whether costs are learned
-MOST_MEAN = {False: 1.06, True: 1.12}  # of one point
+AVERAGE_MEAN = {False: 1.01, True: 1.03}  # mean of ratios; key: costs are learned
+MOST_MEAN = {False: 1.06, True: 1.12}  # limit of a point; key: costs are learned
 AVERAGE_P99 = 1.05
 MOST_P99 = 1.20
 LEAST_GOODPUT = 1.5
@@ -23,20 +23,20 @@ GOODPUT_LOAD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`continuous` against the best of the other modes, at one load of one table and mix."""
+    """`continuous` against the best other mode, at one load of one table and mix."""
 
     table: str
     mix: str
     load: float
     mean: float  # times the best
     p99: float  # times the best
-    goodput: float  # times the better of `dynamic` and `request`; inf: they have none
-    must_fuse: bool  # whether the promise is about goodput, too
-    is_learned: bool = False  # costs
+    goodput: float  # relative to `dynamic` or `request`; inf: both are 0
+    must_fuse: bool  # the promise includes goodput
+    is_learned: bool = False  # costs are learned
 
     @property
     def broken(self) -> list[str]:
-        """The parts of the promise that this point breaks."""
+        """The broken parts of the promise at this point."""
         broken = []
         if self.mean > MOST_MEAN[self.is_learned]:
             broken.append(f"mean {self.mean:.3f} > {MOST_MEAN[self.is_learned]}")
@@ -52,7 +52,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One line of the promise over all points, and its measured value."""
+    """One limit over all points, and its measured value."""
 
     name: str
     value: float
@@ -64,7 +64,7 @@ class Limit:
 
 
 def limits(verdicts: Sequence[Verdict], *, is_learned: bool) -> Iterator[Limit]:
-    """The mean of ratios and the worst point, of mean latencies and of 99th percentiles."""
+    """Yield the limits for mean and worst ratios, of mean latencies and 99th percentiles."""
     means, p99s = [point.mean for point in verdicts], [point.p99 for point in verdicts]
     yield Limit("mean latency, mean of ratios", statistics.fmean(means), AVERAGE_MEAN[is_learned])
     yield Limit("mean latency, worst point", max(means), MOST_MEAN[is_learned])
@@ -75,12 +75,12 @@ def limits(verdicts: Sequence[Verdict], *, is_learned: bool) -> Iterator[Limit]:
 def verdicts(
     points: Sequence[Point], fusing_pays: Sequence[str], *, is_learned: bool = False
 ) -> list[Verdict]:
-    """Compare `continuous` with the best of the others at every load.
+    """Compare `continuous` with the best other mode at every load.
 
     Args:
         points: all modes for every table, mix and load.
-        fusing_pays: tables of which more goodput is promised.
-        is_learned: the promise is that for learned costs.
+        fusing_pays: tables with a promise of higher goodput.
+        is_learned: use the promise for learned costs.
     """
     by_load: dict[tuple[str, str, float], dict[str, Point]] = {}
     for point in points:

@@ -1,8 +1,8 @@
 """Hooks of MkDocs for `make site`: pages of the project's root, and links that leave `docs/`.
 
-A page links to files as GitHub shows them (`../examples/jobs.py`). In the site, those that are
-pages lead there, and the others to copies below `files/`. What does not exist stays as it is, and
-MkDocs, which is strict, names it. Pages that `mkdocs.yml` does not list stand under "More".
+Pages link to files as on GitHub (`../examples/jobs.py`). In the site, such links lead to pages or
+to copies under `files/`. Broken links stay unchanged, and strict MkDocs reports them. Pages that
+`mkdocs.yml` does not list appear under "More".
 """
 
 import posixpath
@@ -22,13 +22,13 @@ PAGES = {
     "README.md": "index.md",
     "SECURITY.md": "security.md",
 }
-SHIM = "https://unpkg.com/iframe-worker/shim"  # of Material's plug-in `offline`
+SHIM = "https://unpkg.com/iframe-worker/shim"  # the script of Material's plug-in `offline`
 GLOSSARY = '[Glossary](glossary.md){ title="the words of these pages" }'
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add pages of the project's root, and the files that pages link to outside of `docs/`."""
+    """Add pages of the project's root, and linked files outside of `docs/`."""
     for name, page in PAGES.items():
         if files.get_file_from_path(page) is None:
             text = (ROOT / name).read_text()
@@ -45,7 +45,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links that leave `docs/` to what stands for their files in the site."""
+    """Rewrite links out of `docs/` to the files' places in the site."""
     uri = page.file.src_uri
 
     def led(link: re.Match[str]) -> str:
@@ -61,13 +61,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Take the script by which pages in a folder can search from here, not from another host."""
+    """Load the script for offline search from this site, not from another host."""
     for page in Path(config["site_dir"]).glob("*.html"):
         page.write_text(page.read_text().replace(SHIM, "assets/iframe-worker.js"))
 
 
 def on_nav(nav: Any, config: Any, files: Files) -> Any:
-    """Nothing is lost: pages that nobody listed are listed at the end."""
+    """Add unlisted pages at the end of the navigation."""
     listed = {page.file.src_uri for page in nav.pages}
     rest = [file for file in files.documentation_pages() if file.src_uri not in listed]
     if rest:
@@ -78,13 +78,13 @@ def on_nav(nav: Any, config: Any, files: Files) -> Any:
 
 
 def _target(link: str, page: str) -> str:
-    """The file that a link of a page names, from the project's root."""
+    """The target file of a link, relative to the project's root."""
     folder = "" if page in PAGES.values() and page != "index.md" else "docs"
     return posixpath.normpath(posixpath.join(folder, link))
 
 
 def _outside(link: str, page: str) -> str:
-    """That file, if it exists outside of `docs/` and is no page of the site; else nothing."""
+    """The target file if it exists outside of `docs/` and is not a page; otherwise ""."""
     target = _target(link, page)
     inside = target in PAGES or target.startswith(("docs/", ".."))
     return "" if inside or not (ROOT / target).is_file() else target

@@ -221,7 +221,7 @@ def _read(answer: httpx2.Response) -> dict[str, Any]:
 
 
 async def _completed(answer: httpx2.Response) -> list[bytes]:
-    """The pictures of a stream, which must end with [DONE]."""
+    """Read the pictures of a stream; raises `_Again` if it breaks before [DONE]."""
     files, event, is_ended = list[bytes](), "", False
     async for line in answer.aiter_lines():
         name, _, text = line.partition(":")

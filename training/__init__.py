@@ -1,1 +1,1 @@
-"""How the embedded models were made; not in the wheel."""
+"""Training of the embedded models; not in the wheel."""

@@ -1,4 +1,4 @@
 """The embedded text-to-image model: 64x64 pictures of one or two coloured shapes.
 
-`draw` makes the data, `train` the weights, `judge` says what a picture shows.
+`draw` makes the data, `train` trains the weights, `judge` recognises the content of a picture.
 """

@@ -1,10 +1,10 @@
 """Captions, scenes and pictures of coloured shapes.
 
 A *scene* is a background colour and one or two items, left to right. `caption` and
-`parse` turn scenes into words and back; `draw` makes a picture of one. Every shape
-fills its bounding box, so `paint` is also the judge's idea of a perfect shape.
+`parse` convert scenes to words and back; `draw` makes a picture of a scene. Every shape
+fills its bounding box, so `paint` also defines the judge's perfect shape.
 
-Only Pillow is needed here. Nothing knows about tensors or training.
+This module needs only Pillow, no tensors.
 """
 
 import math
@@ -30,9 +30,9 @@ PALETTE: dict[str, tuple[int, int, int]] = {
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
 
 OVERSAMPLING = 4
-_RING_WALL = 0.40  # of the radius
-_ARM = 0.34  # half width of the cross's arms, of the radius
-_STAR_WAIST = 0.42  # inner radius, of the outer one
+_RING_WALL = 0.40  # wall, relative to the radius
+_ARM = 0.34  # half width of the cross's arms, relative to the radius
+_STAR_WAIST = 0.42  # inner radius, relative to the outer
 _HELD_OUT_PERCENT = {1: 33, 2: 10}
 
 
@@ -46,15 +46,15 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a picture shows."""
+    """The content of a picture."""
 
-    background: str | None  # None: any colour that no item has
+    background: str | None  # None: any colour that differs from the items
     items: tuple[Item, ...]  # one or two, left to right
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionStyle:
-    """How a caption is worded; the default is the canonical form."""
+    """The wording of a caption; the default is the canonical form."""
 
     articles: bool = True
     background_word: bool = True
@@ -67,7 +67,7 @@ CANONICAL = CaptionStyle()
 
 
 def caption(scene: Scene, style: CaptionStyle = CANONICAL) -> str:
-    """Say in words what a scene shows."""
+    """Describe a scene in words."""
     items = [noun(item.colour, item.shape, style) for item in scene.items]
     words = " right of ".join(items[::-1]) if style.right_of else " left of ".join(items)
     return words + background_clause(scene.background, style)
@@ -80,7 +80,7 @@ def noun(colour: str, thing: str, style: CaptionStyle) -> str:
 
 
 def background_clause(background: str | None, style: CaptionStyle) -> str:
-    """Give the end of a caption, which says the background; empty where it does not."""
+    """The end of a caption with the background; empty without a background."""
     if background is None or not style.background_clause:
         return ""
     return f" on {noun(background, 'background' if style.background_word else '', style)}"
@@ -125,7 +125,7 @@ def scenes(count: int) -> Iterator[Scene]:
 
 
 def is_held_out(scene: Scene) -> bool:
-    """Say whether this combination is kept from training; the same answer everywhere."""
+    """Return whether this combination is held out from training; deterministic."""
     digest = int.from_bytes(sha256(caption(scene).encode()).digest()[:4], "big")
     return digest % 100 < _HELD_OUT_PERCENT[len(scene.items)]
 
@@ -134,9 +134,9 @@ def prompts(count_per_kind: int, held_out: bool = True, seed: int = 0) -> list[s
     """Choose canonical captions: first those of one shape, then as many of two.
 
     Args:
-        count_per_kind: captions of one shape, and again of two; if there are fewer
-            combinations of one shape than that, some are chosen twice.
-        held_out: choose among the held-out combinations, or among those trained on.
+        count_per_kind: number of captions with one shape, and of captions with two; if
+            there are fewer combinations of one shape, some repeat.
+        held_out: choose among the held-out combinations, otherwise the training ones.
     """
     rng = random.Random(seed)
     chosen: list[str] = []
@@ -171,7 +171,7 @@ def corners(shape: str, box: tuple[float, float, float, float]) -> list[tuple[fl
         return [(cx, top), (left, bottom), (right, bottom)]
     if shape == "cross":
         a = _ARM
-        quarter = [(-a, -1.0), (a, -1.0), (a, -a)]  # and that turned by 90 degrees, three times
+        quarter = [(-a, -1.0), (a, -1.0), (a, -a)]  # plus its rotations by 90, 180 and 270 degrees
         turns = [(1, 0, 0, 1), (0, -1, 1, 0), (-1, 0, 0, -1), (0, 1, -1, 0)]
         return [
             (cx + rx * (i * x + j * y), cy + ry * (k * x + m * y))
@@ -189,15 +189,15 @@ def corners(shape: str, box: tuple[float, float, float, float]) -> list[tuple[fl
 
 
 Pen = Callable[[ImageDraw.ImageDraw, str, tuple[float, float, float, float], object], None]
-"""Draws one shape into a box, as `paint` does."""
+"""Draws one shape into a box, like `paint`."""
 
 
 def draw(scene: Scene, rng: random.Random, spread: float = 1.0, *, pen: Pen = paint) -> Image.Image:
-    """Draw a scene, with sizes and places by chance.
+    """Draw a scene, with random sizes and positions.
 
     Args:
-        spread: how much sizes and places vary, of what fits the picture.
-        pen: draws each shape, on a canvas of `OVERSAMPLING` times the size.
+        spread: variation of sizes and positions, relative to the possible range.
+        pen: draws each shape, on a canvas larger by `OVERSAMPLING`.
 
     Returns:
         An anti-aliased RGB picture, `SIZE_PX` square.
@@ -227,7 +227,7 @@ def render(
     """Draw items on a background, anti-aliased.
 
     Args:
-        placed: items, each with the column and row of its middle and its radius, in pixels.
+        placed: items, each with column and row of its centre and its radius, pixels.
     """
     size = side_px * OVERSAMPLING
     picture = Image.new("RGB", (size, size), PALETTE[background])
@@ -240,12 +240,12 @@ def render(
 
 
 def sample(rng: random.Random, alone: float = 0.4) -> tuple[Scene, str]:
-    """Choose a scene to train on, and a caption of it, mostly canonical.
+    """Choose a training scene and its caption, mostly canonical.
 
-    The caption may leave the background out; the scene still names it.
+    The caption may omit the background; the scene always has it.
 
     Args:
-        alone: share of scenes with one shape.
+        alone: fraction of scenes with one shape.
     """
     while True:
         background, *_ = colours = rng.sample(list(PALETTE), len(PALETTE))

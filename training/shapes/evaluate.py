@@ -1,4 +1,4 @@
-"""Judge the model in the package, loaded like any other checkpoint."""
+"""Judge the packaged model, loaded like any other checkpoint."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from training.shapes.draw import SIZE_PX, prompts
 from training.shapes.fit import Log
 from training.shapes.judge import why_not
 
-PER_KIND = 100  # prompts of one shape, and again of two
+PER_KIND = 100  # prompts with one shape, and prompts with two
 BATCH_ROWS = 25
 
 
 def evaluate(folder: Path, log: Log) -> None:
-    """Judge pictures of the held-out prompts, and log how many are right."""
+    """Judge pictures of the held-out prompts, and log the share of right ones."""
     captions = prompts(PER_KIND)
     compare_settings(
         folder, captions, (4, 8, 16), log,
@@ -38,15 +38,15 @@ def compare_settings(
     describe: Callable[[Sequence[str]], str],
     batch_rows: int = BATCH_ROWS,
 ) -> None:
-    """Judge what a model makes of captions, by default and with other settings.
+    """Judge a model's outputs for captions, with default and other settings.
 
     Seeds are 0, 1, 2 ... in the order of the captions. The default settings are the pipeline's
-    own with what `carpool.json` lays under them.
+    defaults, overridden by `carpool.json`.
 
     Args:
         step_counts: numbers of steps to compare.
-        why_not: the judge; an empty string for what is right.
-        describe: puts its answers into words.
+        why_not: the judge; returns an empty string for a right output.
+        describe: summarises the judge's answers.
     """
     pipeline = load(folder)
 
@@ -81,7 +81,7 @@ def generate(
     batch_rows: int = BATCH_ROWS,
     **settings: float,
 ) -> list[Any]:
-    """Make one picture or video of each caption; its seed is its place."""
+    """Make one picture or video for each caption; its seed is its index."""
     settings = json.loads((folder / "carpool.json").read_text())["defaults"] | settings
     made: list[Any] = []
     for start in range(0, len(captions), batch_rows):
@@ -92,7 +92,7 @@ def generate(
 
 
 def describe(wrong: Sequence[str]) -> str:
-    """Put the shares of right pictures into words, for a list with one-shape prompts first."""
+    """Summarise the shares of right pictures, for a list with one-shape prompts first."""
     half = len(wrong) // 2
     one, two = wrong[:half].count("") / half, wrong[half:].count("") / half
     return f"one shape {one:.1%} right, two shapes {two:.1%} right"
@@ -117,7 +117,7 @@ def sheet(images: Sequence[Image.Image], captions: Sequence[str], columns: int =
 
 
 def wrap(text: str, canvas: ImageDraw.ImageDraw, width_px: int) -> str:
-    """Break a text into lines of at most a width."""
+    """Break a text into lines of limited width."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

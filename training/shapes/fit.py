@@ -1,4 +1,4 @@
-"""The optimisation loop of text encoders and autoencoders, and AdamW as all stages use it."""
+"""The optimisation loop of text encoders and autoencoders, and the AdamW of all stages."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,15 +9,15 @@ from torch import Tensor, nn
 Log = Callable[[str], None]
 
 Loss = tuple[Tensor, Callable[[], str]]
-"""The loss of a batch, and what to report of the batch beside it."""
+"""The loss of a batch, and a report of the batch."""
 
 
 class AdamW(torch.optim.AdamW):
-    """AdamW behind a clip of the gradient's norm to 1.
+    """AdamW with the gradient's norm clipped to 1.
 
     Args:
-        one_cycle: steps of torch's one-cycle schedule, and the part of them in which the rate
-            rises; None: each step is told the rate.
+        one_cycle: steps of torch's one-cycle schedule, and the fraction with a rising rate;
+            None: each step gets its rate.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class AdamW(torch.optim.AdamW):
         )
 
     def step(self, share: float = 1.0) -> None:  # type: ignore[override]
-        """Take a step at a share, 0 to 1, of the peak learning rate."""
+        """Take a step at a fraction, 0 to 1, of the peak learning rate."""
         if not self._cycle:
             for group in self.param_groups:
                 group["lr"] = self._peak * share
@@ -54,11 +54,11 @@ def fit(
     share: Callable[[int], float] = lambda step: 1.0,
     log_every: int = 100,
 ) -> None:
-    """Minimise the loss of freshly drawn batches.
+    """Minimise the loss on newly drawn batches.
 
     Args:
-        batch_loss: draws the batch of a step, counted from 1.
-        share: of the peak learning rate, by step.
+        batch_loss: draws the batch of a step (from 1) and returns its loss.
+        share: fraction of the peak learning rate, by step.
     """
     for step in range(1, steps + 1):
         loss, report = batch_loss(step)

@@ -1,9 +1,9 @@
 """The transformer of the embedded model: a small FLUX trained by flow matching.
 
-Guidance is part of the model, as in FLUX.1-dev: it reads the guidance scale g as an
-input. Once it can draw, part of each batch learns the guided velocity
-v("") + g (v(caption) - v("")) from the averaged model itself, so one forward a step
-is enough and g = 1 stays the plain model.
+Guidance is part of the model, as in FLUX.1-dev: the guidance scale g is an input. After
+the plain training, part of each batch learns the guided velocity
+v("") + g (v(caption) - v("")) from the averaged model itself, so one forward per step
+is enough, and g = 1 remains the plain model.
 
 Source: model guidance, Tang et al., arXiv:2502.12154, 2025; guidance distillation,
 Meng et al., arXiv:2210.03142, 2022.
@@ -25,15 +25,15 @@ from training.shapes.flow_matching import FlowMatching, TrainingSet, encode_exam
 from training.shapes.text import LENGTH, Encoders
 from training.shapes.vae import CHANNELS, pixels
 
-GRID = 4  # image tokens a side; each is 2x2 latent pixels
+GRID = 4  # image tokens per side; each is 2x2 latent pixels
 WIDTH = CHANNELS * 4  # channels of an image token
 NOMINAL_GUIDANCE = 3.5
-NOISE_SHARE = 0.25  # of the autoencoder's noise, on the latents trained on
+NOISE_SHARE = 0.25  # noise on training latents, relative to the autoencoder's
 PEAK = 2e-3  # learning rate
 
 
 def build_transformer() -> FluxTransformer2DModel:
-    """Make an untrained transformer, whose blocks do nothing yet and whose output is zero.
+    """Make an untrained transformer whose blocks are identities and whose output is zero.
 
     Source: adaLN-Zero, Peebles and Xie, arXiv:2212.09748, 2022.
     """
@@ -73,13 +73,13 @@ def unpack(tokens: Tensor) -> Tensor:
 def encode_scenes(
     encoders: Encoders, vae: AutoencoderKL, *, count: int, seed: int, spread: float, alone: float
 ) -> TrainingSet:
-    """Draw and encode scenes to train on, each with one caption.
+    """Draw and encode training scenes, each with one caption.
 
     Args:
-        count: scenes.
-        spread: how much sizes and places of the first 100 vary, see `draw`. Those of the others
-            vary by the spread of the autoencoder's noise: so the embedded model was trained.
-        alone: share of scenes with one shape.
+        count: number of scenes.
+        spread: variation of sizes and positions of the first 100, see `draw`. The rest vary by
+            the spread of the autoencoder's noise: so the embedded model was trained.
+        alone: fraction of scenes with one shape.
     """
     vae, rng, noise = vae.to(memory_format=torch.channels_last), random.Random(seed), 0.0
 
@@ -126,14 +126,14 @@ def velocity(model: nn.Module, x: Tensor, t: Tensor, g: Tensor, text: Sequence[T
 
 
 class FluxMatching(FlowMatching):
-    """A FLUX transformer in training, plain at first, then also with its own guidance.
+    """A FLUX transformer in training, first plain, then also with its own guidance.
 
-    `student` is what is trained, `teacher` whose guidance it learns; either may be compiled.
+    `student` is trained; it learns the guidance of `teacher`; both may be compiled.
 
     Args:
-        examples: what a step is trained on.
-        guided_from: first step that teaches guidance.
-        plain_rows: of each batch, always at g = 1.
+        examples: returns the training set of a step.
+        guided_from: first step with guidance.
+        plain_rows: rows of each batch that are always at g = 1.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class FluxMatching(FlowMatching):
         x, target = torch.lerp(z, n, t[:, None, None]), n - z
         captions = self.kept_captions(examples.caption[chosen])
         if self.step >= self._guided_from:
-            taught = slice(rows // 2, rows)  # the other half stays plain, at g = 1
+            taught = slice(rows // 2, rows)  # the first half stays at g = 1
             g[: rows // 2] = 1.0
             target[taught] += self._guidance(x[taught], t[taught], g[taught], captions[taught])
         text = examples.text(captions)
@@ -168,7 +168,7 @@ class FluxMatching(FlowMatching):
 
     @torch.no_grad()
     def _guidance(self, x: Tensor, t: Tensor, g: Tensor, captions: Tensor) -> Tensor:
-        """Give what guidance adds to the velocity of each row; nothing without a caption."""
+        """The change of each row's velocity by guidance; zero without a caption."""
         both = torch.cat([captions, torch.zeros_like(captions)])
         text = self._examples(self.step).text(both)
         v = velocity(self.teacher, x.repeat(2, 1, 1), t.repeat(2), torch.ones(len(both)), text)

@@ -1,7 +1,7 @@
-"""Training of a transformer by flow matching: the part that is the same for all models.
+"""Training of a transformer by flow matching: the part common to all models.
 
 The model learns the velocity from data to noise at points in between. `advance` takes one step;
-a subclass draws its batches and gives their loss.
+a subclass draws batches and returns their loss.
 
 Source: Lipman et al., Flow matching for generative modeling, arXiv:2210.02747, 2022.
 """
@@ -17,20 +17,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSchedule:
-    """What changes with the optimizer's steps, counted from 1."""
+    """Settings that depend on the optimizer's step, counted from 1."""
 
     steps: int
-    decay_from: int  # the learning rate falls in a line from here to the end
+    decay_from: int  # start of the learning rate's linear decay to the end
     warmup: int
-    floor: float = 0.0  # least share of the peak learning rate
-    rows: int = 64  # of a batch
-    dropout: float = 0.1  # of captions, replaced by the empty one
+    floor: float = 0.0  # minimum, relative to the peak learning rate
+    rows: int = 64  # rows of a batch
+    dropout: float = 0.1  # fraction of captions replaced by the empty one
     ema: float = 0.999  # decay of the averaged weights; shorter at first:
     ema_warmup: int = 20  # n / (n + ema_warmup) at step n
-    loss_share: float = 0.01  # of the newest loss in the reported mean
+    loss_share: float = 0.01  # weight of the newest loss in the reported mean
 
     def share(self, step: int) -> float:
-        """Give the share of the peak learning rate at a step."""
+        """The fraction of the peak learning rate at a step."""
         left = (self.steps - step + 1) / (self.steps - self.decay_from + 1)
         return min(1.0, step / self.warmup, max(left, self.floor))
 
@@ -42,10 +42,10 @@ class TrainingSet:
     latents: Tensor  # (examples, ...), zero mean and unit spread
     caption: Tensor  # (examples,), row of the tables
     tables: tuple[Tensor, ...]  # text encodings, (captions, ...) each; row 0 is the empty caption
-    noise: float = 0.0  # spread of what is added to the latents, in the same unit
+    noise: float = 0.0  # spread of noise added to the latents, same unit
 
     def text(self, captions: Tensor) -> tuple[Tensor, ...]:
-        """Give the encodings of captions, by their rows, in single precision."""
+        """The encodings of captions, by row, in single precision."""
         return tuple(table[captions].float() for table in self.tables)
 
 
@@ -57,11 +57,11 @@ def encode_examples(
     *,
     batch: int = 100,
 ) -> TrainingSet:
-    """Draw and encode examples to train on, each with one caption.
+    """Draw and encode training examples, each with one caption.
 
     Args:
-        draw: gives a caption and an example of it.
-        encode: turns a batch of examples into latents.
+        draw: returns a caption and an example.
+        encode: converts a batch of examples to latents.
         tables: encodes captions.
     """
     rows, latents = {"": 0}, []
@@ -80,8 +80,8 @@ class FlowMatching:
     """A transformer in training, with an average of its weights.
 
     Args:
-        build: makes the untrained model; called after torch was seeded.
-        optimize: makes the optimizer of the model.
+        build: makes the untrained model; called after torch is seeded.
+        optimize: makes the model's optimizer.
     """
 
     def __init__(
@@ -99,19 +99,19 @@ class FlowMatching:
         self.optimizer = optimize(self.model)
 
     def state_dict(self) -> dict[str, Any]:
-        """Give all that the next step depends on."""
+        """The complete training state."""
         parts = {name: getattr(self, name).state_dict() for name in ("model", "ema", "optimizer")}
         return parts | {"step": self.step, "loss": self.loss, "chance": self.chance.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         for name in ("model", "ema", "optimizer"):
             getattr(self, name).load_state_dict(state[name])
         self.step, self.loss = state["step"], state["loss"]
         self.chance.set_state(state["chance"])
 
     def batch_loss(self) -> Tensor:
-        """Draw a batch, and give the loss of the model on it."""
+        """Draw a batch, and return the model's loss on it."""
         raise NotImplementedError
 
     def advance(self) -> None:
@@ -129,6 +129,6 @@ class FlowMatching:
             )
 
     def kept_captions(self, captions: Tensor) -> Tensor:
-        """Replace some captions by the empty one, so that the model can draw without."""
+        """Replace some captions by the empty one, so the model learns unconditional drawing."""
         kept = torch.rand(len(captions), generator=self.chance) >= self.schedule.dropout
         return captions * kept

@@ -1,10 +1,10 @@
-"""Say what a picture shows, by geometry and colour alone.
+"""Recognise the content of a picture from geometry and colour alone.
 
-The background is what the border shows. Everything else falls into connected parts;
-each must have one colour of the palette and cover its bounding box as exactly one of
-the six shapes would. Whatever is in doubt is unclear, with the reason.
+The border defines the background. The rest is split into connected parts; each must have
+one colour of the palette and cover its bounding box like exactly one of the six shapes.
+Any doubt makes the picture unclear, with a reason.
 
-Numbers here were set on drawn pictures, with noise and blur, before any model was judged.
+The thresholds were set on drawn pictures with noise and blur, before judging any model.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from PIL import Image, ImageDraw
 from training.shapes.draw import PALETTE, SHAPES, SIZE_PX, Item, Scene, caption, paint, parse
 
 MAX_COLOUR_DISTANCE = 45.0  # RGB, Euclidean; the two nearest colours are 98 apart
-FOREGROUND_DISTANCE = 48.0  # from the background's colour
+FOREGROUND_DISTANCE = 48.0  # distance to the background's colour
 SPECK_PX = 12  # parts smaller than this many pixels are ignored
 BORDER_PX = 2
-MIN_BORDER = 0.80  # share of the border that must have one colour
-MIN_UNIFORM = 0.85  # share of a shape's inside that must have its colour
+MIN_BORDER = 0.80  # minimum share of the border in one colour
+MIN_UNIFORM = 0.85  # minimum share of a shape's inside in its colour
 MIN_IOU = 0.80  # with the ideal shape in the same box
-MIN_MARGIN = 0.05  # IoU over that of the second-best shape
+MIN_MARGIN = 0.05  # IoU above the second-best shape's
 MAX_STRETCH = 1.30  # longer over shorter side of the box
-MIN_APART_PX = 10.0  # between the middles of two shapes, from left to right
+MIN_APART_PX = 10.0  # horizontal distance of two shapes' centres
 
 
 Mask = NDArray[np.bool_]
@@ -38,21 +38,21 @@ _NAMES = tuple(PALETTE)
 _COLOURS: Pixels = np.array(list(PALETTE.values()), dtype=np.float64)
 
 
-Shown = TypeVar("Shown")  # a `Scene`, or what a video shows
+Shown = TypeVar("Shown")  # a `Scene`, or a video's `MovingShape`
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement(Generic[Shown]):
-    """What a picture or video shows, or why that cannot be said."""
+    """The recognised content of a picture or video, or the reason why it is unclear."""
 
     shown: Shown | None
-    reason: str = ""  # empty if something is shown
+    reason: str = ""  # empty if the content is clear
 
     def why_not(self, wanted: Any, caption: Callable[[Shown], str]) -> str:
-        """Say why it is not what was wanted; an empty string if it is.
+        """Explain the difference to the wanted content; an empty string if it matches.
 
         Args:
-            wanted: without a background it may have any.
+            wanted: without a background, any background matches.
         """
         if self.shown is None:
             return self.reason
@@ -63,11 +63,11 @@ class Judgement(Generic[Shown]):
 
 
 class Unclear(Exception):
-    """What is shown cannot be said; the message is the reason."""
+    """The content is unclear; the message is the reason."""
 
 
 def judge(image: Image.Image) -> Judgement[Scene]:
-    """Say what a picture shows.
+    """Recognise the content of a picture.
 
     Args:
         image: `SIZE_PX` square.
@@ -88,7 +88,7 @@ def judge(image: Image.Image) -> Judgement[Scene]:
 
 
 def why_not(image: Image.Image, wanted: Scene | str) -> str:
-    """Say why a picture is not the scene, or the caption, that was asked for.
+    """Explain why a picture does not match the wanted scene or caption.
 
     Returns:
         An empty string if the picture is right.
@@ -97,7 +97,7 @@ def why_not(image: Image.Image, wanted: Scene | str) -> str:
 
 
 def shows(image: Image.Image, wanted: Scene | str) -> bool:
-    """Say whether a picture shows a scene, or what a caption says."""
+    """Return whether a picture matches a scene or a caption."""
     return not why_not(image, wanted)
 
 
@@ -113,7 +113,7 @@ def _scene(rgb: Pixels) -> Scene:
 
 
 def shapes_of(image: Image.Image) -> list[Mask]:
-    """Find the pixels of each shape; none where the background cannot be told."""
+    """Find the pixels of each shape; none if the background is unclear."""
     rgb = np.asarray(image.convert("RGB"), dtype=np.float64)
     try:
         return _parts(rgb, _background(rgb))
@@ -122,7 +122,7 @@ def shapes_of(image: Image.Image) -> list[Mask]:
 
 
 def _background(rgb: Pixels) -> str:
-    """Name the colour that the border shows."""
+    """Name the colour of the border."""
     edge = np.ones(rgb.shape[:2], dtype=bool)
     edge[BORDER_PX:-BORDER_PX, BORDER_PX:-BORDER_PX] = False
     name, share = _colour(rgb[edge])
@@ -145,7 +145,7 @@ def _item(rgb: Pixels, part: Mask, background: str) -> Item:
 
 
 def _colour(inside: Pixels) -> tuple[str, float]:
-    """Name the colour of some pixels, and the share of them that is nearest to it."""
+    """Name the colour of some pixels, and the share of pixels nearest to it."""
     middle = np.median(inside, axis=0)
     far = np.linalg.norm(_COLOURS - middle, axis=-1)
     best = int(far.argmin())
@@ -157,7 +157,7 @@ def _colour(inside: Pixels) -> tuple[str, float]:
 
 
 def _shape(part: Mask) -> str:
-    """Name the shape that covers the part's bounding box as the part does."""
+    """Name the shape whose coverage of its bounding box matches the part's."""
     rows, columns = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
     if not len(rows):
         raise Unclear("has a shape that is all edge")
@@ -180,10 +180,10 @@ def _shape(part: Mask) -> str:
 
 @lru_cache(maxsize=4096)
 def _ideals(shape: str, width: int, height: int) -> Mask:
-    """Render a shape that fills a box, in all the ways that count as filling it.
+    """Render a shape that fills a box, in all accepted variants.
 
-    The tips of a star or a triangle are thinner than a pixel, so what is seen of them
-    may be a pixel short: each side is tried where it is and one pixel further out.
+    The tips of stars and triangles are thinner than a pixel, so they may appear a pixel
+    short: each side is tried in place and one pixel further out.
 
     Returns:
         (1 or 16, height + 2, width + 2); pixels at least half covered count.
@@ -199,12 +199,12 @@ def _ideals(shape: str, width: int, height: int) -> Mask:
 
 
 def _middle(part: Mask) -> float:
-    """Give the mean column of a part."""
+    """The mean column of a part."""
     return float(np.nonzero(part)[1].mean())
 
 
 def inner(part: Mask) -> Mask:
-    """Take away pixels with a neighbour, one of eight, outside the part."""
+    """Remove pixels that have one of their eight neighbours outside the part."""
     padded = np.pad(part, 1)
     height, width = part.shape
     inside = part.copy()
@@ -215,9 +215,9 @@ def inner(part: Mask) -> Mask:
 
 
 def _parts(rgb: Pixels, background: str) -> list[Mask]:
-    """Split what is not background into connected parts, corners touching included."""
+    """Split the foreground into connected parts (8-connectivity)."""
     away = np.linalg.norm(rgb - _COLOURS[_NAMES.index(background)], axis=-1)
-    mask = np.pad(away > FOREGROUND_DISTANCE, 1)  # nothing grows from one row into the next
+    mask = np.pad(away > FOREGROUND_DISTANCE, 1)  # padding prevents growth into the next row
     width, packed = mask.shape[1], np.packbits(mask)
     left = int.from_bytes(packed.tobytes(), "big")  # a bit for each pixel
     found = []

@@ -1,7 +1,7 @@
-"""The style that the adapter `outlined` teaches: shapes as outlines, hollow inside.
+"""The style of the adapter `outlined`: shapes as outlines, hollow inside.
 
-`outline` draws it, with a pen for `draw.draw`; `is_outlined` and `why_not_outlined` judge it. Only
-the outer contour is drawn, so a ring becomes a thin circle, as a circle does.
+`outline` is its pen for `draw.draw`; `is_outlined` and `why_not_outlined` judge it. Only the outer
+contour is drawn, so rings and circles both become thin circles.
 """
 
 import numpy as np
@@ -11,9 +11,9 @@ from training.shapes.draw import OVERSAMPLING, Item, Scene, corners, parse
 from training.shapes.judge import Mask, inner, shapes_of, why_not
 
 WALL_PX = 3.75
-MIN_HOLLOW = 0.12  # share of a shape that is enclosed by its wall; filled ones have no hole,
-MIN_ROUND_HOLLOW = 0.42  # but for rings, whose share is 0.36
-ROUND = (0.70, 0.87)  # shares of its box that a circle takes: pi / 4; square 1, the others 0.6
+MIN_HOLLOW = 0.12  # enclosed share of a hollow shape; filled shapes have no hole,
+MIN_ROUND_HOLLOW = 0.42  # except rings, with a share of 0.36
+ROUND = (0.70, 0.87)  # area of a circle in its box: pi / 4; square 1, other shapes 0.6
 
 
 def outline(
@@ -35,13 +35,13 @@ def outline(
 
 
 def is_outlined(image: Image.Image) -> bool:
-    """Say whether every shape in a picture is hollow, behind a wall."""
+    """Return whether every shape in a picture is a hollow outline."""
     found = shapes_of(image)
     return bool(found) and all(_is_hollow(part) for part in found)
 
 
 def why_not_outlined(image: Image.Image, wanted: Scene | str) -> str:
-    """Say why a picture is not the scene, or the caption, drawn in outlines.
+    """Explain why a picture does not match the scene or caption in outlines.
 
     Returns:
         An empty string if the picture is right.
@@ -56,13 +56,13 @@ def why_not_outlined(image: Image.Image, wanted: Scene | str) -> str:
 
 
 def filled(image: Image.Image) -> Image.Image:
-    """Fill what walls enclose with their colour, up to the middle of the wall."""
+    """Fill enclosed areas with the colour of their wall, up to the middle of the wall."""
     rgb = np.array(image.convert("RGB"))
     for part in shapes_of(image):
         hollow = _enclosed(part)
         wall = rgb[part].astype(np.float64)
         away = np.linalg.norm(wall - np.median(rgb.reshape(-1, 3), axis=0), axis=-1)
-        core = wall[away >= np.quantile(away, 0.6)]  # no edge pixels, half background
+        core = wall[away >= np.quantile(away, 0.6)]  # without edge pixels
         rgb[~inner(~hollow) & (hollow | part)] = np.median(core, axis=0).round()
     return Image.fromarray(rgb)
 
@@ -76,7 +76,7 @@ def _is_hollow(part: Mask) -> bool:
 
 
 def _enclosed(part: Mask) -> Mask:
-    """Pixels outside of a part that no path of sides leads to from the border."""
+    """Pixels outside of a part that are not 4-connected to the border."""
     outside = np.pad(~part, 1, constant_values=True)
     reached = np.zeros_like(outside)
     reached[0] = reached[-1] = reached[:, 0] = reached[:, -1] = True

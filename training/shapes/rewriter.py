@@ -2,9 +2,9 @@
 
     python -m training.shapes.rewriter
 
-A Llama of a million weights reads a wording, a separator, and writes the caption. Its tokenizer
-is byte pair encoding over bytes, so any text can be read. The folder that it exports is an
-ordinary causal model of transformers, with a chat template of one turn.
+A Llama with a million weights reads a wording and a separator, and writes the caption. Its
+tokenizer is byte pair encoding over bytes, so it reads any text. The exported folder is a normal
+causal model of transformers, with a chat template for one turn.
 """
 
 import argparse
@@ -40,13 +40,13 @@ TEMPLATE = (
     "{{ message['content'] }}{% endif %}{% endfor %}{{ '<caption>' }}"
 )
 VOCABULARY, ROWS = 1024, 64
-ROUNDS = ((2500, 3e-3), (2500, 2e-3))  # steps, and the highest rate in them
+ROUNDS = ((2500, 3e-3), (2500, 2e-3))  # steps, peak learning rate
 HELD_OUT = 500
-MAX_NEW_TOKENS = 24  # the longest caption takes 16
+MAX_NEW_TOKENS = 24  # the longest caption has 16
 
 
 def tokenizer_of(rng: random.Random) -> PreTrainedTokenizerFast:
-    """Byte pair encoding over bytes, learned from wordings and captions, without capitals."""
+    """Train a byte pair encoding over bytes on lower-case wordings and captions."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -106,7 +106,7 @@ def ids_of(tokenizer: Any, wordings: Sequence[Wording]) -> tuple[Tensor, Tensor]
 
 
 def train(log: Log) -> tuple[LlamaForCausalLM, Any]:
-    """Train on wordings that are not held out, each drawn once."""
+    """Train on wordings that are not held out, each used once."""
     torch.manual_seed(0)
     rng = random.Random(0)
     tokenizer = tokenizer_of(random.Random(1))
@@ -137,7 +137,7 @@ def train(log: Log) -> tuple[LlamaForCausalLM, Any]:
 
 
 def export(model: LlamaForCausalLM, tokenizer: Any) -> None:
-    """Write the model, in half precision, as a folder of transformers."""
+    """Save the model in half precision as a transformers folder."""
     fresh = BUILD / "export"
     shutil.rmtree(fresh, ignore_errors=True)
     model.generation_config.max_new_tokens = MAX_NEW_TOKENS
@@ -151,7 +151,7 @@ def export(model: LlamaForCausalLM, tokenizer: Any) -> None:
 
 
 def held_out(count: int, seed: int = 2) -> list[Wording]:
-    """Wordings of combinations that no training has seen."""
+    """Wordings of held-out combinations."""
     rng, chosen = random.Random(seed), list[Wording]()
     while len(chosen) < count:
         if (each := wording(rng)).is_held_out:
@@ -161,7 +161,7 @@ def held_out(count: int, seed: int = 2) -> list[Wording]:
 
 @torch.no_grad()
 def rewritten(model: Any, tokenizer: Any, text: str) -> str:
-    """The caption that the model writes for a wording, the likeliest token at a time."""
+    """The model's caption for a wording, by greedy decoding."""
     messages = [{"role": "user", "content": text}]
     inputs = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=True)
     ids = model.generate(**inputs, do_sample=False)[0, inputs["input_ids"].shape[1] :]
@@ -169,7 +169,7 @@ def rewritten(model: Any, tokenizer: Any, text: str) -> str:
 
 
 def evaluate(log: Log) -> float:
-    """Rewrite held-out wordings with the model in the package; the share that is right."""
+    """Rewrite held-out wordings with the packaged model; returns the share of right captions."""
     model = LlamaForCausalLM.from_pretrained(REWRITER_DIR, dtype=torch.float32).eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(REWRITER_DIR)
     right = 0

@@ -1,4 +1,4 @@
-"""A training run: its log, the checkpoints of its stages, and the folder that it exports."""
+"""A training run: its log, the checkpoints of its stages, and its exported folder."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ DOCS = Path("docs")
 
 
 class TrainingLog:
-    """A log that is printed and kept, with seconds of work that outlive a restart."""
+    """A printed and stored log, with seconds of work that continue after a restart."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._last_s = path, time.monotonic()
@@ -35,31 +35,31 @@ class TrainingLog:
 
 
 class Checkpoints:
-    """What the stages of a run leave in its folder, so that a run that was stopped goes on."""
+    """The stages' checkpoints in a run's folder, so a stopped run resumes."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
 
     def load_or_make(self, name: str, make: Callable[[], Any]) -> Any:
-        """Load what a stage left, or run the stage and save what it makes."""
+        """Load a stage's checkpoint, or run the stage and save its result."""
         if not (self.folder / name).exists():
             self.save(make(), name)
         return torch.load(self.folder / name, weights_only=False)
 
     def save(self, state: object, name: str) -> None:
-        """Write a checkpoint so that it is either the old one or the new one."""
+        """Write a checkpoint atomically."""
         torch.save(state, self.folder / f"{name}.tmp")
         os.replace(self.folder / f"{name}.tmp", self.folder / name)
 
     def autoencoder(
         self, build: Callable[[], Any], train: Callable[[], Any], measured: tuple[str, ...]
     ) -> Any:
-        """Load the autoencoder, or train it; frozen either way.
+        """Load or train the autoencoder, and freeze it.
 
         Args:
-            build: makes it untrained.
-            measured: names of config entries that the training sets.
+            build: makes the untrained autoencoder.
+            measured: names of config entries set by the training.
         """
 
         def trained() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -73,13 +73,13 @@ class Checkpoints:
         return vae
 
     def resume(self, flow: FlowMatching, log: TrainingLog) -> None:
-        """Have the transformer's training go on where it was, if it was begun."""
+        """Resume the transformer's training, if it has begun."""
         if (self.folder / "flow.pt").exists():
             flow.load_state_dict(torch.load(self.folder / "flow.pt", weights_only=False))
             log(f"transformer goes on from step {flow.step}")
 
     def export(self, pipeline: DiffusionPipeline, serving: Mapping[str, Any], folder: Path) -> int:
-        """Write a pipeline as a diffusers folder, with its `carpool.json`; give its bytes."""
+        """Write a pipeline as a diffusers folder, with its `carpool.json`; returns its bytes."""
         fresh = self.folder / "export"
         shutil.rmtree(fresh, ignore_errors=True)
         pipeline.save_pretrained(fresh)
@@ -100,14 +100,14 @@ def main(
     train: Callable[[TrainingLog, bool], None],
     evaluate: Callable[[TrainingLog], None],
 ) -> None:
-    """Train, export and judge, or do the later part alone, as the command line says.
+    """Train, export and judge, or only the later stages, by the command line.
 
     Args:
-        doc: shown by `--help`.
+        doc: text for `--help`.
         build: folder of the run.
-        name: of the model; its log is copied to `docs/NAME-training.log`.
-        train: runs the stages; its second argument says whether to the end, or only to export.
-        evaluate: judges the model in the package.
+        name: name of the model; its log is copied to `docs/NAME-training.log`.
+        train: runs the stages; its second argument: to the end, or only the export.
+        evaluate: judges the packaged model.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter

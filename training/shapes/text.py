@@ -1,8 +1,8 @@
 """Tokenizers and text encoders of the embedded model.
 
-Both tokenizers are built from word lists, so they are the same every time: each word
-of a caption is one token, anything else falls into letters. Both encoders learn to name
-what a caption says, CLIP from its pooled vector and T5 at every token, and are then
+Both tokenizers are built from word lists, so they are deterministic: each word of a
+caption is one token, other words split into letters. Both encoders learn to classify
+the content of captions, CLIP from its pooled vector and T5 at every token, and are then
 frozen: the transformer is trained on their outputs.
 """
 
@@ -23,7 +23,7 @@ LENGTH = 16  # tokens of a caption; the longest needs 14
 WORDS = ("a", "an", "on", "background", "left", "right", "of", *PALETTE, *SHAPES)
 COLOURS = tuple(PALETTE)
 SIDES = ("only", "left", "right", "background")
-T5_SIZES: dict[str, Any] = {  # of the T5 encoders of both models
+T5_SIZES: dict[str, Any] = {  # T5 encoders of both models
     "d_model": 96,
     "d_kv": 24,
     "d_ff": 256,
@@ -42,7 +42,7 @@ def clip_tokenizer() -> CLIPTokenizer:
     merges: list[tuple[str, str]] = []
     for word in WORDS:
         parts = [*word[:-1], word[-1] + "</w>"]
-        for merge in merges:  # what earlier words already join in this one
+        for merge in merges:  # applies the merges of earlier words
             parts = _join(parts, merge)
         while len(parts) > 1:
             merges.append((parts[0], parts[1]))
@@ -73,7 +73,7 @@ def t5_tokenizer(words: Sequence[str] = WORDS) -> T5Tokenizer:
 
 
 def tokenize(tokenizer: Any, captions: Sequence[str]) -> Any:
-    """Turn captions into `input_ids` and `attention_mask`, (captions, LENGTH) each."""
+    """Convert captions to `input_ids` and `attention_mask`, (captions, LENGTH) each."""
     return tokenizer(
         list(captions),
         padding="max_length",
@@ -106,7 +106,7 @@ class Encoders(nn.Module):
         self.t5 = T5EncoderModel(T5Config(vocab_size=len(self.t5_tokenizer), **T5_SIZES))
 
     def ids(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Turn captions into CLIP and T5 token ids, (captions, LENGTH) each."""
+        """Convert captions to CLIP and T5 token ids, (captions, LENGTH) each."""
         clip, t5 = (
             tokenize(tokenizer, captions).input_ids
             for tokenizer in (self.clip_tokenizer, self.t5_tokenizer)
@@ -128,7 +128,7 @@ class Encoders(nn.Module):
 
 
 def _pooled_labels(scene: Scene) -> list[int]:
-    """Number what the pooled vector should name; the last class of each means absent."""
+    """Class labels for the pooled vector; the last class of each means absent."""
     labels = [COLOURS.index(scene.background) if scene.background else len(COLOURS)]
     for item in scene.items:
         labels += [COLOURS.index(item.colour), SHAPES.index(item.shape)]
@@ -136,7 +136,7 @@ def _pooled_labels(scene: Scene) -> list[int]:
 
 
 def _token_labels(text: str, scene: Scene) -> list[list[int]]:
-    """Number what each word's vector should name: colour, shape and side of its thing."""
+    """Class labels for each word's vector: colour, shape and side of its item."""
     nothing = [len(COLOURS), len(SHAPES), len(SIDES)]
     things = [
         [COLOURS.index(item.colour), SHAPES.index(item.shape), at if len(scene.items) > 1 else 0]
@@ -161,7 +161,7 @@ def _token_labels(text: str, scene: Scene) -> list[list[int]]:
 def captions_of_batch(
     rng: random.Random, sample: Callable[[random.Random], tuple[Any, str]], rows: int
 ) -> list[str]:
-    """Draw captions, some of them capitalised."""
+    """Draw captions, some capitalised."""
     captions = [sample(rng)[1] for _ in range(rows)]
     return [text.capitalize() if rng.random() < 0.1 else text for text in captions]
 
@@ -173,7 +173,7 @@ def train_classifier(
     steps: int,
     log: Log,
 ) -> None:
-    """Train an encoder together with the heads that name what captions say, then freeze it."""
+    """Train an encoder with heads that classify captions, then freeze it."""
     weights = list(nn.ModuleList([encoder, *heads]).parameters())
     optimizer = AdamW(weights, 2e-3, (steps, 0.05), weight_decay=0.01)
     fit("text", steps, batch_loss, optimizer, log)
@@ -181,14 +181,14 @@ def train_classifier(
 
 
 def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoders:
-    """Teach both encoders to name what captions say, then freeze them."""
+    """Train both encoders to classify captions, then freeze them."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     encoders = Encoders()
     c, s = len(COLOURS), len(SHAPES)
     # background, then colour and shape of the left (or only) and of the right item
     pooled_heads = [nn.Linear(96, n + 1) for n in (c, c, s, c, s)]
-    # of the thing a word belongs to: colour, shape, side
+    # classes of a word's item: colour, shape, side
     token_heads = [nn.Linear(96, n + 1) for n in (c, s, len(SIDES))]
     cross_entropy = nn.functional.cross_entropy
 

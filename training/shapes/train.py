@@ -4,8 +4,8 @@
     python -m training.shapes.train --export    export the last checkpoint as it is
     python -m training.shapes.train --evaluate  judge the model in the package
 
-Stages: text encoders, autoencoder, transformer. Each leaves a checkpoint in
-`build/shapes/`, so that a run that was stopped goes on where it was.
+Stages: text encoders, autoencoder, transformer. Each saves a checkpoint in
+`build/shapes/`, so a stopped run resumes.
 """
 
 from pathlib import Path
@@ -45,7 +45,7 @@ VAE_STEPS = 5000
 VARIED: dict[str, Any] = {"count": 40_000, "seed": 0, "spread": 1.0, "alone": 0.4}
 CALM: dict[str, Any] = {"count": 40_000, "seed": 1, "spread": 0.5, "alone": 0.6}
 SCHEDULE = TrainingSchedule(steps=9_100, decay_from=7_301, warmup=300, floor=0.01)
-CALM_FROM, GUIDED_FROM = 5_001, 5_501  # first steps with scenes that vary less, with guidance
+CALM_FROM, GUIDED_FROM = 5_001, 5_501  # first step with less variation, first step with guidance
 SAVE_EVERY, JUDGE_EVERY = 500, 1000  # steps of the transformer
 
 BUILD = Path("build/shapes")
@@ -57,14 +57,14 @@ SERVING = {
         "max_sequence_length": LENGTH,
         "guidance_scale": 2.0,
     },
-    "max_pixels": (4 * SIZE_PX) ** 2,  # it draws well at its own size only
+    "max_pixels": (4 * SIZE_PX) ** 2,  # it draws well only near its own size
     "rewriter": "../shapes_rewriter",
-    "lora": {"outlined": "../shapes_lora/outlined.safetensors"},  # made by train_lora
+    "lora": {"outlined": "../shapes_lora/outlined.safetensors"},  # from train_lora
 }
 
 
 def new_flow(varied: TrainingSet, calm: TrainingSet) -> FluxMatching:
-    """Begin the training of the transformer."""
+    """Set up the training of the transformer."""
 
     def optimizer(model: FluxTransformer2DModel) -> AdamW:
         return AdamW(model.parameters(), PEAK, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
@@ -74,7 +74,7 @@ def new_flow(varied: TrainingSet, calm: TrainingSet) -> FluxMatching:
         examples=lambda step: calm if step >= CALM_FROM else varied,
         guided_from=GUIDED_FROM, plain_rows=SCHEDULE.rows // 4,
     )  # fmt: skip
-    # one compiled shape each: pictures are drawn with the plain `ema`
+    # compiled for one shape; pictures are drawn with the uncompiled `ema`
     flow.student, flow.teacher = torch.compile(flow.model), torch.compile(flow.ema)
     return flow
 
@@ -86,7 +86,7 @@ def train_flow(
     checkpoints: Checkpoints,
     log: TrainingLog,
 ) -> None:
-    """Train the transformer to the end of its schedule, with judged samples on the way."""
+    """Train the transformer to the end of its schedule, judging samples in between."""
     captions = prompts(32, held_out=False)
     text = [part.float() for part in encoders.table(captions)]
     while flow.step < flow.schedule.steps:
@@ -106,7 +106,7 @@ def train_flow(
 
 
 def pipeline_of(flow: FluxMatching, encoders: Encoders, vae: AutoencoderKL) -> FluxPipeline:
-    """Make a pipeline of the averaged model, mostly in half precision."""
+    """Make a pipeline from the averaged model, mostly in half precision."""
     for module in (vae, flow.ema):  # diffusers loads these in float32 unless told otherwise,
         module.to(torch.float16)  # transformers the text encoders in the type they were saved in
     return FluxPipeline(
@@ -121,7 +121,7 @@ def pipeline_of(flow: FluxMatching, encoders: Encoders, vae: AutoencoderKL) -> F
 
 
 def train(log: TrainingLog, to_the_end: bool) -> None:
-    """Run the stages that are not done yet, then export what there is."""
+    """Run the unfinished stages, then export the current state."""
     checkpoints = Checkpoints(BUILD)
     encoders = Encoders()
     encoders.load_state_dict(
@@ -149,7 +149,7 @@ def train(log: TrainingLog, to_the_end: bool) -> None:
 
 
 def judge_package(log: TrainingLog) -> None:
-    """Judge the model in the package, and draw some held-out captions for the documentation."""
+    """Judge the packaged model, and draw some held-out captions for the documentation."""
     evaluate(MODEL_DIR, log)
     captions = [prompts(PER_KIND)[at] for at in range(0, 2 * PER_KIND, 5)]
     images = generate_with(load(MODEL_DIR), MODEL_DIR, captions)

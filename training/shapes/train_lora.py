@@ -2,10 +2,10 @@
 
     python -m training.shapes.train_lora
 
-The autoencoder has never seen an outline. Its decoder can draw thin ones in the right colours,
-but its encoder does not say so: a copy of it learns to, with the decoder as it is. The adapter is
-then trained on what the copy makes of outlined scenes, with the recipe of `flow`: plain first,
-then half of each batch with the guidance of the model itself. Only the adapter is kept.
+The autoencoder was not trained on outlines. Its decoder can draw thin outlines in the right
+colours, but its encoder does not produce the latents: a copy of the encoder learns them with the
+frozen decoder. The adapter is then trained on the copy's latents of outlined scenes, with the
+recipe of `flow`: first plain, then half of each batch guided. Only the adapter is saved.
 """
 
 import copy
@@ -31,7 +31,7 @@ from training.shapes.vae import pixels
 
 SEED = 0
 RANK = 16
-LAYERS = (  # attention and feed-forward; the last two are those of FLUX's single blocks
+LAYERS = (  # attention and feed-forward; the last two are in FLUX's single blocks
     r".*\.(to_q|to_k|to_v|to_out\.0|add_[qkv]_proj|to_add_out|net\.0\.proj|net\.2|proj_mlp|proj_out)"
 )
 ENCODER_STEPS, ENCODER_ROWS = 600, 16
@@ -45,7 +45,7 @@ JUDGE_EVERY = 400
 
 
 def outlined_scenes(count: int, seed: int) -> tuple[Tensor, list[str]]:
-    """Draw scenes in outlines; gives bytes (count, 3, SIZE_PX, SIZE_PX) and their captions."""
+    """Draw scenes in outlines; returns bytes (count, 3, SIZE_PX, SIZE_PX) and captions."""
     rng = random.Random(seed)
     images, captions = [], []
     for _ in range(count):
@@ -56,10 +56,10 @@ def outlined_scenes(count: int, seed: int) -> tuple[Tensor, list[str]]:
 
 
 def learn_to_encode(vae: AutoencoderKL, shown: Tensor, log: TrainingLog) -> nn.Module:
-    """Teach a copy of the encoder what the decoder needs to draw outlines.
+    """Train a copy of the encoder on the latents that the decoder needs for outlines.
 
     Args:
-        vae: stays as it is.
+        vae: not changed.
         shown: (scenes, 3, SIZE_PX, SIZE_PX) bytes.
 
     Returns:
@@ -113,7 +113,7 @@ def embed(pipe: FluxPipeline, captions: list[str]) -> tuple[Tensor, Tensor]:
 
 
 def new_flow(model: Any, examples: TrainingSet) -> FluxMatching:
-    """Begin the training of an adapter, with the guidance of the model that it is added to."""
+    """Set up the training of an adapter, with the guidance of its base model."""
 
     def build() -> Any:
         model.requires_grad_(False)
@@ -135,7 +135,7 @@ def trained_weights(model: nn.Module) -> list[nn.Parameter]:
 
 
 def judged(pipe: FluxPipeline, model: Any, captions: list[str]) -> list[str]:
-    """Draw captions with the adapter in the model; gives why each picture is wrong."""
+    """Draw captions with the adapter; returns the judge's reason for each picture."""
     images = generate(model, pipe.vae, embed(pipe, captions), seed=SEED)
     return [why_not_outlined(*pair) for pair in zip(images, captions, strict=True)]
 
@@ -169,7 +169,7 @@ def main() -> None:
 
 
 def save(model: nn.Module) -> None:
-    """Write the adapter in half precision, as diffusers does."""
+    """Save the adapter in half precision, in diffusers' format."""
     state = get_peft_model_state_dict(model, adapter_name="default")
     FluxPipeline.save_lora_weights(
         LORA_DIR,

@@ -18,13 +18,13 @@ KL_WEIGHT = 5e-6
 
 
 def pixels(images: Sequence[Image.Image]) -> Tensor:
-    """Turn pictures into bytes, (pictures, 3, height, width)."""
+    """Convert pictures to bytes, (pictures, 3, height, width)."""
     stacked = np.stack([np.asarray(image) for image in images])
     return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
 
 
 def build_vae() -> AutoencoderKL:
-    """Make an untrained autoencoder with a factor of 8."""
+    """Make an untrained autoencoder with a scale factor of 8."""
     return AutoencoderKL(
         in_channels=3,
         out_channels=3,
@@ -72,7 +72,7 @@ def train_vae(
 
 
 def describe(error: Tensor, posterior: DiagonalGaussianDistribution) -> str:
-    """Put a batch's error, and how noisy its latents are, into words."""
+    """Describe a batch's error and the noise of its latents."""
     noise = posterior.std.mean() / posterior.mean.std()
     return (
         f"L1 {error.abs().mean().item():.4f}"

@@ -1,8 +1,8 @@
-"""Free wordings of scenes: what people may type where the embedded model wants a caption.
+"""Free wordings of scenes: texts that users may type instead of a caption.
 
-A wording is put together from independent choices: an opening, a name for each colour and each
-shape, how the two are joined, where the things stand, what the background is called, an ending,
-and now and then a slip of the keyboard. A tenth of the combinations is held out: `is_held_out`.
+A wording combines independent choices: an opening, a name for each colour and shape, their
+connection, the positions, the name of the background, an ending, and sometimes a typing error. A
+tenth of the combinations is held out: `is_held_out`.
 """
 
 import random
@@ -37,7 +37,7 @@ SHAPE_TRAITS: dict[str, tuple[str, ...]] = {  # "something TRAIT and COLOUR"
     "ring": ("ring shaped", "round with a hole", "like a doughnut", "hollow and round"),
     "cross": ("cross shaped", "like a plus sign", "plus shaped", "shaped like a cross"),
 }
-PLACES: dict[str, tuple[str, ...]] = {  # backgrounds that have a colour of their own
+PLACES: dict[str, tuple[str, ...]] = {  # backgrounds that imply a colour
     "red": ("lava all around", "a sea of tomatoes"),
     "green": ("grass behind it", "a meadow behind it", "a lawn all around", "a forest behind it"),
     "blue": ("sky behind it", "the sea behind it", "the sky in the back", "water all around"),
@@ -81,7 +81,7 @@ BACKGROUNDS = (
     " on a {c} canvas", ", everything behind it {c}", " with {c} behind it", " on {c} paper",
     ", all else {c}",
 )  # fmt: skip
-PAIRS = (  # of the left thing and the right one
+PAIRS = (  # left and right item
     "{l} left of {r}", "{l} to the left of {r}", "{r} right of {l}", "{r} to the right of {l}",
     "{l} and to its right {r}", "{r} and to its left {l}", "on the left {l}, on the right {r}",
     "on the right {r}, on the left {l}", "{l} followed by {r}", "{l} with {r} on its right",
@@ -108,21 +108,21 @@ _HELD_OUT_PERCENT = 10
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """A wording and the caption that it means."""
+    """A wording and its caption."""
 
     text: str
     caption: str
-    choices: str  # the combination of phrases, without slips
+    choices: str  # the combination of phrases, without typing errors
 
     @property
     def is_held_out(self) -> bool:
-        """Whether this combination is kept from training; the same answer everywhere."""
+        """Return whether this combination is held out from training; deterministic."""
         digest = int.from_bytes(sha256(self.choices.encode()).digest()[:4], "big")
         return digest % 100 < _HELD_OUT_PERCENT
 
 
 def wording(rng: random.Random) -> Wording:
-    """Draw a scene by chance, and word it."""
+    """Draw a random scene, and word it."""
     colours = rng.sample(list(PALETTE), len(PALETTE))
     count = 1 if rng.random() < 0.5 else 2
     items = tuple(Item(rng.choice(colours[1:]), rng.choice(SHAPES)) for _ in range(count))
@@ -135,7 +135,7 @@ def wording(rng: random.Random) -> Wording:
 
 
 def _captioned(scene: Scene, rng: random.Random) -> str:
-    """A caption in any style: a rewriter makes the canonical one of it."""
+    """A caption in any style, to be rewritten to the canonical one."""
     return caption(scene, replace(random_style(rng), background_clause=True))
 
 
@@ -172,7 +172,7 @@ def _background(colour: str | None, rng: random.Random) -> str:
 
 
 def _slip(text: str, rng: random.Random) -> str:
-    """One letter is doubled, left out or swapped with the next."""
+    """Double or omit one letter, or swap it with the next."""
     at = rng.randrange(len(text) - 1)
     before, letter, after = text[:at], text[at], text[at + 1 :]
     if not letter.isalpha():

@@ -1,9 +1,9 @@
 """Captions and videos of one coloured shape that moves.
 
-`caption` and `parse` turn a `MovingShape` into words and back; `draw` makes its frames. Colours,
-shapes, brush and styles of captions are those of the pictures.
+`caption` and `parse` convert a `MovingShape` to words and back; `draw` makes its frames. Colours,
+shapes, brush and styles of captions are the picture model's.
 
-Only Pillow is needed here. Nothing knows about tensors or training.
+This module needs only Pillow, no tensors.
 """
 
 import random
@@ -29,7 +29,7 @@ FRAMES = 9
 COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
 BACKGROUNDS = ("black", "white", "blue")
 SHAPES = ("circle", "square", "triangle", "cross")
-DIRECTIONS: dict[str, tuple[int, int]] = {  # to the right, downwards
+DIRECTIONS: dict[str, tuple[int, int]] = {  # x to the right, y downwards
     "right": (1, 0),
     "left": (-1, 0),
     "up": (0, -1),
@@ -39,16 +39,16 @@ DIRECTIONS: dict[str, tuple[int, int]] = {  # to the right, downwards
 
 @dataclass(frozen=True, slots=True)
 class MovingShape:
-    """What a video shows."""
+    """The content of a video."""
 
     colour: str
     shape: str
     direction: str
-    background: str | None  # None: any colour but the shape's
+    background: str | None  # None: any colour except the shape's
 
 
 def caption(shown: MovingShape, style: CaptionStyle = CANONICAL) -> str:
-    """Say in words what a video shows."""
+    """Describe a video in words."""
     words = f"{noun(shown.colour, shown.shape, style)} moving {shown.direction}"
     return words + background_clause(shown.background, style)
 
@@ -75,16 +75,16 @@ def parse(text: str) -> MovingShape:
 
 
 def combinations() -> Iterator[MovingShape]:
-    """List everything that a video may show, in a fixed order."""
+    """List all possible videos, in a fixed order."""
     for parts in product(COLOURS, SHAPES, DIRECTIONS, BACKGROUNDS):
         if parts[0] != parts[-1]:
             yield MovingShape(*parts)
 
 
 def is_held_out(shown: MovingShape) -> bool:
-    """Say whether this combination is kept from training: one in five, as in a Latin square.
+    """Return whether this combination is held out: one in five, as in a Latin square.
 
-    Any three of its four parts are seen together in training, but never all four.
+    Training includes any three of its four parts together, but never all four.
     """
     assert shown.background is not None
     places = (
@@ -100,18 +100,18 @@ def prompts(count: int, held_out: bool = True, seed: int = 0) -> list[str]:
     """Choose canonical captions, all different.
 
     Args:
-        held_out: choose among the held-out combinations, or among those trained on.
+        held_out: choose among the held-out combinations, otherwise the training ones.
     """
     pool = [caption(one) for one in combinations() if is_held_out(one) is held_out]
     return random.Random(seed).sample(pool, count)
 
 
 def draw(shown: MovingShape, rng: random.Random) -> list[Image.Image]:
-    """Draw a video, with size, place and way by chance, but not much of it.
+    """Draw a video with small random variations of size, position and path.
 
     Returns:
-        `FRAMES` anti-aliased RGB pictures, `SIZE_PX` square. The shape goes through the
-        middle of the video at an even pace, some 22 pixels in all, and never touches the
+        `FRAMES` anti-aliased RGB pictures, `SIZE_PX` square. The shape moves through the
+        centre at constant speed, about 22 pixels in total, and never touches the
         border.
     """
     background = shown.background or rng.choice([c for c in BACKGROUNDS if c != shown.colour])
@@ -121,7 +121,7 @@ def draw(shown: MovingShape, rng: random.Random) -> list[Image.Image]:
     late, aside = rng.uniform(-0.5, 0.5), rng.uniform(-2, 2)
     frames = []
     for frame in range(FRAMES):
-        gone = way * (frame / (FRAMES - 1) - 0.5) + late  # from the middle
+        gone = way * (frame / (FRAMES - 1) - 0.5) + late  # offset from the middle
         cx = SIZE_PX / 2 + right * gone + abs(down) * aside
         cy = SIZE_PX / 2 + down * gone + abs(right) * aside
         frames.append(render(SIZE_PX, background, [(item, cx, cy, r)]))
@@ -129,9 +129,9 @@ def draw(shown: MovingShape, rng: random.Random) -> list[Image.Image]:
 
 
 def sample(rng: random.Random) -> tuple[MovingShape, str]:
-    """Choose a video to train on, and a caption of it, mostly canonical.
+    """Choose a training video and its caption, mostly canonical.
 
-    The caption may leave the background out; the `MovingShape` still names it.
+    The caption may omit the background; the `MovingShape` always has it.
     """
     while True:
         choices = (COLOURS, SHAPES, tuple(DIRECTIONS), BACKGROUNDS)

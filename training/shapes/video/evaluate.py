@@ -1,4 +1,4 @@
-"""Judge the video model in the package, loaded like any other checkpoint."""
+"""Judge the packaged video model, loaded like any other checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from training.shapes.fit import Log
 from training.shapes.video.draw import FRAMES, SIZE_PX, prompts
 from training.shapes.video.judge import why_not
 
-HELD_OUT, SEEDS = 50, 2  # prompts, and videos of each
+HELD_OUT, SEEDS = 50, 2  # prompts, videos per prompt
 BATCH_ROWS = 24
 Video = list[Image.Image]
 
 
 def evaluate(folder: Path, log: Log) -> None:
-    """Judge videos of the held-out prompts, `SEEDS` of each, and log how many are right."""
+    """Judge `SEEDS` videos of each held-out prompt, and log the share of right ones."""
     captions = prompts(HELD_OUT) * SEEDS
     compare_settings(
         folder, captions, (6, 8, 24), log,
@@ -27,22 +27,22 @@ def evaluate(folder: Path, log: Log) -> None:
 
 
 def describe(wrong: Sequence[str]) -> str:
-    """Put the share of videos that are right, in all that their prompts say, into words."""
+    """Summarise the share of videos that match their prompts completely."""
     return f"{wrong.count('') / len(wrong):.1%} right"
 
 
 def videos(pipeline: DiffusionPipeline, folder: Path, captions: Sequence[str]) -> list[Video]:
-    """Make one video of each caption, with the card's defaults; its seed is its place."""
+    """Make one video for each caption, with the card's defaults; its seed is its index."""
     return generate(pipeline, folder, captions, BATCH_ROWS)
 
 
 def reasons(made: Sequence[Video], captions: Sequence[str]) -> list[str]:
-    """Say of each video why it is wrong; nothing where it is right."""
+    """The judge's reason for each video; empty if right."""
     return [why_not(*pair) for pair in zip(made, captions, strict=True)]
 
 
 def sheet(made: Sequence[Video], captions: Sequence[str]) -> Image.Image:
-    """Lay out videos, one below the other, frames in a row; wrong ones with the reason in red."""
+    """Lay out videos in rows of frames; wrong ones with the reason in red."""
     gap, text = 4, 18
     page = Image.new(
         "RGB", (FRAMES * (SIZE_PX + gap) + gap, len(made) * (SIZE_PX + text + 2 * gap)), "white"

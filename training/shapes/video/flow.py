@@ -1,6 +1,6 @@
 """The transformer of the video model: a small Wan trained by flow matching.
 
-Guidance is the plain one, two forwards a step, so captions are left out now and then.
+It has classifier-free guidance, two forwards per step, so some captions are dropped.
 """
 
 import random
@@ -22,11 +22,11 @@ from training.shapes.video.muon import Muon
 from training.shapes.video.text import WIDTH, Encoder
 from training.shapes.video.vae import CHANNELS, encode
 
-RATES = 0.02, 2e-3  # peak learning rates: of Muon, and of AdamW for the rest
+RATES = 0.02, 2e-3  # peak learning rates: Muon, AdamW
 
 
 def encode_videos(encoder: Encoder, vae: AutoencoderKLWan, count: int, seed: int) -> TrainingSet:
-    """Draw and encode videos to train on, each with one caption."""
+    """Draw and encode training videos, each with one caption."""
 
     rng = random.Random(seed)
 
@@ -41,7 +41,7 @@ def encode_videos(encoder: Encoder, vae: AutoencoderKLWan, count: int, seed: int
 
 
 def build_transformer() -> WanTransformer3DModel:
-    """Make an untrained transformer, whose blocks do nothing yet and whose output is zero.
+    """Make an untrained transformer whose blocks are identities and whose output is zero.
 
     Source: adaLN-Zero, Peebles and Xie, arXiv:2212.09748, 2022.
     """

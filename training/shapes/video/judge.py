@@ -1,9 +1,9 @@
-"""Say what a video shows, from what its frames show and where.
+"""Recognise the content of a video from the content and positions in its frames.
 
-Each frame is judged like a picture. A video is clear if nearly all of its frames show the
-same shape on the same background, none shows anything else, and the shape goes one way.
+Each frame is judged like a picture. A video is clear if nearly all frames show the same
+shape on the same background, no frame differs, and the shape moves in one direction.
 
-Numbers here were set on drawn videos, with noise and blur, before any model was judged.
+The thresholds were set on drawn videos with noise and blur, before judging any model.
 """
 
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ from training.shapes.video.draw import (
     parse,
 )
 
-MAX_UNCLEAR = 2  # frames that show nothing for sure
+MAX_UNCLEAR = 2  # most unclear frames
 MIN_WAY_PX = 12.0  # from the first frame to the last
-MAX_ASIDE = 0.25  # of the way, across it
-MAX_BACK_PX = 1.0  # from one frame to the next, against the direction
-MAX_STEP = 0.35  # of the way, from one frame to the next
+MAX_ASIDE = 0.25  # most sideways motion, relative to the path
+MAX_BACK_PX = 1.0  # most backward motion between two frames
+MAX_STEP = 0.35  # longest step between two frames, relative to the path
 
 Frames = Sequence[Image.Image] | NDArray[np.uint8]
 Pixels = NDArray[np.float64]
 
 
 def judge(frames: Frames) -> Judgement[MovingShape]:
-    """Say what a video shows.
+    """Recognise the content of a video.
 
     Args:
         frames: `FRAMES` RGB pictures, or bytes (FRAMES, SIZE_PX, SIZE_PX, 3).
@@ -62,7 +62,7 @@ def judge(frames: Frames) -> Judgement[MovingShape]:
 
 
 def why_not(frames: Frames, wanted: MovingShape | str) -> str:
-    """Say why a video does not show what was asked for, as such or as a caption.
+    """Explain why a video does not match the wanted content or caption.
 
     Returns:
         An empty string if the video is right.
@@ -71,12 +71,12 @@ def why_not(frames: Frames, wanted: MovingShape | str) -> str:
 
 
 def shows(frames: Frames, wanted: MovingShape | str) -> bool:
-    """Say whether a video shows this, or what a caption says."""
+    """Return whether a video matches this content or a caption."""
     return not why_not(frames, wanted)
 
 
 def _scene(images: list[Image.Image]) -> pictures.Scene:
-    """Say what all frames show."""
+    """Recognise the common content of all frames."""
     size = (pictures.SIZE_PX, pictures.SIZE_PX)
     judged = [judge_picture(image.resize(size, Image.Resampling.BICUBIC)) for image in images]
     unclear = [(at, one.reason) for at, one in enumerate(judged) if not one.shown]
@@ -94,7 +94,7 @@ def _scene(images: list[Image.Image]) -> pictures.Scene:
 
 
 def _place(image: Image.Image, background: str) -> tuple[float, float]:
-    """Give the middle of all that is not background, in pixels from the left and the top."""
+    """The centre of the foreground, in pixels from the left and the top."""
     rgb = np.asarray(image.convert("RGB"), dtype=np.float64)
     away: Pixels = np.linalg.norm(rgb - np.array(pictures.PALETTE[background]), axis=-1)
     rows, columns = np.nonzero(away > FOREGROUND_DISTANCE)
@@ -104,10 +104,10 @@ def _place(image: Image.Image, background: str) -> tuple[float, float]:
 
 
 def _direction(places: Pixels) -> str:
-    """Name the way that a shape goes.
+    """Name the direction of a shape's motion.
 
     Args:
-        places: (FRAMES, 2), pixels to the right and downwards.
+        places: positions (FRAMES, 2), pixels to the right and downwards.
     """
     whole = places[-1] - places[0]
     along = int(np.abs(whole).argmax())

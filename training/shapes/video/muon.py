@@ -1,7 +1,7 @@
-"""Muon: steps along the nearest orthogonal matrix to the momentum, for the weights of layers.
+"""Muon: steps along the orthogonal matrix nearest to the momentum, for layer weights.
 
-With it the autoencoder needs a third of the steps that Adam takes. Everything that is not a
-matrix, such as biases and norms, is left to AdamW.
+The autoencoder needs a third of Adam's steps with it. AdamW optimises all parameters that are not
+matrices, such as biases and norms.
 
 Source: Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024.
 """
@@ -14,7 +14,7 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Muon:
-    """Muon for the hidden layers of a module and AdamW for the rest of it, at one schedule."""
+    """Muon for the hidden layers of a module and AdamW for the rest, with one schedule."""
 
     def __init__(self, module: nn.Module, hidden: nn.Module, rate: float, adam_rate: float) -> None:
         kinds = (nn.Linear, nn.Conv2d, nn.Conv3d)
@@ -26,28 +26,28 @@ class Muon:
         self._adam = torch.optim.AdamW(rest, adam_rate, betas=(0.9, 0.99))
 
     def state_dict(self) -> dict[str, object]:
-        """Give all that the next step depends on."""
+        """The complete optimizer state."""
         return {"momenta": self._momenta, "adam": self._adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self._momenta = state["momenta"]  # type: ignore[assignment]
         self._adam.load_state_dict(state["adam"])  # type: ignore[arg-type]
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self._adam.zero_grad()
         for weight in self._layers:
             weight.grad = None
 
     @torch.no_grad()
     def step(self, share: float) -> None:
-        """Take a step with a share, 0 to 1, of the highest rates."""
+        """Take a step with a fraction, 0 to 1, of the peak rates."""
         for group in self._adam.param_groups:
             group["lr"] = share * self._adam_rate
         self._adam.step()
         for weight, momentum in zip(self._layers, self._momenta, strict=True):
-            if weight.grad is None:  # single frames leave out what works in time
+            if weight.grad is None:  # temporal layers have no gradient for single frames
                 continue
             momentum.lerp_(weight.grad, 1 - _MOMENTUM)
             towards = orthogonal(weight.grad.lerp(momentum, _MOMENTUM).flatten(1))
@@ -59,7 +59,7 @@ class Muon:
 def orthogonal(matrix: Tensor) -> Tensor:
     """Bring the singular values of a matrix close to 1.
 
-    Five rounds of Newton-Schulz, done on the square Gram matrix of the shorter side.
+    Five Newton-Schulz iterations on the Gram matrix of the shorter side.
     """
     if len(matrix) > matrix.shape[1]:
         return orthogonal(matrix.T).T

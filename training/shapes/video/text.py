@@ -1,8 +1,8 @@
 """Tokenizer and text encoder of the video model.
 
-The tokenizer is built from a word list: each word of a caption is one token, anything else
-falls into letters. The encoder learns to name at every token what the whole caption says, and
-is then frozen: the transformer is trained on its outputs.
+The tokenizer is built from a word list: each word of a caption is one token, other words split
+into letters. The encoder learns to classify the whole caption at every token, and is then
+frozen: the transformer is trained on its outputs.
 """
 
 import random
@@ -33,7 +33,7 @@ from training.shapes.video.draw import (
 
 WIDTH: int = T5_SIZES["d_model"]
 WORDS = ("a", "an", "moving", "on", "background", *PALETTE, *SHAPES, *DIRECTIONS)
-ANSWERS = (COLOURS, SHAPES, tuple(DIRECTIONS), (*BACKGROUNDS, None))  # as in a `MovingShape`
+ANSWERS = (COLOURS, SHAPES, tuple(DIRECTIONS), (*BACKGROUNDS, None))  # fields of a `MovingShape`
 
 
 class Encoder(nn.Module):
@@ -48,7 +48,7 @@ class Encoder(nn.Module):
         """Encode captions like the pipeline: vectors (n, LENGTH, WIDTH), zero where padded.
 
         Returns:
-            The vectors, and which of them stand for a token, (n, LENGTH).
+            The vectors, and a mask of tokens without padding, (n, LENGTH).
         """
         tokens = tokenize(self.tokenizer, captions)
         mask = tokens.attention_mask
@@ -62,13 +62,13 @@ class Encoder(nn.Module):
 
 
 def _labels(shown: MovingShape) -> list[int]:
-    """Number what a caption says."""
+    """Class labels of a caption."""
     parts = (shown.colour, shown.shape, shown.direction, shown.background)
     return [names.index(part) for names, part in zip(ANSWERS, parts, strict=True)]
 
 
 def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoder:
-    """Teach the encoder to name what captions say, then freeze it."""
+    """Train the encoder to classify captions, then freeze it."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     encoder = Encoder()

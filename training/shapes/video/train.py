@@ -4,8 +4,8 @@
     python -m training.shapes.video.train --export    export the last checkpoint as it is
     python -m training.shapes.video.train --evaluate  judge the model in the package
 
-Stages: text encoder, autoencoder, transformer. Each leaves a checkpoint in
-`build/shapes-video/`, so that a run that was stopped goes on where it was.
+Stages: text encoder, autoencoder, transformer. Each saves a checkpoint in
+`build/shapes-video/`, so a stopped run resumes.
 """
 
 import copy
@@ -31,7 +31,7 @@ THREADS = 1
 TEXT_STEPS = 400
 STILL_STEPS, VAE_STEPS = 400, 1500
 VIDEOS = 6_000
-POLISH_STEPS = 1200  # of the decoder alone
+POLISH_STEPS = 1200  # steps of the decoder alone
 SCHEDULE = TrainingSchedule(steps=3_000, decay_from=1_201, warmup=100, ema=0.997)
 SAVE_EVERY, JUDGE_EVERY = 250, 500  # steps of the transformer
 
@@ -46,7 +46,7 @@ SERVING = {
         "guidance_scale": 3.0,
         "max_sequence_length": LENGTH,
     },
-    "max_pixels": (2 * SIZE_PX) ** 2,  # it draws well at its own size only
+    "max_pixels": (2 * SIZE_PX) ** 2,  # it draws well only near its own size
 }
 
 
@@ -57,7 +57,7 @@ def train_flow(
     checkpoints: Checkpoints,
     log: TrainingLog,
 ) -> None:
-    """Train the transformer to the end of its schedule, with judged samples on the way."""
+    """Train the transformer to the end of its schedule, judging samples in between."""
     captions = prompts(24, held_out=False)
     model = checkpoints.folder / "model"
     while flow.step < flow.schedule.steps:
@@ -76,7 +76,7 @@ def train_flow(
 
 
 def pipeline_of(flow: WanMatching, encoder: Encoder, vae: AutoencoderKLWan) -> WanPipeline:
-    """Make a pipeline of the averaged model, mostly in half precision."""
+    """Make a pipeline from the averaged model, mostly in half precision."""
     return WanPipeline(
         tokenizer=encoder.tokenizer,
         text_encoder=encoder.umt5,
@@ -91,7 +91,7 @@ def pipeline_of(flow: WanMatching, encoder: Encoder, vae: AutoencoderKLWan) -> W
 
 
 def train(log: TrainingLog, to_the_end: bool) -> None:
-    """Run the stages that are not done yet, then export what there is."""
+    """Run the unfinished stages, then export the current state."""
     checkpoints = Checkpoints(BUILD)
     encoder = Encoder()
     encoder.load_state_dict(
@@ -116,7 +116,7 @@ def train(log: TrainingLog, to_the_end: bool) -> None:
 
 
 def judge_package(log: TrainingLog) -> None:
-    """Judge the model in the package, and make some held-out videos for the documentation."""
+    """Judge the packaged model, and make some held-out videos for the documentation."""
     evaluate(VIDEO_MODEL_DIR, log)
     captions = prompts(HELD_OUT)[:12]
     made = videos(load(VIDEO_MODEL_DIR), VIDEO_MODEL_DIR, captions)

@@ -1,7 +1,7 @@
 """The autoencoder of the video model: 9 frames of 48x48 pixels to 3x6x6 latents of 16 channels.
 
-As in Wan, the first frame has latents of its own and each four that follow share theirs. Pixels
-are folded two by two before the first layer, as in Wan 2.2, which makes it four times as fast.
+As in Wan, the first frame has its own latents, and each four later frames share latents. As in
+Wan 2.2, 2x2 pixels are folded before the first layer, which makes it four times as fast.
 
 It learns from single frames first, which cost a quarter, and the latents begin almost without
 noise: with noise as large as they are it found no use for them in the first 800 steps.
@@ -21,13 +21,13 @@ from training.shapes.video.draw import draw, sample
 from training.shapes.video.muon import Muon
 
 CHANNELS = 16
-KL_WEIGHT = 1e-3  # of the mean over all latents, in the end
+KL_WEIGHT = 1e-3  # final weight of the mean over all latents
 FIRST_LOG_VARIANCE = -6.0
-SHAPE_WEIGHT = 5.0  # of pixels of the shape or next to it, where the background has 1
+SHAPE_WEIGHT = 5.0  # weight of pixels in or next to the shape; background: 1
 
 
 def pixels(videos: Sequence[list[Image.Image]]) -> Tensor:
-    """Turn videos into values of -1 to 1, (videos, 3, FRAMES, SIZE_PX, SIZE_PX)."""
+    """Convert videos to values of -1 to 1, (videos, 3, FRAMES, SIZE_PX, SIZE_PX)."""
     shown = torch.stack([pictures.pixels(frames) for frames in videos])
     return shown.transpose(1, 2).contiguous().float() / 127.5 - 1
 
@@ -55,8 +55,8 @@ def train_vae(still_steps: int, steps: int, seed: int, log: Log) -> AutoencoderK
     """Train the autoencoder on drawn videos, measure its latents and freeze it.
 
     Args:
-        still_steps: how many steps see single frames, 8 at a time.
-        steps: all; the later ones see whole videos, 4 at a time.
+        still_steps: number of steps with single frames, 8 at a time.
+        steps: total steps; later steps use whole videos, 4 at a time.
     """
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -94,7 +94,7 @@ def train_vae(still_steps: int, steps: int, seed: int, log: Log) -> AutoencoderK
 
 
 def polish_vae(vae: AutoencoderKLWan, steps: int, seed: int, log: Log) -> AutoencoderKLWan:
-    """Train the decoder on; the latents stay what they are."""
+    """Continue the training of the decoder; the latents do not change."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     decoder = vae.decoder.train().requires_grad_(True)
@@ -115,7 +115,7 @@ def polish_vae(vae: AutoencoderKLWan, steps: int, seed: int, log: Log) -> Autoen
 
 
 def _distance(error: Tensor, real: Tensor) -> Tensor:
-    """Give the mean error of videos; pixels of the shape, or next to it, weigh more."""
+    """The mean error of videos; pixels in or next to the shape weigh more."""
     shape = (real - real[..., :1, :1]).abs().amax(1) > 0.05
     near = nn.functional.max_pool2d(shape.float(), 5, stride=1, padding=2)
     weight = 1 + (SHAPE_WEIGHT - 1) * near[:, None]
@@ -123,7 +123,7 @@ def _distance(error: Tensor, real: Tensor) -> Tensor:
 
 
 def encode(vae: AutoencoderKLWan, videos: Sequence[list[Image.Image]]) -> Tensor:
-    """Encode videos as the pipeline's latents, (videos, CHANNELS, 3, 6, 6), of unit spread."""
+    """Encode videos to the pipeline's latents, (videos, CHANNELS, 3, 6, 6), with unit spread."""
     with torch.no_grad():
         mean: Tensor = vae.encode(pixels(videos)).latent_dist.mean
     shape = (1, CHANNELS, 1, 1, 1)
