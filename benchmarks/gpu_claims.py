@@ -32,7 +32,7 @@ class Claim:
 
 
 def tried(check: Callable[[Rig], str], rig: Rig) -> dict[str, str]:
-    return {"table": "Claims of the pretended device", "outcome": check(rig)}
+    return {"table": "Claims of the simulated device", "outcome": check(rig)}
 
 
 def _requests() -> list[carpool.Request]:
@@ -178,7 +178,7 @@ CLAIMS = {
 def listed() -> list[str]:
     """The claims as rows of a table of `docs/devices.md`."""
     lines = [
-        "| claim | | held on the pretended device by | on a real one by |",
+        "| claim | | held on the simulated device by | on a real one by |",
         "| --- | --- | --- | --- |",
     ]
     for name, claim in CLAIMS.items():

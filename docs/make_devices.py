@@ -21,7 +21,7 @@ single stream, results are copied after the queued forwards.
 
 ## Claims that no GPU has confirmed yet
 
-These claims hold on the pretended device. `python -m benchmarks.gpu_page check waits` tests each of
+These claims hold on the simulated device. `python -m benchmarks.gpu_page check waits` tests each of
 them on a real one and names those that fail.
 
 {{claims}}
@@ -33,7 +33,7 @@ until all queued work is done. Such waits cost only time. The engine makes none 
 copies what pipelines and schedulers make on the host through pinned memory.
 
 The table counts the waits of one of two requests of six steps that share their forwards, per step
-and in total, on a pretended device (real values under another device's label,
+and in total, on a simulated device (real values under another device's label,
 `tests/support/pretended`), with the same pictures as on a CPU. Columns name the code that waits:
 the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a model
 (diffusers, transformers); the last column lists the waits of a step. Rows are one task of each
