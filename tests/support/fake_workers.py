@@ -168,7 +168,7 @@ class FakeWorker:
 
     async def stop(self) -> None:
         self.stopped, self._state = True, "stopped"
-        self.fail_all(Draining("the server was told to end at once"))
+        self.fail_all(Draining("the server was stopped at once"))
 
     def fail_all(self, error: CarpoolError) -> None:
         for answer in self.running.values():

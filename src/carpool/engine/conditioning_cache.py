@@ -34,7 +34,7 @@ from carpool.engine.serialization import Unpackable, copied
 from carpool.types import Phase
 
 MOST_MIB, MOST_SHARE = 512.0, 0.02  # default limit: the smaller of the two
-_CACHES = "past_key_values"  # of language models; diffusers' pipelines rarely read them
+_CACHES = "past_key_values"  # language models' caches; diffusers' pipelines rarely read them
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class StoredCosts:
             if all(identity.get(name) == self._identity[name] for name in MUST_BE_SAME):
                 weight = self._trust(identity, data.get("learned_unix_s"))
                 return Costs.from_json(costs, weight=weight)
-            log.info("%s was measured with something else: it begins anew", self.path)
+            log.info("%s was measured under other conditions: it starts empty", self.path)
         except FileNotFoundError:
             self._is_ours = True
         except Exception as error:  # a damaged file may raise anything
@@ -69,7 +69,7 @@ class StoredCosts:
                 kept_file.set_aside(self.path, error)
             else:
                 log.warning(
-                    "%s is no table of costs, and stays as it is; what is learned is not kept: %s",
+                    "%s is no table of costs, and stays as it is; learned costs are not stored: %s",
                     self.path, named(error),
                 )  # fmt: skip
         return Costs()

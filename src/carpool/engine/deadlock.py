@@ -2,7 +2,7 @@
 
 Fibers share a thread, so a lock that a fiber holds while it is parked can stop all of them, and
 with them the engine. A watchdog looks at the engine's thread while the loop makes no progress. It
-tells a deadlock from long work by evidence: the thread sleeps in a lock, at one line of user code,
+distinguishes a deadlock from long work: the thread sleeps in a lock, at one line of user code,
 while several requests have begun, and no other thread of that code is at work.
 """
 

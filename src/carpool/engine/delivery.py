@@ -1,4 +1,4 @@
-"""Deliver outcomes: convert outputs on the host and tell the listeners, off the main loop."""
+"""Deliver outcomes: convert outputs on the host and notify the listeners, off the main loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -45,7 +45,7 @@ class FiberContext(Protocol):
 
 
 FiberKind = Literal["request", "forward"]
-"""What a fiber runs: a request's pipeline, or a forward that pauses where weights are loaded."""
+"""The work of a fiber: a request's pipeline, or a forward that pauses to load weights."""
 
 
 class Fiber:

@@ -43,7 +43,7 @@ class Target:
     positional: tuple[str, ...]  # parameter names in order
     phase: Phase
     spec: Spec | None  # None: calls of this method run alone
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of optional parameters
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # optional parameters'
     is_exclusive: bool = False  # runs in the state of one request: see `isolation.py`
     is_doubted: bool = False  # its code is not the code its table was written for: prove first
     modes: str = ""  # torch modes in effect, where they are not the default

@@ -97,7 +97,7 @@ class Journal:
         self._on_unkept, self._on_replayed = on_unkept, on_replayed
         self._next = 0  # index into the past
         self._calls = 0
-        self._asked_arguments: Mapping[str, Any] | None = None  # of the call last passed
+        self._asked_arguments: Mapping[str, Any] | None = None  # the last call's
         self._mark: bytes | None = None  # mark of that call; None: it is not recorded
         self._versions: list[tuple[Tensor, int]] = []  # tensors of its arguments, with versions
         self._forms: Forms = {}

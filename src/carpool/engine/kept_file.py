@@ -44,7 +44,7 @@ def write(path: Path, data: Any) -> None:
         draft.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
         os.replace(draft, path)
     except (OSError, ValueError) as error:
-        log.warning("%s is not written, and what it would have kept is lost: %s", path, error)
+        log.warning("%s cannot be written, and its content is lost: %s", path, error)
         with contextlib.suppress(OSError):
             draft.unlink()
 
@@ -57,5 +57,5 @@ def set_aside(path: Path, why: BaseException) -> None:
     except OSError as error:
         log.warning("%s cannot be read (%s), nor renamed: %s", path, named(why), named(error))
     else:
-        message = "%s cannot be read, and begins anew (it was renamed to %s): %s"
+        message = "%s cannot be read, and starts empty (it was renamed to %s): %s"
         log.warning(message, path, place.name, named(why))

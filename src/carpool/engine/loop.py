@@ -42,7 +42,7 @@ from carpool.types import CheckedRequest, Clock
 
 log = logging.getLogger("carpool")
 
-MOST_FAILED_TURNS = 3  # in a row; after these, the next turn is not expected to succeed either
+MOST_FAILED_TURNS = 3  # consecutive failures; the next turn is not expected to succeed either
 
 
 class EngineCore:

@@ -91,7 +91,7 @@ class EngineParts:
     queue: RequestQueue
     installation: Installation
     watch: Stopwatch  # times forwards on the device
-    sweeps: Sweeps | None  # with streamed weights only
+    sweeps: Sweeps | None  # None: no streamed weights
     off_loop: OffLoop
     deliver: Deliver
     conditioning: ConditioningCache

@@ -20,7 +20,7 @@ from carpool.engine import provenance
 from carpool.engine.fiber import current_context
 from carpool.engine.patches import Patches
 
-MOST_BYTES = 64 * 2**20  # of a copy: pinned memory is never returned to the system
+MOST_BYTES = 64 * 2**20  # largest copy: pinned memory is never returned to the system
 _DENSE = (Tensor, torch.nn.Parameter)
 
 

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from carpool.engine.fiber import current_context
 
-MOST_BYTES = 4 * 2**20  # of a recorded tensor: its parts stay alive with it
+MOST_BYTES = 4 * 2**20  # largest recorded tensor: its parts stay alive with it
 
 Parts = tuple[int, tuple[Tensor, ...]]  # axis, and the concatenated parts
 

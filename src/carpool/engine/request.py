@@ -44,9 +44,9 @@ class Outcome:
     fields: dict[str, Any]  # "images", "frames", ...: on the host, in the requested type
     error: Exception | None
     timings: Timings
-    warnings: tuple[str, ...] = ()  # for the client, such as of a truncated prompt
+    warnings: tuple[str, ...] = ()  # shown to the client, such as a truncated prompt
     skipped_steps: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)  # as the pipeline used them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # actually used by the pipeline
 
 
 class Listener(Protocol):
@@ -64,7 +64,7 @@ class AnswerSource(Protocol):
 
     stage: ClassVar[TurnStage]  # the boundary that contains its failures
     phases: ClassVar[tuple[Phase, ...]]  # it may answer, and observes, calls of these phases
-    warning: ClassVar[str]  # for the client whose request continues without it; "": no warning
+    warning: ClassVar[str]  # shown to the client if the source fails; "": no warning
 
     def answer(self, call: Call) -> Any | None:
         """The answer of a call; None: it has none. Called at most once for each call.
@@ -102,7 +102,7 @@ class RequestState:
     is_parked: bool = False
     is_private: bool = False  # it rides alone, on the original pipeline
     has_company: bool = False  # another request was in the engine at the same time
-    has_failed: bool = False  # in company, so that it runs again alone
+    has_failed: bool = False  # failed in company: runs again alone
     warnings: list[str] = field(default_factory=list)
     journal: Journal | None = None  # records the answers of its calls
     call: Call = field(init=False)  # the call it is parked on; unset while it is not

@@ -28,7 +28,7 @@ log = logging.getLogger("carpool")
 _Failure = tuple[type[BaseException], str, int]  # class, file and line
 
 MAX_FAILURES = 1000  # kept; with half of it, more failures are run twice
-MAX_CHANGES = 2  # by requests of one form; then the whole form rides privately
+MAX_CHANGES = 2  # changes by requests of one form; then the whole form rides privately
 
 
 class RideChoice:

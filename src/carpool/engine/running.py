@@ -58,7 +58,7 @@ class RunningRequests:
         )  # fmt: skip
         self.answers = AnswerList(parts)
         self.rides, self._second_runs = RideChoice(loaded, parts.settings.isolation), SecondRuns()
-        self.by_number: dict[int, RequestState] = {}  # by number
+        self.by_number: dict[int, RequestState] = {}  # keyed by request number
         self.private: RequestState | None = None  # the request that runs alone in the engine
         self._next: RequestState | None = None  # starts after all others have ended; blocks others
         self.postponed: list[Callable[[], None]] = []  # runs after the private ride

@@ -75,11 +75,11 @@ class Scheduler:
         self._waiting: list[QueuedRequest] = []  # the queue at `_version`
         self._version, self._waiting_s = -1, 0.0
         self.held_s = 0.0  # predicted seconds of work queued upstream
-        self.step_costs: dict[RequestSize, list[float]] = {}  # as of `_reported_s`
+        self.step_costs: dict[RequestSize, list[float]] = {}  # updated at `_reported_s`
         self._reported_s = -inf
         self.wake_s = inf  # the latest time of the next decision
         self._width_reasons: Counter[tuple[str, str]] = Counter()
-        self.width_reasons: dict[int, str] = {}  # of the last choices, by their number of requests
+        self.width_reasons: dict[int, str] = {}  # last choices', by number of requests
 
     def check(
         self, request: CheckedRequest, running: Sequence[RequestState], waited_s: float
@@ -115,7 +115,7 @@ class Scheduler:
             return []
         contain, policy = self._stages.contain, self._policy
         admission = contain("admit", None, policy.admit, self._waiting, running, self._clock())
-        if admission is None:  # by default, the oldest first
+        if admission is None:  # default: the oldest first
             free = max(0, self._settings.max_running - running)
             admission = Admission(tuple([queued.request for queued in self._waiting[:free]]))
         self.wake_s = admission.wake_s
@@ -136,7 +136,7 @@ class Scheduler:
         ]
         chosen_calls: list[tuple[Choice, list[RequestState]]] = []
         chosen_calls = contain("choose", chosen_calls, self._choices, parked, states, states=states)
-        if parked and not chosen_calls:  # by default, the oldest call alone
+        if parked and not chosen_calls:  # default: the oldest call alone
             choice = Choice((min(parked, key=attrgetter("order")),), "failed")
             chosen_calls = [(choice, _selected(choice, states))]
         contain("count", None, self._count, chosen_calls, parked)

@@ -60,9 +60,9 @@ class StepCache:
 
     def __init__(self, threshold: float, timeline: Timeline, on_skip: Callable[[], None]) -> None:
         self._threshold, self.timeline, self._on_skip = threshold, timeline, on_skip
-        self._last: dict[tuple[str, int], _Last] = {}  # by component and branch
+        self._last: dict[tuple[str, int], _Last] = {}  # keyed by component and branch
         self._moment: Any = None  # the timestep of the last call
-        self._step, self._branch = -1, 0  # of the last call; a new timestep begins a new step
+        self._step, self._branch = -1, 0  # last call's; a new timestep begins a new step
         self._skips = False  # skip the current step
 
     def answer(self, call: Call) -> Any | None:

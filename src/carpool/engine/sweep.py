@@ -115,7 +115,7 @@ class Sweeps:
         self._streamer, self._adapters, self._clock = streamer, adapters, clock
         self._watch = watch
         self._running: ForwardContext | None = None
-        self._pausing: dict[Hashable, bool] = {}  # by sharing key: see `may_pause`
+        self._pausing: dict[Hashable, bool] = {}  # keyed by sharing key: see `may_pause`
         self._unsettled: Counter[Hashable] = Counter()
         self.sweeps = self.forwards = 0
 

@@ -26,7 +26,7 @@ _LOCKING_PACKAGES = {"fasteners", "filelock", "portalocker"}  # they poll a file
 _INNERMOST = sys.stdlib_module_names | _LOCKING_PACKAGES
 _BETWEEN = {"contextlib", "functools"}  # may call the above for other code
 _CALLS = {"acquire", "flock", "get", "join", "lockf", "put", "result", "wait", "__enter__"}
-_ENTERS = {"BEFORE_WITH", "LOAD_SPECIAL"}  # of a `with`: C code may block a thread there
+_ENTERS = {"BEFORE_WITH", "LOAD_SPECIAL"}  # opcodes of a `with`: C code may block a thread there
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ class Deployment:
     is_on_demand: bool = False
     keep_alive_s: float = float("inf")
     pool: Pool | None = None
-    last_ready: protocol.WorkerReady | None = None  # of its latest load
+    last_ready: protocol.WorkerReady | None = None  # message of its latest load
     in_flight: int = 0
     used_s: float = 0.0  # the event loop's clock
     began_s: float = 0.0  # start of loading

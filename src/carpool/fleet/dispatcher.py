@@ -96,7 +96,7 @@ class Dispatcher:
             self.queue.end(entry)
 
     def changed(self, member: Member, *, is_open: bool) -> None:
-        """Handle a worker that starts or stops to accept requests."""
+        """Handle a worker that starts or stops accepting requests."""
         self.queue.router.open(member.number, is_open)
         self.queue.assign_soon()
 

@@ -30,7 +30,7 @@ class PoolListener(Protocol):
     """Receives changes and reports of a pool's workers, on the event loop."""
 
     def worker_changed(self, member: "Member") -> None:
-        """A worker starts or stops to accept requests."""
+        """A worker starts or stops accepting requests."""
 
     def worker_reported(self, member: "Member", report: protocol.Report) -> None:
         """A worker reports seconds of steps, and remaining steps of requests."""
@@ -47,7 +47,7 @@ class Member(WorkerListener):
         self._pool, self.number, self.device = pool, number, device
         self.handle = make(device, self)
         self.error = ""  # its load error
-        self.has_failed = asyncio.Event()  # to load the model
+        self.has_failed = asyncio.Event()  # loading failed
         self.told_s = 0.0  # its share of the backlog, as last sent to it
         self.is_leaving = False  # gets no new requests
         self.private: dict[str, str] = {}  # reasons for private rides there, by task

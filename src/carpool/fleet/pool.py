@@ -145,7 +145,7 @@ class Pool:
             self._is_open.set()
 
     def _close(self) -> None:
-        """Stop to accept requests."""
+        """Stop accepting requests."""
         self._is_draining = True
         self._is_open.clear()
 
@@ -165,7 +165,7 @@ class Pool:
         """Stop the workers; returns when their processes have ended."""
         self._close()
         await self._resizer.stop()
-        self._queue.fail(Draining("the server was told to end at once", retry_after_s=5))
+        self._queue.fail(Draining("the server was stopped at once", retry_after_s=5))
         await asyncio.gather(*(handle.stop() for handle in self.handles))
         await self._tasks.stop()
 
@@ -202,7 +202,7 @@ class Pool:
         log.info("worker %d (%s) has ended", member.number + 1, member.device)
 
     def worker_changed(self, member: Member) -> None:
-        """Handle a worker that starts or stops to accept requests."""
+        """Handle a worker that starts or stops accepting requests."""
         is_open = member.handle.takes_requests and not member.is_leaving
         if is_open:
             member.error, member.told_s = "", 0.0

@@ -61,7 +61,7 @@ class PoolQueue:
         shares = weights(settings.fair_share) if is_choice else None
         self.router = Router(min_gain=settings.min_gain, fair_share=shares, is_choice=is_choice)
         self._places_s: dict[int, float] = {}  # predicted seconds until a free place, by worker
-        self.requests: dict[int, PoolRequest] = {}  # in flight, by number
+        self.requests: dict[int, PoolRequest] = {}  # requests in flight, by number
         self._numbers = itertools.count(1)
         self._overload = Overload(settings.max_wait, admits_late=settings.admit_late)
         self._is_due = False

@@ -164,7 +164,7 @@ class RayConnector:
         )  # fmt: skip
 
     async def end(self) -> None:
-        """End the worker for good."""
+        """End the worker permanently."""
         actor, self._actor, self._is_placed = self._actor, None, False
         if actor is not None:
             await asyncio.to_thread(self._cluster.end, actor)

@@ -70,13 +70,13 @@ class WorkerLoad:
     """The router's view of one worker."""
 
     id: int
-    tables: Mapping[Hashable, StepTable] = field(default_factory=dict)  # by kind; learned
+    tables: Mapping[Hashable, StepTable] = field(default_factory=dict)  # learned, by kind
     max_requests: int = 32  # max running requests
     is_open: bool = True  # takes requests
     shares_sweeps: bool = False  # streamed weights: requests of all kinds share every step
     told_s: float = 0.0  # time of its last report
     bound_at: int = 0  # number of the latest binding to it
-    bound: dict[int, Bound] = field(default_factory=dict)  # by `RoutedRequest.request`
+    bound: dict[int, Bound] = field(default_factory=dict)  # keyed by `RoutedRequest.request`
     load_s: float = 0.0  # predicted end of an average new request; see `weigh`
     kinds: frozenset[Hashable] = frozenset()  # kinds of the bound requests
 

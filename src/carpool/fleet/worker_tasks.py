@@ -28,7 +28,7 @@ class WorkerTasks:
     ) -> None:
         self._loaded, self._is_draining = loaded, is_draining
         self.first_ready = asyncio.Event()  # set when any worker is ready
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the worker's number
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # keyed by the worker's number
         self._end: asyncio.Future[None] | None = None  # resolves at the end of all workers
         self._others_ready: Callable[[], bool] = lambda: False
 

@@ -50,7 +50,7 @@ class Dynamic(_WholeBatches):
     max_size: int = 1
     delay_s: float = 0.0
     caps: Callable[[QueuedRequest], Caps] | None = (
-        None  # from a batching config; None: `max_size` alone
+        None  # caps of a batching config; None: `max_size` alone
     )
     dispatches: Dispatches = field(default_factory=Dispatches)  # counts every batch
     say: Callable[[str], None] = lambda line: None  # logs a line

@@ -53,7 +53,7 @@ class Continuous:
     _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
-    _ranks: dict[int, Rank] = field(default_factory=dict)  # by the order of the call
+    _ranks: dict[int, Rank] = field(default_factory=dict)  # keyed by the call's order
     _shares: FairShares | None = field(init=False)
     _forwards: int = 0  # number of forwards so far
     _is_prompts_turn: bool = False  # prompts and tokens of texts take turns

@@ -77,7 +77,7 @@ class Curve:
         self.weight = weight if table else 0.0
         self._table = {rows: log(max(s, 1e-12)) for rows, s in (table or {}).items()}
         self._runs: dict[int, deque[_Run]] = {}
-        self._medians: dict[int, float] = {}  # by rows
+        self._medians: dict[int, float] = {}  # keyed by rows
         self._counts: dict[int, tuple[float, int]] = {}  # decayed runs, and the kind's total then
         self._total = 0  # runs of the kind
         self._max_measured = max(self._table, default=0)

@@ -65,7 +65,7 @@ class FairShares:
             weights: of tenants; `*` is the default, 1 if missing.
         """
         self._tenants = _Level(weights)
-        self._users: dict[str, _Level] = {}  # by tenant with work
+        self._users: dict[str, _Level] = {}  # keyed by tenant with work
         self._queued: set[tuple[str, str]] = set()
         self._running: set[tuple[str, str]] = set()
 

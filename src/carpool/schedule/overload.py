@@ -140,48 +140,48 @@ def check_room(
 
 
 def again_s(at: int, wait_s: float, most_s: float) -> float:
-    """When a refused request would no longer be: what waits shrinks by a second a second.
+    """Seconds until a refused request would be accepted: the backlog shrinks by a second a second.
 
     Args:
         at: the stage, 2 or 3.
-        wait_s: predicted time for the work of those that wait.
-        most_s: the longest that is accepted.
+        wait_s: predicted seconds of the queued work.
+        most_s: longest accepted wait.
     """
     return bounded(wait_s - LEAVE[at - 1] * most_s)
 
 
 def bounded(seconds: float) -> float:
-    """A hint that clients follow."""
+    """Clamp a retry hint to the range that clients follow."""
     low_s, high_s = BOUNDS_S
     return min(max(seconds, low_s), high_s)
 
 
 @dataclass(slots=True)
 class Speed:
-    """How fast work is done, against doing it alone: moving means over forwards."""
+    """The speed of shared forwards against lone calls: moving means over forwards."""
 
-    speed: float = 1.0  # seconds of work that one second of forwards does
-    stretch: float = 1.0  # how much longer a forward takes a request than alone
-    weight: float = 0.1  # of the newest forward
+    speed: float = 1.0  # seconds of lone work done by one second of forwards
+    stretch: float = 1.0  # duration of a request's shared forwards over lone ones
+    weight: float = 0.1  # weight of the newest forward
 
     def learn(self, alone_s: float, calls: int, together_s: float, times: int = 1) -> None:
-        """Forwards of several calls took so long; one after another they would take `alone_s`."""
+        """Learn from shared forwards: their calls would take `alone_s` one after another."""
         if alone_s > 0 and together_s > 0:
             weight = 1 - (1 - self.weight) ** times
             self.speed += weight * (alone_s / together_s - self.speed)
             self.stretch += weight * (calls * together_s / alone_s - self.stretch)
 
     def wait_s(self, work_s: float) -> float:
-        """How long work that takes so long alone is likely to take."""
+        """Predicted seconds of work that takes `work_s` alone."""
         return work_s / self.speed
 
     def starts_s(self, lefts_s: list[float], places: int, works_s: list[float]) -> list[float]:
-        """When each of the waiting requests is likely to start, first come, first served.
+        """Predicted start of each waiting request, first come, first served.
 
         Args:
-            lefts_s: work that each running request has left, seconds alone.
-            places: that are free now.
-            works_s: of the waiting ones, in their order.
+            lefts_s: remaining work of each running request, seconds alone.
+            places: number of free places.
+            works_s: work of the waiting requests, in order.
         """
         free_s = [0.0] * max(0, places) + [left_s * self.stretch for left_s in lefts_s]
         if not free_s:
@@ -194,5 +194,5 @@ class Speed:
         return starts
 
     def place_s(self, lefts_s: list[float]) -> float | None:
-        """When the first of the running requests is likely to end, by the work each has left."""
+        """Predicted end of the first running request, from the remaining work of each."""
         return min(lefts_s) * self.stretch if lefts_s else None

@@ -31,7 +31,7 @@ from carpool.worker.fork_protocol import PASSED_DESCRIPTORS, REFUSED, ForkReques
 
 _READ_LATE = (b"CARPOOL_", b"OTEL_")  # prefixes of variables that no import reads
 _REQUEST_S = 10.0  # limit for a front's request to arrive
-_HARMLESS = {"full", "null", "random", "tty", "urandom", "zero"}  # in /dev
+_HARMLESS = {"full", "null", "random", "tty", "urandom", "zero"}  # in /dev, safe to fork with
 
 
 class ForkServer:
@@ -51,7 +51,7 @@ class ForkServer:
     ) -> None:
         self._source, self._may_differ = source, frozenset(may_differ)
         self._environ = self._read_early(environ)
-        self._fronts: dict[int, socket.socket] = {}  # by the worker's process id
+        self._fronts: dict[int, socket.socket] = {}  # keyed by the worker's process id
         self._wakers = socket.socketpair()  # wakes the loop when a worker ends
         self._is_open = True
         self._selector = selectors.DefaultSelector()

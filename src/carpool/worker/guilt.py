@@ -26,7 +26,7 @@ class Death:
 
     worker: object  # its identity, across restarts
     at_s: float
-    is_explained: bool = False  # by an external cause, or another request is guilty
+    is_explained: bool = False  # external cause, or another request is guilty
     requests: frozenset[str] = frozenset()  # ids of the requests that it ran
 
     @property

@@ -19,7 +19,7 @@ class InFlightRequest:
 
     submit: Submit
     evidence: CrashEvidence = field(default_factory=CrashEvidence)
-    is_sent: bool = False  # to the current worker
+    is_sent: bool = False  # the current worker has it
     has_started: bool = False  # it has left the worker's queue
 
     @property

@@ -60,7 +60,7 @@ class JournalSender:
     def add(self, answered: "Answered") -> None:
         """Buffer an answer. On the engine's thread."""
         self._answered.append(answered)
-        self._passed.pop(answered.request_id, None)  # of an earlier call
+        self._passed.pop(answered.request_id, None)  # replaced by this one
         self._bytes += answered.size
 
     def add_passed(self, request_id: str, number: int) -> None:

@@ -44,7 +44,7 @@ class Submit(msgspec.Struct, tag="submit"):
     waited_s: float = 0.0  # seconds in the front's queue, included in the request's times
     is_admitted: bool = False  # accepted by a pool or another worker: do not refuse it
     is_journalled: bool = False  # send `Answers`
-    journal: list[JournalEntry] = []  # of an earlier run: resume at its end
+    journal: list[JournalEntry] = []  # entries of an earlier run, to resume at its end
 
     def after(self, past: list[JournalEntry], more_s: float) -> "Submit":
         """The same submission `more_s` later, to resume at the end of the journal `past`."""
@@ -83,7 +83,7 @@ class Estimate(msgspec.Struct, tag="estimate"):
 
 
 class Watch(msgspec.Struct, tag="watch"):
-    """Start or stop to send `Activity`."""
+    """Start or stop sending `Activity`."""
 
     is_on: bool
 
@@ -114,7 +114,7 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     device: str = ""
     weights_bytes: int = 0
     free_bytes: int | None = None  # device memory after loading; None: unknown
-    model_digest: str = ""  # as in journals; empty: unknown
+    model_digest: str = ""  # see `Identity`; empty: unknown
 
     def with_card(self, card: Card) -> "WorkerReady":
         """The same message with the current adapters."""
@@ -130,7 +130,7 @@ class Reloaded(msgspec.Struct, tag="reloaded"):
 
     card: Card
     problems: list[str]
-    is_addition: bool = False  # in answer to `AddLora`
+    is_addition: bool = False  # answers `AddLora`
 
 
 class LoadFailure(msgspec.Struct, tag="load_failure"):
@@ -169,7 +169,7 @@ class Preview(msgspec.Struct, tag="preview"):
     """An estimate of the final image after some steps, or a text in progress."""
 
     request_id: str
-    step: int  # for a text: tokens
+    step: int  # a text's: tokens
     steps: int
     picture: Picture | None
     text: str = ""
@@ -204,7 +204,7 @@ class Deadlocked(msgspec.Struct, tag="deadlocked"):
 class StepCost(msgspec.Struct, array_like=True):
     """The learned seconds of a denoising step at one size."""
 
-    width: int | None  # as in requests; None: not set
+    width: int | None  # value in requests; None: not set
     height: int | None
     frames: int | None
     seconds: list[float]  # entry n - 1: shared by n requests
@@ -258,7 +258,7 @@ class Done(msgspec.Struct, tag="done"):
     mesh: RawMesh | None = None  # replaces pictures
     sound: RawSound | None = None  # replaces pictures
     text: RawText | None = None  # replaces pictures
-    warnings: list[str] = []  # for the client
+    warnings: list[str] = []  # shown to the client
     skipped_steps: int = 0
     settings: dict[str, Any] = {}  # the settings used
 
@@ -295,7 +295,7 @@ class Timelines(msgspec.Struct, tag="timelines"):
 class Estimated(msgspec.Struct, tag="estimated"):
     """The answer to `Estimate`."""
 
-    seconds: float | None  # of its denoising steps, alone on the device; None: unknown
+    seconds: float | None  # denoising steps alone on the device; None: unknown
     wait_s: float  # predicted seconds until its start
     speed: float  # seconds of lone work done by one second of shared forwards
 

@@ -140,7 +140,7 @@ class WorkerRequests:
         self._send_due()
 
     def pause(self) -> None:
-        """Stop to send requests: the worker has ended, with a cause not yet known."""
+        """Stop sending requests: the worker has ended, with a cause not yet known."""
         self._is_ready = False
 
     def worker_died(self, death: Death) -> None:

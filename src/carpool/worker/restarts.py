@@ -10,7 +10,7 @@ class Restarts:
     """The starts of one worker and its successors."""
 
     def __init__(self) -> None:
-        self._tries = self._deaths = 0  # in a row, of workers that were never ready
+        self._tries = self._deaths = 0  # consecutive, never ready
 
     def delay_s(self, cause: str, *, was_ready: bool, is_lost: bool, is_first: bool) -> float:
         """The delay before the next start.

@@ -92,7 +92,7 @@ class ForkingStarter:
         self._path = "" if setting == "off" else setting  # another process's fork server
         self._may_fork = sys.platform == "linux" and setting != "off"
         self._server: asyncio.subprocess.Process | None = None
-        self._channel: socket.socket | None = None  # to the server
+        self._channel: socket.socket | None = None  # socket to the server
         self._has_forked = False
         self._is_starting = asyncio.Lock()
 

@@ -233,7 +233,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop the worker; returns when its process has ended."""
-        self.fail_all(Draining("the server was told to end at once", retry_after_s=5))
+        self.fail_all(Draining("the server was stopped at once", retry_after_s=5))
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, LoadFailed):

@@ -502,7 +502,7 @@ def test_a_file_of_verdicts_that_is_none_begins_anew(
     check(trial, many(QUORUM))
     trial.probation.keep()
 
-    assert "begins anew" in caplog.text
+    assert "starts empty" in caplog.text
     assert Verdicts(file).read("no such", "kind") is None
 
 

@@ -144,7 +144,7 @@ class Adapters:
         self._parts: dict[str, Mapping[tuple[str, str], Part]] = {}
         self._lock = threading.Lock()  # one registration at a time
         self._arrived: deque[tuple[str, Mapping[tuple[str, str], Part]]] = deque()
-        self._layers: dict[nn.Module, dict[str, Part]] = {}  # by the hooked layer
+        self._layers: dict[nn.Module, dict[str, Part]] = {}  # keyed by the hooked layer
         self._hooks: list[RemovableHandle] = []
         self._plan: AdapterPlan | None = None  # plan of the running forward
         self._is_even = True

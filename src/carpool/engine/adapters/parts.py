@@ -37,7 +37,7 @@ class Part:
             output.add_(delta, alpha=scaling)
             return
         real = base_layer(layer)
-        channels = (-1,) + (1,) * (real.weight.ndim - 2)  # of the output: its last axis, or axis 1
+        channels = (-1,) + (1,) * (real.weight.ndim - 2)  # channels are the last axis, or axis 1
         share = (self.magnitude / self._lengths(real.weight, scaling)).view(channels)
         product_output = output if real.bias is None else output - real.bias.view(channels)
         output.add_((share - 1) * product_output + share * delta * scaling)

@@ -28,7 +28,7 @@ from carpool.request.lora import STANDARD, adapter_file
 LOADING = threading.Lock()
 """PEFT and diffusers patch `nn.Module` while they load without initializing: never two at once."""
 
-_EXPERTS = ("transformer", "transformer_2")  # for high and for low noise
+_EXPERTS = ("transformer", "transformer_2")  # high and low noise
 _MOST_TEXT = 400  # characters of a loader's message: some messages list each tensor of a file
 _TRIES = 4  # each leaves out one kind of unplaceable layers; several kinds are rare
 
@@ -44,7 +44,7 @@ class Reading:
     target: str = ""  # the trained expert; empty: both halves, or the model has no experts
     warnings: tuple[str, ...] = ()
     trainer_name: str = ""  # the trainer's name for it, stored in the file
-    digest: str = ""  # of the file
+    digest: str = ""  # the file's
 
 
 class AdapterReader:

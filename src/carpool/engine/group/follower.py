@@ -184,7 +184,7 @@ def main() -> None:
         prctl = ctypes.CDLL(None).prctl
         prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
         prctl(_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal: the leader decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal: the leader decides
     standard_streams.protect()
     log_as_others(bars=False)
     follower = Follower(Connection(int(sys.argv[1])))

@@ -35,7 +35,7 @@ from carpool.errors import LoadFailed, PipelineFailed, named
 log = logging.getLogger("carpool")
 
 GRACE_S = 10.0  # if one rank fails in a forward, all others must fail within this time
-END_S = 5.0  # for followers to exit
+END_S = 5.0  # timeout of followers' exit
 
 
 class Followers:
@@ -68,7 +68,7 @@ class Followers:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._devices = [str(device), *(rank_settings.device for rank_settings in settings)]
         self._news = threading.Condition()
-        self._errors: dict[int, str | None] = {}  # of the latest forward, by rank; None: it ran
+        self._errors: dict[int, str | None] = {}  # latest forward, by rank; None: it ran
         self._running: int | None = None  # number of the running forward
         self._failed: int | None = None  # number of the last forward that failed in this rank
         self._number = self._bytes = self._tensors = self._reused = 0
@@ -296,7 +296,7 @@ class Followers:
         code = self._processes[rank - 1].returncode
         text = f"context_parallel: rank {rank} ended while the group was formed (exit code {code})"
         error = LoadFailed(text)
-        error.was_killed = code is not None and code < 0  # by a signal
+        error.was_killed = code is not None and code < 0  # killed by a signal
         return error
 
     def _lose(self, why: str) -> None:

@@ -12,7 +12,7 @@ class SentTensor(msgspec.Struct, array_like=True):
     dtype: str
     shape: list[int]
     stride: list[int]  # empty: contiguous
-    raw: bytes | None  # for a host tensor in a group of accelerators: its bytes
+    raw: bytes | None  # bytes of a host tensor in a group of accelerators
 
 
 class AdapterRun(msgspec.Struct, array_like=True):
@@ -67,7 +67,7 @@ class RunForward(msgspec.Struct, tag=True, array_like=True):
     tensors: list[SentTensor]
     forget: list[int]  # keys to forget after this call
     exact: list[int] | None  # rows of each call, in exact numerics
-    marks: dict[int, int]  # by key: marks of tensors for exact numerics
+    marks: dict[int, int]  # marks of tensors for exact numerics, by key
     rows: int = 0  # rows of all calls, with adapters only
     runs: list[AdapterRun] = msgspec.field(default_factory=list)
     is_shared: bool = False

@@ -43,7 +43,7 @@ class Packer:
     device: torch.device
     most_bytes: int = MAX_KEPT_BYTES
     capacity: int = MAX_KEPT
-    _entries: dict[int, _Kept] = field(default_factory=dict)  # by id; least recently used first
+    _entries: dict[int, _Kept] = field(default_factory=dict)  # keyed by id, least recent first
     _sizes: dict[int, int] = field(default_factory=dict)  # bytes, by key
     _bytes: int = 0
     _dead: list[tuple[int, int]] = field(default_factory=list)  # id and key; from any thread
@@ -221,7 +221,7 @@ class Unpacker:
 
     device: torch.device
     receive: Callable[[int], Tensor]
-    tensors: dict[int, Tensor] = field(default_factory=dict)  # by key
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # keyed by key
 
     def forget(self, keys: list[int]) -> None:
         for key in keys:

@@ -79,7 +79,7 @@ class Decoder:
             for config, implementation in zip(self._configs, before, strict=True):
                 undo.callback(setattr, config, "_attn_implementation_internal", implementation)
                 config._attn_implementation_internal = NAME
-            if has_axes and torch._C._len_torch_function_stack():  # in exact numerics
+            if has_axes and torch._C._len_torch_function_stack():  # exact numerics
                 undo.enter_context(_rotating_by_row(self._module))
             yield
 
@@ -110,7 +110,7 @@ def _attention(
     eager = names.get("eager_attention_forward")
     alone = interface.get_interface(_running.get().implementation, eager)
     masks = attention_mask if isinstance(attention_mask, list) else [attention_mask] * len(key)
-    kwargs.pop("position_ids", None)  # for packed sequences, not for single tokens
+    kwargs.pop("position_ids", None)  # meant for packed sequences, not for single tokens
     with torch._C.DisableTorchFunction():  # each row already runs as alone
         rows = zip(torch.split(query, 1), key, value, masks, strict=True)
         answer = torch.cat([alone(module, *row, **kwargs)[0] for row in rows])

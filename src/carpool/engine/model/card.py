@@ -19,7 +19,7 @@ from carpool.request.parameters import check
 from carpool.settings.peers.sampling_defaults import sampling_defaults, split
 from carpool.types import Request
 
-_OPEN_CLIP_WIDTH = 1024  # of Stable Diffusion 2's text encoder; Stable Diffusion 1 has 768
+_OPEN_CLIP_WIDTH = 1024  # width of Stable Diffusion 2's text encoder; Stable Diffusion 1 has 768
 
 log = logging.getLogger("carpool")
 
@@ -93,7 +93,7 @@ def _size_multiple(pipe: Pipeline) -> int:
         config = getattr(getattr(pipe, name, None), "config", None)
         factor = getattr(config, "vae_scale_factor", factor)
     if hasattr(pipe, "patch_size"):
-        patch = pipe.patch_size  # for a video model a tuple: frames, height, width
+        patch = pipe.patch_size  # video models have a tuple: frames, height, width
         return int(factor * (patch if isinstance(patch, int) else patch[-1]))
     # image processors include the denoiser's patches
     return int(factor * (_patch_px(pipe) if hasattr(pipe, "video_processor") else 1))

@@ -52,7 +52,7 @@ OTHER_HALVES = re.compile(
 class Fit:
     """The fit of a file's weights to a model."""
 
-    weights: dict[str, Tensor]  # by the model's names
+    weights: dict[str, Tensor]  # keyed by the model's names
     missing: list[str] = field(default_factory=list)  # names of the model
     left_over: list[str] = field(default_factory=list)  # names of the file
     other_shapes: list[str] = field(default_factory=list)

@@ -181,7 +181,7 @@ def _encoder(
         state_dict=weights,
         dtype=dtype,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # to get them reported
+        ignore_mismatched_sizes=True,  # report them instead
         **options,
     )
     refuse_report(report, module)
@@ -274,7 +274,7 @@ def from_folder(cls: Any, place: str, **options: Any) -> nn.Module:
     options |= {"use_safetensors": True, "output_loading_info": True}
     cls = class_with(cls, _names_in(Path(place, options.get("subfolder", ""))))
     module, report = cls.from_pretrained(place, **options)
-    if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # from the hub
+    if (sibling := class_with(cls, report["unexpected_keys"])) is not cls:  # a hub model
         module, report = sibling.from_pretrained(place, **options)
     refuse_report(report, module)
     module_read: nn.Module = module

@@ -28,7 +28,7 @@ T = TypeVar("T")
 PAUSES_S = (0.5, 2.0)
 """Before a second and a third attempt. Half: less patience with a restarting server."""
 CONNECT_S = 5.0  # twice: an unreachable host costs a request 30 s
-MAX_CHARACTERS = 32_000  # of a rewritten prompt, the same limit as for clients
+MAX_CHARACTERS = 32_000  # limit of a rewritten prompt, equal to the limit for clients
 PLANNER = "vision_language_encoder"
 """GLM-Image's component that plans images."""
 _PASSING = (408, 429, 502, 503, 504)

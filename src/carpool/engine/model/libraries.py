@@ -1,4 +1,4 @@
-"""torch, diffusers and transformers: their versions, and what they print while they load."""
+"""torch, diffusers and transformers: their versions, and their output while loading."""
 
 import logging
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from transformers.utils import logging as transformers_log
 
 @cache
 def versions() -> dict[str, str]:
-    """Of the libraries that a picture depends on."""
+    """The versions of the libraries that affect images."""
     return {name: metadata.version(name) for name in ("torch", "diffusers", "transformers")}
 
 
 def log_as_others(*, bars: bool) -> None:
-    """Have the libraries' log lines go where all go; with or without bars while they load."""
+    """Route the libraries' log lines to the root logger; show or hide their progress bars."""
     for library in (diffusers_log, transformers_log):
         library.disable_default_handler()
         library.enable_propagation()
@@ -29,9 +29,9 @@ def log_as_others(*, bars: bool) -> None:
 
 @contextmanager
 def quiet_libraries(*, bars: bool) -> Iterator[None]:
-    """Keep the libraries' remarks, and their bars, off a program's standard error for a while.
+    """Keep the libraries' warnings and progress bars off standard error within this context.
 
-    A program that has chosen how much they say keeps that.
+    Log levels chosen by the program are kept.
     """
     with ExitStack() as undo:
         for library in (diffusers_log, transformers_log):
@@ -45,5 +45,5 @@ def quiet_libraries(*, bars: bool) -> Iterator[None]:
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:
-    """Blocks log what they raise, with its traceback, at each level; a request's error tells it."""
+    """Drop blocks' logs of exceptions, repeated at each level: the request's error has them."""
     return not record.getMessage().startswith(("Error in block", "\nError in block"))

@@ -162,7 +162,7 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
         folder = check_hub(source, settings.revision).parent
     name = name_of(str(model)) or str(extra.get("id", model))
     try:
-        with CLASSES:  # for nn.Module, which an engine starting meanwhile would patch, too
+        with CLASSES:  # nn.Module is also patched by an engine that starts meanwhile
             if shapes is not None:
                 pipe = read_shapes(shapes, device.dtype)
             elif holds_language_model(folder):

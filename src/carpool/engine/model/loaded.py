@@ -1,4 +1,4 @@
-"""A pipeline as loading leaves it: on its device, in evaluation mode, ready to be intercepted."""
+"""A loaded pipeline: on its device, in evaluation mode, ready for interception."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GroupOfRanks(Protocol):
-    """Processes that compute denoisers together: `engine.group.leader.Group`."""
+    """Processes that compute denoisers together: `engine.group.leader.Followers`."""
 
     at_loss: Callable[[], object]
 
@@ -28,50 +28,50 @@ class GroupOfRanks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedPipeline:
-    """A pipeline on its device, ready to be intercepted."""
+    """A pipeline on its device, ready for interception."""
 
     pipe: Pipeline
     card: Card
     device: Device
-    originals: Mapping[str, Pipeline]  # by task
-    undo: Callable[[], object]  # makes modules what they were before they were loaded
-    shared: Mapping[int, Any]  # what views share, by id: modules, and those inside of them
-    lora: Mapping[str, str | Path] = field(default_factory=dict)  # adapters to begin with, by name
-    source: str = ""  # the model as it was asked for
-    is_spread: bool = False  # over several devices
-    classes: dict[int, type] = field(default_factory=dict)  # of views, by id of their pipeline
-    streamer: Streamer | None = None  # of weights that are not on the device all the time
-    group: GroupOfRanks | None = None  # of processes that compute denoisers together
+    originals: Mapping[str, Pipeline]  # pipelines by task
+    undo: Callable[[], object]  # restores the modules' state before loading
+    shared: Mapping[int, Any]  # objects shared by views, by id: modules with their submodules
+    lora: Mapping[str, str | Path] = field(default_factory=dict)  # initial adapters, by name
+    source: str = ""  # the model as requested
+    is_spread: bool = False  # several devices
+    classes: dict[int, type] = field(default_factory=dict)  # views' classes, by pipeline id
+    streamer: Streamer | None = None  # streams weights that are not resident
+    group: GroupOfRanks | None = None  # processes that compute denoisers together
     language: "LanguageServer | None" = None  # writes prompts, or plans
 
     @property
     def vae_scale_px(self) -> int:
-        """Pixels along a side that one latent place stands for."""
+        """Pixels per latent position along a side."""
         names = ("vae_scale_factor_spatial", "vae_scale_factor")
         return int(next((n for n in (getattr(self.pipe, name, None) for name in names) if n), 8))
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """All modules by name, those of pipelines inside of the pipeline, too."""
+        """All modules by name, including those of nested pipelines."""
         return dict(modules_of(self.pipe))
 
     @property
     def server(self) -> Server:
-        """Facts that the rules of batching configs may ask for."""
+        """Facts for the rules of batching configs."""
         parts = (part for module in self.modules.values() for part in module.modules())
         is_hooked = any(hasattr(part, "_diffusers_hook") for part in parts)
-        is_offloaded = is_hooked and self.group is None  # whose hooks split sequences
+        is_offloaded = is_hooked and self.group is None  # a group's hooks split sequences
         return Server(self.source, self.device.memory_gib, is_offloaded)
 
     @property
     def parameters(self) -> int:
-        """Weights in all modules."""
+        """The number of weights in all modules."""
         modules = self.modules.values()
         return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
 def modules_of(pipe: Pipeline) -> Iterator[tuple[str, nn.Module]]:
-    """All modules by name, those of pipelines inside of the pipeline, too."""
+    """All modules by name, including those of nested pipelines."""
     visited: set[int] = set()
     inner = {name: part for name, part in vars(pipe).items() if isinstance(part, Pipeline)}
     attributes = {**pipe.components, **vars(pipe)}

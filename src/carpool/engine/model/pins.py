@@ -88,7 +88,7 @@ _properties = [
     for cls in (ModelMixin, PreTrainedModel)
     for name in _PROPERTIES
 ]
-_functions: dict[str, Patches] = {}  # by the importing module
+_functions: dict[str, Patches] = {}  # keyed by the importing module
 _signed: dict[types.FunctionType, Patches] = {}
 
 

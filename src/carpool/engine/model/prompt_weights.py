@@ -46,7 +46,7 @@ def embedded(pipe: Any, task: Task, arguments: Mapping[str, Any]) -> dict[str, A
 
     own = {parameter.name: parameter.default for parameter in task.parameters}
     is_guided = float(arguments.get("guidance_scale", own.get("guidance_scale")) or 0) > 1
-    is_zeroed = pipe.config.get("force_zeros_for_empty_prompt", False)  # as in diffusers
+    is_zeroed = pipe.config.get("force_zeros_for_empty_prompt", False)  # like diffusers
     texts = {name: arguments.get(name) for name in PROMPTS}
     if not is_guided or (is_zeroed and texts["negative_prompt"] is None):
         texts |= {"negative_prompt": None, "negative_prompt_2": None}

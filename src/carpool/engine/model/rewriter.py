@@ -25,7 +25,7 @@ INSTRUCTION = (
     "Rewrite the user's text as one detailed prompt for a model that draws pictures. "
     "Keep everything that the text says. Answer with the prompt only."
 )
-MOST_TOKENS = 512  # of a rewritten prompt, if the model has no limit
+MOST_TOKENS = 512  # limit of a rewritten prompt, if the model has none
 METHODS = ("upsample_prompt", "enhance_prompt", "rewire_prompt", "_enhance_prompt_with_pe")
 """Pipelines' methods that rewrite prompts: FLUX.2, LTX-2, LongCat-Image, ERNIE-Image."""
 

@@ -16,7 +16,7 @@ class Stopwatch:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._laps: Laps | None = None  # of the forward being launched
+        self._laps: Laps | None = None  # laps of the forward being launched
         self._running: deque[tuple[Any, Laps]] = deque()
         self._over: list[tuple[Any, float]] = []
 

@@ -44,7 +44,7 @@ MAX_IMAGES = {
     "Flux2KleinKVPipeline": 4,
     "QwenImageEditPlusPipeline": 3,
     "GlmImagePipeline": 4,
-    "SeeingTextPipeline": 16,  # in a conversation
+    "SeeingTextPipeline": 16,  # images of a conversation
 }
 
 
@@ -139,7 +139,7 @@ def _task(pipe: Pipeline) -> Task:
 
 def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
     name = type(pipe).__name__
-    extra = [Parameter("output", "other")]  # for Python only: JSON has no tensors
+    extra = [Parameter("output", "other")]  # Python only: JSON has no tensors
     extra += [Parameter(name, "float", default=scale) for name, scale in guidance(pipe).items()]
     for task, inputs in workflows(pipe).items():
         yield Task(

@@ -36,7 +36,7 @@ def apply_marks(pipe: Any, marks: Mapping[str, Any]) -> None:
         changes["prediction_type"] = prediction
     if "v_pred" in marks:
         changes["prediction_type"] = "v_prediction"
-    if "ztsnr" in marks:  # with other spacings the first step is not the last of training
+    if "ztsnr" in marks:  # other spacings skip the last timestep of training
         changes |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     _check_edm(pipe, marks)
     config = pipe.scheduler.config if changes else {}

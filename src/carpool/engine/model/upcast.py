@@ -24,7 +24,7 @@ _TYPES = (torch.float16, torch.float32)
 class _Held:
     """Overrides put before the own class of a held VAE."""
 
-    dtypes: WeakKeyDictionary[Any, torch.dtype]  # by a request's context
+    dtypes: WeakKeyDictionary[Any, torch.dtype]  # keyed by a request's context
     plain: type[nn.Module]
 
     @property

@@ -139,8 +139,8 @@ class PipelineOutput:
 
     output: Any
     convert_to: str | None  # the requested output type, if tensors were requested instead
-    rate: int | None = None  # of its audio, Hz
-    revised_prompt: str | None = None  # as rewritten by a language model
+    rate: int | None = None  # audio sampling rate, Hz
+    revised_prompt: str | None = None  # prompt rewritten by a language model
 
 
 def call(

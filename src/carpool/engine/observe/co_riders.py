@@ -60,7 +60,7 @@ class CoRiders:
             forwards.append({"at_s": at_s, "rows": rows, "requests": requests})
 
     def end(self, request_id: str) -> dict[str, Any]:
-        """Stop to record a request; returns its record.
+        """Stop recording a request; returns its record.
 
         Returns:
             `others`: traces of co-riders. `forwards`: `at_s` since submission, `rows`, `requests`.

@@ -11,7 +11,7 @@ class LoadReport:
     """The costs of steps, and the remaining steps of running requests."""
 
     step_costs: Mapping[RequestSize, list[float]]  # seconds, by number of sharing requests
-    steps_left: Mapping[str, float]  # by request id
+    steps_left: Mapping[str, float]  # keyed by request id
     shares_sweeps: bool  # streamed weights: requests of all sizes share every step
     place_s: float | None  # predicted seconds until the next request can start; None: unknown
     private: Mapping[str, str]  # why requests ride alone, by task

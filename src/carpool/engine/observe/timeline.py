@@ -114,7 +114,7 @@ class Timeline:
     replayed_calls: int = 0  # calls answered from its journal
     is_moved: bool = False  # another engine continues it
     phase: Phase = "encode"
-    mark: Mark | None = None  # of the last parked call
+    mark: Mark | None = None  # sums at the last parked call
     exclusive: list[str] = field(default_factory=list)  # components that it changed
     _since_s: float = inf  # start of the current stay in the phase
     _phases: dict[Phase, PhaseTimes] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class TimelineStore:
         self._ended: deque[Timeline] = deque(maxlen=capacity)
         self._all_s = 0.0
         self._modules: dict[Hashable, Sum] = {}
-        self._keys: WeakValueDictionary[Hashable, Sum] = WeakValueDictionary()  # of parked calls
+        self._keys: WeakValueDictionary[Hashable, Sum] = WeakValueDictionary()  # parked calls'
 
     def begin(self, request_id: str, now_s: float, number: int = 0) -> Timeline:
         """Create a timeline; `to_json` finds it at least while the caller holds it."""

@@ -60,7 +60,7 @@ def differences(first: Hashable, second: Hashable) -> set[str]:
     """
     if not isinstance(first, tuple) or not isinstance(second, tuple):
         return {"alone"}
-    if len(first) == 2:  # with the adapters: see `lora_batching`
+    if len(first) == 2:  # includes the adapters: see `lora_batching`
         differing = {"adapters"} if first[1] != second[1] else set[str]()
         return differing | differences(first[0], second[0]) if first[0] != second[0] else differing
     first_part, second_part = dict[str, Any](first[2]), dict[str, Any](second[2])

@@ -42,13 +42,13 @@ class Changes:
 
     def __init__(self, shared: SharedModules) -> None:
         self._shared = shared
-        self.before: dict[int, tuple[nn.Module, ModuleState]] = {}  # by module id
+        self.before: dict[int, tuple[nn.Module, ModuleState]] = {}  # keyed by module id
         self.has_state = False  # whether it has private state: it has begun to generate
         self.names: dict[str, None] = {}  # names of changed modules, in order
         self._generating: dict[int, list[dict[str, Any]]] = {}  # configs of generating components
-        self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # with their saved entries
+        self._configs: list[tuple[dict[str, Any], dict[str, Any]]] = []  # and their saved entries
         self._parts: set[int] = set()  # ids of all modules of components that have generated
-        self._private: dict[tuple[int, Any], OwnEntry] = {}  # by id of the dictionary, and name
+        self._private: dict[tuple[int, Any], OwnEntry] = {}  # keyed by dictionary id, and name
         self._changed: set[int] = set()  # ids of the modules with such entries
         self._hooked: set[int] = set()  # ids of the modules that it has hooked
 

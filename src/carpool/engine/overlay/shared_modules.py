@@ -82,7 +82,7 @@ class SharedModules:
         return list(changed)
 
     def remove(self) -> None:
-        """Stop to detect writes, and restore all modules. Harmless when not installed."""
+        """Stop detecting writes, and restore all modules. Harmless when not installed."""
         if not self._alive:
             return
         while self._registries:

@@ -99,7 +99,7 @@ _PATCHES = (
         ),
     ),
 )
-_lora: dict[str, Patches] = {}  # by PEFT's module name
+_lora: dict[str, Patches] = {}  # keyed by PEFT's module name
 
 
 def all_patches() -> list[Patches]:

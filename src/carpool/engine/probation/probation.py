@@ -51,7 +51,7 @@ from carpool.errors import named
 
 log = logging.getLogger("carpool")
 
-MAX_UNSETTLED = 4  # in a row, as caches fill in the first ones; then the kind runs alone
+MAX_UNSETTLED = 4  # consecutive forwards, as caches fill in the first ones; then it runs alone
 MAX_KNOWN = 4096
 
 
@@ -75,11 +75,11 @@ class Probation:
     ) -> None:
         self._fuser, self._infers, self._without_caches = fuser, infers, without_caches
         self._verdicts = verdicts or Verdicts(None)
-        self._evidence: dict[tuple[str, str], Evidence] = {}  # by class identity and kind
-        self._kinds: dict[Any, tuple[Kind, Evidence]] = {}  # by fuse key
+        self._evidence: dict[tuple[str, str], Evidence] = {}  # keyed by class identity and kind
+        self._kinds: dict[Any, tuple[Kind, Evidence]] = {}  # keyed by fuse key
         # second guesses: by module and method, then by the kind of the first guess
         self._second: dict[tuple[int, str], dict[str, frozenset[str]]] = {}
-        self._tables: dict[tuple[str, str], str] = {}  # by component and method: how it fuses
+        self._tables: dict[tuple[str, str], str] = {}  # how methods fuse, by component and method
         self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
 
     def infer_spec(self, call: Call) -> Call:

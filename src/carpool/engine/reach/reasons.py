@@ -51,7 +51,7 @@ def private_reasons(pipe: Any, arguments: Mapping[str, Any] = _EMPTY) -> list[st
                 reasons = [*reasons, *_of_argument(pipe, parts, name, value)]
         return list(dict.fromkeys(reasons))
     except Exception as error:  # foreign objects may raise anything when inspected
-        log.debug("what a pipeline reaches cannot be walked", exc_info=True)
+        log.debug("the objects of a pipeline cannot be walked", exc_info=True)
         return [f"the code of the request cannot be walked: {type(error).__name__}"]
 
 

@@ -230,7 +230,7 @@ class Walk:
             self.methods(instances, lambda name: name == "__init__" or _is_operator(name))
             self.keep(EMPTY.union(*args), text)
             return instances
-        if any(hasattr(ref.obj, "cache_info") for ref in callee):  # from `lru_cache`
+        if any(hasattr(ref.obj, "cache_info") for ref in callee):  # `lru_cache` objects
             return UNSEEN
         if names.ENTRIES.match(name):
             return self.items(operands, text)
@@ -250,7 +250,7 @@ class Walk:
             return
         code = function.__code__
         is_made = code.co_filename.startswith("<") and code.co_name.startswith("__")
-        if is_made or (key := (function, *first, rest)) in self._functions:  # by `dataclass`, say
+        if is_made or (key := (function, *first, rest)) in self._functions:  # or a dataclass's
             return
         self._functions.add(key)
         positional = code.co_varnames[: code.co_argcount]

@@ -293,9 +293,9 @@ SPECS: dict[tuple[str, str], Spec] = {
                 "time_ids": STACK,  # (rows, 6)
                 "image_embeds": STACKS,  # one per IP-adapter (rows, images, 1024)
             },
-            "down_block_additional_residuals": STACKS,  # from a ControlNet, one a layer
+            "down_block_additional_residuals": STACKS,  # ControlNet's, one a layer
             "mid_block_additional_residual": STACK,
-            "down_intrablock_additional_residuals": STACKS,  # from a T2I-adapter
+            "down_intrablock_additional_residuals": STACKS,  # a T2I-adapter's
         },
     ),
     ("ZImageControlNetModel", "forward"): Spec(
@@ -309,7 +309,7 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("ZImageTransformer2DModel", "forward"): Spec(
         rows="x",
-        rules={**_ZIMAGE, "controlnet_block_samples": STACKS},  # by layer (rows, tokens, 3840)
+        rules={**_ZIMAGE, "controlnet_block_samples": STACKS},  # layers of (rows, tokens, 3840)
         returns_list=True,
     ),
 }

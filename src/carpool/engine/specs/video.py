@@ -42,7 +42,7 @@ _HUNYUAN: dict[str, ArgumentRule] = {
 
 
 def _is_blank(pictures: Any) -> bool:
-    """HunyuanVideo 1.5 masks images that are all zeros, only if those of all rows are."""
+    """HunyuanVideo 1.5 masks an all-zero image only if the images of all rows are zero."""
     return not bool(pictures.any())
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from carpool.engine.weights.groups import is_dense
 
-_MADV_DONTNEED = 4  # of Linux
+_MADV_DONTNEED = 4  # Linux
 _COMPARED_BYTES = 4096  # compared with the file, at both ends of a weight
 
 

@@ -1,4 +1,4 @@
-"""Residency: which blocks of which components stay on the device under a memory budget.
+"""Residency: choose the components' blocks that stay on the device under a memory budget.
 
 The most frequently read weights stay first: a byte of the denoiser is read at every step, a byte of
 an encoder once. Blocks that do not fit are streamed through slots, which count towards the budget.

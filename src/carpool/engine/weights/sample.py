@@ -23,7 +23,7 @@ def sample(module: nn.Module) -> bytes:
 def _values(part: Tensor) -> list[float]:
     if part.is_meta or not part.numel():
         return []
-    plain = part.detach().as_subclass(torch.Tensor)  # for GGUF: the raw bytes
+    plain = part.detach().as_subclass(torch.Tensor)  # GGUF: the raw bytes
     step = max(1, plain.numel() // _SAMPLES)
     try:
         values: list[float] = plain.flatten()[::step][:_SAMPLES].float().tolist()
