@@ -67,10 +67,10 @@ def until_drawn(server: "subprocess.Popen[str]", clone: Path) -> dict[str, float
                 break
     else:
         raise SystemExit("make serve ended without the command that draws")
-    asked = time.monotonic()
+    began_s = time.monotonic()
     subprocess.run(["sh", "-c", command], cwd=clone, check=True)
     assert (clone / "out.png").read_bytes().startswith(b"\x89PNG"), command
-    parts["picture"] = time.monotonic() - asked
+    parts["picture"] = time.monotonic() - began_s
     parts["make, between parts"] = time.monotonic() - begun - sum(parts.values())
     return parts
 

@@ -84,11 +84,11 @@ def from_index(pip: list[str], environment: Path) -> str | None:
     return None
 
 
-def installed_by(uv: str, python: Path, what: list[str], environ: dict[str, str]) -> bool:
+def installed_by(uv: str, python: Path, packages: list[str], environ: dict[str, str]) -> bool:
     backend = ["--torch-backend", "auto"] if can_reach(TORCH_INDEX) else []
     for extra in dict.fromkeys((tuple(backend), ())):
         with contextlib.suppress(subprocess.CalledProcessError):
-            run([uv, "pip", "install", "--python", str(python), *extra, *what], environ)
+            run([uv, "pip", "install", "--python", str(python), *extra, *packages], environ)
             return True
     return False
 

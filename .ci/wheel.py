@@ -72,8 +72,8 @@ def served(home: Path) -> Iterator[str]:
     too_late.start()
     try:
         assert process.stdout is not None
-        said = iter(process.stdout)
-        yield next(found[0] for line in said if (found := re.search(r"http://[0-9.]+:\d+", line)))
+        output = iter(process.stdout)
+        yield next(match[0] for line in output if (match := re.search(r"http://[0-9.]+:\d+", line)))
         process.terminate()
         assert process.wait(PATIENCE_S) == 0, "the server did not end in order"
     finally:
@@ -85,10 +85,10 @@ def served(home: Path) -> Iterator[str]:
 def check_server(home: Path) -> None:
     with served(home) as url:
         body = json.dumps({"prompt": "a red circle", "seed": 1}).encode()
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"{url}/v1/images/generations", body, {"content-type": "application/json"}
         )
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             assert json.load(answer)["data"][0]["b64_json"]
         for path in ("", "playground/app.js"):
             with urllib.request.urlopen(f"{url}/{path}", timeout=PATIENCE_S) as answer:

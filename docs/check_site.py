@@ -25,32 +25,32 @@ class Assets(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.assets: list[str] = []
         self._inside = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._inside = tag
-        said = {name: value or "" for name, value in attrs}
-        for name, value in said.items():
+        attributes = {name: value or "" for name, value in attrs}
+        for name, value in attributes.items():
             parts = value.split(",") if name == "srcset" else [value]
-            loads = name in LOADS or (name == "href" and self._fetched(tag, said))
-            self.found += [one for one in parts if loads and ELSEWHERE.match(one)]
+            loads = name in LOADS or (name == "href" and self._is_loaded(tag, attributes))
+            self.assets += [asset for asset in parts if loads and ELSEWHERE.match(asset)]
             if name == "style":
-                self.found += IN_STYLE.findall(value)
+                self.assets += IN_STYLE.findall(value)
 
     def handle_endtag(self, tag: str) -> None:
         self._inside = ""
 
     def handle_data(self, data: str) -> None:
         if self._inside == "style":
-            self.found += IN_STYLE.findall(data)
+            self.assets += IN_STYLE.findall(data)
         if self._inside == "script":
-            self.found += IN_SCRIPT.findall(data)
+            self.assets += IN_SCRIPT.findall(data)
 
     @staticmethod
-    def _fetched(tag: str, said: dict[str, str]) -> bool:
+    def _is_loaded(tag: str, values: dict[str, str]) -> bool:
         named = {"canonical", "next", "prev", "alternate", "author", "license"}
-        return tag in ("image", "use") or (tag == "link" and not {said.get("rel", "")} & named)
+        return tag in ("image", "use") or (tag == "link" and not {values.get("rel", "")} & named)
 
 
 def outside(folder: Path) -> Iterator[str]:
@@ -59,13 +59,13 @@ def outside(folder: Path) -> Iterator[str]:
         if file.suffix in (".html", ".svg"):
             page = Assets()
             page.feed(file.read_text())
-            found = page.found
+            assets = page.assets
         elif file.suffix in (".css", ".js"):
             pattern = IN_STYLE if file.suffix == ".css" else IN_SCRIPT
-            found = pattern.findall(file.read_text())
+            assets = pattern.findall(file.read_text())
         else:
             continue
-        yield from (f"{file.relative_to(folder)} loads {one}" for one in found)
+        yield from (f"{file.relative_to(folder)} loads {asset}" for asset in assets)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ DENOISERS = ("transformer", "unet", "prior", "decoder", "denoiser", "dit")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Status:
     """One pipeline class."""
 
     pipeline: str
@@ -68,14 +68,14 @@ def names() -> list[str]:
     return [name for name in dir(diffusers) if name.endswith("Pipeline") and name not in BASES]
 
 
-def everything() -> list[Known]:
+def everything() -> list[Status]:
     """The status of each class, sorted by name."""
-    return [_known(name) for name in sorted(names())]
+    return [_status(name) for name in sorted(names())]
 
 
 def from_tests() -> dict[str, dict[str, str]]:
     """Read `known_pipelines.json`, by class: `known`, `test`, `why`."""
-    return {one["pipeline"]: one for one in json.loads(FROM_TESTS.read_text())}
+    return {entry["pipeline"]: entry for entry in json.loads(FROM_TESTS.read_text())}
 
 
 def tried() -> dict[str, dict[str, Any]]:
@@ -102,48 +102,48 @@ def untried() -> dict[str, str]:
     return reasons
 
 
-def _known(name: str) -> Known:
+def _status(name: str) -> Status:
     cls = getattr(diffusers, name)
     if missing := sorted({*getattr(cls, "_backends", ())} - {"torch", "transformers"}):
-        return Known(name, "refused", f"needs {', '.join(missing)}, not installed here", "")
+        return Status(name, "refused", f"needs {', '.join(missing)}, not installed here", "")
     denoisers = ", ".join(_denoisers(cls))
     tested = from_tests().get(name)
-    rows = sorted(row for row, one in proof().items() if one["pipeline"] == name)
+    rows = sorted(row for row, entry in proof().items() if entry["pipeline"] == name)
     if rows:
-        return Known(name, "proven", ", ".join(rows), denoisers)
-    if tested is None and (seen := tried().get(name)) is not None:
-        widths = ", ".join(f"{short(method)} {n}" for method, n in seen["widths"].items())
-        vague = "" if seen["is_told_apart"] else "; its answers hardly depend on what is asked"
-        return Known(name, "tried", f"{seen['fast']:.0e}; {widths}{vague}", denoisers)
+        return Status(name, "proven", ", ".join(rows), denoisers)
+    if tested is None and (result := tried().get(name)) is not None:
+        widths = ", ".join(f"{short(method)} {n}" for method, n in result["widths"].items())
+        vague = "" if result["is_told_apart"] else "; its answers hardly depend on what is asked"
+        return Status(name, "tried", f"{result['fast']:.0e}; {widths}{vague}", denoisers)
     if tested is not None:
         file, _, test = tested["test"].partition("::")
         how = f"{tested['why']}{'; ' * bool(tested['why'])}`{Path(file).name}`: {test}"
-        return Known(name, tested["known"], how, denoisers)
-    return Known(name, "never tried", untried().get(name, ""), denoisers)
+        return Status(name, tested["known"], how, denoisers)
+    return Status(name, "never tried", untried().get(name, ""), denoisers)
 
 
 def _denoisers(cls: type) -> Iterator[str]:
     for name, annotation in _components(cls).items():
         if not name.startswith(DENOISERS) or "encoder" in name:
             continue
-        classes = [one for one in _classes(annotation) if issubclass(one, nn.Module)]
+        classes = [kind for kind in _classes(annotation) if issubclass(kind, nn.Module)]
         if classes:
-            by_table = any((one.__name__, "forward") in SPECS for one in classes)
+            by_table = any((kind.__name__, "forward") in SPECS for kind in classes)
             yield f"{name}: {'table' if by_table else 'inferred'}"
 
 
 def _components(cls: Any) -> dict[str, Any]:
     """The types of a pipeline's components by name."""
     if issubclass(cls, diffusers.ModularPipeline):
-        return {one.name: one.type_hint for one in cls().blocks.expected_components}
+        return {part.name: part.type_hint for part in cls().blocks.expected_components}
     try:
         return typing.get_type_hints(cls.__init__)
     except NameError:  # its library is missing
-        given = inspect.signature(cls.__init__).parameters
-        return {name: one.annotation for name, one in given.items()}
+        parameters = inspect.signature(cls.__init__).parameters
+        return {name: parameter.annotation for name, parameter in parameters.items()}
 
 
 def _classes(annotation: Any) -> list[type]:
     """The classes of an annotation; a union has several."""
-    found = typing.get_args(annotation) or (annotation,)
-    return [one for one in found if isinstance(one, type)]
+    arguments = typing.get_args(annotation) or (annotation,)
+    return [argument for argument in arguments if isinstance(argument, type)]

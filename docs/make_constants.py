@@ -97,17 +97,18 @@ def figures(constant: Constant | None, value: Any) -> list[tuple[float, float, f
         for module in modules():
             if getattr(module, constant.name, None) == constant.value:
                 setattr(module, constant.name, value)
-    found = []
+    results = []
     for table, name, load, learned in POINTS:
         model = Model(siblings(TABLES[table]))
-        wanted = _dated(model) if name == "dated" else mix(name, model.tables)
-        when, what = generators(7)
-        times = bursts(load * model.capacity_qps(wanted), when, size=1)
-        result = play(model, plan(times, wanted, what, count=COUNT), "continuous", learned=learned)
+        requests = _dated(model) if name == "dated" else mix(name, model.tables)
+        arrivals_rng, rng = generators(7)
+        times = bursts(load * model.capacity_qps(requests), arrivals_rng, size=1)
+        arrivals = plan(times, requests, rng, count=COUNT)
+        result = play(model, arrivals, "continuous", learned=learned)
         latency = numbers(result, 5.0).latency
         in_time = [ride.ended_s <= ride.waiting.deadline_s for ride in result.requests]
-        found.append((latency.mean_s, latency.p99_s, statistics.fmean(in_time)))
-    return found
+        results.append((latency.mean_s, latency.p99_s, statistics.fmean(in_time)))
+    return results
 
 
 def _dated(model: Model) -> Mix:
@@ -140,8 +141,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, help="default: number of cores")
     parser.add_argument("--only", nargs="*", help="names; nothing is written")
     arguments = parser.parse_args()
-    known = [c for c in constants() if not arguments.only or c.name in arguments.only]
-    played = [c for c in known if not c.module.startswith(NEVER_PLAYED)]
+    selected = [c for c in constants() if not arguments.only or c.name in arguments.only]
+    played = [c for c in selected if not c.module.startswith(NEVER_PLAYED)]
     cases = [(None, 1.0), *product(played, (0.5, 2.0))]
     rows = {}
     with Pool(arguments.processes, maxtasksperchild=1) as pool:
@@ -155,7 +156,7 @@ def main() -> None:
         return
     lines = [
         [c.name, str(c.value), c.meaning, *rows.get(c.name, ["not simulated", *[""] * 5])]
-        for c in known
+        for c in selected
     ]
     with DATA.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])

@@ -65,10 +65,10 @@ def main() -> None:
     from support.matrix import CASES
     from support.pretended.measure import FIRST, measure, row
 
-    known = {one.name: one for one in CASES}
+    cases = {case.name: case for case in CASES}
     lines = []
     for name in FIRST:
-        if known[name].needs_torchvision and not torchvision_cpu.IS_THERE:
+        if cases[name].needs_torchvision and not torchvision_cpu.IS_THERE:
             raise SystemExit(f"{name} needs torchvision: `make build/torchvision`")
         lines.append(row(name, measure(name)))
         sys.stdout.write(lines[-1] + "\n")

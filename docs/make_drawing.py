@@ -75,7 +75,7 @@ NOTES = (  # number, forward, lane, text
 
 def alone() -> int:
     """The number of forwards for the same requests in sequence."""
-    return sum(len(one.steps) for one in FORWARDS)
+    return sum(len(forward.steps) for forward in FORWARDS)
 
 
 def text(x: float, y: float, words: str, style: str = "small", anchor: str = "start") -> str:
@@ -128,14 +128,14 @@ def timeline() -> list[str]:
     for key, phase in ((690, "encode"), (812, "denoise"), (914, "decode")):
         name = {"encode": "text encoder", "denoise": "denoiser", "decode": "VAE"}[phase]
         parts += [rect(key, 29, 16, 14, phase, 3), text(key + 22, 41, name)]
-    for name, what in LANES.items():
+    for name, description in LANES.items():
         y, (at, share) = lane_y(name), ARRIVES[name]
         begin = edges[at] + share * FORWARDS[at].width
-        last = max(i for i, one in enumerate(FORWARDS) if name in one.steps)
+        last = max(i for i, forward in enumerate(FORWARDS) if name in forward.steps)
         end = edges[last] + FORWARDS[last].width
         parts += [
             text(24, y + 19, f"Request {name}", "name"),
-            text(24, y + 37, what, "small quiet"),
+            text(24, y + 37, description, "small quiet"),
         ]
         parts += [line(begin, y + LANE / 2, end, y + LANE / 2)]
         parts.append(f'<circle cx="{begin:g}" cy="{y + LANE / 2:g}" r="4.5" class="tip"/>')
@@ -177,10 +177,10 @@ def closer(y: float) -> list[str]:
     for left, right in pairwise(steps):
         parts.append(arrow(left[0] + left[1] + 8, y + 141, right[0] - 8))
     parked = (("A 4/4", "guidance 3.5"), ("B 3/5", "guidance 7"), ("C 1/3", "with LoRA"))
-    for index, (name, what) in enumerate(parked):
+    for index, (name, description) in enumerate(parked):
         row = y + 92 + 34 * index
         parts += [rect(38, row, 62, 26, "denoise", 5), text(69, row + 17.5, name, "step", "middle")]
-        parts.append(text(108, row + 17.5, what, "small quiet"))
+        parts.append(text(108, row + 17.5, description, "small quiet"))
         parts.append(rect(466, row, 62, 26, "denoise", 5))
         parts.append(text(497, row + 17.5, name, "step", "middle"))
         parts.append(arrow(533, row + 13, 562))

@@ -54,23 +54,23 @@ def page() -> str:
     bodies: dict[str, list[Row]] = {}
     for method, path, operation, rows in routes:
         name, own = f"{method.upper()} {path}", [row for row in rows if row not in common]
-        known = "[common fields](#common-fields)" if len(own) < len(rows) else ""
+        preamble = "[common fields](#common-fields)" if len(own) < len(rows) else ""
         for earlier, fields in bodies.items():
             if len(shared := [row for row in own if row in fields]) > max(4, len(fields) - 2):
-                known = f"the fields of [{earlier}](#{_anchor(earlier)})"
+                preamble = f"the fields of [{earlier}](#{_anchor(earlier)})"
                 own = [row for row in own if row not in shared]
         bodies[name] = [row for row in rows if row not in common]
         parts = [_prose(operation), "", *_section("parameter", _parameters(operation))]
-        parts += [f"Body: {known}{', and:' if own else '.'}", ""] if known else []
+        parts += [f"Body: {preamble}{', and:' if own else '.'}", ""] if preamble else []
         errors = _errors(operation)
         failures = "" if errors == usual else f" Errors: {errors}."
         parts += [*_section("field", own), f"Answer: {_answer(operation)}.{failures}", ""]
         text = "\n".join(parts)
         example = "" if text in groups else curl(method, path, operation, schemas)
         groups.setdefault(text, [example]).append(name)
-    for text, (example, name, *others) in groups.items():
+    for text, (example, name, *synonyms) in groups.items():
         lines += [f"## {name}", ""]
-        lines += [f"Likewise `{'`, `'.join(others)}`.", ""] if others else []
+        lines += [f"Likewise `{'`, `'.join(synonyms)}`.", ""] if synonyms else []
         lines += [text, "```sh", example, "```", ""]
     return "\n".join([*lines, *_answers(schemas)]).rstrip() + "\n"
 
@@ -137,11 +137,11 @@ def _parameters(operation: Schema) -> Iterator[Row]:
 def _body(operation: Schema, schemas: Schema) -> Iterator[Row]:
     """Fields of the JSON body, or of the form if it has more."""
     content = operation.get("requestBody", {}).get("content", {})
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     for kind in content.values():
         for row in _fields(_resolved(kind["schema"], schemas), schemas):
-            found.setdefault(row[0], row)
-    yield from found.values()
+            rows.setdefault(row[0], row)
+    yield from rows.values()
 
 
 def _fields(schema: Schema, schemas: Schema) -> Iterator[Row]:
@@ -153,8 +153,8 @@ def _fields(schema: Schema, schemas: Schema) -> Iterator[Row]:
 
 def _resolved(schema: Schema, schemas: Schema) -> Schema:
     if "$ref" in schema:
-        found: Schema = schemas[schema["$ref"].rpartition("/")[2]]
-        return found
+        resolved: Schema = schemas[schema["$ref"].rpartition("/")[2]]
+        return resolved
     return schema
 
 
@@ -163,12 +163,12 @@ def _type(schema: Schema) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        kinds = [_type(one) for one in schema["anyOf"] if one.get("type") != "null"]
+        kinds = [_type(option) for option in schema["anyOf"] if option.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "const" in schema:
         return f"`{schema['const']}`"
     if "enum" in schema:
-        return ", ".join(f"`{one}`" for one in schema["enum"])
+        return ", ".join(f"`{value}`" for value in schema["enum"])
     kind = str(schema.get("type", "any"))
     if kind == "array":
         return f"list of {_type(schema.get('items', {}))}"

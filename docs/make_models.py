@@ -71,22 +71,22 @@ def _row(row: dict[str, Any]) -> str:
 
 
 def _measured() -> Iterator[str]:
-    for name, one in sorted(proof().items()):
-        widths = ", ".join(f"{short(m)} {n}" for m, n in one["requests_per_forward"].items())
-        yield f"| {name} | {one['pipeline']} | {widths} | {one['largest_difference']:.0e} |"
+    for name, results in sorted(proof().items()):
+        widths = ", ".join(f"{short(m)} {n}" for m, n in results["requests_per_forward"].items())
+        yield f"| {name} | {results['pipeline']} | {widths} | {results['largest_difference']:.0e} |"
 
 
 def _classes() -> Iterator[str]:
-    known = everything()
+    entries = everything()
     for state, meaning in MEANING.items():
-        some = [one for one in known if one.known == state]
-        yield f"**{state}** ({len(some)}): {meaning}."
+        selected = [entry for entry in entries if entry.known == state]
+        yield f"**{state}** ({len(selected)}): {meaning}."
         yield ""
         yield "| class | how, or why not | denoisers fuse by | requests a forward, six at once |"
         yield "| --- | --- | --- | --- |"
-        for one in some:
-            cells = one.how or "-", one.denoisers or "-", one.shares or "-"
-            yield f"| `{one.pipeline}` | {' | '.join(cells)} |"
+        for entry in selected:
+            cells = entry.how or "-", entry.denoisers or "-", entry.shares or "-"
+            yield f"| `{entry.pipeline}` | {' | '.join(cells)} |"
         yield ""
 
 

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _body() -> Iterator[str]:
-    told: list[str] = []
+    errors: list[str] = []
     alone: list[str] = []
     for name in known():
         model = build(name)
@@ -65,28 +65,28 @@ def _body() -> Iterator[str]:
         yield f"## {name}\n\nBillions of weights: {weights}. {steps} steps."
         yield f"Source: {model.source}.\n"
         for size in model.sizes:
-            found = stages(model, size)
+            groups = stages(model, size)
             yield f"### {size}\n\n| call | calls | TFLOP | activations GB | operations |"
             yield "| --- | --- | --- | --- | --- |"
-            for one in found:
-                work = one.work
+            for group in groups:
+                work = group.work
                 yield (
-                    f"| {one.component}.{one.method} | {one.calls} | {work.flops / 1e12:.2f} | "
-                    f"{work.peak_bytes / 1e9:.2f} | {work.operations} |"
+                    f"| {group.component}.{group.method} | {group.calls} | "
+                    f"{work.flops / 1e12:.2f} | {work.peak_bytes / 1e9:.2f} | {work.operations} |"
                 )
             yield f"\n{HEAD}\n| --- | --- | --- | --- | --- | --- | --- |"
             for key in ON:
-                planned = plan(size, steps, model.parameters(), found, device(key))
+                planned = plan(size, steps, model.parameters(), groups, device(key))
                 yield _row(device(key).name, planned)
                 if key == "h200" and (name, size) in PUBLISHED:
-                    told += list(_errors(name, planned))
+                    errors += list(_errors(name, planned))
                 if (name, size, key) in ALONE:
                     alone.append(_alone(name, key, planned))
             yield ""
     yield "## Errors of predictions\n\nSeconds of a denoising step on an H200:\n"
     yield "| model | size | requests | predicted ms | published ms | error |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    yield from told
+    yield from errors
     yield "\nSeconds of a request alone:\n"
     yield "| model | size | device | predicted s | published s | error | published by |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"

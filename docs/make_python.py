@@ -58,10 +58,10 @@ def _fields(cls: type) -> Iterator[str]:
     source = inspect.getsource(cls).splitlines()
     yield from ["| field | type | meaning |", "| --- | --- | --- |"]
     for field in dataclasses.fields(cls):
-        line = next(one for one in source if one.strip().startswith(f"{field.name}:"))
+        line = next(text for text in source if text.strip().startswith(f"{field.name}:"))
         kind = line.split(":", 1)[1].split("#")[0].split(" = ")[0].strip()
-        what = line.split("#", 1)[1].strip() if "#" in line else ""
-        yield f"| `{field.name}` | `{_cell(kind)}` | {_cell(what)} |"
+        meaning = line.split("#", 1)[1].strip() if "#" in line else ""
+        yield f"| `{field.name}` | `{_cell(kind)}` | {_cell(meaning)} |"
     yield ""
 
 
@@ -69,37 +69,37 @@ def _signature(name: str, function: Any) -> list[str]:
     """The signature as in the source."""
     [node] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(node, ast.FunctionDef)
-    shown = _arguments(node.args)
+    parameters = _arguments(node.args)
     answer = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    whole = f"{name}({', '.join(shown)}){answer}"
-    if len(whole) > 88:
-        whole = f"{name}(\n    " + ",\n    ".join(shown) + f",\n){answer}"
-    return ["```text", whole, "```", ""]
+    signature = f"{name}({', '.join(parameters)}){answer}"
+    if len(signature) > 88:
+        signature = f"{name}(\n    " + ",\n    ".join(parameters) + f",\n){answer}"
+    return ["```text", signature, "```", ""]
 
 
-def _arguments(said: ast.arguments) -> list[str]:
-    plain = [one for one in said.args if one.arg != "self"]
-    defaults = [None] * (len(plain) - len(said.defaults)) + list(said.defaults)
-    shown = [_argument(one, default) for one, default in zip(plain, defaults, strict=True)]
-    if said.kwonlyargs and not said.vararg:
-        shown.append("*")
-    shown += [
-        _argument(one, default)
-        for one, default in zip(said.kwonlyargs, said.kw_defaults, strict=True)
+def _arguments(arguments: ast.arguments) -> list[str]:
+    plain = [arg for arg in arguments.args if arg.arg != "self"]
+    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
+    texts = [_argument(arg, default) for arg, default in zip(plain, defaults, strict=True)]
+    if arguments.kwonlyargs and not arguments.vararg:
+        texts.append("*")
+    texts += [
+        _argument(arg, default)
+        for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
-    return [*shown, f"**{ast.unparse(said.kwarg)}"] if said.kwarg else shown
+    return [*texts, f"**{ast.unparse(arguments.kwarg)}"] if arguments.kwarg else texts
 
 
-def _argument(one: ast.arg, default: ast.expr | None) -> str:
-    shown = ast.unparse(one).replace("'", "")  # types may be strings
-    return shown if default is None else f"{shown} = {ast.unparse(default)}"
+def _argument(arg: ast.arg, default: ast.expr | None) -> str:
+    text = ast.unparse(arg).replace("'", "")  # types may be strings
+    return text if default is None else f"{text} = {ast.unparse(default)}"
 
 
-def _prose(thing: Any) -> list[str]:
+def _prose(documented: Any) -> list[str]:
     """A docstring as Markdown: paragraphs unchanged, `Args:` and similar sections as lists."""
     lines: list[str] = []
     inside = False
-    for line in (inspect.getdoc(thing) or "").splitlines():
+    for line in (inspect.getdoc(documented) or "").splitlines():
         if line in ("Args:", "Raises:", "Returns:", "Yields:"):
             lines += [f"**{line[:-1]}**", ""]
             inside = True

@@ -105,21 +105,21 @@ def _settings() -> Iterator[str]:
 def _commands(name: str, group: click.Group) -> Iterator[str]:
     settings = {field.name for field in dataclasses.fields(ServeSettings)}
     context = click.Context(group)
-    found = (group.get_command(context, known) for known in group.list_commands(context))
-    for command in filter(None, found):
-        whole = f"{name} {command.name}"
+    commands = (group.get_command(context, key) for key in group.list_commands(context))
+    for command in filter(None, commands):
+        full_name = f"{name} {command.name}"
         if isinstance(command, click.Group):
-            yield from _commands(whole, command)
+            yield from _commands(full_name, command)
             continue
-        given = [one.make_metavar(click.Context(command)) for one in command.params
-                 if isinstance(one, click.Argument)]  # fmt: skip
+        arguments = [param.make_metavar(click.Context(command)) for param in command.params
+                     if isinstance(param, click.Argument)]  # fmt: skip
         flags = [
-            f"`{one.opts[-1]}`"
-            for one in command.params
-            if isinstance(one, click.Option) and (one.name not in settings or one.envvar)
+            f"`{param.opts[-1]}`"
+            for param in command.params
+            if isinstance(param, click.Option) and (param.name not in settings or param.envvar)
         ]
-        what = command.get_short_help_str(200)
-        yield f"| `{' '.join([whole, *given])}` | {what} | {' '.join(flags)} |"
+        summary = command.get_short_help_str(200)
+        yield f"| `{' '.join([full_name, *arguments])}` | {summary} | {' '.join(flags)} |"
 
 
 def _errors() -> Iterator[str]:

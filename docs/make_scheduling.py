@@ -30,7 +30,7 @@ LOADS = (0.6, 0.9, 2.0)
 SEEDS = range(2)
 COUNT = 300  # requests of a seed
 FUSING_PAYS = ("flux-512-streamed", "qwen-512-streamed", "sana-512")
-DRAWN = ("uniform", "steps")
+PLOTTED_MIXES = ("uniform", "steps")
 DRAWN_TABLES = ("flux-512", "qwen-512", "sana-512", "qwen-512-streamed")
 DEVICES: Mapping[str, Callable[[str], bool]] = {
     "H200, weights resident": lambda table: "streamed" not in table,
@@ -155,24 +155,24 @@ def play(study: Study) -> tuple[list[Point], bool, float]:
     table, name, is_learned = study
     began_s, tables = time.process_time(), siblings(TABLES[table])
     modes = get_args(BatchingMode)
-    wanted = Comparison(name, mix(name, tables), modes, LOADS, SEEDS, COUNT, is_learned=is_learned)
-    return list(compare(Model(tables), wanted)), is_learned, time.process_time() - began_s
+    case = Comparison(name, mix(name, tables), modes, LOADS, SEEDS, COUNT, is_learned=is_learned)
+    return list(compare(Model(tables), case)), is_learned, time.process_time() - began_s
 
 
 def play_all(processes: int | None) -> None:
     """Write the data file and the plots."""
-    known: list[Point] = []
+    known_points: list[Point] = []
     took_s, rows = 0.0, []
     with Pool(processes) as pool:
         for points, is_learned, seconds in pool.imap(play, list(studies())):
             took_s += seconds
-            known += [] if is_learned else points
+            known_points += [] if is_learned else points
             for verdict in verdicts(points, FUSING_PAYS, is_learned=is_learned):
                 rows.append(row(verdict))
                 click.echo(f"{rows[-1][3]}: {verdict}")
     with DATA.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
-    draw(known)
+    draw(known_points)
     click.echo(f"{took_s:.0f} s of one core")
 
 
@@ -203,8 +203,8 @@ def read() -> list[Verdict]:
 
 
 def draw(points: Sequence[Point]) -> None:
-    """Draw a plot for each mix in `DRAWN`, with a row for each table."""
-    for name in DRAWN:
+    """Draw a plot for each mix in `PLOTTED_MIXES`, with a row for each table."""
+    for name in PLOTTED_MIXES:
         rows = [
             (table, [point for point in points if (point.table, point.mix) == (table, name)])
             for table in DRAWN_TABLES
@@ -219,7 +219,7 @@ def page(points: Sequence[Verdict]) -> str:
     for device, is_of in DEVICES.items():
         lines += ["", f"## {device}", "", *table_of([p for p in points if is_of(p.table)])]
     lines += ["", "## Plots", "", "With known costs, a row for each table.", ""]
-    for name in DRAWN:
+    for name in PLOTTED_MIXES:
         lines.append(f"![Latency and requests in time, mix {name}](scheduling-{name}.png)")
     return "\n".join([*lines, "", PEERS])
 

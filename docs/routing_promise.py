@@ -58,16 +58,16 @@ def compare_routers(
     """
     if scene.table == "mixed-sizes":
         model = Model(MIXED_SIZES)
-        wanted = Mix([Setting({"size": one.size}) for one in MIXED_SIZES])
+        requests = Mix([Setting({"size": table.size}) for table in MIXED_SIZES])
     else:
         model = Model(siblings(TABLES[scene.table]))
-        wanted = mix(scene.mix, model.tables)
-    rate = scene.load * scene.workers * model.capacity_qps(wanted)
-    found: dict[str, list[Latencies]] = {name: [] for name in routers}
+        requests = mix(scene.mix, model.tables)
+    rate = scene.load * scene.workers * model.capacity_qps(requests)
+    latencies: dict[str, list[Latencies]] = {name: [] for name in routers}
     for seed in seeds:
-        when, what = generators(seed)
-        arrivals = plan(bursts(rate, when, size=1), wanted, what, count=count)
-        for name, several in found.items():
+        times_rng, requests_rng = generators(seed)
+        arrivals = plan(bursts(rate, times_rng, size=1), requests, requests_rng, count=count)
+        for name, runs in latencies.items():
             result = play(
                 model,
                 arrivals,
@@ -77,21 +77,21 @@ def compare_routers(
                 slow=scene.slow,
                 lifetime_s=scene.lifetime_s,
             )
-            one = numbers(result, 5.0).latency
-            several.append(Latencies(one.mean_s, one.p99_s, result.ended_s))
-    return {name: _mean(several) for name, several in found.items()}
+            latency = numbers(result, 5.0).latency
+            runs.append(Latencies(latency.mean_s, latency.p99_s, result.ended_s))
+    return {name: _mean(runs) for name, runs in latencies.items()}
 
 
-def ratios(found: Mapping[str, Latencies]) -> tuple[float, float]:
+def ratios(latencies: Mapping[str, Latencies]) -> tuple[float, float]:
     """Mean and p99 of the server's router, relative to the best other router."""
-    own, others = found[OWN_ROUTER], [one for name, one in found.items() if name != OWN_ROUTER]
-    mean_s, p99_s = min(o.mean_s for o in others), min(o.p99_s for o in others)
+    own, rest = latencies[OWN_ROUTER], [x for name, x in latencies.items() if name != OWN_ROUTER]
+    mean_s, p99_s = min(x.mean_s for x in rest), min(x.p99_s for x in rest)
     return own.mean_s / mean_s, own.p99_s / p99_s
 
 
-def below_random(found: Mapping[str, Latencies]) -> float:
+def below_random(latencies: Mapping[str, Latencies]) -> float:
     """The relative reduction of p99 against random routing."""
-    return 1 - found[OWN_ROUTER].p99_s / found["random"].p99_s
+    return 1 - latencies[OWN_ROUTER].p99_s / latencies["random"].p99_s
 
 
 def small_scenes() -> Iterator[Scene]:
@@ -118,18 +118,18 @@ def all_scenes() -> Iterator[Scene]:
             yield Scene(name, "steps", load, workers=8, lifetime_s=300.0)
 
 
-def lines(found: Mapping[str, Latencies]) -> list[str]:
+def lines(latencies: Mapping[str, Latencies]) -> list[str]:
     """A table of routers as text."""
     rows = [f"{'router':<16} {'mean s':>9} {'p99 s':>9} {'all s':>9}"]
     rows += [
-        f"{name:<16} {one.mean_s:>9.3f} {one.p99_s:>9.3f} {one.ended_s:>9.1f}"
-        for name, one in found.items()
+        f"{name:<16} {latency.mean_s:>9.3f} {latency.p99_s:>9.3f} {latency.ended_s:>9.1f}"
+        for name, latency in latencies.items()
     ]
     return rows
 
 
-def _mean(several: Sequence[Latencies]) -> Latencies:
+def _mean(runs: Sequence[Latencies]) -> Latencies:
     def of(name: str) -> Any:
-        return statistics.fmean(getattr(one, name) for one in several)
+        return statistics.fmean(getattr(latency, name) for latency in runs)
 
     return Latencies(of("mean_s"), of("p99_s"), of("ended_s"))

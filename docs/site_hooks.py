@@ -33,13 +33,13 @@ def on_files(files: Files, config: Any) -> Files:
         if files.get_file_from_path(page) is None:
             text = (ROOT / name).read_text()
             files.append(File.generated(config, page, content=text))
-    wanted = {
+    targets = {
         target
         for file in files.documentation_pages()
         for link in LINK.finditer(file.content_string)
         if (target := _outside(link[1], file.src_uri))
     }
-    for target in sorted(wanted):
+    for target in sorted(targets):
         files.append(File.generated(config, _copy(target), abs_src_path=str(ROOT / target)))
     return files
 

@@ -73,10 +73,10 @@ def caption(scene: Scene, style: CaptionStyle = CANONICAL) -> str:
     return words + background_clause(scene.background, style)
 
 
-def noun(colour: str, thing: str, style: CaptionStyle) -> str:
-    """Name a thing of a colour."""
+def noun(colour: str, word: str, style: CaptionStyle) -> str:
+    """Name an item or the background by its colour."""
     article = "an " if colour == "orange" and not style.a_orange else "a "
-    return f"{article if style.articles else ''}{colour} {thing}".rstrip()
+    return f"{article if style.articles else ''}{colour} {word}".rstrip()
 
 
 def background_clause(background: str | None, style: CaptionStyle) -> str:
@@ -179,13 +179,13 @@ def corners(shape: str, box: tuple[float, float, float, float]) -> list[tuple[fl
             for x, y in quarter
         ]
     assert shape == "star", shape
-    found = []
+    points = []
     for i in range(10):
         radius, angle = (_STAR_WAIST if i % 2 else 1.0), i * math.pi / 5
         x = radius * math.sin(angle) / math.sin(0.4 * math.pi)  # -1 to 1
         y = 1 - radius * math.cos(angle)  # 0 to 1 + cos(36 degrees)
-        found.append((cx + rx * x, top + 2 * ry * y / (1 + math.cos(math.pi / 5))))
-    return found
+        points.append((cx + rx * x, top + 2 * ry * y / (1 + math.cos(math.pi / 5))))
+    return points
 
 
 Pen = Callable[[ImageDraw.ImageDraw, str, tuple[float, float, float, float], object], None]

@@ -51,8 +51,8 @@ def compare_settings(
     pipeline = load(folder)
 
     def reasons(**settings: float) -> list[str]:
-        made = generate(pipeline, folder, captions, batch_rows, **settings)
-        return [why_not(*pair) for pair in zip(made, captions, strict=True)]
+        outputs = generate(pipeline, folder, captions, batch_rows, **settings)
+        return [why_not(*pair) for pair in zip(outputs, captions, strict=True)]
 
     wrong = reasons()
     log(f"{heading}: {describe(wrong)}")
@@ -83,19 +83,19 @@ def generate(
 ) -> list[Any]:
     """Make one picture or video for each caption; its seed is its index."""
     settings = json.loads((folder / "carpool.json").read_text())["defaults"] | settings
-    made: list[Any] = []
+    outputs: list[Any] = []
     for start in range(0, len(captions), batch_rows):
         batch = list(captions[start : start + batch_rows])
         seeds = [torch.Generator().manual_seed(start + at) for at in range(len(batch))]
-        made += pipeline(prompt=batch, generator=seeds, output_type="pil", **settings)[0]
-    return made
+        outputs += pipeline(prompt=batch, generator=seeds, output_type="pil", **settings)[0]
+    return outputs
 
 
 def describe(wrong: Sequence[str]) -> str:
     """Summarise the shares of right pictures, for a list with one-shape prompts first."""
     half = len(wrong) // 2
-    one, two = wrong[:half].count("") / half, wrong[half:].count("") / half
-    return f"one shape {one:.1%} right, two shapes {two:.1%} right"
+    single, double = wrong[:half].count("") / half, wrong[half:].count("") / half
+    return f"one shape {single:.1%} right, two shapes {double:.1%} right"
 
 
 def sheet(images: Sequence[Image.Image], captions: Sequence[str], columns: int = 8) -> Image.Image:

@@ -83,21 +83,21 @@ def encode_scenes(
     """
     vae, rng, noise = vae.to(memory_format=torch.channels_last), random.Random(seed), 0.0
 
-    def drawn() -> tuple[str, Image.Image]:
+    def draw_example() -> tuple[str, Image.Image]:
         scene, text = sample(rng, alone)
         return text, draw(scene, rng, spread)
 
     @torch.no_grad()
     def encode(images: Sequence[Image.Image]) -> Tensor:
         nonlocal spread, noise
-        shown = pixels(images).float() / 127.5 - 1
-        posterior = vae.encode(shown.to(memory_format=torch.channels_last)).latent_dist
+        values = pixels(images).float() / 127.5 - 1
+        posterior = vae.encode(values.to(memory_format=torch.channels_last)).latent_dist
         mean = (posterior.mean - vae.config.shift_factor) * vae.config.scaling_factor
         spread = posterior.std.mean().item() * vae.config.scaling_factor
         noise += NOISE_SHARE * spread * len(images) / count
         return pack(mean).half()
 
-    return replace(encode_examples(count, drawn, encode, encoders.table), noise=noise)
+    return replace(encode_examples(count, draw_example, encode, encoders.table), noise=noise)
 
 
 def velocity(model: nn.Module, x: Tensor, t: Tensor, g: Tensor, text: Sequence[Tensor]) -> Tensor:
@@ -172,8 +172,8 @@ class FluxMatching(FlowMatching):
         both = torch.cat([captions, torch.zeros_like(captions)])
         text = self._examples(self.step).text(both)
         v = velocity(self.teacher, x.repeat(2, 1, 1), t.repeat(2), torch.ones(len(both)), text)
-        said, silent = v.chunk(2)
-        return (g - 1)[:, None, None] * (said - silent)
+        conditional, unconditional = v.chunk(2)
+        return (g - 1)[:, None, None] * (conditional - unconditional)
 
 
 @torch.no_grad()

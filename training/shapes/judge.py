@@ -38,28 +38,28 @@ _NAMES = tuple(PALETTE)
 _COLOURS: Pixels = np.array(list(PALETTE.values()), dtype=np.float64)
 
 
-Shown = TypeVar("Shown")  # a `Scene`, or a video's `MovingShape`
+Content = TypeVar("Content")  # a `Scene`, or a video's `MovingShape`
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement(Generic[Shown]):
+class Judgement(Generic[Content]):
     """The recognised content of a picture or video, or the reason why it is unclear."""
 
-    shown: Shown | None
+    shown: Content | None
     reason: str = ""  # empty if the content is clear
 
-    def why_not(self, wanted: Any, caption: Callable[[Shown], str]) -> str:
-        """Explain the difference to the wanted content; an empty string if it matches.
+    def why_not(self, expected: Any, caption: Callable[[Content], str]) -> str:
+        """Explain the difference to the expected content; an empty string if it matches.
 
         Args:
-            wanted: without a background, any background matches.
+            expected: without a background, any background matches.
         """
         if self.shown is None:
             return self.reason
         shown: Any = self.shown
-        if wanted.background is None:
-            wanted = replace(wanted, background=shown.background)
-        return "" if shown == wanted else f"shows {caption(self.shown)}"
+        if expected.background is None:
+            expected = replace(expected, background=shown.background)
+        return "" if shown == expected else f"shows {caption(self.shown)}"
 
 
 class Unclear(Exception):
@@ -87,29 +87,29 @@ def judge(image: Image.Image) -> Judgement[Scene]:
         return Judgement(None, str(unclear))
 
 
-def why_not(image: Image.Image, wanted: Scene | str) -> str:
-    """Explain why a picture does not match the wanted scene or caption.
+def why_not(image: Image.Image, expected: Scene | str) -> str:
+    """Explain why a picture does not match the expected scene or caption.
 
     Returns:
         An empty string if the picture is right.
     """
-    return judge(image).why_not(parse(wanted) if isinstance(wanted, str) else wanted, caption)
+    return judge(image).why_not(parse(expected) if isinstance(expected, str) else expected, caption)
 
 
-def shows(image: Image.Image, wanted: Scene | str) -> bool:
+def shows(image: Image.Image, expected: Scene | str) -> bool:
     """Return whether a picture matches a scene or a caption."""
-    return not why_not(image, wanted)
+    return not why_not(image, expected)
 
 
 def _scene(rgb: Pixels) -> Scene:
     background = _background(rgb)
-    found = _parts(rgb, background)
-    if not 1 <= len(found) <= 2:
-        raise Unclear(f"has {len(found)} shapes, not one or two")
-    found.sort(key=_middle)
-    if len(found) == 2 and _middle(found[1]) - _middle(found[0]) < MIN_APART_PX:
+    parts = _parts(rgb, background)
+    if not 1 <= len(parts) <= 2:
+        raise Unclear(f"has {len(parts)} shapes, not one or two")
+    parts.sort(key=_middle)
+    if len(parts) == 2 and _middle(parts[1]) - _middle(parts[0]) < MIN_APART_PX:
         raise Unclear("has two shapes, but not side by side")
-    return Scene(background, tuple(_item(rgb, part, background) for part in found))
+    return Scene(background, tuple(_item(rgb, part, background) for part in parts))
 
 
 def shapes_of(image: Image.Image) -> list[Mask]:
@@ -139,8 +139,8 @@ def _item(rgb: Pixels, part: Mask, background: str) -> Item:
         raise Unclear(f"has a shape that is {name} on only {share:.0%} of its inside")
     if name == background:
         raise Unclear(f"has a shape in the colour of the background, {name}")
-    own, other = _COLOURS[_NAMES.index(name)], _COLOURS[_NAMES.index(background)]
-    nearer = np.linalg.norm(rgb - own, axis=-1) < np.linalg.norm(rgb - other, axis=-1)
+    own, background_colour = _COLOURS[_NAMES.index(name)], _COLOURS[_NAMES.index(background)]
+    nearer = np.linalg.norm(rgb - own, axis=-1) < np.linalg.norm(rgb - background_colour, axis=-1)
     return Item(name, _shape(part & nearer))
 
 
@@ -164,12 +164,12 @@ def _shape(part: Mask) -> str:
     top, left, height, width = rows[0], columns[0], int(np.ptp(rows)) + 1, int(np.ptp(columns)) + 1
     if max(height, width) > MAX_STRETCH * min(height, width):
         raise Unclear(f"has a shape of {width}x{height} pixels, too stretched")
-    seen = np.pad(part[top : top + height, left : left + width], 1)
+    mask = np.pad(part[top : top + height, left : left + width], 1)
     overlap = {}
     for shape in SHAPES:
         ideals = _ideals(shape, width, height)
-        both = (ideals & seen).sum(axis=(1, 2))
-        overlap[shape] = float((both / (ideals | seen).sum(axis=(1, 2))).max())
+        both = (ideals & mask).sum(axis=(1, 2))
+        overlap[shape] = float((both / (ideals | mask).sum(axis=(1, 2))).max())
     best, second = sorted(SHAPES, key=lambda shape: -overlap[shape])[:2]
     if overlap[best] < MIN_IOU:
         raise Unclear(f"has a shape that is a {best} by only {overlap[best]:.2f}")
@@ -220,7 +220,7 @@ def _parts(rgb: Pixels, background: str) -> list[Mask]:
     mask = np.pad(away > FOREGROUND_DISTANCE, 1)  # padding prevents growth into the next row
     width, packed = mask.shape[1], np.packbits(mask)
     left = int.from_bytes(packed.tobytes(), "big")  # a bit for each pixel
-    found = []
+    parts = []
     while left:
         part, smaller = left & -left, 0
         while part != smaller:
@@ -231,5 +231,5 @@ def _parts(rgb: Pixels, background: str) -> list[Mask]:
         if part.bit_count() >= SPECK_PX:
             bits = np.frombuffer(part.to_bytes(len(packed), "big"), np.uint8)
             pixels = np.unpackbits(bits, count=mask.size).reshape(mask.shape)
-            found.append(pixels[1:-1, 1:-1].astype(bool))
-    return found
+            parts.append(pixels[1:-1, 1:-1].astype(bool))
+    return parts

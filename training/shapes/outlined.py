@@ -36,11 +36,11 @@ def outline(
 
 def is_outlined(image: Image.Image) -> bool:
     """Return whether every shape in a picture is a hollow outline."""
-    found = shapes_of(image)
-    return bool(found) and all(_is_hollow(part) for part in found)
+    shapes = shapes_of(image)
+    return bool(shapes) and all(_is_hollow(part) for part in shapes)
 
 
-def why_not_outlined(image: Image.Image, wanted: Scene | str) -> str:
+def why_not_outlined(image: Image.Image, expected: Scene | str) -> str:
     """Explain why a picture does not match the scene or caption in outlines.
 
     Returns:
@@ -48,7 +48,7 @@ def why_not_outlined(image: Image.Image, wanted: Scene | str) -> str:
     """
     if not is_outlined(image):
         return "is not drawn in outlines"
-    scene = parse(wanted) if isinstance(wanted, str) else wanted
+    scene = parse(expected) if isinstance(expected, str) else expected
     items = tuple(
         Item(item.colour, "circle" if item.shape == "ring" else item.shape) for item in scene.items
     )
@@ -68,11 +68,11 @@ def filled(image: Image.Image) -> Image.Image:
 
 
 def _is_hollow(part: Mask) -> bool:
-    whole = part | (hollow := _enclosed(part))
-    height, width = (int(np.ptp(np.flatnonzero(whole.any(axis=axis)))) + 1 for axis in (1, 0))
-    is_round = ROUND[0] < whole.sum() / (height * width) < ROUND[1]
+    filled_part = part | (hollow := _enclosed(part))
+    height, width = (int(np.ptp(np.flatnonzero(filled_part.any(axis=axis)))) + 1 for axis in (1, 0))
+    is_round = ROUND[0] < filled_part.sum() / (height * width) < ROUND[1]
     least = MIN_ROUND_HOLLOW if is_round else MIN_HOLLOW
-    return bool(hollow.sum() / whole.sum() >= least)
+    return bool(hollow.sum() / filled_part.sum() >= least)
 
 
 def _enclosed(part: Mask) -> Mask:

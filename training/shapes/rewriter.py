@@ -57,8 +57,8 @@ def tokenizer_of(rng: random.Random) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    drawn = [wording(rng) for _ in range(20_000)]
-    texts = [text for each in drawn if not each.is_held_out for text in (each.text, each.caption)]
+    pool = [wording(rng) for _ in range(20_000)]
+    texts = [text for each in pool if not each.is_held_out for text in (each.text, each.caption)]
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     fast = PreTrainedTokenizerFast(
@@ -113,13 +113,13 @@ def train(log: Log) -> tuple[LlamaForCausalLM, Any]:
     model = model_of(tokenizer).train()
     log(f"{sum(weight.numel() for weight in model.parameters())} weights")
 
-    def drawn() -> Wording:
+    def draw_wording() -> Wording:
         while (each := wording(rng)).is_held_out:
             pass
         return each
 
     def batch_loss(step: int) -> Loss:
-        ids, labels = ids_of(tokenizer, [drawn() for _ in range(ROWS)])
+        ids, labels = ids_of(tokenizer, [draw_wording() for _ in range(ROWS)])
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
         targets = labels[:, 1:]
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -138,23 +138,23 @@ def _pooled_labels(scene: Scene) -> list[int]:
 def _token_labels(text: str, scene: Scene) -> list[list[int]]:
     """Class labels for each word's vector: colour, shape and side of its item."""
     nothing = [len(COLOURS), len(SHAPES), len(SIDES)]
-    things = [
+    items = [
         [COLOURS.index(item.colour), SHAPES.index(item.shape), at if len(scene.items) > 1 else 0]
         for at, item in enumerate(scene.items, start=1)
     ]
     words, labels = text.lower().split(), []
     if "right" in words:
-        things.reverse()
-    thing = things.pop(0)
+        items.reverse()
+    item = items.pop(0)
     for word in words:
         if word == "on":
             assert scene.background is not None
-            thing = [COLOURS.index(scene.background), len(SHAPES), SIDES.index("background")]
+            item = [COLOURS.index(scene.background), len(SHAPES), SIDES.index("background")]
         if word in ("left", "right", "of"):
             labels.append(nothing)
-            thing = things[0]
+            item = items[0]
         else:
-            labels.append(thing)
+            labels.append(item)
     return labels + [nothing] * (LENGTH - len(labels))
 
 
@@ -196,7 +196,7 @@ def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoders:
         captions = captions_of_batch(rng, sample, rows)
         stated = [parse(text) for text in captions]
         pooled, tokens = encoders(*encoders.ids(captions))
-        whole = torch.tensor([_pooled_labels(scene) for scene in stated])
+        targets = torch.tensor([_pooled_labels(scene) for scene in stated])
         words = torch.tensor(
             [_token_labels(text, scene) for text, scene in zip(captions, stated, strict=True)]
         )
@@ -204,12 +204,12 @@ def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoders:
         bound = [head(tokens).flatten(0, 1) for head in token_heads]
         loss = torch.zeros(())
         for i, out in enumerate(named):
-            loss = loss + cross_entropy(out, whole[:, i])
+            loss = loss + cross_entropy(out, targets[:, i])
         for i, out in enumerate(bound):
             loss = loss + cross_entropy(out, words[..., i].flatten())
 
         def report() -> str:
-            right = torch.stack([out.argmax(-1) == whole[:, i] for i, out in enumerate(named)])
+            right = torch.stack([out.argmax(-1) == targets[:, i] for i, out in enumerate(named)])
             bindings = torch.stack(
                 [out.argmax(-1) == words[..., i].flatten() for i, out in enumerate(bound)]
             )

@@ -96,8 +96,8 @@ def train_flow(
             log(f"transformer step {flow.step} loss {flow.loss:.4f} rate {rate:.2e}")
         if flow.step % JUDGE_EVERY == 0:
             images = generate(flow.ema, vae, text)
-            found = describe([why_not(*pair) for pair in zip(images, captions, strict=True)])
-            log(f"transformer step {flow.step} {len(captions)} captions: {found}")
+            summary = describe([why_not(*pair) for pair in zip(images, captions, strict=True)])
+            log(f"transformer step {flow.step} {len(captions)} captions: {summary}")
             sheet(images, captions).save(checkpoints.folder / f"step-{flow.step}.png")
         if flow.step % SAVE_EVERY == 0:
             checkpoints.save(flow.state_dict(), "flow.pt")

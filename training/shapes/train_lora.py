@@ -55,12 +55,12 @@ def outlined_scenes(count: int, seed: int) -> tuple[Tensor, list[str]]:
     return pixels(images), captions
 
 
-def learn_to_encode(vae: AutoencoderKL, shown: Tensor, log: TrainingLog) -> nn.Module:
+def learn_to_encode(vae: AutoencoderKL, scenes: Tensor, log: TrainingLog) -> nn.Module:
     """Train a copy of the encoder on the latents that the decoder needs for outlines.
 
     Args:
         vae: not changed.
-        shown: (scenes, 3, SIZE_PX, SIZE_PX) bytes.
+        scenes: (scenes, 3, SIZE_PX, SIZE_PX) bytes.
 
     Returns:
         A module from pictures (n, 3, SIZE_PX, SIZE_PX), -1 to 1, to the mean and spread of
@@ -72,11 +72,11 @@ def learn_to_encode(vae: AutoencoderKL, shown: Tensor, log: TrainingLog) -> nn.M
     for step in range(1, ENCODER_STEPS + 1):
         for group in optimizer.param_groups:
             group["lr"] = 5e-4 * min(1.0, 2 * (1 - step / (ENCODER_STEPS + 1)))
-        rows = torch.randint(len(shown), (ENCODER_ROWS,), generator=chance)
-        wanted = shown[rows].float() / 127.5 - 1
-        mean, _ = encoder(wanted).chunk(2, dim=1)
+        rows = torch.randint(len(scenes), (ENCODER_ROWS,), generator=chance)
+        pictures = scenes[rows].float() / 127.5 - 1
+        mean, _ = encoder(pictures).chunk(2, dim=1)
         noisy = mean + 0.1 * torch.randn(mean.shape, generator=chance)
-        loss = (vae.decode(noisy).sample - wanted).abs().mean() + 2e-3 * mean.square().mean()
+        loss = (vae.decode(noisy).sample - pictures).abs().mean() + 2e-3 * mean.square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -88,11 +88,11 @@ def learn_to_encode(vae: AutoencoderKL, shown: Tensor, log: TrainingLog) -> nn.M
 
 @torch.no_grad()
 def encode_scenes(
-    pipe: FluxPipeline, encoder: nn.Module, shown: Tensor, captions: list[str]
+    pipe: FluxPipeline, encoder: nn.Module, scenes: Tensor, captions: list[str]
 ) -> TrainingSet:
     """Encode the scenes and their captions."""
     config, latents = pipe.vae.config, []
-    for batch in torch.split(shown, 100):
+    for batch in torch.split(scenes, 100):
         mean, _ = encoder(batch.float() / 127.5 - 1).chunk(2, dim=1)
         latents.append(pack((mean - config.shift_factor) * config.scaling_factor))
     rows = {"": 0}
@@ -148,11 +148,11 @@ def main() -> None:
     pipe: Any = load(MODEL_DIR)
     for module in (pipe.vae, pipe.transformer, pipe.text_encoder, pipe.text_encoder_2):
         module.requires_grad_(False)
-    shown, captions = outlined_scenes(SCENES, SEED)
+    scenes, captions = outlined_scenes(SCENES, SEED)
     encoder = checkpoints.load_or_make(
-        "outlined-encoder.pt", lambda: learn_to_encode(pipe.vae, shown, log)
+        "outlined-encoder.pt", lambda: learn_to_encode(pipe.vae, scenes, log)
     )
-    flow = new_flow(pipe.transformer, encode_scenes(pipe, encoder, shown, captions))
+    flow = new_flow(pipe.transformer, encode_scenes(pipe, encoder, scenes, captions))
     log(f"{sum(weight.numel() for weight in trained_weights(flow.model))} weights to train")
     held_out = [text for text in prompts(36) if len(parse(text).items) == 1]
     while flow.step < SCHEDULE.steps:

@@ -51,8 +51,8 @@ def train_vae(
     optimizer = AdamW(vae.parameters(), peak, (steps, 0.04), betas=(0.9, 0.99))
 
     def batch_loss(step: int) -> Loss:
-        drawn = pixels([draw(sample(rng)[0], rng) for _ in range(rows)])
-        real = (drawn.float() / 127.5 - 1).to(memory_format=torch.channels_last)
+        batch = pixels([draw(sample(rng)[0], rng) for _ in range(rows)])
+        real = (batch.float() / 127.5 - 1).to(memory_format=torch.channels_last)
         posterior = vae.encode(real).latent_dist
         error = vae.decode(posterior.sample()).sample - real
         loss = error.abs().mean() + error.square().mean() + KL_WEIGHT * posterior.kl().mean()
@@ -61,8 +61,8 @@ def train_vae(
     fit("vae", steps, batch_loss, optimizer, log)
     vae = vae.eval().requires_grad_(False)
     with torch.no_grad():
-        drawn = pixels([draw(sample(rng)[0], rng) for _ in range(512)])
-        batches = torch.tensor_split(drawn.float() / 127.5 - 1, 8)
+        samples = pixels([draw(sample(rng)[0], rng) for _ in range(512)])
+        batches = torch.tensor_split(samples.float() / 127.5 - 1, 8)
         means = torch.cat([vae.encode(batch).latent_dist.mean for batch in batches])
     vae.register_to_config(
         scaling_factor=round(1 / means.std().item(), 4), shift_factor=round(means.mean().item(), 4)

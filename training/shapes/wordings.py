@@ -140,14 +140,14 @@ def _captioned(scene: Scene, rng: random.Random) -> str:
 
 
 def _worded(scene: Scene, rng: random.Random) -> str:
-    things = [_thing(item, rng) for item in scene.items]
-    text = things[0]
-    if len(things) == 2:
-        text = rng.choice(PAIRS).format(l=things[0], r=things[1])
+    phrases = [_phrase(item, rng) for item in scene.items]
+    text = phrases[0]
+    if len(phrases) == 2:
+        text = rng.choice(PAIRS).format(l=phrases[0], r=phrases[1])
     return rng.choice(OPENINGS) + text + _background(scene.background, rng) + rng.choice(ENDINGS)
 
 
-def _thing(item: Item, rng: random.Random) -> str:
+def _phrase(item: Item, rng: random.Random) -> str:
     colour = rng.choice(COLOUR_WORDS[item.colour])
     if rng.random() < 0.25:
         trait = rng.choice(SHAPE_TRAITS[item.shape])

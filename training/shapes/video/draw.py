@@ -47,10 +47,10 @@ class MovingShape:
     background: str | None  # None: any colour except the shape's
 
 
-def caption(shown: MovingShape, style: CaptionStyle = CANONICAL) -> str:
+def caption(scene: MovingShape, style: CaptionStyle = CANONICAL) -> str:
     """Describe a video in words."""
-    words = f"{noun(shown.colour, shown.shape, style)} moving {shown.direction}"
-    return words + background_clause(shown.background, style)
+    words = f"{noun(scene.colour, scene.shape, style)} moving {scene.direction}"
+    return words + background_clause(scene.background, style)
 
 
 def parse(text: str) -> MovingShape:
@@ -81,17 +81,17 @@ def combinations() -> Iterator[MovingShape]:
             yield MovingShape(*parts)
 
 
-def is_held_out(shown: MovingShape) -> bool:
+def is_held_out(scene: MovingShape) -> bool:
     """Return whether this combination is held out: one in five, as in a Latin square.
 
     Training includes any three of its four parts together, but never all four.
     """
-    assert shown.background is not None
+    assert scene.background is not None
     places = (
-        COLOURS.index(shown.colour),
-        SHAPES.index(shown.shape),
-        tuple(DIRECTIONS).index(shown.direction),
-        BACKGROUNDS.index(shown.background),
+        COLOURS.index(scene.colour),
+        SHAPES.index(scene.shape),
+        tuple(DIRECTIONS).index(scene.direction),
+        BACKGROUNDS.index(scene.background),
     )
     return sum(places) % 5 == 0
 
@@ -102,11 +102,11 @@ def prompts(count: int, held_out: bool = True, seed: int = 0) -> list[str]:
     Args:
         held_out: choose among the held-out combinations, otherwise the training ones.
     """
-    pool = [caption(one) for one in combinations() if is_held_out(one) is held_out]
+    pool = [caption(scene) for scene in combinations() if is_held_out(scene) is held_out]
     return random.Random(seed).sample(pool, count)
 
 
-def draw(shown: MovingShape, rng: random.Random) -> list[Image.Image]:
+def draw(scene: MovingShape, rng: random.Random) -> list[Image.Image]:
     """Draw a video with small random variations of size, position and path.
 
     Returns:
@@ -114,9 +114,9 @@ def draw(shown: MovingShape, rng: random.Random) -> list[Image.Image]:
         centre at constant speed, about 22 pixels in total, and never touches the
         border.
     """
-    background = shown.background or rng.choice([c for c in BACKGROUNDS if c != shown.colour])
-    item = Item(shown.colour, shown.shape)
-    right, down = DIRECTIONS[shown.direction]
+    background = scene.background or rng.choice([c for c in BACKGROUNDS if c != scene.colour])
+    item = Item(scene.colour, scene.shape)
+    right, down = DIRECTIONS[scene.direction]
     r, way = rng.uniform(9.5, 10.5), rng.uniform(21, 23)
     late, aside = rng.uniform(-0.5, 0.5), rng.uniform(-2, 2)
     frames = []
@@ -135,6 +135,6 @@ def sample(rng: random.Random) -> tuple[MovingShape, str]:
     """
     while True:
         choices = (COLOURS, SHAPES, tuple(DIRECTIONS), BACKGROUNDS)
-        shown = MovingShape(*(rng.choice(parts) for parts in choices))
-        if shown.colour != shown.background and not is_held_out(shown):
-            return shown, caption(shown, random_style(rng))
+        scene = MovingShape(*(rng.choice(parts) for parts in choices))
+        if scene.colour != scene.background and not is_held_out(scene):
+            return scene, caption(scene, random_style(rng))

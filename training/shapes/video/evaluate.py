@@ -36,19 +36,19 @@ def videos(pipeline: DiffusionPipeline, folder: Path, captions: Sequence[str]) -
     return generate(pipeline, folder, captions, BATCH_ROWS)
 
 
-def reasons(made: Sequence[Video], captions: Sequence[str]) -> list[str]:
+def reasons(clips: Sequence[Video], captions: Sequence[str]) -> list[str]:
     """The judge's reason for each video; empty if right."""
-    return [why_not(*pair) for pair in zip(made, captions, strict=True)]
+    return [why_not(*pair) for pair in zip(clips, captions, strict=True)]
 
 
-def sheet(made: Sequence[Video], captions: Sequence[str]) -> Image.Image:
+def sheet(clips: Sequence[Video], captions: Sequence[str]) -> Image.Image:
     """Lay out videos in rows of frames; wrong ones with the reason in red."""
     gap, text = 4, 18
     page = Image.new(
-        "RGB", (FRAMES * (SIZE_PX + gap) + gap, len(made) * (SIZE_PX + text + 2 * gap)), "white"
+        "RGB", (FRAMES * (SIZE_PX + gap) + gap, len(clips) * (SIZE_PX + text + 2 * gap)), "white"
     )
     canvas = ImageDraw.Draw(page)
-    for at, (frames, caption) in enumerate(zip(made, captions, strict=True)):
+    for at, (frames, caption) in enumerate(zip(clips, captions, strict=True)):
         y = at * (SIZE_PX + text + 2 * gap) + gap
         canvas.text((gap, y), caption, fill="black")
         canvas.text((gap + canvas.textlength(caption + "  "), y), why_not(frames, caption), "red")

@@ -30,14 +30,14 @@ def encode_videos(encoder: Encoder, vae: AutoencoderKLWan, count: int, seed: int
 
     rng = random.Random(seed)
 
-    def drawn() -> tuple[str, list[Image.Image]]:
-        shown, text = sample(rng)
-        return text, draw(shown, rng)
+    def example() -> tuple[str, list[Image.Image]]:
+        scene, text = sample(rng)
+        return text, draw(scene, rng)
 
     def encoded(videos: Sequence[list[Image.Image]]) -> Tensor:
         return encode(vae, videos).half()
 
-    return encode_examples(count, drawn, encoded, lambda texts: (encoder.table(texts),), batch=50)
+    return encode_examples(count, example, encoded, lambda texts: (encoder.table(texts),), batch=50)
 
 
 def build_transformer() -> WanTransformer3DModel:

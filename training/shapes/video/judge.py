@@ -61,33 +61,34 @@ def judge(frames: Frames) -> Judgement[MovingShape]:
         return Judgement(None, str(unclear))
 
 
-def why_not(frames: Frames, wanted: MovingShape | str) -> str:
-    """Explain why a video does not match the wanted content or caption.
+def why_not(frames: Frames, expected: MovingShape | str) -> str:
+    """Explain why a video does not match the expected content or caption.
 
     Returns:
         An empty string if the video is right.
     """
-    return judge(frames).why_not(parse(wanted) if isinstance(wanted, str) else wanted, caption)
+    scene = parse(expected) if isinstance(expected, str) else expected
+    return judge(frames).why_not(scene, caption)
 
 
-def shows(frames: Frames, wanted: MovingShape | str) -> bool:
+def shows(frames: Frames, expected: MovingShape | str) -> bool:
     """Return whether a video matches this content or a caption."""
-    return not why_not(frames, wanted)
+    return not why_not(frames, expected)
 
 
 def _scene(images: list[Image.Image]) -> pictures.Scene:
     """Recognise the common content of all frames."""
     size = (pictures.SIZE_PX, pictures.SIZE_PX)
     judged = [judge_picture(image.resize(size, Image.Resampling.BICUBIC)) for image in images]
-    unclear = [(at, one.reason) for at, one in enumerate(judged) if not one.shown]
+    unclear = [(at, judgement.reason) for at, judgement in enumerate(judged) if not judgement.shown]
     if len(unclear) > MAX_UNCLEAR:
         at, reason = unclear[0]
         raise Unclear(f"has {len(unclear)} unclear frames; frame {at} {reason}")
-    scenes = [one.shown for one in judged if one.shown]
+    scenes = [judgement.shown for judgement in judged if judgement.shown]
     for scene in scenes:
         if scene != scenes[0]:
-            first, other = pictures.caption(scenes[0]), pictures.caption(scene)
-            raise Unclear(f"shows {first}, and also {other}")
+            first, second = pictures.caption(scenes[0]), pictures.caption(scene)
+            raise Unclear(f"shows {first}, and also {second}")
     if len(scenes[0].items) != 1 or scenes[0].items[0].shape not in SHAPES:
         raise Unclear(f"shows {pictures.caption(scenes[0])}")
     return scenes[0]
@@ -109,12 +110,12 @@ def _direction(places: Pixels) -> str:
     Args:
         places: positions (FRAMES, 2), pixels to the right and downwards.
     """
-    whole = places[-1] - places[0]
-    along = int(np.abs(whole).argmax())
-    way = float(abs(whole[along]))
+    shift = places[-1] - places[0]
+    along = int(np.abs(shift).argmax())
+    way = float(abs(shift[along]))
     if way < MIN_WAY_PX:
         raise Unclear(f"moves by only {way:.1f} pixels")
-    forward = np.diff(places[:, along]) * np.sign(whole[along])
+    forward = np.diff(places[:, along]) * np.sign(shift[along])
     if forward.min() < -MAX_BACK_PX:
         raise Unclear(f"moves back by {-forward.min():.1f} pixels")
     if forward.max() > MAX_STEP * way:
@@ -123,5 +124,5 @@ def _direction(places: Pixels) -> str:
     if aside > MAX_ASIDE * way:
         raise Unclear(f"moves {aside:.1f} pixels aside, on {way:.1f}")
     vector = [0, 0]
-    vector[along] = int(np.sign(whole[along]))
+    vector[along] = int(np.sign(shift[along]))
     return next(name for name, step in DIRECTIONS.items() if list(step) == vector)

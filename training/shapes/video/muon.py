@@ -21,8 +21,8 @@ class Muon:
         self._layers = [part.weight for part in hidden.modules() if isinstance(part, kinds)]
         self._rate, self._adam_rate = rate, adam_rate
         self._momenta = [torch.zeros_like(weight) for weight in self._layers]
-        known = {id(weight) for weight in self._layers}
-        rest = [weight for weight in module.parameters() if id(weight) not in known]
+        layer_ids = {id(weight) for weight in self._layers}
+        rest = [weight for weight in module.parameters() if id(weight) not in layer_ids]
         self._adam = torch.optim.AdamW(rest, adam_rate, betas=(0.9, 0.99))
 
     def state_dict(self) -> dict[str, object]:
@@ -66,9 +66,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     a, b, c = _QUINTIC
     matrix = matrix / (matrix.norm() + 1e-7)
     gram = matrix @ matrix.T
-    one = torch.eye(len(gram))
-    product = one
+    identity = torch.eye(len(gram))
+    product = identity
     for _ in range(5):
-        factor = a * one + b * gram + c * gram @ gram
+        factor = a * identity + b * gram + c * gram @ gram
         product, gram = factor @ product, factor @ gram @ factor
     return product @ matrix

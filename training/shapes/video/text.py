@@ -61,9 +61,9 @@ class Encoder(nn.Module):
         return torch.cat([self(captions[at : at + 512])[0] for at in range(0, len(captions), 512)])
 
 
-def _labels(shown: MovingShape) -> list[int]:
+def _labels(scene: MovingShape) -> list[int]:
     """Class labels of a caption."""
-    parts = (shown.colour, shown.shape, shown.direction, shown.background)
+    parts = (scene.colour, scene.shape, scene.direction, scene.background)
     return [names.index(part) for names, part in zip(ANSWERS, parts, strict=True)]
 
 
@@ -78,14 +78,14 @@ def train_text(steps: int, seed: int, log: Log, rows: int = 128) -> Encoder:
         captions = captions_of_batch(rng, sample, rows)
         labels = torch.tensor([_labels(parse(text)) for text in captions])
         vectors, mask = encoder(captions)
-        wanted = labels[:, None].expand(-1, mask.shape[1], -1)[mask]  # (tokens, 4)
+        expected = labels[:, None].expand(-1, mask.shape[1], -1)[mask]  # (tokens, 4)
         named = [head(vectors[mask]) for head in heads]
         loss = torch.stack(
-            [nn.functional.cross_entropy(out, wanted[:, i]) for i, out in enumerate(named)]
+            [nn.functional.cross_entropy(out, expected[:, i]) for i, out in enumerate(named)]
         ).sum()
 
         def report() -> str:
-            right = torch.stack([out.argmax(-1) == wanted[:, i] for i, out in enumerate(named)])
+            right = torch.stack([out.argmax(-1) == expected[:, i] for i, out in enumerate(named)])
             return f"captions named by a token {right.all(0).float().mean().item():.3f}"
 
         return loss, report

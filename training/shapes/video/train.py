@@ -69,10 +69,10 @@ def train_flow(
             checkpoints.save(flow.state_dict(), "flow.pt")
         if flow.step % JUDGE_EVERY == 0:
             checkpoints.export(pipeline_of(flow, encoder, vae), SERVING, model)
-            made = videos(load(model), model, captions)
-            right = reasons(made, captions).count("")
+            clips = videos(load(model), model, captions)
+            right = reasons(clips, captions).count("")
             log(f"transformer step {flow.step} {right} of {len(captions)} captions right")
-            sheet(made, captions).save(checkpoints.folder / f"step-{flow.step}.png")
+            sheet(clips, captions).save(checkpoints.folder / f"step-{flow.step}.png")
 
 
 def pipeline_of(flow: WanMatching, encoder: Encoder, vae: AutoencoderKLWan) -> WanPipeline:
@@ -119,8 +119,8 @@ def judge_package(log: TrainingLog) -> None:
     """Judge the packaged model, and make some held-out videos for the documentation."""
     evaluate(VIDEO_MODEL_DIR, log)
     captions = prompts(HELD_OUT)[:12]
-    made = videos(load(VIDEO_MODEL_DIR), VIDEO_MODEL_DIR, captions)
-    sheet(made, captions).save(run.DOCS / "shapes-video.png")
+    clips = videos(load(VIDEO_MODEL_DIR), VIDEO_MODEL_DIR, captions)
+    sheet(clips, captions).save(run.DOCS / "shapes-video.png")
 
 
 if __name__ == "__main__":

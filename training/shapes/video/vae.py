@@ -3,8 +3,8 @@
 As in Wan, the first frame has its own latents, and each four later frames share latents. As in
 Wan 2.2, 2x2 pixels are folded before the first layer, which makes it four times as fast.
 
-It learns from single frames first, which cost a quarter, and the latents begin almost without
-noise: with noise as large as they are it found no use for them in the first 800 steps.
+Training starts with single frames, at a quarter of the cost, and with almost no noise on the
+latents: with noise of the latents' size it ignored them for the first 800 steps.
 """
 
 import random
@@ -28,8 +28,8 @@ SHAPE_WEIGHT = 5.0  # weight of pixels in or next to the shape; background: 1
 
 def pixels(videos: Sequence[list[Image.Image]]) -> Tensor:
     """Convert videos to values of -1 to 1, (videos, 3, FRAMES, SIZE_PX, SIZE_PX)."""
-    shown = torch.stack([pictures.pixels(frames) for frames in videos])
-    return shown.transpose(1, 2).contiguous().float() / 127.5 - 1
+    values = torch.stack([pictures.pixels(frames) for frames in videos])
+    return values.transpose(1, 2).contiguous().float() / 127.5 - 1
 
 
 def build_vae() -> AutoencoderKLWan:
