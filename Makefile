@@ -96,7 +96,7 @@ test-diffusers: .venv/ready build/torchvision build/for-diffusers  ## pipelines 
 test-models: .venv/ready build/torchvision  ## every model and task against plain diffusers
 	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 $(BIN)/python -m pytest -m "slow or not slow" \
 	  tests/matrix/test_matrix.py tests/matrix/test_outsiders.py tests/matrix/test_traps_*.py tests/lab/test_load_http.py tests/benchmarks/test_benchmark_gpu.py \
-	  tests/benchmarks/test_benchmark_live.py \
+	  tests/benchmarks/test_benchmark_peers.py \
 	  tests/training/test_training.py tests/matrix/test_agreement.py tests/test_proof.py tests/engine/test_deaths.py tests/test_site.py \
 	  tests/outsiders/test_given_components.py
 
@@ -138,9 +138,11 @@ demo: .venv/serving  ## 24 clients at once, then 8 clips; writes demo.png and de
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.numerics --append-to docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.live --append-to docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.bursts --output docs/benchmarks.md
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.fleet --append-to docs/benchmarks.md
+	$(MAKE) bench-peers
+
+bench-peers: .venv/ready  ## servers side by side: Carpool's modes, LitServe, plain diffusers, or any --url: docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.peers $(FLAGS) --output docs/benchmarks.md
 
 gpu-page: .venv/ready  ## on a machine with a GPU: all that it can tell, in parts of nine minutes: build/gpu/page.md
 	$(BIN)/python -m benchmarks.gpu_page all

@@ -25,6 +25,11 @@ COLUMNS = (
     "mode | load | mean measured (s) | simulated (s) | measured/simulated | p50 | p99 "
     "| by the table alone | forwards/table"
 )
+ABOUT = f"""\
+The Poisson loads, played by the simulator with each server's learned cost table, the seconds of its
+own code for each call, and the speed of the run's forwards relative to the table (last column).
+Medians of the rounds. *Measured/simulated* is of the mean, bold beyond {GOAL:.0%}; p50, p99 and *by
+the table alone* (the mean, without those two numbers) are such ratios, too."""
 _MODEL_STEPS = 28  # default of requests; ours all set it
 
 

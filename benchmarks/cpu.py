@@ -10,9 +10,8 @@ forwards differ by up to 8 % between processes, because of memory placement, so 
 processes are measured.
 
 The *ceiling* of a run is the same forwards without pipeline and engine: the best that an engine
-without overhead could reach: see `forward_log`. Two models with longer forwards, of the closed
-bursts (`bursts.py`), have a ceiling too: their overhead has as many milliseconds, but a smaller
-share.
+without overhead could reach: see `forward_log`. Two models with longer forwards
+(`small_models.py`) have a ceiling too: their overhead has as many milliseconds, but a smaller share.
 
 All threads share one heap: `with_one_heap`.
 """
@@ -30,7 +29,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 import carpool
-from benchmarks import bursts
+from benchmarks import small_models
 from benchmarks.forward_log import ForwardLog
 from benchmarks.parts import FORWARDS, NOT_OURS, Parts, of_a_server
 from benchmarks.process import cpu_s, machine, new_process, with_one_heap
@@ -38,7 +37,7 @@ from carpool.models.embedded import MODEL_DIR
 from carpool.request.parameters import check
 
 DEFAULTS: dict[str, Any] = {"width": 64, "height": 64, "max_sequence_length": 16}
-MORE_MODELS = ("flux", "qwen-image")  # models of the closed bursts
+MORE_MODELS = ("flux", "qwen-image")
 STEPS = (8, 12, 16, 20, 24, 28, 32, 36)
 PROMPTS = [
     f"a {colour} {shape} on a {ground} background"
@@ -108,7 +107,7 @@ def turn(
 
 def other_turns(name: str, parts: Parts, turns: int) -> list[dict[str, float]]:
     """Measure sixteen requests of another model: the engine, and its bare forwards."""
-    pipe, burst = bursts.loaded(name), bursts.requests(name, "steps+guidance", bursts.WHOLE)
+    pipe, burst = small_models.loaded(name), small_models.requests(name)
     log, results = ForwardLog(pipe, parts), list[dict[str, float]]()
     with carpool.load(pipe) as engine:
         for _ in range(turns + 2):  # the first turns are warm-up
@@ -188,7 +187,7 @@ def table(measured: Measured) -> str:
         reached = statistics.median(times["ceiling"] / times["engine"] for times in runs)
         ran = statistics.median(times["forwards"] for times in runs)
         rows += [
-            (f"small {name}, {n} requests, {min(bursts.WHOLE.mixed)}-{max(bursts.WHOLE.mixed)} "
+            (f"small {name}, {n} requests, {min(small_models.STEPS)}-{max(small_models.STEPS)} "
              "steps: engine, `continuous`", f"{engine_s:.2f} s", ""),
             (f"small {name}: the same forwards bare: {ran:g}", f"{bare_s:.2f} s",
              f"engine reaches {reached:.2f} of it (goal 0.95)"),

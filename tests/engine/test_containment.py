@@ -113,7 +113,6 @@ def test_every_stage_of_a_turn_is_reached(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Stages, "reach", note)
     monkeypatch.setenv(FAULT_VARIABLE, "turn:error:0")
     with driving(odd_pipeline(), mode="continuous") as drive:
-        drive.engine.after_turn = lambda: None
         put(drive, 0, 3)
         drive.finish()
 

@@ -15,8 +15,8 @@ from carpool.jobs.file_store import FileStore
 from carpool.jobs.journal_files import JobJournals, results_bytes
 from carpool.jobs.store import JobStore
 from carpool.types import JournalEntry
-from carpool.worker.journal_sender import EVERY_S
 from carpool.worker.journals import Journals
+from carpool.worker.update_sender import EVERY_S
 from proof.history import ENDS
 from support.endpoints import ENDPOINT
 from support.pictures import picture

@@ -12,8 +12,8 @@ import pytest
 
 from carpool.types import JournalEntry
 from carpool.worker import journals
-from carpool.worker.journal_sender import EVERY_S
 from carpool.worker.journals import Journals
+from carpool.worker.update_sender import EVERY_S
 from support.endpoints import ENDPOINT
 from support.server_process import PATIENCE_S, Server, body, eventually, serving
 

@@ -209,10 +209,14 @@ def test_steps_are_told_of_a_request_that_is_followed() -> None:
     with working() as front:
         front.receive()
         front.send(protocol.Submit(CheckedRequest("one", 1, ARGUMENTS), follow=True))
-        received = [front.receive() for _ in range(DRAW["num_inference_steps"] + 1)]
+        received = [front.receive()]
+        while isinstance(received[-1], protocol.Progress):
+            received.append(front.receive())
         done = submit(front, "another")
 
-    assert received[:-1] == [protocol.Progress("one", step, 3) for step in (1, 2, 3)]
+    steps = [message.step for message in received if isinstance(message, protocol.Progress)]
+    assert steps == sorted(set(steps))  # several short ones share a message
+    assert received[-2] == protocol.Progress("one", 3, 3)
     assert isinstance(received[-1], protocol.Done)
     assert isinstance(done, protocol.Done)
 

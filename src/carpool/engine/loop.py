@@ -74,7 +74,6 @@ class EngineCore:
         deadlock: str = "",
     ) -> None:
         self.loaded, self.settings, self._clock = loaded, settings, clock
-        self.after_turn: Callable[[], None] | None = None  # called once all have answers
         self.at_deadlock: Callable[[str], None] = lambda place: None  # on the watchdog's thread
         self.is_stuck, self._end = False, threading.Event()  # stuck: its thread will not go on
         self.parts = parts = EngineParts.of(loaded, settings, clock, off_loop)
@@ -360,8 +359,6 @@ class EngineCore:
         self._stats.turn_s += turn_s
         self._stats.forward_s += forward_s
         self._stats.fiber_s += fiber_s
-        if self.after_turn is not None:
-            self.stages.contain("journal", None, self.after_turn)
         if selected and not ride:
             loop_s, longest_s = turn_s - forward_s - fiber_s, self.running.longest_s
             kind, learn = self.scheduler.kind, self.scheduler.learning.turn

@@ -15,12 +15,12 @@ from carpool.telemetry.activity import Snapshot
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.activity_sender import ActivitySender
-from carpool.worker.journal_sender import JournalSender
 from carpool.worker.raw_output import raw_output
 from carpool.worker.request_listener import LastMessage, RequestListener, failed
-from carpool.worker.served_engine import ServedEngine
+from carpool.worker.update_sender import UpdateSender
 
 if TYPE_CHECKING:  # imports torch
+    from carpool.engine.loop import EngineCore
     from carpool.engine.model.loaded import LoadedPipeline
 
 log = logging.getLogger("carpool")
@@ -64,7 +64,7 @@ class MessageHandler:
     Args:
         message: the model to load.
         send: queues a message to the front; must not block.
-        journals: sends answers of calls.
+        updates: sends progress, and answers of calls.
         spans: writes traces.
 
     Raises:
@@ -75,7 +75,7 @@ class MessageHandler:
         self,
         message: protocol.LoadModel,
         send: Callable[[protocol.ToFront], None],
-        journals: JournalSender,
+        updates: UpdateSender,
         spans: tracing.Tracing,
     ) -> None:
         # imports torch and diffusers, which takes seconds
@@ -91,19 +91,18 @@ class MessageHandler:
         began_s = time.monotonic()
         is_noisy = message.log_level == "debug" and message.log_format == "text" and message.bars
         log_as_others(bars=is_noisy)
-        self._send, self._journals, self._spans = send, journals, spans
+        self._send, self._updates, self._spans = send, updates, spans
         self._co_riders, activity = CoRiders(), ActivityLog()
         observers = [activity.forward, *([self._co_riders.forward] if message.otel else [])]
         model = message.model if message.factory is None else build(message.factory)
         loaded = load(model, message.settings)
         loaded.device.at_loss = partial(os._exit, 1)  # the front runs its requests again
         table = StoredCosts(loaded, message.settings)
-        self.engine: ServedEngine = EngineCore(
+        self.engine = EngineCore(
             loaded, message.settings, table=table, observers=observers,
             is_restart=message.is_restart, deadlock=message.deadlock,
         )  # fmt: skip
         self.engine.at_deadlock = lambda place: send(protocol.Deadlocked(place))
-        self.engine.after_turn = journals.after_turn
         self._meter = Meter(loaded)
         self._convert = partial(raw_output, spool=message.spool)
         empty, requests = Snapshot(0.0, (), (), 0), self.engine.requests
@@ -203,14 +202,14 @@ class MessageHandler:
                 self._convert,
                 send=self._send,
                 end=self._end,
-                follow=message.follow,
+                step=self._updates.add_step if message.follow else None,
             )
             if self._spans.is_on:
                 begin = self._co_riders.start
                 listener.at_start = partial(begin, request.request_id, message.trace)
                 trace = partial(self._trace, message.trace, request)
                 listener.at_end = partial(self.engine.contain, "count", None, trace)
-            sender = self._journals if message.is_journalled else None
+            sender = self._updates if message.is_journalled else None
             journal = Journal(message.journal) if message.journal else None
             if sender is not None:
                 journal = Journal(message.journal, sender.add, sender.add_passed, sender.replayed)
@@ -223,7 +222,8 @@ class MessageHandler:
     def _end(self, message: LastMessage) -> None:
         """Send the last message about a request. On any thread."""
         if isinstance(message, protocol.RequestReleased):
-            self._journals.flush()
+            self._updates.flush()
+        self._updates.ends(message.request_id)
         self._send(message)
         self._requests.ended(message.request_id)
 
@@ -257,7 +257,7 @@ def _digest(loaded: "LoadedPipeline") -> str:
         return ""
 
 
-def _add_lora(engine: ServedEngine, name: str, path: str) -> list[str]:
+def _add_lora(engine: "EngineCore", name: str, path: str) -> list[str]:
     """Register an adapter. Returns its problems; none if it is already registered."""
     if name in engine.card.lora:
         return []

@@ -21,9 +21,9 @@ from collections.abc import Callable
 from carpool.errors import CarpoolError, LoadFailed, reason
 from carpool.telemetry import logs, standard_streams, tracing
 from carpool.worker import protocol, startup
-from carpool.worker.journal_sender import AnswerBatch, JournalSender
 from carpool.worker.message_handler import MessageHandler
 from carpool.worker.request_listener import failed
+from carpool.worker.update_sender import AnswerBatch, ProgressUpdate, UpdateSender
 from carpool.worker.watchdog import INTERVAL_S
 
 log = logging.getLogger("carpool")
@@ -38,7 +38,8 @@ class WorkerProcess:
         self._at_end: Callable[[], None] = lambda: None
         self._is_ending = threading.Lock()
         self._handler: MessageHandler | None = None  # set once the model is loaded
-        self._outbox: queue.SimpleQueue[protocol.ToFront | AnswerBatch] = queue.SimpleQueue()
+        self._outbox = queue.SimpleQueue[protocol.ToFront | ProgressUpdate | None]()
+        self._updates = UpdateSender(self._outbox.put)
         threading.Thread(target=self._write, name="carpool-write", daemon=True).start()
 
     def serve(self) -> None:
@@ -67,7 +68,7 @@ class WorkerProcess:
         logs.set_up(message.log_level, message.log_format, prompts=message.log_prompts)
         if message.otel:
             self._tracing = tracing.start("worker")
-        return MessageHandler(message, self.send, JournalSender(self._outbox.put), self._tracing)
+        return MessageHandler(message, self.send, self._updates, self._tracing)
 
     def _refuse(self, error: CarpoolError) -> None:
         """Report a failed load, and wait until the front closes the socket."""
@@ -110,9 +111,14 @@ class WorkerProcess:
 
     def _write(self) -> None:
         while True:
-            body = _encoded(self._outbox.get())
             try:
-                self._connection.sendall(body)
+                messages = [self._outbox.get(timeout=self._updates.wait_s())]
+            except queue.Empty:
+                messages = [*self._updates.due()]
+            try:
+                for message in messages:
+                    if message is not None:
+                        self._connection.sendall(_encoded(message))
             except OSError:
                 return  # the front is gone; the reading thread will notice
 

@@ -39,7 +39,7 @@ class LoadModel(msgspec.Struct, tag="load_model"):
 
 class Submit(msgspec.Struct, tag="submit"):
     request: CheckedRequest
-    follow: bool = False  # send `Progress` at every step
+    follow: bool = False  # send `Progress`
     trace: str = ""  # context of the front's span, as in the header `traceparent`
     waited_s: float = 0.0  # seconds in the front's queue, included in the request's times
     is_admitted: bool = False  # accepted by a pool or another worker: do not refuse it
@@ -158,7 +158,7 @@ class RawVideo(msgspec.Struct):
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """A request with `follow` has completed a denoising step."""
+    """A request with `follow` has done so many of its denoising steps."""
 
     request_id: str
     step: int

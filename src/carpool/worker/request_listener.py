@@ -26,7 +26,7 @@ class RequestListener:
         convert: converts the pipeline's output to plain bytes.
         send: queues a message to the front.
         end: queues the last one.
-        follow: report every step.
+        step: receives the steps done; None: they are not sent.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class RequestListener:
         *,
         send: Callable[[protocol.ToFront], None],
         end: Callable[[LastMessage], None],
-        follow: bool,
+        step: Callable[[str, int, int], None] | None,
     ) -> None:
         self._request, self._usage, self._convert = request, usage, convert
-        self._send, self._end, self._follow = send, end, follow
+        self._send, self._end, self._step = send, end, step
         self.at_start: Callable[[], None] = lambda: None
         self.at_end: Callable[[], None] = lambda: None
 
@@ -48,8 +48,8 @@ class RequestListener:
         if event.kind == "started":
             self.at_start()
             self._send(protocol.Started(event.request_id))
-        elif self._follow and event.kind == "step":
-            self._send(protocol.Progress(event.request_id, event.step, event.steps))
+        elif self._step is not None and event.kind == "step":
+            self._step(event.request_id, event.step, event.steps)
         elif event.kind in ("preview", "prompt"):
             picture = None
             if event.picture is not None:

@@ -6,7 +6,7 @@ Each is a class or an object with all operations for an argument; see `rule.py`.
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -350,4 +350,4 @@ class Spec:
 
     def rule(self, name: str) -> Rule:
         """The rule of an argument; `FLAG` where the table has none."""
-        return cast("Rule", self.rules.get(name, FLAG))
+        return self.rules.get(name, FLAG)  # type: ignore[return-value]  # made by `__post_init__`

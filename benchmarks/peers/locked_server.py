@@ -1,6 +1,6 @@
 """FastAPI and diffusers with a lock: one request at a time, first come, first served.
 
-usage: python -m benchmarks.others.locked_server PORT
+usage: python -m benchmarks.peers.locked_server FOLDER PORT
 """
 
 import asyncio
@@ -10,20 +10,20 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from benchmarks.others import plain
+from benchmarks.peers import plain
 
 
-def create_app() -> FastAPI:
+def create_app(folder: str) -> FastAPI:
     """The server, with its pipeline loaded."""
-    pipe, lock, app = plain.load(), asyncio.Lock(), FastAPI()
+    pipe, lock, app = plain.load(folder), asyncio.Lock(), FastAPI()
 
     @app.get("/health")
     def health() -> str:
         return "ok"
 
     @app.post("/v1/images/generations")
-    async def generate(body: plain.Body) -> dict[str, Any]:
-        async with lock:  # asyncio's lock is fair; a thread lock is not
+    async def generate(body: dict[str, Any]) -> dict[str, Any]:
+        async with lock:  # asyncio's is fair; one between threads would not be
             [image] = await asyncio.to_thread(plain.draw, pipe, [body])
         return await asyncio.to_thread(plain.answer, image)
 
@@ -31,4 +31,6 @@ def create_app() -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(create_app(), host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    uvicorn.run(
+        create_app(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning"
+    )

@@ -1,1 +1,0 @@
-"""Other servers of a diffusers pipeline, with the same endpoint."""

@@ -1,0 +1,1 @@
+"""Servers of diffusers pipelines side by side, under the same loads, over HTTP."""
