@@ -100,7 +100,8 @@ def test_parties_answer_alike_over_http_and_stand_in_the_table() -> None:
 
 def test_a_server_that_runs_already_takes_a_row_beside_plain_diffusers() -> None:
     app = locked_server.create_app(str(SHAPES.checkpoint()))
-    assert {getattr(route, "path", "") for route in app.routes} >= {"/health", "/v1/images/generations"}
+    paths = {getattr(route, "path", "") for route in app.routes}
+    assert paths >= {"/health", "/v1/images/generations"}
     assert Server("http://127.0.0.1:1").cpu_s() is None
 
 

@@ -71,7 +71,7 @@ class Task:
         return file_types.get(self.makes, "pil")
 
     def takes(self, name: str) -> bool:
-        return any(parameter.name == name for parameter in self.parameters)
+        return name in [parameter.name for parameter in self.parameters]
 
 
 @dataclass(frozen=True, slots=True)
