@@ -11,7 +11,8 @@ processes are measured.
 
 The *ceiling* of a run is the same forwards without pipeline and engine: the best that an engine
 without overhead could reach: see `forward_log`. Two models with longer forwards
-(`small_models.py`) have a ceiling too: their overhead has as many milliseconds, but a smaller share.
+(`small_models.py`) have a ceiling too: their overhead has as many milliseconds, but a smaller
+share.
 
 All threads share one heap: `with_one_heap`.
 """
