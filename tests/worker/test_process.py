@@ -185,7 +185,7 @@ def test_an_output_without_pictures_is_a_failure(monkeypatch: pytest.MonkeyPatch
         failed = submit(front, "one")
 
     assert isinstance(failed, protocol.RequestFailed)
-    assert "no pictures" in failed.message
+    assert "no images" in failed.message
 
 
 def test_a_worker_whose_engine_fails_ends(
