@@ -27,19 +27,18 @@ UNTRIED = Path(__file__).parent / "untried_pipelines.json"
 SHARING = Path(__file__).parent / "sharing.json"
 ALONE = Path(__file__).parent / "alone_pipelines.json"
 MEANING = {
-    "proven": "requests together got what plain diffusers gives each alone, in the rows of the "
-    "matrix or the test that is named",
-    "proven by inference": "likewise, and a denoiser without a table fused after it had proven "
-    "itself at run time",
-    "proven, alone": "likewise, and its denoiser runs alone",
-    "exclusive": "likewise; a request that changes a shared component has it to itself",
-    "tried": "with tiny models of diffusers' own tests, five requests beside others that are "
-    "cancelled and fail: each got, bit for bit in `exact` numerics, what plain diffusers gives it "
-    "alone, and the pipeline came back as it was; named are the difference in `fast` (of values up "
-    "to one) and the most requests in a forward (`make test-diffusers`)",
+    "proven": "requests that run together equal plain diffusers, in the named rows of the matrix "
+    "or the named test",
+    "proven by inference": "the same; a denoiser without a table fuses after its proof at run time",
+    "proven, alone": "the same; its denoiser runs alone",
+    "exclusive": "the same; a request that changes a shared component has it to itself",
+    "tried": "with tiny models of diffusers' own tests (`make test-diffusers`), five requests "
+    "beside cancelled and failing ones equal plain diffusers, bit for bit in `exact`, and the "
+    "pipeline is restored; listed: difference in `fast` (of values up to one), most requests in a "
+    "forward",
     "refused": "it cannot be loaded",
-    "never tried": "no test has run it, for the reason named; nothing in it is refused, and "
-    "`carpool check MODEL` shows what it does",
+    "never tried": "no test runs it, for the listed reason; it is not refused, and "
+    "`carpool check MODEL` tests it",
 }
 BASES = ("DiffusionPipeline", "ModularPipeline")
 DENOISERS = ("transformer", "unet", "prior", "decoder", "denoiser", "dit")

@@ -21,24 +21,24 @@ def page() -> str:
         [
             "# Models",
             "",
-            "Made by `make docs` from `src/carpool/models/grid.json` and the results of "
-            "`make test-models`; do not edit. `carpool models` prints the same.",
+            "`make docs` writes this page from `src/carpool/models/grid.json` and the results of "
+            "`make test-models`. `carpool models` prints the same.",
             "",
             "Each row was proven on tiny random checkpoints of the same pipeline classes, in "
             "float32 on a CPU: requests with different steps, guidance, seeds, prompts and arrival "
-            "times ran together, one was cancelled and one failed, and each got what plain "
-            "diffusers gives it alone, to 2e-5 (pictures) or 1e-4 (video, sound). The real weights "
-            "were not at hand. Any other diffusers pipeline runs too: see "
+            "times ran together, one was cancelled and one failed, and each result equals plain "
+            "diffusers' to 2e-5 (pictures) or 1e-4 (video, sound). Published weights were not "
+            "available. Other diffusers pipelines run, too: see "
             "[below](#every-pipeline-class).",
             "",
             "| family | examples on the hub | tasks | fuses | alone | sizes | LoRA | limits |",
             "| --- | --- | --- | --- | --- | --- | --- | --- |",
             *map(_row, rows()),
             "",
-            "## What was measured",
+            "## Measurements",
             "",
-            "Requests per forward, mean over a run in which requests join and leave; more of them "
-            "at equal steps share more forwards.",
+            "Mean requests per forward of a run in which requests join and leave; with equal "
+            "steps more of them share.",
             "",
             "| row of the matrix | pipeline | requests per forward | largest difference |",
             "| --- | --- | --- | --- |",
@@ -46,10 +46,10 @@ def page() -> str:
             "",
             "## Every pipeline class",
             "",
-            f"All pipeline classes of diffusers {diffusers.__version__}, and what is known of them "
-            "(`docs/known_pipelines.py`). The last column is requests a forward of the denoiser, "
-            "with six requests of mixed steps at once (`make sharing`, tiny models, all that may "
-            "share does). `carpool check MODEL` proves a model on your machine.",
+            f"All pipeline classes of diffusers {diffusers.__version__} "
+            "(`docs/known_pipelines.py`). The last column has the requests per forward of the "
+            "denoiser for six requests of mixed steps at once (`make sharing`, tiny models, "
+            "maximal sharing). `carpool check MODEL` proves a model on your machine.",
             "",
             *_classes(),
         ]
