@@ -128,7 +128,7 @@ def lost(rig: Rig) -> str:
         return "not on this device"
     command = [sys.executable, "-c", LOSS, str(rig.device)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert result.stdout.strip(), f"nobody was answered: {result.stderr[-200:]}"
+    assert result.stdout.strip(), f"no answer: {result.stderr[-200:]}"
     return result.stdout.strip().splitlines()[-1]
 
 

@@ -139,7 +139,7 @@ def ways(
 
     return {
         "no adapter registered": ("", lambda: run(plain)),
-        "registered, nobody rides with one": ("no adapter registered", lambda: ours(["none"] * 8)),
+        "registered, not used": ("no adapter registered", lambda: ours(["none"] * 8)),
         "one adapter for all: PEFT": ("", peft_uniform),
         "one adapter for all: ours": ("one adapter for all: PEFT", lambda: ours(["a"] * 8)),
         "mixed: PEFT's mixed batch": ("", lambda: peft_mixed(MIXED)),

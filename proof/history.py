@@ -69,13 +69,13 @@ def problems(events: Sequence[Seen]) -> list[str]:
     ]
     strangers = [name for name, job in jobs.items() if not job.is_acknowledged]
     if len(strangers) > len(requests - job_ids.keys()):  # acknowledgements may be lost
-        errors.append(f"nobody asked for all of {', '.join(strangers)}")
+        errors.append(f"more jobs than requests: {', '.join(strangers)}")
     return errors
 
 
 def _acknowledge(event: Seen, senders: set[str], ids: dict[str, str], errors: list[str]) -> None:
     if event.request not in senders:
-        errors.append(f"{event.job} is acknowledged to {event.request}, which never asked")
+        errors.append(f"{event.job} is acknowledged to {event.request}, which sent no submit")
     if ids.get(event.request, event.job) != event.job:
         errors.append(f"{event.request} is duplicated: {ids[event.request]} and {event.job}")
     if any(job == event.job and request != event.request for request, job in ids.items()):

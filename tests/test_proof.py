@@ -68,7 +68,7 @@ def test_who_got_its_own_picture_once_has_no_complaint() -> None:
         (Diary(jobs=[Seen("submit", request="a"), Seen("ack", "1", request="a")]), "lost",
          ["1 is lost: still queued in the end"]),
         (Diary(jobs=[Seen("poll", "1", state="completed")]), "duplicated",
-         ["nobody asked for all of 1"]),
+         ["more jobs than requests: 1"]),
     ],
 )  # fmt: skip
 def test_harm_is_seen_and_named(diary: Diary, what: str, seen: object) -> None:

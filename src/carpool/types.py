@@ -58,7 +58,7 @@ class Request:
     seed: int | None  # None: random; `Output.seed` reports it
     timeout_s: float | None  # from submission to result; None: no limit
     request_id: str
-    tenant: str  # the tenant whose share of the device it uses
+    tenant: str  # owner of the share of the device that it uses
     user: str  # users divide their tenant's share
     parameters: Mapping[str, Any] = field(hash=False)
 
@@ -94,17 +94,17 @@ class CheckedRequest:
     lora: tuple[tuple[str, float], ...] = ()  # adapters with their scales
     deadline_s: float | None = None  # wanted, from submission; unlike `timeout_s` it ends nothing
     priority: int = 0  # -10 to 10; higher goes first
-    tenant: str = ""  # whose share of the device it uses
-    previews: int = 0  # pictures to show while it is denoised, evenly spaced; at most
+    tenant: str = ""  # owner of the share of the device that it uses
+    previews: int = 0  # most previews during denoising, evenly spaced
     user: str = ""  # users divide their tenant's share
-    output_type: str | None = "pil"  # where `arguments` has none; None: the pipeline's own default
-    group: str = ""  # id that it shares with the other outputs that were asked for together
-    group_size: int = 1  # how many those are, it among them
-    model: str = ""  # of those that a server serves; empty: its first
-    step_cache: float | None = None  # threshold of skipped steps; 0: none; None: the server's own
-    scheduler: str | None = None  # name of a sampler, of `request.samplers`; None: the model's own
-    enhance_prompt: bool = False  # the server's rewriter writes the prompt anew
-    prompt_weights: bool | None = None  # weights in prompts are read; None: it does not say
+    output_type: str | None = "pil"  # default of `arguments`; None: the pipeline's own
+    group: str = ""  # id of the group of outputs from one request
+    group_size: int = 1  # number of outputs in the group
+    model: str = ""  # served model; empty: the server's first
+    step_cache: float | None = None  # threshold for skipping steps; 0: off; None: the default
+    scheduler: str | None = None  # a sampler of `request.samplers`; None: the model's own
+    enhance_prompt: bool = False  # the server's rewriter rewrites the prompt
+    prompt_weights: bool | None = None  # weights in prompts are read; None: not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Event:
     at_s: float  # engine clock
     step: int = 0  # denoising steps done
     steps: int = 0  # total denoising steps
-    error: Exception | None = None  # of `finished`; None: success
-    picture: Any = None  # of `preview`: an array (height, width, 3), 0-255
-    text: str = ""  # of `prompt`: the rewritten prompt so far; of `preview`: a text so far
-    # new since the last; steps are tokens
+    error: Exception | None = None  # error of `finished`; None: success
+    picture: Any = None  # `preview`: an array (height, width, 3), 0-255
+    text: str = ""  # `prompt`: the rewritten prompt so far; `preview` of a text: the new part
+    # since the last preview; steps are tokens

@@ -193,7 +193,7 @@ def siblings(table: Table) -> list[Table]:
 def learned(costs: Costs, *, steps: int) -> dict[str, Table]:
     """Tables from an engine's learned costs: one for each size of its denoiser.
 
-    Encoding and decoding costs are those of the median size.
+    Encoding and decoding have the costs of the median size.
 
     Args:
         steps: default steps, which an engine does not know.

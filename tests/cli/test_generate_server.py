@@ -95,7 +95,7 @@ def test_an_edit_with_a_mask_is_the_one_that_is_drawn_without_a_server(draw: Run
         (["--device", "cpu"], 2, "--device is the server's to decide"),
         (["--no-metadata"], 2, "--metadata is the server's to decide"),
         (["--no-metadata-prompt"], 2, "--metadata-prompt is the server's to decide"),
-        (["--mask", "mask.png"], 2, "--mask says where --image is drawn anew"),
+        (["--mask", "mask.png"], 2, "--mask marks where to redraw --image"),
         (["--model", "other"], 1, "the server has no model 'other': it serves flux"),
         (["-o", "out.mp4"], 2, "the model makes pictures"),
         (["-p", "stepz=3"], 1, "stepz"),

@@ -62,10 +62,10 @@ def test_a_rewriter_is_asked_where_the_request_or_the_server_wants_it() -> None:
 @pytest.mark.parametrize(
     ("card", "prompt", "wish", "error", "rule"),
     [
-        (CARD, "a", True, UnsupportedParameter, "no model that writes prompts anew"),
+        (CARD, "a", True, UnsupportedParameter, "no model that rewrites prompts"),
         (WITH_REWRITER, "a", "yes", InvalidValue, "must be true or false"),
         (WITH_REWRITER, "a", 1, InvalidValue, "must be true or false"),
-        (WITH_REWRITER, " ", True, InvalidValue, "no prompt that could be written anew"),
+        (WITH_REWRITER, " ", True, InvalidValue, "no prompt to rewrite"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(

@@ -142,7 +142,7 @@ def test_sizes_are_read_by_the_habits_of_diffusers() -> None:
     ids=["L", "1", "RGB", "array", "tensor"],
 )
 def test_a_mask_that_marks_nothing_is_refused(mask: Any) -> None:
-    with pytest.raises(MaskMismatch, match="mask_image marks nothing: what is to be drawn anew"):
+    with pytest.raises(MaskMismatch, match="mask_image marks nothing: the parts to redraw"):
         check(CARD, Request("a cat", image=picture(), mask_image=mask))
 
 

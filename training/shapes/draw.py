@@ -131,7 +131,7 @@ def is_held_out(scene: Scene) -> bool:
 
 
 def prompts(count_per_kind: int, held_out: bool = True, seed: int = 0) -> list[str]:
-    """Choose canonical captions: first those of one shape, then as many of two.
+    """Choose canonical captions: first with one shape, then as many with two.
 
     Args:
         count_per_kind: number of captions with one shape, and of captions with two; if

@@ -107,7 +107,7 @@ def train_flow(
 
 def pipeline_of(flow: FluxMatching, encoders: Encoders, vae: AutoencoderKL) -> FluxPipeline:
     """Make a pipeline from the averaged model, mostly in half precision."""
-    for module in (vae, flow.ema):  # diffusers loads these in float32 unless told otherwise,
+    for module in (vae, flow.ema):  # diffusers loads these in float32 by default,
         module.to(torch.float16)  # transformers the text encoders in the type they were saved in
     return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False),

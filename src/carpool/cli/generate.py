@@ -344,7 +344,7 @@ def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:
     body = options.parameters | ({} if options.seed is None else {"seed": options.seed})
     if kind == "pictures":
         if options.mask is not None and not options.images:
-            raise click.UsageError("--mask says where --image is drawn anew: give that, too")
+            raise click.UsageError("--mask marks where to redraw --image: give --image too")
         return {"n": options.n, **body, "output_format": FORMATS[output.suffix.lower()]}
     if options.n != 1:
         rule = f"a server makes one output of a prompt where the model makes {kind}"

@@ -211,7 +211,7 @@ class Runner:
                 self._stop_work(record.id)
 
     async def _work(self, record: Record) -> list[JobOutput]:
-        """Run all requests of a job concurrently. If one fails, the others are cancelled."""
+        """Run all requests of a job concurrently. The first failure cancels the rest."""
         await self._client.wait_open()
         stored = partial(self.store.input, record.id)
         requests = await asyncio.to_thread(

@@ -18,8 +18,8 @@ MOST_SCANS = 100  # scans of a JPEG: each may draw the whole picture again
 MOST_PADDING = 1000  # bytes of a JPEG outside of segments and scans
 CUT_SHORT = "the file is damaged or cut short"
 UNKNOWN = "it is no PNG, JPEG or WebP, whatever its name says: save it as one of these"
-_TOO_MANY_PARTS = f"it has more than {MOST_PARTS} parts: save it anew"
-_PADDED = f"it has more than {MOST_PADDING} bytes of padding: save it anew"
+_TOO_MANY_PARTS = f"it has more than {MOST_PARTS} parts: save it again"
+_PADDED = f"it has more than {MOST_PADDING} bytes of padding: save it again"
 _PIECE = 1 << 20  # bytes per step; other threads may run in between
 _INFLATED = 1 << 16  # decompressed bytes per step
 _PIXEL_BYTES = {"L": 1, "P": 1, "I;16": 2}  # Pillow's bytes a pixel, by mode; 4 for all others
@@ -220,7 +220,7 @@ def _jpeg(data: bytes) -> Container:
         raise Unreadable(_TOO_MANY_PARTS)
     kind, _, height, width, bands = struct.unpack_from(">BBHHB", frame)
     if (scans := _count(data, b"\xff\xda", at)) > MOST_SCANS:
-        raise Unreadable(f"a JPEG may have at most {MOST_SCANS} scans: save it anew")
+        raise Unreadable(f"a JPEG may have at most {MOST_SCANS} scans: save it again")
     if _count(data, b"\xff\xff", at) > MOST_PADDING:
         raise Unreadable(_PADDED)
     mode = {1: "L", 3: "RGB"}.get(bands, "CMYK")

@@ -224,7 +224,7 @@ def read_picture(path: Path | BinaryIO, *, is_mask: bool = False) -> Image.Image
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Convert 16-bit grey to the upper 8 bits (Pillow takes the lower); others unchanged."""
+    """Convert 16-bit grey to the upper 8 bits (Pillow takes the lower); keep other modes."""
     if not image.mode.startswith("I"):
         return image
     grey = Image.new("L", image.size)

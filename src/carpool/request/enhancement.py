@@ -52,13 +52,13 @@ def check_enhancement(
     if not name or not (name == REWRITER or task.takes(name)):
         if wish:
             raise UnsupportedParameter(
-                f"{NAME}: {card.id} has no model that writes prompts anew: leave it out; a server "
+                f"{NAME}: {card.id} has no model that rewrites prompts: leave it out; a server "
                 "that was started with --rewriter or --language-url takes it",
                 param=NAME,
             )
         return False
     if wish and not has_text:
-        raise InvalidValue(f"{NAME}: there is no prompt that could be written anew", param=NAME)
+        raise InvalidValue(f"{NAME}: there is no prompt to rewrite", param=NAME)
     if name == REWRITER:
         for own_way in ARGUMENTS.keys() - set(own):  # may be on by the pipeline's default
             if task.takes(own_way) and (is_wanted or wish is not None):

@@ -105,7 +105,7 @@ def _check_mask(arguments: Mapping[str, Any], takes_image: bool) -> None:
         value = arguments.get(name)
         masks = value if isinstance(value, (list, tuple)) else [value]
         if value is not None and not any(map(_marks, masks)):
-            rule = "what is to be drawn anew must be white, and nothing is"
+            rule = "the parts to redraw must be white, and none are"
             raise MaskMismatch(f"{name} marks nothing: {rule}", param=name)
     mask = arguments.get("mask_image")
     if mask is None or not takes_image:

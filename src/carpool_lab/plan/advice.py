@@ -71,7 +71,7 @@ def _mean_bits(module: nn.Module, kind: Quantization) -> float:
 def commands(
     model: "ModelShapes", plan: Plan, quantize: str | None, is_compiled: bool
 ) -> Iterator[str]:
-    """The command lines, first those that match the plan's numbers."""
+    """The command lines; the first ones match the plan's numbers."""
     command = f"carpool serve {quote(model.model_id)} --max-batch-size {plan.knee}"
     compiled = " --compile" if is_compiled else ""
     if plan.fits:

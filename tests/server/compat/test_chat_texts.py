@@ -204,7 +204,7 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "must be one of system"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one of them"),
         ({"extra_body": {"background_job": True}}, "background_job", "stream=true tells them"),
-        ({"extra_body": {"enhance_prompt": True}}, "enhance_prompt", "no model that writes"),
+        ({"extra_body": {"enhance_prompt": True}}, "enhance_prompt", "no model that rewrites"),
         ({"frequency_penalty": 1}, "frequency_penalty", "not supported"),
         ({"modalities": ["audio"]}, "modalities", "only texts"),
         ({"extra_body": {"num_inference_steps": 4}}, "num_inference_steps", "no parameter"),

@@ -80,7 +80,7 @@ def pipeline_of(flow: WanMatching, encoder: Encoder, vae: AutoencoderKLWan) -> W
     return WanPipeline(
         tokenizer=encoder.tokenizer,
         text_encoder=encoder.umt5,
-        # diffusers loads these in float32 unless told otherwise,
+        # diffusers loads these in float32 by default,
         # transformers the text encoder in the type it was saved in
         vae=copy.deepcopy(vae).to(torch.float16),
         transformer=copy.deepcopy(flow.ema).to(torch.float16),

@@ -164,7 +164,7 @@ def _white_mask(image: Any, size: Size) -> Any:
     """Convert an OpenAI mask: its transparent pixels become white, to be redrawn."""
     alpha = image.getchannel("A")
     if alpha.getextrema()[0] == 255:
-        rule = "what is to be drawn anew must be transparent, and nothing is"
+        rule = "the parts to redraw must be transparent, and none are"
         raise MaskMismatch(f"mask marks nothing: {rule}", param="mask")
     return _resized(alpha.point(lambda value: 255 - value), size)
 

@@ -94,7 +94,7 @@ async def estimate(
 ) -> reports.EstimateReport:
     """Check a body of `POST /v1/images/generations` or `/v1/videos` and predict its time.
 
-    Nothing is drawn. The time is that of one output.
+    Nothing is drawn. The time is for one output.
     """
     name = values.get("model") if isinstance(values.get("model"), str) else None
     model = await context.load(name, "ready")

@@ -237,7 +237,7 @@ async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Vi
 
 
 async def _refuse(context: Context) -> None:
-    rule = "POST /v1/videos/{id}/remix makes a video anew with another prompt, and POST "
+    rule = "POST /v1/videos/{id}/remix remakes a video with another prompt, and POST "
     rule += f"/v1/videos one that begins with a picture, its {REFERENCE}"
     raise UnsupportedEndpoint(f"{context.request.url.path} is not supported: {rule}")
 
