@@ -111,7 +111,7 @@ def test_a_model_whose_plan_is_wrong_is_refused_by_name() -> None:
 
 
 def test_a_pipeline_that_is_there_already_is_refused() -> None:
-    with pytest.raises(SettingRejected, match="save it by save_pretrained"):
+    with pytest.raises(SettingRejected, match="save it with save_pretrained"):
         load(plain("flux"), EngineSettings(device="cpu", context_parallel=2))
 
 
