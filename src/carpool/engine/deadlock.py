@@ -14,11 +14,11 @@ from carpool.types import Clock
 
 LOOK_S = 0.5  # between looks, which cost some 0.1 ms, only while the loop makes no progress
 STILL_S = 1.0  # without progress before the first look: few turns of a loop take as long
-BLOCKED_S = 10.0  # in a lock. With 5, a wait for another thread's work is taken for a deadlock;
+BLOCKED_S = 10.0  # time in a lock. With 5, a wait for another thread's work counts as a deadlock;
 # with 20, requests wait longer in vain, once for each model with a deadlock
 CLOSING_S = 1.5  # asleep in user code, once the engine is closing. With 4, `close` takes
 # more than 5 s; with half, it abandons threads that would have ended by themselves
-MAX_SHARE = 0.02  # of a processor, for a sleeping thread: some locks poll
+MAX_SHARE = 0.02  # CPU share of a sleeping thread: some locks poll
 
 
 class Observed(Protocol):

@@ -19,7 +19,7 @@ from carpool.errors import named
 
 log = logging.getLogger("carpool")
 
-SUFFIX = ".damaged"  # of a renamed file; the last one is kept
+SUFFIX = ".damaged"  # added to a damaged file's name; only the last one is kept
 
 
 def read(path: Path) -> bytes:

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from carpool.engine.execute import Failure
 from carpool.engine.fiber import current_context, in_fiber, park
 
-LONG_TEXT = 1000  # characters; the slowest kind of text takes 4 ms for so many
+LONG_TEXT = 1000  # characters; the slowest kind of text of this length takes 4 ms
 _METHODS = ("__call__", "encode", "tokenize", "apply_chat_template")
 _PLAIN = (bool, int, float, str, type(None))
 

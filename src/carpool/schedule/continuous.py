@@ -36,7 +36,7 @@ from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.schedule.width import best_width
 
 MAX_JOIN_COST = 0.2  # times a call's seconds alone: max delay that joining adds while others wait
-TRIAL_EVERY = 32  # forwards: one in so many is a trial at the optimistic width
+TRIAL_EVERY = 32  # forwards per trial at the optimistic width
 INTERRUPT_RATIO = 0.5  # times a cohort's remaining work: a shorter request interrupts it
 
 

@@ -158,7 +158,7 @@ class RawVideo(msgspec.Struct):
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """A request with `follow` has done so many of its denoising steps."""
+    """The denoising steps that a request with `follow` has done, and all its steps."""
 
     request_id: str
     step: int

@@ -1,8 +1,8 @@
-"""Sends the progress of requests and the answers that their calls got, several in one message.
+"""Sends the progress of requests and the answers of their calls, several in one message.
 
-The engine's thread adds to what waits; the writing thread sends it at most every `EVERY_S`, and
-packs it then. To wake that thread for each step would cost more than a short step: both want the
-interpreter. A large message costs more than several small ones, so at most `MOST_BYTES` wait.
+The engine's thread adds updates; the writing thread packs and sends them at most every `EVERY_S`.
+Waking that thread at each step would cost more than a short step: both need the interpreter. A
+large message costs more than several small ones: the writer wakes once `MOST_BYTES` are queued.
 """
 
 import logging
@@ -21,13 +21,13 @@ if TYPE_CHECKING:  # it imports torch
 
 log = logging.getLogger("carpool")
 
-MOST_BYTES = 128 << 10  # bytes that may wait
-EVERY_S = 0.05  # at most so often: a crash costs no more than this and the step under way
+MOST_BYTES = 128 << 10  # bytes queued before the writer wakes early
+EVERY_S = 0.05  # between messages: a crash loses this much progress and the current step
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBatch:
-    """Answers of calls; packed when they are sent, off the engine's thread."""
+    """Answers of calls, packed by the writing thread, not by the engine's."""
 
     answered: "list[Answered]"
     passed: dict[str, int]
@@ -46,7 +46,7 @@ ProgressUpdate = AnswerBatch | protocol.Progress
 
 
 class UpdateSender:
-    """Collects updates until they are due. From any thread.
+    """Collects updates until they are due. Thread-safe.
 
     Args:
         put: queues an update to the front; None wakes the writing thread. Must not block.
@@ -61,25 +61,25 @@ class UpdateSender:
         self._passed: dict[str, int] = {}
         self._steps: dict[str, protocol.Progress] = {}
         self._sent_s, self._bytes = -EVERY_S, 0
-        self._is_awake = False  # the writing thread will ask what is due
+        self._is_awake = False  # the writing thread will call `due`
         self._lock = threading.Lock()
 
     def add(self, answered: "Answered") -> None:
-        """An answer is to be sent."""
+        """Queue an answer."""
         with self._lock:
             self._answered.append(answered)
-            self._passed.pop(answered.request_id, None)  # an earlier call's
+            self._passed.pop(answered.request_id, None)  # number of an earlier call
             self._bytes += answered.size
             self._wake()
 
     def add_passed(self, request_id: str, number: int) -> None:
-        """A call was answered, and its answer is not sent."""
+        """Note that a call was answered; its answer is not sent."""
         with self._lock:
             self._passed[request_id] = number
             self._wake()
 
     def add_step(self, request_id: str, step: int, steps: int) -> None:
-        """A request has made a step; step 0: it starts over, which is sent at once."""
+        """Queue a step of a request; step 0, a restart, is sent at once."""
         progress = protocol.Progress(request_id, step, steps)
         with self._lock:
             if step:
@@ -90,24 +90,24 @@ class UpdateSender:
                 self._put(progress)
 
     def replayed(self, request_id: str, number: int) -> None:
-        """A journal ends with this call: said before the next one may end the process."""
+        """Report a journal's last call before the next call, which may end the process."""
         self.add_passed(request_id, number)
         self.flush()
 
     def flush(self) -> None:
-        """Queue what waits."""
+        """Send all collected updates."""
         with self._lock:
             for update in self._take():
                 self._put(update)
 
     def ends(self, request_id: str) -> None:
-        """Queue the last step of a request, whose outcome comes next."""
+        """Send the last step of a request, before its outcome."""
         with self._lock:
             if (progress := self._steps.pop(request_id, None)) is not None:
                 self._put(progress)
 
     def wait_s(self) -> float | None:
-        """Seconds until the writing thread asks for what is due; None: not before it is woken."""
+        """Seconds until the writing thread calls `due`; None: it sleeps until woken."""
         with self._lock:
             if not self._is_awake:
                 return None
@@ -115,7 +115,7 @@ class UpdateSender:
             return 0.0 if is_large else max(0.0, self._sent_s + EVERY_S - self._clock())
 
     def due(self) -> list[ProgressUpdate]:
-        """What is to be sent now, `wait_s` seconds later. On the writing thread."""
+        """Updates to send now, after `wait_s` seconds. Called on the writing thread."""
         with self._lock:
             updates = self._take()
             self._is_awake = bool(updates)

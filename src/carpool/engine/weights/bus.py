@@ -23,7 +23,7 @@ from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
-TIMED_IN_ORDER = 16  # a device without events is synchronized for so many loads, to time them
+TIMED_IN_ORDER = 16  # loads timed on a device without events, by synchronizing it
 
 
 @dataclass(slots=True, eq=False)
