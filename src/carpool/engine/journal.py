@@ -36,7 +36,7 @@ log = logging.getLogger("carpool")
 
 MOST_BYTES = 16 << 20  # the largest recorded answer
 SMALL_BYTES = 64 << 10  # on the host: packed at once, which takes no longer than a copy
-MOST_VALUES = 4  # entries; the mark of a smaller host tensor has its values: timesteps
+MOST_VALUES = 4  # entries; the mark of a host tensor up to this size has its values: timesteps
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
