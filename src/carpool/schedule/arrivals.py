@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from carpool.schedule.estimator import HALF_LIFE, Curve
+from carpool.schedule.cost import LOAD_MEMORY, Curve
 from carpool.schedule.views import ParkedCall, QueuedRequest
 
 MAX_GROWTH = 20  # cap on expected requests before the engine is empty, times the present ones
@@ -22,7 +22,7 @@ class LoadEstimate:
     """A recent history of arrivals and of denoising forwards."""
 
     # per arrival: `_busy_s` and `_arrived_work_s` at that time
-    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HALF_LIFE))
+    _arrivals: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=LOAD_MEMORY))
     _arrived_work_s: float = 0.0  # seconds of work, alone on the device
     _busy_s: float = 0.0  # seconds that earlier requests ran, up to `_forward_s`
     _forward_s: float | None = None  # start of the last forward; None: only one burst so far
@@ -45,7 +45,7 @@ class LoadEstimate:
         if waiting and waiting[-1].request > self._last_request:
             if self._forward_s is not None:
                 busy_s = self._busy_by(now_s)
-                for request in waiting[-HALF_LIFE:]:
+                for request in waiting[-LOAD_MEMORY:]:
                     if request.request > self._last_request:
                         self._arrived_work_s += request.whole_s
                         self._arrivals.append((busy_s, self._arrived_work_s))
@@ -58,7 +58,7 @@ class LoadEstimate:
         self._first_forward_s = min(self._first_forward_s, now_s)
         self._forward_s = now_s if now_s > self._first_forward_s else None
         alone_s = sum([curve.seconds(call.rows) for call in calls])
-        decay = 1 - 1 / HALF_LIFE
+        decay = 1 - 1 / LOAD_MEMORY
         self._alone_s = decay * self._alone_s + alone_s
         self._best_s = decay * self._best_s + alone_s / curve.speedup(calls[0].max_rows)
 

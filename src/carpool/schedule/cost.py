@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from carpool.schedule.estimator import HALF_LIFE, MachineSpeed
 from carpool.schedule.estimator import Curve as Curve
+from carpool.schedule.estimator import MachineSpeed
 from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 
+LOAD_MEMORY = 1000  # forwards over which `load_ratio` is a mean; arrivals that are remembered
 SECONDS = (1e-9, 1e6)  # seconds outside this range, of a forward, are no measurement
 
 _Rows = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -50,7 +51,7 @@ class Costs:
                 curve = self._curves[kind] = Curve()
                 curve.speed = self._speed
             if curve.has_run(rows):
-                baseline_s, decay = curve.seconds(rows), 1 - 1 / HALF_LIFE
+                baseline_s, decay = curve.seconds(rows), 1 - 1 / LOAD_MEMORY
                 for time_s in times_s:
                     self._baseline_s = decay * self._baseline_s + baseline_s
                     # cap outliers: an hour-long forward does not mean a full device
