@@ -18,6 +18,7 @@ from support.lora_files import adapter
 from support.prepared import gguf_of
 from support.server_process import Server, eventually, serving
 from support.tiny import checkpoint
+from support.tiny.writers import save_writer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,6 +34,7 @@ ELSEWHERE = {
     "carpool bench --sweep": "tests/lab/test_load_http.py",  # ten minutes of load
     "ray start": "tests/fleet/test_ray.py",
     "carpool serve MODEL --ray": "tests/fleet/test_ray.py",
+    "vllm serve": "tests/engine/model/test_language_server.py",  # a server that speaks its protocol
 }
 """Commands that cannot run here, or take too long, and what holds them."""
 
@@ -65,7 +67,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     [weights] = (flux / "transformer").glob("*.safetensors")
     links = {
         "M": flux, "MODEL": flux, "org/name": flux, "org/large-model": flux, "org/flux": flux,
-        "black-forest-labs/FLUX.1-dev": flux,
+        "black-forest-labs/FLUX.1-dev": flux, "black-forest-labs/FLUX.2-dev": checkpoint("flux2"),
+        "Qwen/Qwen3-0.6B": save_writer(root / "writer"),
         "my-flux-checkpoint": flux, "my-sdxl-checkpoint": sdxl, "org/another-vae": flux / "vae",
         # A tiny SDXL has no file in its first layout: a transformer's file takes the same way.
         "org/sdxl": flux, "sdxl-tuned.safetensors": weights,
@@ -95,6 +98,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
     with serving(model="shapes") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def writing(folder: Path) -> Iterator[Server]:
+    with serving(model="Qwen/Qwen3-0.6B") as running:
         yield running
 
 
@@ -134,7 +143,8 @@ def test_what_the_pages_serve_is_served(line: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("line", others())
 def test_what_the_pages_ask_is_answered(line: str, request: pytest.FixtureRequest) -> None:
-    running: Server = request.getfixturevalue("keyed" if "$KEY" in line else "server")
+    name = "keyed" if "$KEY" in line else "writing" if "/chat/" in line else "server"
+    running: Server = request.getfixturevalue(name)
     command = re.sub(r"(http://)?(localhost|127\.0\.0\.1):8000", running.url, here(line))
     if command.startswith(("carpool jobs", "carpool bench")):
         words = command.split()
@@ -154,8 +164,11 @@ def test_what_the_pages_ask_is_answered(line: str, request: pytest.FixtureReques
     if command.startswith("carpool generate"):
         assert done.stderr == "", "a library is noisy"
     if command.startswith("curl"):
-        answer = done.stdout
-        assert ">" in command or json.loads(answer).get("error") is None, answer
+        answers = [text.removeprefix("data: ") for text in done.stdout.splitlines()]
+        bodies = [json.loads(text) for text in answers if text.startswith("{")]
+        assert bodies or ">" in command or "| jq" in command
+        assert not any(body.get("error") for body in bodies), done.stdout
+        assert answers != ["null"]
 
 
 def test_what_runs_elsewhere_is_held_there() -> None:

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from check_site import outside
 from PIL import Image
 
 from carpool.cli.main import cli
+from support.browser import browsing
 from support.server_process import serving
 from training.shapes.judge import shows
 
@@ -174,18 +176,38 @@ def test_links_that_a_reader_may_follow_are_no_assets(tmp_path: Path) -> None:
     assert list(outside(tmp_path)) == []
 
 
-@pytest.mark.skipif(not MKDOCS.exists(), reason="`make site` installs MkDocs; CI runs it first")
-def test_the_site_is_built_strictly_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    if not MKDOCS.exists():
+        pytest.skip("`make site` installs MkDocs; CI runs it first")
+    folder = tmp_path_factory.mktemp("site") / "html"
     done = subprocess.run(
-        [MKDOCS, "build", "--strict", "--site-dir", tmp_path / "html"],
+        [MKDOCS, "build", "--strict", "--site-dir", folder],
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-
     assert done.returncode == 0, done.stderr
-    built = {file.stem for file in (tmp_path / "html").glob("*.html")}
-    assert built >= {Path(page).stem for page in PAGES}
-    assert list(outside(tmp_path / "html")) == []
+    return folder
+
+
+@pytest.mark.timeout(150)
+def test_the_site_loads_nothing_from_other_hosts_and_each_page_leads_to_others(site: Path) -> None:
+    pages = {file.stem: file.read_text() for file in site.glob("*.html") if file.stem != "404"}
+
+    assert pages.keys() >= {Path(page).stem for page in PAGES}
+    assert list(outside(site)) == []
+    for mark, lacking in (("md-footer__link--", []), ("the words of these pages", ["glossary"])):
+        assert [name for name, text in pages.items() if mark not in text] == lacking
+
+
+@pytest.mark.timeout(150)
+def test_the_site_is_searched_from_a_folder_without_a_server(site: Path) -> None:
+    with browsing() as browser, closing(browser.new_context(offline=True)) as context:
+        page = context.new_page()
+        page.goto((site / "faq.html").as_uri())
+        page.locator("input[data-md-component=search-query]").press_sequentially("sampler")
+        page.locator(".md-search-result__item").first.wait_for(timeout=90_000)
 
 
 FIGURES = {  # what each bold figure of the README's table is on the page that its row names

@@ -55,7 +55,7 @@ assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()
 
 @pytest.mark.parametrize("name", [*cli.list_commands(click.Context(cli)), "jobs list"])
 def test_a_help_is_a_screen_at_most(run: Run, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
 
     assert len(run(*name.split(), "--help").out.splitlines()) <= 50
 
@@ -105,7 +105,6 @@ def test_the_help_of_generate_has_all_its_own_options_and_the_settings_that_peop
 ) -> None:
     shown = run("generate", "--help").out
 
-    assert len(shown.splitlines()) < 60
     for flag in ("--show", "--prompts-file", "--url", "--parameter", "--device", "--lora"):
         assert flag in shown
     assert "--max-batch-size" not in shown

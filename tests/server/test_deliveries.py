@@ -3,10 +3,7 @@
 import asyncio
 import base64
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -19,48 +16,12 @@ from carpool.server.deliveries import courier_of
 from support.app import AppClient, Grey, open_app
 from support.endpoints import ENDPOINT, VIDEOS
 from support.pictures import picture
+from support.receivers import Site, listening, name_in_environment
 from support.video_app import Filming
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 SIGNED: dict[str, Any] = {"webhook_secret": SECRET, "webhook_host": ("127.0.0.1",)}
 JOB = {"background_job": True}
-
-
-class Site(ThreadingHTTPServer):
-    """Keeps what it is sent; the first requests are answered with a status of their own."""
-
-    def __init__(self, *statuses: int) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.statuses, self.got = list(statuses), list[tuple[str, dict[str, str], bytes]]()
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Site
-
-    def do_POST(self) -> None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        content = self.rfile.read(int(headers.get("content-length", 0)))
-        self.server.got.append((self.path, headers, content))
-        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 200)
-        for name, value in (("location", "/"), ("etag", '"1"'), ("content-length", "0")):
-            self.send_header(name, value)
-        self.end_headers()
-
-    do_PUT = do_POST
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextmanager
-def site(*statuses: int) -> Iterator[Site]:
-    with Site(*statuses) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 async def delivered(opened: AppClient, path: str, body: dict[str, Any], **settings: Any) -> Any:
@@ -96,7 +57,7 @@ def sent(worker: Grey, path: str, body: dict[str, Any], **settings: Any) -> Any:
 def test_the_openai_sdk_checks_the_event_of_a_video(is_broken: bool) -> None:
     worker = Filming()
     worker.is_broken = is_broken
-    with site(503, 302) as receiver:
+    with listening(Site(503, 302)) as receiver:
         job = sent(worker, VIDEOS, {"webhook": f"{receiver.url}/hook?a=b"}, **SIGNED)
 
     assert [path for path, _, _ in receiver.got] == ["/hook?a=b"] * 3
@@ -113,7 +74,7 @@ def test_the_openai_sdk_checks_the_event_of_a_video(is_broken: bool) -> None:
 
 
 def test_a_webhook_to_an_address_that_is_not_public_is_never_connected_to() -> None:
-    with site() as receiver:
+    with listening(Site()) as receiver:
         body = {**JOB, "webhook": receiver.url}
         job = sent(Grey(), ENDPOINT, body, webhook_secret=SECRET)
 
@@ -144,15 +105,11 @@ def test_a_webhook_that_cannot_be_sent_is_refused(
 
 
 def test_files_are_copied_to_s3_before_the_webhook_tells_where_they_are(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("obstore")
-    with site(403) as s3, site() as receiver:
-        for name, value in {
-            "ENDPOINT_URL": s3.url, "ALLOW_HTTP": "true", "ACCESS_KEY_ID": "me",
-            "SECRET_ACCESS_KEY": "secret", "REGION": "x",
-        }.items():  # fmt: skip
-            monkeypatch.setenv(f"AWS_{name}", value)
+    with listening(Site(403)) as s3, listening(Site()) as receiver:
+        name_in_environment(s3.url, tmp_path, monkeypatch)
         body = {**JOB, "webhook": receiver.url}
         job = sent(Grey(), ENDPOINT, body, upload="s3://shop/made", **SIGNED)
 

@@ -69,10 +69,10 @@ parameter_option = click.option(
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Address": ("host", "port", "api_key"),
-    "Model": ("device", "workers", "dtype", "quantize", "memory", "stream", "lora"),
+    "Model": ("device", "workers", "dtype", "quantize", "memory", "lora"),
     "Batching": ("batching_mode", "max_batch_size", "max_running"),
     "Limits": ("max_queue", "max_wait"),
-    "Running it": ("state_dir", "log_level", "playground"),
+    "Running it": ("state_dir", "playground"),
 }
 """The most used flags, for `carpool serve --help`: one screen."""
 
@@ -107,17 +107,14 @@ class GroupedHelp(click.Command):
         sections = {
             title: [records[name] for name in names] for title, names in self.groups.items()
         }
-        main = {
-            "Options": [
-                line for name, line in records.items() if name not in {*settings, *self.rare}
-            ]
-        }
+        rare = {*settings, *self.rare}
+        main = {"Options": [line for name, line in records.items() if name not in rare]}
         for title, rows in (
             sections | main if self.begins_with_groups else main | sections
         ).items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-        rest = len({*settings, *self.rare}) - sum(map(len, self.groups.values()))
+        rest = len(rare) - sum(map(len, self.groups.values()))
         formatter.write_paragraph()
         formatter.write_text(f"{rest} more: --help-all")
 
@@ -136,6 +133,11 @@ class GenerateHelp(GroupedHelp):
     rare = ()
     settings = EngineSettings
     begins_with_groups = False
+
+
+def help_without(*rare: str) -> type[GroupedHelp]:
+    """A class of commands whose help leaves some of their options to `--help-all`."""
+    return type("ShortHelp", (GroupedHelp,), {"groups": {}, "settings": None, "rare": rare})
 
 
 def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:

@@ -75,7 +75,7 @@ def check_python(python: str) -> None:
     version = answer.stdout.strip()
     if answer.returncode or version != __version__:
         last = (answer.stderr.strip().splitlines() or [f"it has carpool {version}"])[-1]
-        rule = f"must have carpool {__version__}: {python} -m pip install carpool=={__version__}"
+        rule = f"must have carpool {__version__}: {python} -m pip install its checkout or wheel"
         raise SettingRejected(f"worker_python={python!r}: {rule} ({last})")
 
 

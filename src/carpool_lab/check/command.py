@@ -12,6 +12,7 @@ import click
 
 from carpool.cli.generate import pairs, sides
 from carpool.cli.options import (
+    help_without,
     measures_one_process,
     parameter_option,
     settings_from,
@@ -29,7 +30,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-@click.command()
+@click.command(cls=help_without(*_SETTINGS[3:]))
 @click.argument("model", default="shapes")
 @click.option("--quick", is_flag=True, help="fewer and shorter requests: seconds for small models")
 @click.option("--size", help="WIDTHxHEIGHT in pixels  [default: the model's]")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from carpool.cli.options import help_without
 from carpool.config import BatchingMode
 from carpool.errors import CarpoolError, InvalidValue
 from carpool_lab.options import (
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
     from carpool_lab.load.generator import Tick
 
 _SWEEP_ONLY = ("modes", "loads", "output")
+_RARE = (*_SWEEP_ONLY, "trace", "burst", "warmup", "timeout", "mix")
 _NOT_IN_SWEEP = ("url", "trace", "request_rate")
 
 
-@click.command()
+@click.command(cls=help_without(*_RARE))
 @click.option("--url", help="URL of the server  [default: http://127.0.0.1:8000]")
 @click.option("--api-key", envvar="OPENAI_API_KEY", default="none", help="bearer token to send")
 @click.option("--model", help="id to send  [default: none]; with --sweep: model to serve [shapes]")

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from carpool import jsonfile
-from carpool.cli.options import GroupedHelp
+from carpool.cli.options import help_without
 from carpool.config import BatchingMode
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs
@@ -36,15 +36,10 @@ _ONE_ONLY = ("load", "request_rate", "clients", "trace", "mode")
 _COMPARE_ONLY = ("loads", "seeds", "output")
 
 
-class SimulateHelp(GroupedHelp):
-    """Help with the common options; options of fleets and learning only with --help-all."""
-
-    groups = {}
-    settings = None
-    rare = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "learned")
+_RARE = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "learned")
 
 
-@click.command(cls=SimulateHelp)
+@click.command(cls=help_without(*_RARE, *_COMPARE_ONLY))
 @click.option(
     "--table",
     help=f"costs of forwards by rows: {', '.join(TABLES)}, or a file of `carpool check --json`; "

@@ -7,13 +7,16 @@ import shutil
 import struct
 import subprocess
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from carpool.errors import InvalidValue
 from carpool.media.metadata import exif, png_text
+from carpool.request.samplers import SAMPLERS, check_scheduler
 from carpool.server.routes.playground import FOLDER
 from support.pictures import saved
 
@@ -22,7 +25,7 @@ import { readFileSync } from "node:fs";
 const { readPicture } = await import(process.argv[2] + "/metadata.js");
 const { parse, stringify } = await import(process.argv[2] + "/json.js");
 const work = JSON.parse(readFileSync(0, "utf-8"));
-const file = async (path) => readPicture(new Blob([readFileSync(path)]));
+const file = async (path) => readPicture(new Blob([readFileSync(path)]), work.entry);
 const told = [];
 for (const path of work.files || []) told.push(await file(path));
 for (const text of work.texts || []) told.push(stringify(parse(text)));
@@ -57,12 +60,12 @@ def node(tmp_path: Path, **work: Any) -> Any:
     return json.loads(run.stdout)
 
 
-def read(tmp_path: Path, *contents: bytes) -> list[tuple[dict[str, Any] | None, str]]:
+def read(tmp_path: Path, *contents: bytes, **work: Any) -> list[tuple[dict[str, Any] | None, str]]:
     """The settings and the note of each file."""
     paths = [tmp_path / f"{number}.bin" for number in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
-    told = node(tmp_path, files=[str(path) for path in paths])["told"]
+    told = node(tmp_path, files=[str(path) for path in paths], **work)["told"]
     return [(one["settings"], one["note"]) for one in told]
 
 
@@ -330,22 +333,53 @@ def test_more_tools_are_read_and_what_is_left_of_their_json_is_named(tmp_path: P
     assert "graph of nodes" in notes[2]
 
 
-def test_weights_of_a_prompt_are_named_and_escaped_brackets_are_brackets(tmp_path: Path) -> None:
-    told = read(
-        tmp_path,
-        text(f"miku \\(vocaloid\\)\n{LINE}"),
-        text(f"a (cat:1.3)\nNegative prompt: [dogs], \\[x\\]\n{LINE}"),
-        text(f"a (red cat), ratio (16:9 b)\n{LINE}"),
-    )
+SD = {"schedulers": [*SAMPLERS], "parameters": [{"name": "prompt_weights"}]}  # of /v1/models
 
-    settings = [one or {} for one, _ in told]
-    assert [one["prompt"] for one in settings] == [
-        "miku (vocaloid)", "a (cat:1.3)", "a (red cat), ratio (16:9 b)",
-    ]  # fmt: skip
-    assert settings[1]["negative_prompt"] == "[dogs], [x]"
-    assert ["weights" in note for _, note in told] == [False, True, False]
-    assert "(cat:1.3)" in told[1][1]
-    assert "negative prompt, as [dogs]" in told[1][1]
+
+def test_weights_are_a_setting_where_the_model_reads_them_and_else_named(tmp_path: Path) -> None:
+    files = [
+        text(f"miku \\(vocaloid\\)\n{LINE}"),
+        text(f"a (cat:1.3) <lora:x:1>\nNegative prompt: [dogs], \\[x\\]\n{LINE}"),
+        text(f"a (red cat), ratio (16:9 b) BREAK\n{LINE}"),
+    ]
+
+    words, weights = read(tmp_path, *files), read(tmp_path, *files, entry=SD)
+
+    told = [[one or {} for one, _ in some] for some in (words, weights)]
+    plain = ["miku (vocaloid)", "a (cat:1.3)", "a (red cat), ratio (16:9 b) BREAK"]
+    assert [[one["prompt"] for one in some] for some in told] == [plain, plain]
+    assert [one.get("prompt_weights") for some in told for one in some] == [None] * 4 + [True] * 2
+    assert [some[1]["negative_prompt"] for some in told] == ["[dogs], [x]", "[dogs], \\[x\\]"]
+    notes = [note for some in (words, weights) for _, note in some]
+    assert ["weights" in note for note in notes] == [False, True, True, False, False, True]
+    assert "(cat:1.3)" in notes[1]
+    assert "negative prompt, as [dogs]" in notes[1]
+    assert "of the prompt, as BREAK" in notes[5]
+
+
+NAMES = [
+    ("DPM++ 2M Karras", ""), ("DPM++ 2M", "Karras"), ("Euler a", "Automatic"), ("UniPC", ""),
+    ("DPM2 a", "Karras"), ("k_euler_ancestral", ""), ("dpmpp_2m_sde", "karras"),
+    ("LMS", "Exponential"), ("DPM adaptive", ""), ("DDIM", "SGM Uniform"), ("k_dpm_2", ""),
+    ("DPM++ 2M SDE Heun", "Beta"), ("sample_heun", ""), ("dpmpp_2m_gpu", ""), ("PLMS", ""),
+]  # fmt: skip
+
+
+def test_a_sampler_is_the_one_that_the_server_takes_it_for(tmp_path: Path) -> None:
+    def name_here(name: str) -> str | None:
+        with suppress(InvalidValue):
+            return check_scheduler(name, SAMPLERS, "DDPMScheduler")
+        return None
+
+    as_text = [text(f"a\nSteps: 3, Sampler: {one}, Schedule type: {two}") for one, two in NAMES]
+    as_json = [text(json.dumps({"steps": 3, "sampler": a, "scheduler": b})) for a, b in NAMES]
+
+    told = read(tmp_path, *as_text, *as_json, entry=SD)
+
+    for pair, (settings, note) in zip([*NAMES, *NAMES], told, strict=True):
+        expected = name_here(" ".join(pair).strip())
+        assert (settings or {}).get("scheduler") == expected, pair
+        assert ("ampler" in note) == (expected is None), pair
 
 
 def test_exif_is_read_wherever_it_lies_in_an_avif(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def press_until(page: Tab, key: str, condition: str, most: int = 60) -> None:
     raise AssertionError(f"{most} times {key} did not reach: {condition}")
 
 
+def violations(page: Any) -> list[Any]:
+    """What axe finds on a page: rules, and the elements that break them."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    rows = Axe().run(page).response["violations"]
+    return [(row["id"], [node["html"][:120] for node in row["nodes"]][:3]) for row in rows]
+
+
 # Both ways at three sizes
 
 
@@ -179,15 +187,12 @@ def test_targets_have_forty_pixels_inputs_sixteen_nothing_is_too_wide_and_arrows
 def test_axe_finds_nothing_in_any_view_dialog_or_menu(
     browser: Any, server: Server, scheme: str, size: str
 ) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     with opened(browser, server, size, color_scheme=scheme) as tab:
         page = tab.page
         page.locator("#current .card-open img").wait_for()
 
         def check(place: str) -> list[Any]:
-            violations = Axe().run(page).response["violations"]
-            return [(place, v["id"], [n["html"][:120] for n in v["nodes"]][:3]) for v in violations]
+            return [(place, violation) for violation in violations(page)]
 
         wrong = check("draw")
         page.fill("#f-num_inference_steps", "0")
@@ -326,7 +331,6 @@ def test_nothing_comes_to_stand_where_cancel_was(laptop: Tab) -> None:
     cancel = page.locator("#current .cancel:not(.gone)")
     cancel.wait_for()
     box = cancel.bounding_box()
-    assert box is not None
     laptop.card("a green square")
     at = f"{box['x'] + box['width'] / 2}, {box['y'] + box['height'] / 2}"
     under = f"document.elementFromPoint({at}).closest('button')"
@@ -372,12 +376,7 @@ def test_the_gallery_has_what_the_api_made_and_is_searched_starred_and_chosen_fr
     page.get_by_label("Choose: an orange star").check()
     page.locator("#chosen").get_by_role("button", name="Delete").click()
     page.goto("about:blank")  # it is deleted although nobody waits for the time of its undo
-    eventually(lambda: "an orange star" not in client_text(server), 20, "the deletion")
-
-
-def client_text(server: Server) -> str:
-    with server.client() as client:
-        return str(client.get("/v1/jobs").text)
+    eventually(lambda: "an orange star" not in server.get("/v1/jobs").text, 90, "the deletion")
 
 
 # The page of the HTTP API
@@ -387,8 +386,6 @@ def client_text(server: Server) -> str:
 def test_a_route_is_tried_on_the_page_of_the_api_and_axe_finds_nothing(
     browser: Any, server: Server, scheme: str
 ) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     with tab(browser, server.url + "/docs", color_scheme=scheme) as docs:
         page = docs.page
         assert server.url in page.locator("pre.curl").first.inner_text()
@@ -403,9 +400,7 @@ def test_a_route_is_tried_on_the_page_of_the_api_and_axe_finds_nothing(
         events.get_by_text("event: status").wait_for()
         events.get_by_role("button", name="Stop").click()
         events.get_by_text("Stopped.").wait_for()
-        violations = Axe().run(page).response["violations"]
-
-    assert [(v["id"], [n["html"][:90] for n in v["nodes"]][:4]) for v in violations] == []
+        assert violations(page) == []
 
 
 def test_a_reference_picture_outlives_a_reload_too(laptop: Tab) -> None:

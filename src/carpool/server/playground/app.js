@@ -257,7 +257,7 @@ byId("refresh").addEventListener("click", trying(() => jobs.list()));
 async function receive(files) {
   const pictures = files.filter((file) => file.type.startsWith("image/"));
   if (!pictures.length || !form.entry) return;
-  const { settings, note } = await readPicture(pictures[0]);
+  const { settings, note } = await readPicture(pictures[0], form.entry);
   show("draw");
   if (settings) {
     const same = jobs.all.find((job) => job.seeds.map(String).includes(String(settings.seed)) && job.settings.prompt);

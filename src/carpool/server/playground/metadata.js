@@ -18,17 +18,19 @@ const ALIASES = { // names of other tools' JSON
   seed: ["seed", "Seed"], width: ["width"], height: ["height"],
 };
 const NO_NUMBER = /(?<=[:,[]\s?)(?:NaN|-?Infinity)(?=\s?[,}\]])/g; // as Python writes them
-const SYNTAX = /\([^()]{1,200}:\s*[+-]?\d*\.?\d+\s*\)|\(\([^()]{1,200}\)\)|\[[^[\]]{1,200}\]|\b(?:BREAK|AND)\b/;
+const WEIGHTS = /\([^()]{1,200}:\s*[+-]?\d*\.?\d+\s*\)|\(\([^()]{1,200}\)\)|\[[^[\]]{1,200}\]/;
+const EDITING = /\[[^[\]]{0,200}[:|][^[\]]{0,200}\]|\b(?:BREAK|AND)\b/;
 const ESCAPE = /\\([()[\]\\])/g;
 const TAG = /[ \t]*<(\w+):([^>]{1,500})>/g;
 const MOST_NAMES = 6; // in a note
 const MOST_FIELDS = 200, MOST_LETTERS = 1 << 18; // of a text that is searched for fields
 
-/** The settings that a file carries; null for none. */
-export const settingsOf = async (file) => (await readPicture(file)).settings;
-
-/** {settings, note}: the settings that a file carries, or null; and what of it is not read. */
-export async function readPicture(file) {
+/**
+ * {settings, note}: the settings that a file carries, or null; and what of it is not read.
+ *
+ * @param entry what `GET /v1/models` says of the model that is to draw: its samplers, and whether it reads weights
+ */
+export async function readPicture(file, entry = {}) {
   const texts = await textsOf(file);
   const own = object(texts.carpool);
   if (own && Object.keys(own).length) return { settings: own, note: "" };
@@ -36,11 +38,11 @@ export async function readPicture(file) {
   if (isOfComfy && !fieldsOf(texts.parameters?.slice(0, MOST_LETTERS).trim().split("\n").at(-1) || "").some(settingOf)) {
     return { settings: null, note: "ComfyUI made this picture: its settings are a graph of nodes, which is not read here." };
   }
-  if (!isOfComfy && texts.prompt && (texts.seed || texts.num_inference_steps)) return fromJSON(texts); // Easy Diffusion
+  if (!isOfComfy && texts.prompt && (texts.seed || texts.num_inference_steps)) return fromJSON(texts, entry); // Easy Diffusion
   for (const text of [texts.parameters, texts.invokeai_metadata, texts.Comment, texts.UserComment, texts["sd-metadata"], texts.ImageDescription]) {
     if (!text) continue;
     const json = object(text);
-    const read = json ? fromJSON(json) : fromText(text);
+    const read = json ? fromJSON(json, entry) : fromText(text, entry);
     if (read.settings) return read;
   }
   return { settings: null, note: "" };
@@ -62,7 +64,7 @@ const isGraph = (text) => {
   return Boolean(value && (Array.isArray(value.nodes) || Object.values(value).some((node) => node?.class_type)));
 };
 
-function fromJSON(json) {
+function fromJSON(json, entry) {
   const inner = [json.sui_image_params, json.image, json].find((one) => one && typeof one === "object" && !Array.isArray(one));
   const settings = {};
   for (const [name, aliases] of Object.entries(ALIASES)) {
@@ -73,6 +75,7 @@ function fromJSON(json) {
   if (size && settings.width === undefined) Object.assign(settings, { width: Number(size[1]), height: Number(size[2]) });
   if (!Object.keys(settings).length) return { settings: null, note: "" };
   const known = new Set([...Object.values(ALIASES).flat(), ...(size ? ["resolution"] : [])]);
+  if (addSampler(settings, [inner.sampler, inner.scheduler], entry)) for (const name of ["sampler", "scheduler"]) known.add(name);
   const unread = Object.keys(inner).filter((name) => !known.has(name) && UNREAD.test(name) && isSet(inner[name]));
   return finished(settings, unread);
 }
@@ -129,7 +132,19 @@ function settingOf([name, value]) {
   return known && value !== "" && Number.isFinite(Number(value)) ? { [known]: Number(value) } : null;
 }
 
-function fromText(text) {
+/** A sampler's name in the letters that all programs agree on, as the server compares them. */
+const plain = (name) => name.toLowerCase().replaceAll("++", "pp").replace(/[^a-z0-9]/g, "").replace(/^(sample)?(k(?=euler|lms|heun|dpm))?/, "")
+  .replace(/(gpu|automatic)$/, "").replace(/^eulerancestral/, "eulera").replace(/^dpm2ancestral/, "dpm2a").replace(/^unipcbh2/, "unipc");
+
+/** Add the sampler of [its name, its noise schedule] as the model calls it; false: it offers no such one. */
+function addSampler(settings, names, entry) {
+  const wanted = names.map((name) => (typeof name === "string" ? plain(name) : "")).join("");
+  const sampler = wanted && (entry.schedulers || []).find((name) => plain(name) === wanted);
+  if (sampler) settings.scheduler = sampler;
+  return Boolean(sampler);
+}
+
+function fromText(text, entry) {
   const lines = text.slice(0, MOST_LETTERS).trim().split(/\r?\n/);
   let last = lines.length, fields = [];
   for (let at = lines.length - 1; at >= 0; at -= 1) { // templates of wildcards may follow it
@@ -149,12 +164,18 @@ function fromText(text) {
   if (negative >= 0) settings.negative_prompt = said.splice(negative).join("\n").slice(16).trim();
   if (said.join("").trim()) settings.prompt = said.join("\n").trim();
   if (!Object.keys(settings).length) return { settings: null, note: "" };
-  const unread = fields.filter((field) => !settingOf(field) && !QUIET.test(field[0])).map(([name]) => name);
-  for (const name of ["prompt", "negative_prompt"]) { // its syntax is drawn as words
-    const syntax = settings[name]?.replace(ESCAPE, " ").match(SYNTAX);
+  const value = (name) => fields.find((field) => field[0] === name)?.[1];
+  const read = new Set(addSampler(settings, [value("Sampler"), value("Schedule type")], entry) ? ["Sampler", "Schedule type"] : []);
+  const unread = fields.filter((field) => !settingOf(field) && !QUIET.test(field[0]) && !read.has(field[0])).map(([name]) => name);
+  const texts = ["prompt", "negative_prompt"].filter((name) => settings[name]);
+  const bare = (name) => settings[name].replace(TAG, "").replace(ESCAPE, " ");
+  const reads = (entry.parameters || []).some((one) => one.name === "prompt_weights") && texts.some((name) => /[([]/.test(bare(name)));
+  for (const name of texts) { // syntax that nothing reads is drawn as words
+    const syntax = bare(name).match(EDITING) || (!reads && bare(name).match(WEIGHTS));
     if (syntax) unread.unshift(`weights and other syntax of the ${name === "prompt" ? "" : "negative "}prompt, as ${syntax[0]}`);
-    if (settings[name]) settings[name] = settings[name].replace(ESCAPE, "$1");
+    if (!reads) settings[name] = settings[name].replace(ESCAPE, "$1");
   }
+  if (reads) settings.prompt_weights = true;
   return finished(settings, unread);
 }
 
