@@ -203,7 +203,7 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"messages": [CALLS, *ASKED]}, "messages", "tool_calls of a message is not supported"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "must be one of system"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one of them"),
-        ({"extra_body": {"background_job": True}}, "background_job", "stream=true tells them"),
+        ({"extra_body": {"background_job": True}}, "background_job", "stream=true sends them"),
         ({"extra_body": {"enhance_prompt": True}}, "enhance_prompt", "no model that rewrites"),
         ({"frequency_penalty": 1}, "frequency_penalty", "not supported"),
         ({"modalities": ["audio"]}, "modalities", "only texts"),
