@@ -5,16 +5,16 @@ guidance. Text encoders and VAEs are those of the tests' tiny checkpoints; the d
 so that a forward takes some ms. The embedded model is what the simulator is held against.
 """
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.small_models import WIDER
 from carpool.models.embedded import MODEL_DIR
@@ -70,25 +70,14 @@ class PeerModel:
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             draft = Path(tempfile.mkdtemp(dir=folder.parent))
-            self._pipeline().save_pretrained(draft)
+            config = json.dumps(WIDER[self.name])
+            command = [sys.executable, "-m", "support.tiny.wider", self.family, config, str(draft)]
+            subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": f"{ROOT}/tests"})
             try:
                 os.replace(draft, folder)
             except OSError:  # another process was faster
                 shutil.rmtree(draft)
         return folder
-
-    def _pipeline(self) -> Any:
-        sys.path.insert(0, str(ROOT / "tests"))
-        from support.tiny.checkpoints import build
-        from support.tiny.parts import drawn
-
-        pipe = build(self.family)
-        config = {**pipe.transformer.config, **WIDER[self.name]}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            denoiser = drawn(type(pipe.transformer).from_config(config), last="proj_out", gain=0.3)
-        pipe.register_modules(transformer=denoiser)
-        return pipe
 
 
 MODELS = {

@@ -6,7 +6,7 @@ it, and equal calls of one forward run once. Callers get copies, because pipelin
 answers.
 
 An answer is cached only if the call had no other effect: no draws from the global random numbers,
-no changed arguments, no code or hooks outside the known libraries, no torch modes, no text
+no changed arguments, no code or hooks outside the known libraries, no modes of torch, no text
 generated token by token. A fused forward may differ from a lone call in its last bits
 (`numerics="fast"`): its answers are given to requests with company only.
 """
