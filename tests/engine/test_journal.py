@@ -18,6 +18,7 @@ from carpool.config import EngineSettings
 from carpool.engine import journal as journals
 from carpool.engine.intercept import Call, Target
 from carpool.engine.journal import Answered, Identity, Journal
+from carpool.engine.language import parts
 from carpool.engine.model.device import Device
 from carpool.engine.model.load import load
 from carpool.engine.observe.timeline import Timeline
@@ -27,6 +28,7 @@ from carpool.errors import Released
 from carpool.request.parameters import check
 from carpool.types import CheckedRequest, JournalEntry, Request
 from support.engine_driver import Drive, Recorder, driving, fresh
+from support.language import author
 from support.lora_files import adapter
 from support.tiny import ARGUMENTS, checkpoint
 
@@ -159,6 +161,32 @@ def test_a_request_stays_whose_journal_lacks_a_call_and_one_that_waits_goes(
         drive.finish()
         assert isinstance(waits.error, Released)
         assert tensor_of(ran) is not None
+
+
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+@pytest.mark.parametrize("name", ["glm", "gemma3", "qwen2.5-vl", "large head"])
+def test_a_text_goes_on_at_its_next_token(
+    name: str, numerics: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, request, kept = int(name == "large head"), Request("3", seed=7), list[Answered]()
+    monkeypatch.setattr(parts, "LARGE_HEAD", 1 if heads else 2**30)
+    pipes = [author("qwen3" if heads else name) for _ in range(2)]
+    with driving(pipes[0], numerics=numerics) as drive:
+        drive.submit("1", seed=1)
+        ran = put(drive, request, [], kept)
+        drive.turn_until(lambda: len(kept) >= 9)
+        entries, made = [one.entry() for one in kept], len(drive.forwards)
+        drive.finish()
+        lines = [[line.request_id for line in f.timelines] for f in drive.forwards[made:]]
+        left = sum(request.request_id in ids for ids in lines)
+    with driving(pipes[1], numerics=numerics) as other:
+        again = put(other, request, entries)
+        other.finish()
+
+        assert again.outcome.fields["text"].tolist() == ran.outcome.fields["text"].tolist()
+        assert torch.equal(tensor_of(again), tensor_of(ran))
+        assert replayed(other, request) == len(entries) == 9
+        assert len(other.forwards) == left + 1 + heads * 8  # the prompt; and logits
 
 
 def test_noise_that_each_step_draws_is_the_same_again() -> None:

@@ -232,6 +232,17 @@ class Author(DiffusionPipeline):  # type: ignore[misc]
         return {"images": x, "text": text}
 
 
+class Exactly(Author):
+    """Gives the logits, too, from which its tokens were drawn."""
+
+    def __call__(self, prompt: str = "", *args: Any, **kwargs: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            text = self.text_encoder.generate(
+                **self.texts[int(prompt)], output_logits=True, return_dict_in_generate=True
+            )
+        return {"images": torch.stack(text.logits), "text": text.sequences}
+
+
 def author(name: str, count: int = 6) -> Author:
     """A pipeline around one of `MODELS`, with the same weights at every call."""
     with torch.random.fork_rng(devices=[]):

@@ -64,30 +64,31 @@ class ConditioningCache:
         is_exact: bool,
         reads_caches: bool,
     ) -> None:
-        self._limit, self._adapters, self._digests = limit, adapters, Digests()
-        self._is_by_tenant, self._is_exact = is_by_tenant, is_exact
+        self.limit, self._adapters, self._digests = limit, adapters, Digests()
+        self._is_by_tenant, self.is_exact = is_by_tenant, is_exact
         self._reads_caches, self._stages = reads_caches, stages
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._hits = self._misses = self._clearances = 0
         self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be cached
+        self.prefix_tokens = 0  # of prompts that were not processed again: `language/prefixes.py`
         self.has_news = False  # an answer was cached since the last check of the parked calls
 
     def source(self, state: RequestState) -> "RequestConditioning | None":
         """The source for the calls of a request; None: the cache is off."""
-        return RequestConditioning(self, state) if self._limit else None
+        return RequestConditioning(self, state) if self.limit else None
 
     def key(self, call: Call, tenant: str) -> Hashable | None:
         """The cache key of a call; None: the call has to run."""
         target = call.target
         if target.method in WRITING or target.modes:
             return None
-        arguments, module = call.arguments(), target.module
+        arguments = call.arguments()
         tensors = list(tensors_in(arguments))
-        if (id(module), target.method) in self._unkept:
+        if (id(target.module), target.method) in self._unkept:
             return None
         if target.is_exclusive or len(call.args) > len(target.positional):
             return None
-        if not is_of_a_library(type(module)) or _is_observed(module):
+        if (owner := self.owner(call, tenant)) is None:
             return None
         if any(type(t) is not Tensor or t.layout is not torch.strided for t in tensors):
             return None
@@ -95,15 +96,20 @@ class ConditioningCache:
             content = self._digests.nested(arguments)
         except Unfusable:
             return None
-        adapters, strides = self._adapters, tuple([tensor.stride() for tensor in tensors])
+        strides = tuple([tensor.stride() for tensor in tensors])
+        return owner, target.method, content, strides
+
+    def owner(self, call: Call, tenant: str) -> Hashable | None:
+        """What calls have in common that may share answers; None: this one's are not kept."""
+        adapters, module = self._adapters, call.target.module
+        if not is_of_a_library(type(module)) or _is_observed(module):
+            return None
         lora = [
             (name, scale, adapters.digest(name))
             for name, scale in call.lora
             if adapters.acts_on(name, module)
         ]
-        owner = tenant if self._is_by_tenant else ""
-        place = id(module), target.method, module.training
-        return place, content, strides, tuple(lora), owner
+        return id(module), module.training, tuple(lora), tenant if self._is_by_tenant else ""
 
     def answer(self, key: Hashable, *, is_lone: bool) -> Any | None:
         """A copy of a cached answer.
@@ -132,7 +138,7 @@ class ConditioningCache:
                 places.setdefault(key, place)
             running, clearances = [states[place] for place in places.values()], self._clearances
             answers = dict(zip(places, run(running), strict=True))
-            is_alone, copies = self._is_exact or len(running) == 1, dict[Hashable, Any]()
+            is_alone, copies = self.is_exact or len(running) == 1, dict[Hashable, Any]()
             if clearances == self._clearances:  # else memory is short: perhaps they ran in tiles
                 for key, place in places.items():
                     entry = states[place], answers[key], is_alone
@@ -170,19 +176,31 @@ class ConditioningCache:
         except torch.OutOfMemoryError:
             self.clear()
             return None
-        self._put(source.key, _Entry(copy, _size(copy), is_alone))
+        self.has_news |= self.put(source.key, copy, is_alone=is_alone)
         return copy
 
-    def _put(self, key: Hashable, entry: _Entry) -> None:
-        if entry.size > self._limit:
-            return
-        before = self._entries.pop(key, None)
-        self._entries[key] = entry
-        self._bytes += entry.size - (before.size if before is not None else 0)
-        self.has_news = True
-        while self._bytes > self._limit:
-            _, victim = self._entries.popitem(last=False)
-            self._bytes -= victim.size
+    def put(self, key: Hashable, answer: Any, *, is_alone: bool = False) -> bool:
+        """Keep an answer whose tensors no other code has; returns whether there is room for it."""
+        if (size := _size(answer)) > self.limit:
+            return False
+        self.drop(key)
+        self._entries[key] = _Entry(answer, size, is_alone)
+        self._bytes += size
+        while self._bytes > self.limit:
+            self.drop(next(iter(self._entries)))
+        return True
+
+    def kept(self, key: Hashable) -> Any | None:
+        """A kept answer itself, which must not be changed."""
+        if (entry := self._entries.get(key)) is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry.answer
+
+    def drop(self, key: Hashable) -> None:
+        """Keep the answer of a key no longer. Harmless where there is none."""
+        if (entry := self._entries.pop(key, None)) is not None:
+            self._bytes -= entry.size
 
     def clear(self) -> None:
         """Drop all answers, because memory is short or modules may have changed."""
@@ -196,7 +214,8 @@ class ConditioningCache:
             "misses": self._misses,
             "entries": len(self._entries),
             "bytes": self._bytes,
-            "limit_bytes": self._limit,
+            "limit_bytes": self.limit,
+            "prefix_tokens": self.prefix_tokens,
         }
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
+from carpool.engine.language.parts import WRITING
 from carpool.engine.probation.probation import Probation
 from carpool.engine.specs.rule import NoTest, Test
 from carpool.types import CheckedRequest
@@ -81,7 +82,7 @@ class Describer:
             key, rows, is_tried = before.key, before.rows, before.is_tried
         else:
             call = self._probation.infer_spec(call)
-            if call.target.spec is None and target.method != "generate":
+            if call.target.spec is None and target.method not in WRITING:
                 self._log_once(target)
             key, rows = self._fuser.describe(call)
             hash(key)  # raises now if a value cannot be hashed

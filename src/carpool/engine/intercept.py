@@ -14,19 +14,23 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from msgspec import Struct
 from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
-from carpool.engine.language.parts import TokenReader, called_parts
+from carpool.engine.language.parts import PREFILL, called_parts
 from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import SPECS, Spec
 from carpool.engine.specs.plugins import spec_of
 from carpool.request.lora import AdapterScales
 from carpool.types import Phase, phase_of
+
+if TYPE_CHECKING:  # it imports transformers
+    from carpool.engine.language.prompt import Prompt
+    from carpool.engine.language.tokens import PackedTokens
 
 _ABSENT = object()
 _SCALING = "diffusers.utils.peft_utils"  # module of the decorator `apply_lora_scale`
@@ -101,7 +105,7 @@ class Interception:
     def __init__(
         self,
         components: Mapping[str, Any],
-        reader_of: Callable[[nn.Module], TokenReader | None] = lambda module: None,
+        reader_of: Callable[[nn.Module], "PackedTokens | None"] = lambda module: None,
     ) -> None:
         self._reader_of = reader_of
         self.targets: list[Target] = []
@@ -274,7 +278,7 @@ def _parking(
     original: Callable[..., Any],
     target: Target | None,
     token: Target | None,
-    reader: TokenReader | None,
+    reader: "PackedTokens | None",
     component: nn.Module | None = None,
 ) -> Callable[..., Any]:
     """Wrap a method so that it parks when called in a fiber.
@@ -300,7 +304,10 @@ def _parking(
         called = token if token and context.is_generating(component) else target
         if called is None or (called is token and reader is not None and reader.is_token(kwargs)):
             return original(*args, **kwargs)
-        return _parked(Call(context.own(called), args, kwargs))
+        own, prompt = context.own(called), None
+        if called is token and reader is not None and not args and context.reads_in_parts:
+            prompt = reader.prompt(called.module, kwargs)
+        return _parked(Call(own, args, kwargs)) if prompt is None else _read(prompt, own, context)
 
     method.intercepted = original  # type: ignore[attr-defined]
     return method
@@ -311,7 +318,20 @@ def _parked(call: Call) -> Any:
     return answer.run() if isinstance(answer, Inside) else answer
 
 
-def _parking_packed(token: Target, reader: TokenReader) -> Callable[..., Any]:
+def _read(prompt: "Prompt", own: Target, context: Any) -> Any:
+    """Read a prompt, in as many calls as the time of others asks for; the answer of the last."""
+    while True:
+        left = prompt.tokens - prompt.read
+        until = prompt.read + min(left, context.prompt_part(own.component, left))
+        is_last = until == prompt.tokens
+        run = functools.partial(prompt.run, own.original)
+        part = replace(own, original=run, positional=(), method=own.method if is_last else PREFILL)
+        answer = _parked(Call(part, (), prompt.part(until)))
+        if is_last:
+            return answer
+
+
+def _parking_packed(token: Target, reader: "PackedTokens") -> Callable[..., Any]:
     """The forward of a language model's layers, wrapped to park in fibers during generation.
 
     Calls of one token share forwards.

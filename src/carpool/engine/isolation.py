@@ -106,6 +106,8 @@ class RequestContext:
     """The private state of one request; see `fiber.FiberContext`."""
 
     is_private = is_running = False
+    # how many of so many tokens a component reads in one call
+    prompt_part: Callable[[str, int], int] = staticmethod(lambda component, tokens: tokens)
     watch: Any = None  # adds options to `generate` that report its text; see `rewriter`
 
     def __init__(
@@ -186,8 +188,7 @@ class RequestContext:
         Raises:
             PipelineFailed: other processes also compute the component, and cannot enter such modes.
         """
-        is_usual = self._modes.can_share and not self._functions.are_changed
-        is_usual = is_usual and contextvars.copy_context() == self._variables
+        is_usual = self._is_usual()
         is_usual = is_usual and (target.method != "generate" or target.spec is not None)
         if self.changes.has_state or self.changes.before:
             is_usual = not self.changes.has_own(target.module) and is_usual
@@ -204,6 +205,17 @@ class RequestContext:
                 "this with context_parallel=1"
             )
         return replace(target, original=self._inside(target.original), is_exclusive=True)
+
+    def _is_usual(self) -> bool:
+        if self._functions.are_changed or not self._modes.can_share:
+            return False
+        return contextvars.copy_context() == self._variables
+
+    @property
+    def reads_in_parts(self) -> bool:
+        """Whether a language model may read a prompt in several calls."""
+        is_plain = not (is_autocast_on() or torch.is_inference_mode_enabled())
+        return is_plain and self._is_usual()
 
     def _in_modes(self, target: Target, modes: Modes) -> Target:
         """The same method in these modes; calls in equal modes share forwards."""

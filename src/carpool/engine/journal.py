@@ -26,6 +26,8 @@ from carpool.engine import serialization
 from carpool.engine.containment import TurnStage
 from carpool.engine.identity import identity_of_answers
 from carpool.engine.intercept import Call
+from carpool.engine.language.own_cache import OwnCache
+from carpool.engine.language.parts import PREFILL
 from carpool.engine.model.device import Device
 from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.observe.timeline import Timeline
@@ -137,6 +139,8 @@ class Journal:
         Raises:
             Mismatch: the recorded answers do not match this request.
         """
+        if call.target.method == PREFILL:
+            return None  # how a prompt is cut differs from run to run
         self._calls, self._asked_arguments = self._calls + 1, call.kwargs
         self._mark, self._versions = None, []
         if (self._sink is None and not self.is_replaying) or not _is_kept(call):
@@ -156,7 +160,10 @@ class Journal:
             raise Mismatch(f"call {self._calls}, to {call.target.component}, differs")
         try:
             answer = serialization.unpack(entry.answer, self._device.torch)
-        except ValueError as error:
+            if (cache := _cache_of(call)) is not None:
+                answer, growth = answer
+                cache.grow(growth)
+        except (ValueError, TypeError, RuntimeError) as error:
             raise Mismatch(str(error)) from error
         self._next += 1
         self._timeline.replayed_calls += 1
@@ -172,6 +179,8 @@ class Journal:
 
     def ran(self, call: Call, answer: Any) -> None:
         """Observe an answer; a call not passed to `answer` was answered by an earlier source."""
+        if call.target.method == PREFILL:
+            return
         if call.kwargs is not self._asked_arguments:
             self._calls, self._mark = self._calls + 1, None
             return
@@ -191,10 +200,12 @@ class Journal:
             if tensor._version != version:
                 return False  # the call has changed its arguments
         try:
+            if (cache := _cache_of(call)) is not None:
+                answer = answer, cache.growth()
             if (size := serialization.size(answer)) > MOST_BYTES:
                 _log_once(call, f"one takes {size >> 20} MiB, the limit is {MOST_BYTES >> 20}")
                 return False
-        except serialization.Unpackable as error:
+        except (serialization.Unpackable, RuntimeError) as error:
             _log_once(call, f"they hold {error}")
             return False
         device, moment = self._device, None
@@ -224,7 +235,14 @@ def _log_once(call: Call, why: str) -> None:
 
 
 def _is_kept(call: Call) -> bool:
-    return call.target.phase != "decode" and not call.target.is_exclusive
+    """Whether an answer may be written down; logits are large, and soon made again."""
+    target = call.target
+    return target.phase != "decode" and not target.is_exclusive and target.method != "logits"
+
+
+def _cache_of(call: Call) -> OwnCache | None:
+    """The keys and values of a text, to which a call adds a token."""
+    return next((v for v in call.kwargs.values() if isinstance(v, OwnCache)), None)
 
 
 class _Unknown(Exception):
@@ -275,6 +293,8 @@ def _form(value: Any) -> str:
         return repr(value)
     if isinstance(value, torch.device):
         return value.type
+    if isinstance(value, OwnCache):
+        return repr(value)
     if type(value) in (list, tuple, torch.Size):
         return f"[{','.join(map(_form, value))}]"
     if type(value) is dict:

@@ -93,8 +93,7 @@ class EngineCore:
             log.warning("%s", problem)
         proof_path = table.path.with_suffix(".fusing.json") if table else None
         self.runner = ModelRunner(parts, self.scheduler, self._observers, around, proof_path)
-        admission, describer = self.scheduler.admission, self.runner.describer
-        self.running = RunningRequests(parts, describer, admission)
+        self.running = RunningRequests(parts, self.runner.describer, self.scheduler)
         self.running.rides.deadlock = deadlock
         self._answers = EarlyAnswers(parts, lambda: self.running.states)
 

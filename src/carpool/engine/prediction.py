@@ -1,13 +1,15 @@
 """Predict the work of requests from learned costs, and build the policies' views."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any
 
 from torch import Tensor
 
 from carpool.engine.intercept import Call
-from carpool.engine.language.parts import WRITING
+from carpool.engine.language.parts import PREFILL, WRITING
+from carpool.engine.language.prompt import BLOCK
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.request import RequestState
 from carpool.request.card import Card
@@ -92,6 +94,21 @@ class Predictor:
         steps = max(1, self._card.steps(request.arguments))
         call = self._step_calls.get(_size(request), self._last_step_call)
         return steps * (self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0)
+
+    def prompt_part(self, component: str, tokens: int, drawing: Sequence[ParkedCall]) -> int:
+        """How many of so many tokens of a prompt are read before others take their turn.
+
+        Half as often as it takes to be done within a step of those that draw, or within the forward
+        of a single token: less of it takes no less time.
+        """
+        part, costs = 1 << (tokens - 1).bit_length(), self._costs
+        kind = partial(_kind_of_tokens, f"{component}.generate")
+        steps_s = [costs.baseline_s(call.kind, call.rows) for call in drawing]
+        if steps_s and not costs.curve(kind(part)).is_empty:
+            bound_s = max(*steps_s, costs.baseline_s(kind(1), 1))
+            while part > BLOCK and costs.baseline_s(kind(part), 1) > bound_s:
+                part //= 2
+        return part
 
     def step_costs(self, most_rows: int, most_running: int) -> dict[RequestSize, list[float]]:
         """Seconds of a denoising step, per size that has run, by the number of sharing requests."""
@@ -190,8 +207,8 @@ def _defaults(card: Card) -> dict[str, object]:
 def _kind(call: Call, rows: int) -> CallKind:
     target, arguments = call.target, call.arguments()
     name = f"{target.component}.{target.method}"
-    if target.method == "generate":
-        return _token_kind(name, arguments)
+    if target.method in ("generate", PREFILL):
+        return _token_kind(f"{target.component}.generate", arguments)
     leading = arguments.get(target.spec.rows) if target.spec else None
     shape = leading.shape[1:] if isinstance(leading, Tensor) else ()
     size = sum(tensor.numel() for tensor in tensors_in(arguments))
@@ -205,6 +222,10 @@ def _token_kind(name: str, arguments: Mapping[str, Any]) -> CallKind:
     """
     ids = next((arguments[n] for n in _READ if isinstance(arguments.get(n), Tensor)), None)
     tokens = 1 if ids is None else ids.numel() if ids.ndim < 3 else ids.shape[0] * ids.shape[1]
+    return _kind_of_tokens(name, tokens)
+
+
+def _kind_of_tokens(name: str, tokens: int) -> CallKind:
     size = 1 << (tokens - 1).bit_length()
     return CallKind(name, size, "token" if size == 1 else f"{size} tokens")
 

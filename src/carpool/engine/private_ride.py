@@ -42,7 +42,7 @@ class PrivateContext:
     """
 
     pins = watch = None
-    is_private = True
+    is_private, reads_in_parts = True, False
 
     def __init__(
         self, pipe: Any, modules: Mapping[str, nn.Module], seed: int, device: torch.device

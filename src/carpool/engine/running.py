@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from carpool.engine.admission import AdmissionControl
 from carpool.engine.answers import AnswerList, StartOver
 from carpool.engine.containment import UNCONTAINED, EngineLost, RequestStage
 from carpool.engine.describe import Describer
@@ -28,6 +27,7 @@ from carpool.engine.pipeline_errors import error_of, to_api_error
 from carpool.engine.private_ride import PrivateContext
 from carpool.engine.request import FiberState, RequestState, RideContext
 from carpool.engine.ride_choice import RideChoice, SecondRuns
+from carpool.engine.scheduler import Scheduler
 from carpool.engine.tokenizers import HostCall, run_on_host
 from carpool.errors import Cancelled, CarpoolError, Released
 from carpool.types import Event
@@ -44,7 +44,7 @@ class RunningRequests:
         self,
         parts: EngineParts,
         describer: Describer,
-        admission: AdmissionControl,
+        scheduler: Scheduler,
     ) -> None:
         loaded, clock, stages = parts.loaded, parts.clock, parts.stages
         self._loaded, self._clock, self._stages = loaded, clock, stages
@@ -54,8 +54,9 @@ class RunningRequests:
         self._timelines, self._deliver_outcome = parts.timelines, parts.deliver
         self._previews = PreviewSender(
             loaded.pipe, loaded.device, clock, parts.off_loop.finish,
-            is_overloaded=lambda: admission.stage > 0, stages=stages,
+            is_overloaded=lambda: scheduler.admission.stage > 0, stages=stages,
         )  # fmt: skip
+        self._scheduler, self._is_exact = scheduler, parts.settings.numerics == "exact"
         self.answers = AnswerList(parts)
         self.rides, self._second_runs = RideChoice(loaded, parts.settings.isolation), SecondRuns()
         self.by_number: dict[int, RequestState] = {}  # keyed by request number
@@ -164,9 +165,18 @@ class RunningRequests:
         loaded, request = self._loaded, state.request
         if state is not self.private:
             has_switches = runs_foreign_code(pipe, request.arguments)
-            return self._isolation.context(request.seed, has_switches=has_switches)
+            context = self._isolation.context(request.seed, has_switches=has_switches)
+            context.prompt_part = partial(self._prompt_part, state)
+            return context
         state.timeline.exclusive = sorted(loaded.modules)
         return PrivateContext(pipe, loaded.modules, request.seed, loaded.device.torch)
+
+    def _prompt_part(self, state: RequestState, component: str, tokens: int) -> int:
+        if self._is_exact:
+            return tokens
+        parked = [other.parked for other in self.by_number.values() if other is not state]
+        drawing = [call for call in parked if call is not None and call.phase == "denoise"]
+        return self._scheduler.prompt_part(component, tokens, drawing)
 
     def resume_held(self) -> bool:
         """Do the work postponed during a private ride. Returns whether there was any."""

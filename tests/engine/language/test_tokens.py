@@ -9,7 +9,7 @@ import torch
 
 from carpool.errors import Cancelled, DeadlineExceeded, PipelineFailed
 from support.engine_driver import CLOSE, Recorder, VirtualClock, driving, gap
-from support.language import MODELS, Author, alone, author
+from support.language import MODELS, Author, Exactly, alone, author
 from support.watchdog import watching
 
 ALONE = {"qwen3.5", "t5"}  # linear attention; a decoder that reads an encoder
@@ -49,10 +49,8 @@ def test_a_text_in_a_private_ride_is_that_written_alone() -> None:
         drive.finish()
 
     for number, recorder in enumerate(heard):
-        assert (
-            recorder.outcome.fields["text"].tolist()
-            == alone("glm", number, 11 + number)["text"].tolist()
-        )
+        expected = alone("glm", number, SEEDS[number])
+        assert recorder.outcome.fields["text"].tolist() == expected["text"].tolist()
 
 
 class Ticking(VirtualClock):
@@ -95,45 +93,21 @@ def test_a_text_goes_on_beside_full_forwards_of_requests_that_draw() -> None:
     assert methods[:40].count("generate") == 20  # a token after each step, to its end
 
 
-def test_a_request_that_is_cancelled_in_the_middle_of_a_text_writes_no_more() -> None:
-    with driving(author("llama")) as drive:
-        recorder = drive.submit("3", seed=1, request_id="late")
+@pytest.mark.parametrize("error", [Cancelled, DeadlineExceeded])
+def test_a_request_that_is_cancelled_or_too_late_in_a_text_writes_no_more(error: type) -> None:
+    clock = VirtualClock()
+    with driving(author("llama"), clock=clock) as drive:
+        recorder = drive.submit("3", seed=1, request_id="late", timeout_s=1.0)
         drive.turn(4)
-        drive.engine.cancel("late")
+        clock.pass_by(2.0) if error is DeadlineExceeded else drive.engine.cancel("late")
         drive.finish()
 
         told = drive.engine.timeline("late")
         counted = drive.engine.statistics()["tokens"]
 
-    assert isinstance(recorder.error, Cancelled)
+    assert isinstance(recorder.error, error)
     assert told is not None
     assert told["tokens"] == counted == len(drive.forwards) == 4
-
-
-def test_a_request_that_is_too_late_ends_in_the_middle_of_a_text() -> None:
-    clock = VirtualClock()
-    with driving(author("llama"), clock=clock) as drive:
-        recorder = drive.submit("3", seed=1, timeout_s=1.0)
-        drive.turn(4)
-        clock.pass_by(2.0)
-        drive.finish()
-
-    assert isinstance(recorder.error, DeadlineExceeded)
-    assert len(drive.forwards) == 4
-
-
-def test_modules_keep_nothing_of_the_texts() -> None:
-    pipe = author("glm")
-    with driving(pipe) as drive:
-        for number in range(3):
-            drive.submit(str(number), seed=number)
-        drive.turn(5)
-        model = pipe.text_encoder.model
-
-        assert model.rope_deltas is model._cached_decode_position_ids is None
-        drive.finish()
-
-    assert model.rope_deltas is model._cached_decode_position_ids is None
 
 
 class Keeping(Author):
@@ -144,16 +118,21 @@ class Keeping(Author):
         return {**answer, "kept": self.text_encoder.model.rope_deltas.tolist()}
 
 
-def test_what_a_model_keeps_is_there_for_its_own_request_after_the_text() -> None:
+def test_what_a_model_keeps_is_its_own_request_s_during_a_text_and_after_it() -> None:
     def made() -> Keeping:
         pipe = author("glm")
         pipe.__class__ = Keeping
         return pipe
 
-    with driving(made()) as drive:
+    pipe = made()
+    model: Any = pipe.text_encoder.model
+    with driving(pipe) as drive:
         heard = [drive.submit(str(number), seed=number) for number in range(3)]
+        drive.turn(5)
+        assert model.rope_deltas is model._cached_decode_position_ids is None
         drive.finish()
 
+    assert model.rope_deltas is model._cached_decode_position_ids is None
     for number, recorder in enumerate(heard):
         torch.manual_seed(number)
         assert recorder.outcome.fields["kept"] == made()(str(number))["kept"]
@@ -179,16 +158,6 @@ def test_the_watchdog_finds_what_cannot_be_split(name: str, *, is_split: bool) -
     with expected, watching(), driving(pipe) as drive:
         drive.submit("1", seed=1)
         drive.finish()
-
-
-class Exactly(Author):
-    """Gives the logits, too, from which its tokens were drawn."""
-
-    def __call__(self, prompt: str = "", *args: Any, **kwargs: Any) -> dict[str, Any]:
-        text = self.text_encoder.generate(
-            **self.texts[int(prompt)], output_logits=True, return_dict_in_generate=True
-        )
-        return {"images": torch.stack(text.logits), "text": text.sequences}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ALONE])

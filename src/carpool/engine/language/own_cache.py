@@ -16,7 +16,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 
 class OwnCache:
@@ -53,24 +53,44 @@ class OwnCache:
         copied.cache = cache
         return copied
 
+    def growth(self) -> Tensor:
+        """Keys and values of the token that the call has added: (2 x layers, 1, heads, 1, width).
+
+        Raises:
+            RuntimeError: layers differ in heads or width.
+        """
+        pairs = [(layer.keys, layer.values) for layer in self.cache.layers]
+        return torch.stack([tensor[:, :, -1:] for pair in pairs for tensor in pair])
+
+    def grow(self, growth: Tensor) -> None:
+        """Add a token as the call would have done, by what `growth` gave."""
+        for index, (keys, values) in enumerate(growth.view(-1, 2, *growth.shape[1:])):
+            self.cache.update(keys, values, index)
+
     def __repr__(self) -> str:
-        return f"<cache of {len(self._before)} layers>"
+        return f"<{self.cache.get_seq_length()} tokens, {len(self._before)} layers>"
+
+
+def is_plain(cache: Any) -> bool:
+    """Whether a cache is one of keys and values alone, which grow with each token."""
+    is_dynamic = type(cache) is DynamicCache and not cache.offloading and bool(cache.layers)
+    return is_dynamic and all(
+        type(layer) in LAYERS and not getattr(layer, "record_past", False) for layer in cache.layers
+    )
 
 
 def can_pack(cache: Any) -> bool:
-    """Whether a cache holds only keys and values of one text that grow with each token."""
-    return (
-        type(cache) is DynamicCache
-        and not cache.offloading
-        and all(
-            type(layer) in _LAYERS
-            and layer.is_initialized
-            and layer.keys.shape[0] == 1
-            and not getattr(layer, "record_past", False)
-            for layer in cache.layers
-        )
-        and bool(cache.layers)
+    """Whether a cache holds nothing but keys and values of one text."""
+    return is_plain(cache) and all(
+        layer.is_initialized and layer.keys.shape[0] == 1 for layer in cache.layers
     )
+
+
+def is_open(mask: Any) -> bool:
+    """Whether a mask hides nothing; one that is no tensor does."""
+    if not isinstance(mask, Tensor):
+        return mask is None
+    return bool(((mask == 0) if mask.is_floating_point() else mask).all())
 
 
 class PackedCache(Cache):  # type: ignore[misc]

@@ -63,7 +63,9 @@ class Decoder:
             arguments["position_ids"] = torch.cat([part.positions for part in parts], dim=1)
         caches = [part.rewound() for part in parts]
         if len(parts) == 1:
-            return self._original(past_key_values=caches[0], **arguments)
+            answer = self._original(past_key_values=caches[0], **arguments)
+            fields = {name: field for name, field in answer.items() if name != "past_key_values"}
+            return type(answer)(**fields)
         packed = PackedCache(caches, self._config._attn_implementation)
         with self._packing(packed, has_axes=parts[0].positions is not None):
             answer = self._original(past_key_values=packed, **arguments)

@@ -7,44 +7,14 @@ model. These park while the component generates.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator
 
 from torch import nn
 
-from carpool.engine.specs.rules import Spec
-
-WRITING = ("generate", "logits")  # methods that generate text
+PREFILL = "prefill"  # the method for a part of a prompt before the last one
+WRITING = ("generate", PREFILL, "logits")  # methods that generate text
 LARGE_HEAD = 2**22  # weights
 _UNCALLED = nn.Module.forward  # containers have this forward, and are never called themselves
-
-
-class TokenReader(Protocol):
-    """Reads the calls of a language model: finds single-token calls that can be packed.
-
-    Attributes:
-        decoder: the layers of the model.
-        head: computes logits from the decoder's output; None: it is too small to matter.
-        specs: tables for the decoder's calls, by the argument with the token.
-        of_head: the table for the head's calls.
-    """
-
-    decoder: nn.Module
-    head: nn.Module | None
-    specs: Mapping[str, Spec]
-    of_head: Spec
-
-    def is_token(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call of the whole model is for one token of one text."""
-        ...
-
-    def packable(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The arguments of a decoder's call in the form of `specs`; None if it runs alone."""
-        ...
-
-    def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The decoder's forward for calls in the form of `specs`."""
-        ...
 
 
 def called_parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -7,10 +7,10 @@ from weakref import WeakSet
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from carpool.engine.language.own_cache import OwnCache, can_pack
+from carpool.engine.language.own_cache import OwnCache, can_pack, is_open
 from carpool.engine.language.packed import HEAD, SPECS, Decoder
 from carpool.engine.language.parts import decoder_of, head_of
-from carpool.engine.specs.rules import Spec
+from carpool.engine.language.prompt import prompt_of
 
 
 class PackedTokens:
@@ -19,12 +19,10 @@ class PackedTokens:
     Args:
         decoder: the layers of the model.
         head: computes logits from the decoder's output; None: it is too small to matter.
-
-    See `parts.TokenReader`.
     """
 
-    specs: Mapping[str, Spec] = SPECS
-    of_head = HEAD
+    specs, of_head = SPECS, HEAD  # how their calls fuse
+    prompt = staticmethod(prompt_of)
 
     def __init__(self, decoder: nn.Module, head: nn.Module | None) -> None:
         self.decoder, self.head = decoder, head
@@ -62,7 +60,7 @@ class PackedTokens:
         """Whether a text's token attends to all tokens before it; `generate` masks none later."""
         if cache not in self._open:
             masks = mask.values() if isinstance(mask, Mapping) else [mask]
-            if not all(map(_is_open, masks)):
+            if not all(map(is_open, masks)):
                 return False
             self._open.add(cache)
         return True
@@ -72,9 +70,3 @@ def reader_of(module: nn.Module) -> PackedTokens | None:
     """The reader of a model's tokens; None for a model whose tokens run alone."""
     decoder = decoder_of(module)
     return None if decoder is None else PackedTokens(decoder, head_of(module))
-
-
-def _is_open(mask: Any) -> bool:
-    if not isinstance(mask, Tensor):
-        return mask is None
-    return bool(((mask == 0) if mask.is_floating_point() else mask).all())

@@ -26,6 +26,7 @@ from carpool.engine.containment import UNCONTAINED
 from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
+from carpool.engine.language.parts import WRITING
 from carpool.engine.numerics import is_followed
 from carpool.engine.probation.guesses import (
     Fused,
@@ -93,7 +94,7 @@ class Probation:
                 self._tables.setdefault((target.component, target.method), "table")
             return call
         is_named = len(call.args) <= len(target.positional)
-        if not self._infers or target.method == "generate" or not is_named:
+        if not self._infers or target.method in WRITING or not is_named:
             return call
         guessed = self._guessed(call, ())
         if guessed is None:

@@ -1,0 +1,92 @@
+"""Beginnings that several prompts have in common are read once.
+
+Enhancers have long fixed instructions, and conversations repeat what was said. So the keys and
+values of a beginning that was read twice are kept, in the conditioning cache: within its bounds,
+by its rules of sharing, and dropped when it drops all. A later prompt starts from the longest one
+of its own. A request without company has the bits of plain transformers: it keeps, and reads all.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from carpool.engine.conditioning_cache import ConditioningCache
+from carpool.engine.containment import Stages
+from carpool.engine.execute import Failure, RunCalls
+from carpool.engine.language.prompt import BLOCK, Prompt
+from carpool.engine.request import RequestState
+
+MOST_MARKS = 1 << 14  # of beginnings that are remembered; half: fewer prompts between two alike
+
+
+class Prefixes:
+    """The kept beginnings of one engine. For its thread."""
+
+    def __init__(self, cache: ConditioningCache, stages: Stages) -> None:
+        self._cache, self._stages = cache, stages
+        self._is_on = cache.limit > 0 and not cache.is_exact
+        self._kept: OrderedDict[bytes, Hashable] = OrderedDict()  # keys by mark; None: seen once
+
+    def around(self, run: RunCalls) -> RunCalls:
+        """The same forward, of which a prompt's call begins behind what is kept of it."""
+
+        def read(states: Sequence[RequestState]) -> list[Any]:
+            prompt = states[0].call.kwargs.get("prompt")
+            if not isinstance(prompt, Prompt) or not self._is_on:
+                return run(states)
+            state, contain = states[0], self._stages.contain
+            marks = contain("cache", None, self._marks, state, prompt) or []
+            if marks and state.has_company:
+                contain("cache", None, self._fill, prompt, marks)
+            [answer] = run(states)
+            if marks and prompt.read == prompt.tokens and not isinstance(answer, Failure):
+                contain("cache", None, self._keep, prompt, marks)
+            return [answer]
+
+        return read
+
+    def _marks(self, state: RequestState, prompt: Prompt) -> list[bytes] | None:
+        """Digests of all beginnings of whole blocks that leave a token to read."""
+        owner = self._cache.owner(state.call, state.request.tenant)
+        if owner is None:
+            return None
+        columns = [t.reshape(-1, prompt.tokens).cpu() for t in prompt.by_token.values()]
+        rows = torch.cat(columns).T.contiguous().numpy()
+        digest = hashlib.blake2b(repr((owner, list(prompt.by_token))).encode(), digest_size=16)
+        marks = []
+        for end in range(BLOCK, prompt.tokens, BLOCK):
+            digest.update(rows[end - BLOCK : end])
+            marks.append(digest.digest())
+        return marks
+
+    def _fill(self, prompt: Prompt, marks: Sequence[bytes]) -> None:
+        """Take over the longest kept beginning."""
+        read = prompt.read
+        for end in range(len(marks) * BLOCK, read, -BLOCK):
+            layers = self._cache.kept(self._kept.get(marks[end // BLOCK - 1]))
+            if layers is not None:
+                prompt.fill([(k[:, :, read:end], v[:, :, read:end]) for k, v in layers])
+                self._cache.prefix_tokens += end - read
+                return
+
+    def _keep(self, prompt: Prompt, marks: Sequence[bytes]) -> None:
+        """Keep the beginning that was read before, in the place of shorter ones of it."""
+        count = next((i for i, mark in enumerate(marks) if mark not in self._kept), len(marks))
+        keys = [self._kept[mark] for mark in marks[:count]]
+        end, layers = count * BLOCK, prompt.cache.layers
+        is_whole = all(layer.keys.shape[2] == prompt.tokens for layer in layers)
+        if count and is_whole and self._cache.kept(keys[-1]) is None:
+            key = "prefix", marks[count - 1]
+            own = [(layer.keys[:, :, :end], layer.values[:, :, :end]) for layer in layers]
+            if self._cache.put(key, [(k.clone(), v.clone()) for k, v in own]):
+                for shorter in set(keys) & {("prefix", mark) for mark in marks[: count - 1]}:
+                    self._cache.drop(shorter)
+                self._kept.update(dict.fromkeys(marks[:count], key))
+        for mark in marks:
+            self._kept.setdefault(mark, None)
+            self._kept.move_to_end(mark)
+        while len(self._kept) > MOST_MARKS:
+            self._kept.popitem(last=False)

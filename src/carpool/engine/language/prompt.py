@@ -1,0 +1,104 @@
+"""A prompt while a language model reads it: from a kept beginning on, and part by part.
+
+A long prompt takes longer than a denoising step. So it is read in parts, between which others'
+forwards run; each part is a call, into the cache of the text. What several prompts begin with is
+not read again: see `prefixes.py`. Keys and values are those of a prompt that is read at once but
+for their last bits, so neither is done in exact numerics.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.cache_utils import DynamicCache
+
+from carpool.engine.foreign_code import is_of_a_library
+from carpool.engine.language.own_cache import OwnCache, is_open, is_plain
+
+BLOCK = 16  # tokens: parts and kept beginnings end after a multiple; half: twice the marks
+_BY_TOKEN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids")
+_ARGUMENTS = {*_BY_TOKEN, "attention_mask", "past_key_values", "use_cache", "return_dict",
+              "logits_to_keep"}  # fmt: skip
+
+
+class Prompt:
+    """A prompt of one text, without pictures, all of which its later tokens see.
+
+    Attributes:
+        module: reads it.
+        by_token: arguments with an entry for each token on the last axis.
+        tokens: how many those are.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
+        self.module, self._arguments = module, dict(arguments)
+        self.cache: DynamicCache = self._arguments.pop("past_key_values")
+        self._mask = self._arguments.pop("attention_mask", None)
+        names = [name for name in _BY_TOKEN if name in self._arguments]
+        self.by_token: dict[str, Tensor] = {name: self._arguments.pop(name) for name in names}
+        self.tokens = self.by_token["input_ids"].shape[1]
+        self._before = OwnCache(self.cache)
+
+    @property
+    def read(self) -> int:
+        """The tokens whose keys and values are in the cache."""
+        return int(self.cache.get_seq_length())
+
+    def part(self, until: int) -> dict[str, Any]:
+        """Arguments of a call that reads as far as a token."""
+        self._before = OwnCache(self.cache)
+        ids = self.by_token["input_ids"][:, self.read : until]
+        return {"input_ids": ids, "prompt": self, "until": until}
+
+    def fill(self, layers: list[tuple[Tensor, Tensor]]) -> None:
+        """Add keys and values of the next tokens, (1, heads, tokens, width) for each layer."""
+        for index, (keys, values) in enumerate(layers):
+            self.cache.update(keys, values, index)
+        self._before = OwnCache(self.cache)
+
+    def run(self, forward: Callable[..., Any], *, input_ids: Tensor, until: int, **_: Any) -> Any:
+        """Read as many tokens as the call says; behind a kept beginning, and to the end if it does.
+
+        What a forward that failed has read before is forgotten.
+        """
+        self._before.rewound()
+        if until < self.tokens:  # the last token is the last call's
+            until = min(self.read + input_ids.shape[1], self.tokens - 1)
+        part = {name: value[..., self.read : until] for name, value in self.by_token.items()}
+        if not part["input_ids"].shape[1]:
+            return ()
+        mask = None if self._mask is None else self._mask[:, :until]
+        others = self._arguments
+        return forward(**part, attention_mask=mask, past_key_values=self.cache, **others)
+
+
+def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> Prompt | None:
+    """The prompt that a call of a language model reads; None where it is read at once."""
+    present = {name: value for name, value in arguments.items() if not _is_empty(value)}
+    names = "input_ids", "attention_mask", "past_key_values", "logits_to_keep"
+    ids, mask, cache, keeps = (cast("Any", present.get(name)) for name in names)
+    if not isinstance(keeps, int) or keeps != 1:
+        return None  # not the loop that takes the last token's logits
+    if present.keys() - _ARGUMENTS or not is_plain(cache) or module.training:
+        return None  # more than a text, or random numbers in it
+    if any(layer.is_initialized for layer in cache.layers):
+        return None  # it goes on behind another one
+    columns = [present[name] for name in _BY_TOKEN if name in present]
+    if not all(isinstance(value, Tensor) for value in (ids, *columns)) or ids.ndim != 2:
+        return None
+    if ids.shape[0] != 1 or (tokens := ids.shape[1]) <= BLOCK:
+        return None
+    if any(value.shape[-1:] != (tokens,) for value in columns) or not is_open(mask):
+        return None
+    if mask is not None and mask.shape != ids.shape:
+        return None
+    if any(present[name].any() for name in _BY_TOKEN[2:] if name in present):
+        return None  # tokens of pictures, which may see later ones
+    loop = getattr(type(module), "generate", None)
+    is_usual = loop is GenerationMixin.generate and is_of_a_library(type(module))
+    return Prompt(module, present) if is_usual else None
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or (isinstance(value, dict) and not value)
