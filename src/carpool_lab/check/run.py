@@ -122,7 +122,7 @@ def _method(
     component, _, method = name.rpartition(".")
     if component.partition(".")[0] in exclusive and calls.max_requests == 1:
         return Method(name, calls, "exclusive", "requests change it while they run")
-    if method == "generate":
+    if method in ("generate", "prefill"):
         fuses = "table" if calls.max_requests > 1 else "alone"
         return Method(name, calls, fuses, "writes text: prompts are read alone, tokens together")
     kinds = [line for line in lines if line["call"] == f"{calls.class_name}.{method}"]

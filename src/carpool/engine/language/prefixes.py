@@ -58,7 +58,7 @@ class Prefixes:
         digest = hashlib.blake2b(repr((owner, list(prompt.by_token))).encode(), digest_size=16)
         marks = []
         for end in range(BLOCK, prompt.tokens, BLOCK):
-            digest.update(rows[end - BLOCK : end])
+            digest.update(rows[end - BLOCK : end].tobytes())
             marks.append(digest.digest())
         return marks
 
