@@ -107,8 +107,7 @@ class Stepping(Author):
 def test_a_drawing_waits_about_a_step_of_its_own_while_prompts_are_read() -> None:
     clock, step_s = VirtualClock(), 0.045
     with driving(reading("llama", Stepping), clock=clock, mode="continuous") as drive:
-        fuser = drive.engine.runner.fuser
-        run = fuser.run
+        run = (fuser := drive.engine.runner.fuser).run
 
         def timed(calls: Any, rows: Any) -> Any:
             ids = calls[0].kwargs.get("input_ids")
