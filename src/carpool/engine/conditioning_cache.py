@@ -70,7 +70,7 @@ class ConditioningCache:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._hits = self._misses = self._clearances = 0
         self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be cached
-        self.prefix_tokens = 0  # of prompts that were not processed again: `language/prefixes.py`
+        self.prefix_tokens = 0  # of prompts that were not processed again: `prefixes.py`
         self.has_news = False  # an answer was cached since the last check of the parked calls
 
     def source(self, state: RequestState) -> "RequestConditioning | None":

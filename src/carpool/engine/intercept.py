@@ -29,7 +29,7 @@ from carpool.request.lora import AdapterScales
 from carpool.types import Phase, phase_of
 
 if TYPE_CHECKING:  # it imports transformers
-    from carpool.engine.language.prompt import Prompt
+    from carpool.engine.language.prompt import PromptReading
     from carpool.engine.language.tokens import PackedTokens
 
 _ABSENT = object()
@@ -318,7 +318,7 @@ def _parked(call: Call) -> Any:
     return answer.run() if isinstance(answer, Inside) else answer
 
 
-def _read(prompt: "Prompt", own: Target, context: Any) -> Any:
+def _read(prompt: "PromptReading", own: Target, context: Any) -> Any:
     """Read a prompt, in as many calls as the time of others asks for; the answer of the last."""
     while True:
         left = prompt.tokens - prompt.read

@@ -4,7 +4,7 @@
 it takes the function that runs a forward of parked calls, and returns one that does more around it:
 
 1. the conditioning cache: equal calls run once (`conditioning_cache.py`);
-2. prefixes: a prompt starts from its cached beginning (`language/prefixes.py`);
+2. prefixes: a prompt starts from its cached beginning (`prefixes.py`);
 3. tiles: a call that runs out of memory runs again, then in tiles (`tiles.py`);
 4. probation: calls without proof that they fuse run apart, and then together (`probation/`);
 5. the wrapper of the engine's owner;
@@ -23,8 +23,8 @@ from collections.abc import Callable
 
 from carpool.engine.draws import Draws
 from carpool.engine.execute import Wrapper
-from carpool.engine.language.prefixes import Prefixes
 from carpool.engine.parts import EngineParts
+from carpool.engine.prefixes import Prefixes
 from carpool.engine.probation.guesses import Fused
 from carpool.engine.probation.probation import Probation
 from carpool.engine.tiles import Tiles

@@ -22,7 +22,7 @@ _ARGUMENTS = {*_BY_TOKEN, "attention_mask", "past_key_values", "use_cache", "ret
               "logits_to_keep"}  # fmt: skip
 
 
-class Prompt:
+class PromptReading:
     """A prompt of one text, without pictures, all of which its later tokens see.
 
     Attributes:
@@ -73,7 +73,7 @@ class Prompt:
         return forward(**part, attention_mask=mask, past_key_values=self.cache, **others)
 
 
-def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> Prompt | None:
+def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading | None:
     """The prompt that a call of a language model reads; None where it is read at once."""
     present = {name: value for name, value in arguments.items() if not _is_empty(value)}
     names = "input_ids", "attention_mask", "past_key_values", "logits_to_keep"
@@ -97,7 +97,7 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> Prompt | None:
         return None  # tokens of pictures, which may see later ones
     loop = getattr(type(module), "generate", None)
     is_usual = loop is GenerationMixin.generate and is_of_a_library(type(module))
-    return Prompt(module, present) if is_usual else None
+    return PromptReading(module, present) if is_usual else None
 
 
 def _is_empty(value: Any) -> bool:

@@ -16,7 +16,7 @@ import torch
 from carpool.engine.conditioning_cache import ConditioningCache
 from carpool.engine.containment import Stages
 from carpool.engine.execute import Failure, RunCalls
-from carpool.engine.language.prompt import BLOCK, Prompt
+from carpool.engine.language.prompt import BLOCK, PromptReading
 from carpool.engine.request import RequestState
 
 MOST_MARKS = 1 << 14  # of beginnings that are remembered; half: fewer prompts between two alike
@@ -35,7 +35,7 @@ class Prefixes:
 
         def read(states: Sequence[RequestState]) -> list[Any]:
             prompt = states[0].call.kwargs.get("prompt")
-            if not isinstance(prompt, Prompt) or not self._is_on:
+            if not isinstance(prompt, PromptReading) or not self._is_on:
                 return run(states)
             state, contain = states[0], self._stages.contain
             marks = contain("cache", None, self._marks, state, prompt) or []
@@ -48,7 +48,7 @@ class Prefixes:
 
         return read
 
-    def _marks(self, state: RequestState, prompt: Prompt) -> list[bytes] | None:
+    def _marks(self, state: RequestState, prompt: PromptReading) -> list[bytes] | None:
         """Digests of all beginnings of whole blocks that leave a token to read."""
         owner = self._cache.owner(state.call, state.request.tenant)
         if owner is None:
@@ -62,7 +62,7 @@ class Prefixes:
             marks.append(digest.digest())
         return marks
 
-    def _fill(self, prompt: Prompt, marks: Sequence[bytes]) -> None:
+    def _fill(self, prompt: PromptReading, marks: Sequence[bytes]) -> None:
         """Take over the longest kept beginning."""
         read = prompt.read
         for end in range(len(marks) * BLOCK, read, -BLOCK):
@@ -72,7 +72,7 @@ class Prefixes:
                 self._cache.prefix_tokens += end - read
                 return
 
-    def _keep(self, prompt: Prompt, marks: Sequence[bytes]) -> None:
+    def _keep(self, prompt: PromptReading, marks: Sequence[bytes]) -> None:
         """Keep the beginning that was read before, in the place of shorter ones of it."""
         count = next((i for i, mark in enumerate(marks) if mark not in self._kept), len(marks))
         keys = [self._kept[mark] for mark in marks[:count]]
