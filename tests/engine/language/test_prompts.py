@@ -80,18 +80,10 @@ def test_without_company_or_in_exact_numerics_a_prompt_is_read_whole(numerics: s
     assert_as_alone("llama", heard, is_exact=numerics == "exact")
 
 
-@pytest.mark.parametrize(
-    ("settings", "tokens"),
-    [
-        ({"conditioning_sharing": "per-key"}, 0),
-        ({"conditioning_sharing": "shared"}, 48),
-        ({"conditioning_sharing": "shared", "conditioning_cache": 0.01}, 0),
-    ],
-)
-def test_beginnings_are_kept_by_the_rules_of_the_conditioning_cache(
-    settings: dict[str, Any], tokens: int
-) -> None:
-    with driving(reading("llama"), **{"conditioning_cache": 64.0, **settings}) as drive:
+@pytest.mark.parametrize(("sharing", "tokens"), [("per-key", 0), ("shared", 3 * BLOCK)])
+def test_beginnings_are_shared_as_the_conditioning_cache_is(sharing: str, tokens: int) -> None:
+    settings: Any = {"conditioning_cache": 64.0, "conditioning_sharing": sharing}
+    with driving(reading("llama"), **settings) as drive:
         for number, tenant in enumerate("aab"):
             drive.put(Request(str(number), seed=number, tenant=tenant))
         drive.finish()
