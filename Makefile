@@ -56,7 +56,8 @@ build/mesh: | .venv/ready
 	  opencv-python-headless==5.0.0.93 scikit-image==0.26.0 scipy==1.17.1 lazy_loader==0.6
 
 test-mesh: .venv/ready build/mesh build/torchvision  ## Hunyuan3D-2 against its own package, which is 450 MB with what it needs
-	$(ONE_THREAD) PYTHONPATH=build/mesh $(BIN)/python -m pytest tests/engine/model/test_hunyuan3d.py
+	$(ONE_THREAD) CARPOOL_WRITE_PROOF=1 PYTHONPATH=build/mesh $(BIN)/python -m pytest -k hunyuan3d \
+	  tests/engine/model/test_hunyuan3d.py tests/matrix/test_matrix.py
 
 # What a version of Python may break: its compiler, fibers, event loops, sockets, clean-up, imports.
 PYTHONS ?= 3.12 3.13

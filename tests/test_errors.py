@@ -239,10 +239,7 @@ async def a_job_that_an_older_server_left(
     ids=lambda scene: scene.__name__,
 )
 def test_no_failure_tells_a_client_where_files_lie_and_the_log_does(
-    scene: Scene,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers: list[str] = []
 

@@ -31,9 +31,10 @@ def phase_of(component: str, method: str) -> Phase:
     """The phase of a component's method, by diffusers' naming conventions."""
     if method == "decode" or component in ("vocoder", "safety_checker"):
         return "decode"
-    if method in ("encode", "generate") or "encoder" in component or component == "connectors":
+    others = ("connectors", "conditioner")  # that encode
+    if method in ("encode", "generate") or "encoder" in component or component in others:
         return "encode"
-    return "denoise"
+    return "decode" if component == "vae" else "denoise"
 
 
 def new_request_id() -> str:

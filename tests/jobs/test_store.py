@@ -83,11 +83,7 @@ def test_a_job_keeps_what_its_client_is_to_know(
 
     spent = {"total_s": 1.5}
     assert store.complete(
-        job.id,
-        writes(a_txt=b"one"),
-        warnings=["truncated"],
-        timings=spent,
-        skipped_steps=[3, 0],
+        job.id, writes(a_txt=b"one"), warnings=["truncated"], timings=spent, skipped_steps=[3, 0]
     )
     assert store.get(job.id).timings == spent
     assert store.get(job.id).skipped_steps == (3, 0)

@@ -323,3 +323,25 @@ def test_the_report_names_the_command_line_and_the_simulator_reads_the_curve(
         simulate, ["--table", str(file), "--num-prompts", "20"], catch_exceptions=False
     )
     assert played.exit_code == 0, played.output
+
+
+@pytest.mark.parametrize(
+    ("model", "billions", "steps"),
+    [("tencent/Hunyuan3D-2", 1.1, 50), ("Hunyuan3D-2-turbo", 1.1, 5),
+     ("tencent/Hunyuan3D-2mini", 0.6, 50), ("Hunyuan3D-2mini-turbo", 0.6, 5)],
+)  # fmt: skip
+def test_shapes_are_planned_without_their_package_and_their_surface_counts(
+    model: str, billions: float, steps: int
+) -> None:
+    shapes = build(model)
+    calls = {(group.component, group.method): group for group in stages(shapes)}
+
+    assert round(shapes.parameters()["model"] / 1e9, 1) == billions
+    assert calls["model", "forward"].calls == steps
+    assert (calls["vae", "geo_decoder"].calls, calls["vae", "geo_decoder"].phase) == (
+        7134,
+        "decode",
+    )
+    assert calls["vae", "geo_decoder"].work.flops > 0
+    with pytest.raises(InvalidValue, match="have none: leave it out"):
+        stages(shapes, "512x512")

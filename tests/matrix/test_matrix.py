@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
@@ -16,13 +17,13 @@ from support import torchvision_cpu
 from support.engine_driver import Drive, driving, fresh, gap, mean
 from support.matrix import CASES
 from support.matrix.case import Case
-from support.tiny import ARGUMENTS
+from support.tiny import ARGUMENTS, hunyuan3d
 
 pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2
     "ignore:__array__ implementation:DeprecationWarning"
 )
 STAGES = "pyramid_num_inference_steps_list"  # Helios's word for steps
-FIELDS = ("images", "frames", "audio", "audios")  # of a pipeline's output
+FIELDS = ("images", "frames", "audio", "audios", "meshes")  # of a pipeline's output
 
 
 @pytest.fixture(
@@ -36,6 +37,8 @@ def case(request: pytest.FixtureRequest) -> Case:
     one: Case = request.param
     if one.needs_torchvision and not torchvision_cpu.IS_THERE:
         pytest.skip("its processor needs torchvision: `make test-models` installs it")
+    if one.needs_hy3dgen and not hunyuan3d.IS_THERE:
+        pytest.skip("hy3dgen is not installed: `make test-mesh` does")
     return one
 
 
@@ -47,7 +50,7 @@ def alone(case: Case) -> list[dict[str, torch.Tensor]]:
 
 
 def pipeline_of(case: Case) -> DiffusionPipeline:
-    pipe = fresh(case.family)
+    pipe = case.build() if case.build else fresh(case.family)
     pipe = case.adapt(pipe) if case.adapt else pipe
     pipe.set_progress_bar_config(disable=True)
     for module in pipe.components.values():
@@ -57,12 +60,12 @@ def pipeline_of(case: Case) -> DiffusionPipeline:
 
 
 def requests_of(case: Case) -> list[dict[str, Any]]:
-    family = {n: v for n, v in ARGUMENTS[case.family].items() if n not in case.without}
+    family = {n: v for n, v in ARGUMENTS.get(case.family, {}).items() if n not in case.without}
     return [{**family, **case.common, **one} for one in case.requests]
 
 
 def run(pipe: DiffusionPipeline, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    given = dict(arguments)
+    given = {name: value for name, value in arguments.items() if (name, value) != ("prompt", None)}
     generator = torch.Generator().manual_seed(given.pop("seed"))
     if hasattr(pipe.scheduler, "generator"):  # of our own: Wan's pipelines pass it none
         pipe.scheduler.generator = generator
@@ -73,11 +76,14 @@ def run(pipe: DiffusionPipeline, arguments: Mapping[str, Any]) -> dict[str, torc
 def farthest(left: Mapping[str, Any], right: Mapping[str, Any]) -> float:
     """The largest difference between two outputs, over all their fields."""
     assert left.keys() & set(FIELDS) == right.keys() & set(FIELDS) != set()
-    return max(gap(_whole(left[name]), _whole(right[name])) for name in left if name in FIELDS)
+    pairs = [(_whole(left[name]), _whole(right[name])) for name in left if name in FIELDS]
+    return max(gap(a, b) if a.shape == b.shape else 1.0 for a, b in pairs)
 
 
-def _whole(value: torch.Tensor | list[torch.Tensor]) -> torch.Tensor:
-    """A field of an output as one tensor: a picture taken apart is a list of its layers."""
+def _whole(value: Any) -> torch.Tensor:
+    """A field of an output as one tensor: layers of a picture, the triangles of a mesh."""
+    if isinstance(value, list) and hasattr(value[0], "faces"):
+        return torch.from_numpy(np.array(value[0].vertices[value[0].faces]))
     return value if isinstance(value, torch.Tensor) else torch.stack(value)
 
 

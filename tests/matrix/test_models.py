@@ -12,6 +12,7 @@ from make_models import PAGE, page
 
 from carpool.cli.main import cli
 from carpool.engine.model import turbo_pipelines
+from carpool.engine.model.hunyuan3d import Hunyuan3DPipeline
 from carpool.models.grid import FAMILIES, Family, families, proof, rows
 from support import isolation
 from support.matrix import CASES
@@ -22,6 +23,9 @@ from support.tiny.checkpoints import FAMILIES as FAMILIES_BY_NAME
 ROOT = Path(__file__).parents[2]
 KNOWN = {case.name: case for case in CASES}
 PROVEN = [model for model in families() if model.cases]
+OURS = {  # pipelines that diffusers has not
+    cls.__name__: cls for cls in (*turbo_pipelines.PIPELINES.values(), Hunyuan3DPipeline)
+}
 
 
 def test_every_row_of_the_matrix_is_in_the_grid_and_was_measured() -> None:
@@ -46,7 +50,9 @@ def test_what_was_measured_is_what_the_case_demands(name: str) -> None:
 def test_the_denoiser_of_a_proven_model_fuses_or_its_limits_say_why_not(model: Family) -> None:
     [row] = [row for row in rows() if row["family"] == model.family]
 
-    fuses = any(name in ("transformer.forward", "unet.forward") for name in row["fuses"])
+    fuses = any(
+        name in ("transformer.forward", "unet.forward", "model.forward") for name in row["fuses"]
+    )
     assert fuses or "runs alone" in model.limits
     assert row["tasks"]
     assert row["pipelines"]
@@ -55,16 +61,16 @@ def test_the_denoiser_of_a_proven_model_fuses_or_its_limits_say_why_not(model: F
 @pytest.mark.parametrize("model", PROVEN, ids=lambda model: model.family)
 def test_a_model_takes_adapters_where_diffusers_loads_them_for_its_pipeline(model: Family) -> None:
     names = {proof()[case]["pipeline"] for case in model.cases}
-    classes = {getattr(diffusers, name, None) or getattr(turbo_pipelines, name) for name in names}
+    classes = {getattr(diffusers, name, None) or OURS[name] for name in names}
 
     assert {hasattr(one, "load_lora_weights") for one in classes} == {model.lora}
 
 
-def test_a_model_without_proof_says_why() -> None:
+def test_every_model_of_the_grid_has_proof_and_examples() -> None:
     for model in families():
         assert model.hub_ids
         assert all(re.fullmatch(r"[\w.-]+/[\w.-]+", hub) for hub in model.hub_ids)
-        assert model.cases or "by its own package" in model.limits
+        assert model.cases
 
 
 def test_the_grid_is_laid_out_as_json_is_written() -> None:
@@ -103,7 +109,7 @@ def test_a_class_is_listed_once_with_a_state_that_is_explained() -> None:
     assert {one.known for one in everything()} <= MEANING.keys()
     assert from_tests().keys() <= set(listed)
     proven = {one["pipeline"] for one in proof().values()}
-    proven -= {cls.__name__ for cls in turbo_pipelines.PIPELINES.values()}  # not in diffusers
+    proven -= OURS.keys()
     assert proven == {one.pipeline for one in everything() if one.how.startswith(tuple(KNOWN))}
 
 

@@ -80,9 +80,7 @@ def test_sana_texts_of_all_lengths_share_a_forward() -> None:
 def test_flux_of_equal_token_count_and_other_sides_shares_no_forward() -> None:
     shared = {"prompt": "a cat", "control_image": PICTURES[0], "control_mode": 0}
     drive = ride(
-        "flux_control",
-        {**shared, "width": 64, "height": 32},
-        {**shared, "width": 32, "height": 64},
+        "flux_control", {**shared, "width": 64, "height": 32}, {**shared, "width": 32, "height": 64}
     )
 
     assert drive.widths("controlnet") == drive.widths("transformer") == [1] * 4

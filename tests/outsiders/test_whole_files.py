@@ -35,10 +35,7 @@ def tuned(family: str) -> Any:
 
 
 def whole(
-    family: str,
-    file: Path,
-    without: tuple[str, ...] = (),
-    more: Mapping[str, Tensor] | None = None,
+    family: str, file: Path, without: tuple[str, ...] = (), more: Mapping[str, Tensor] | None = None
 ) -> Any:
     """Write a family's weights, changed, as one file; returns the pipeline that they are of."""
     pipe = tuned(family)

@@ -46,9 +46,7 @@ def call(
 
 
 def served(
-    policy: Continuous,
-    lines: dict[str, tuple[int, CallKind, User]],
-    turns: int,
+    policy: Continuous, lines: dict[str, tuple[int, CallKind, User]], turns: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Keep so many requests of each tenant parked; seconds of forwards by tenant and by user.
 

@@ -215,12 +215,7 @@ def two_controls() -> StableDiffusionXLControlNetPipeline:
     return StableDiffusionXLControlNetPipeline(**parts, controlnet=nets)
 
 
-_IMAGE: dict[str, Any] = {
-    "height": 64,
-    "width": 64,
-    "num_inference_steps": 3,
-    "output_type": "pt",
-}
+_IMAGE: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "pag_sdxl": _IMAGE,
     "pag_sd3": {**_IMAGE, "max_sequence_length": 24},

@@ -1,5 +1,6 @@
 """A small pipeline that makes a mesh of a picture: a sphere that its denoiser has shaped."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from diffusers import DDIMScheduler
 from diffusers.utils import BaseOutput
 
+from carpool.engine.tokenizers import beside_loop
+from carpool.errors import PipelineFailed
 from support.odd_pipeline import WIDTH, Net
 
 FACES = np.array([[0, 1, 2], [2, 1, 3], [3, 4, 5]])
@@ -42,12 +45,37 @@ class MeshPipeline(diffusers.DiffusionPipeline):  # type: ignore[misc]
         return MeshOutput(meshes=[[SimpleNamespace(vertices=vertices, faces=FACES)]])
 
 
-def mesh_pipeline() -> MeshPipeline:
+class SurfacePipeline(MeshPipeline):
+    """Extracts its surface beside the loop, in four chunks: as Hunyuan3D-2 does."""
+
+    parts_after_steps = 8
+
+    def __call__(
+        self,
+        image: Any,
+        num_inference_steps: int = 4,
+        generator: torch.Generator | None = None,
+        is_empty: bool = False,
+    ) -> MeshOutput:
+        output = super().__call__(image, num_inference_steps, generator)
+
+        def extract(tell: Callable[[float], None]) -> MeshOutput:
+            for chunk in range(5):
+                tell(chunk / 4)
+            if is_empty:
+                raise PipelineFailed("the shape has no surface")
+            return output
+
+        extracted: MeshOutput = beside_loop(extract)
+        return extracted
+
+
+def mesh_pipeline(cls: type[MeshPipeline] = MeshPipeline) -> MeshPipeline:
     """The same weights at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = Net()
     net.requires_grad_(False)
-    pipe = MeshPipeline(net, DDIMScheduler(num_train_timesteps=1000, clip_sample=False))
+    pipe = cls(net, DDIMScheduler(num_train_timesteps=1000, clip_sample=False))
     pipe.set_progress_bar_config(disable=True)
     return pipe

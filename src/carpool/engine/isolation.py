@@ -108,6 +108,7 @@ class RequestContext:
     is_private = is_running = False
     # how many of so many tokens a component reads in one call
     prompt_part: Callable[[str, int], int] = staticmethod(lambda component, tokens: tokens)
+    tell_share: Callable[[float], None]  # of work after the last step; set where there is some
     watch: Any = None  # adds options to `generate` that report its text; see `rewriter`
 
     def __init__(

@@ -161,9 +161,9 @@ def snapshot(
     requests = []
     for state in running:
         parked, line = state.parked, state.timeline
-        is_predicted = parked is not None and isfinite(parked.left_s)
+        is_predicted = parked is not None and isfinite(parked.left_s) and not line.part
         left_s = parked.left_s * slowdown if parked is not None and is_predicted else None
-        about = line.request_id, line.phase, line.step, line.steps
+        about = line.request_id, line.phase, *line.progress
         requests.append(RunningRequest(state.number, *about, left_s, line.tokens))
     waits = [
         WaitingRequest(state.number, state.request_id, now_s - state.submitted_s, start_s)

@@ -7,7 +7,7 @@ as loaded.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -42,6 +42,7 @@ class PrivateContext:
     """
 
     pins = watch = None
+    tell_share: Callable[[float], None]  # as of `RequestContext`
     is_private, reads_in_parts = True, False
 
     def __init__(

@@ -166,13 +166,7 @@ class RequestState:
             for name in PROMPTS:
                 self.warnings += weights_warning(request.arguments.get(name), name, card)
 
-    def start(
-        self,
-        view: Any,
-        context: RideContext,
-        body: Callable[[], Any],
-        now_s: float,
-    ) -> None:
+    def start(self, view: Any, context: RideContext, body: Callable[[], Any], now_s: float) -> None:
         """From queued to running. The caller starts the fiber next, with `resume`."""
         self.status, self.view, self.context = "running", view, context
         self.fiber = Fiber(body, context)

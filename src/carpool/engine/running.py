@@ -40,12 +40,7 @@ PROMPT_EVERY_S = 0.2  # half: twice as many messages; twice: the text visibly ju
 class RunningRequests:
     """The requests that have started and not ended."""
 
-    def __init__(
-        self,
-        parts: EngineParts,
-        describer: Describer,
-        scheduler: Scheduler,
-    ) -> None:
+    def __init__(self, parts: EngineParts, describer: Describer, scheduler: Scheduler) -> None:
         loaded, clock, stages = parts.loaded, parts.clock, parts.stages
         self._loaded, self._clock, self._stages = loaded, clock, stages
         self._isolation, self._adapters = parts.installation.isolation, parts.adapters
@@ -152,6 +147,8 @@ class RunningRequests:
             vars(pipe)["scheduler"] = exchanged(original.scheduler, request.scheduler)
         hook, tell = self._previews.hook, partial(self._tell, state)
         state.preview_hook = self._stages.contain("preview", None, hook, pipe, request, tell)
+        if parts := getattr(pipe, "parts_after_steps", 0):
+            state.timeline.parts, context.tell_share = parts, partial(self._tell_share, state)
         if isinstance(pipe, TextPipeline):
             pipe.on_text = partial(self._tell_text, state)
         state.observe(pipe, context, self._loaded.card)
@@ -322,8 +319,21 @@ class RunningRequests:
             return  # reported by its earlier run
         self._stats.step(now_s)
         timeline = state.timeline
-        event = Event("step", timeline.request_id, now_s, timeline.step, timeline.steps)
-        self._tell(state, event)
+        self._tell(state, Event("step", timeline.request_id, now_s, *timeline.progress))
+
+    def _tell_share(self, state: RequestState, share: float) -> None:
+        """Report the work of a request after its last step. On any thread.
+
+        Raises:
+            Cancelled: the request has ended.
+        """
+        if state.status == "finished":
+            raise Cancelled("the request has ended")
+        timeline = state.timeline
+        before = timeline.progress
+        timeline.step, timeline.part = timeline.steps, int(share * timeline.parts)
+        if timeline.progress > before:
+            self._tell(state, Event("step", state.request_id, self._clock(), *timeline.progress))
 
     def _tell_text(self, state: RequestState, text: str, tokens: int, limit: int) -> None:
         now_s = self._clock()

@@ -46,10 +46,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        parts: EngineParts,
-        table: StoredCosts | None,
-        policy: Policy | None,
+        self, parts: EngineParts, table: StoredCosts | None, policy: Policy | None
     ) -> None:
         loaded, settings, queue, clock = parts.loaded, parts.settings, parts.queue, parts.clock
         self._sweeps, self._streamer, self._stages = parts.sweeps, loaded.streamer, parts.stages

@@ -106,11 +106,7 @@ class Sweeps:
     """
 
     def __init__(
-        self,
-        streamer: Streamer,
-        adapters: Adapters,
-        clock: Clock,
-        watch: Stopwatch | None = None,
+        self, streamer: Streamer, adapters: Adapters, clock: Clock, watch: Stopwatch | None = None
     ) -> None:
         self._streamer, self._adapters, self._clock = streamer, adapters, clock
         self._watch = watch

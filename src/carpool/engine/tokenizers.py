@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCall:
-    """Work that needs no device, for which a fiber is parked."""
+    """Work outside of the main loop, for which a fiber is parked."""
 
     run: Callable[[], Any]  # on another thread; may raise
     waits: bool = False  # it waits for another server, on its own thread
@@ -39,6 +39,18 @@ def run_on_host(work: HostCall, give: Callable[[Any], None]) -> None:
     except BaseException as error:  # raised again in the request's fiber
         result = Failure(error)
     give(result)
+
+
+def beside_loop(work: Callable[[Callable[[float], None]], Any]) -> Any:
+    """Do long work of a pipeline on the thread of host calls, one request's after another's.
+
+    Args:
+        work: is called with a function to be told the share that is done; it raises `Cancelled`
+            once the request has ended.
+    """
+    if not in_fiber():
+        return work(lambda share: None)
+    return park(HostCall(functools.partial(work, current_context().tell_share)))
 
 
 class Tokenizers:

@@ -43,11 +43,11 @@ def proof() -> dict[str, Any]:
 
 
 def makes(pipeline: str) -> str | None:
-    """ "pictures" or "videos": the proven output of a pipeline class; None: unknown."""
+    """ "pictures", "videos" or "meshes": the proven output of a pipeline class; None: unknown."""
     tasks = [row["task"] for row in proof().values() if row["pipeline"] == pipeline]
     if not tasks:
         return None
-    return "videos" if tasks[0].endswith("-video") else "pictures"
+    return {"video": "videos", "mesh": "meshes"}.get(tasks[0].rpartition("-")[2], "pictures")
 
 
 def rows() -> list[dict[str, Any]]:

@@ -118,14 +118,9 @@ def shapes_in(model: str, variant: str | None = None) -> Path | None:
 
 
 def _of_folder(folder: Path) -> Published | None:
-    """Find the entry whose first file is in a folder without an index."""
+    """Find the first entry with a file in a folder without an index."""
     if not folder.is_dir() or index_of(folder) is not None:
         return None
-    entries = (
-        entry
-        for entry in PUBLISHED.values()
-        for stem in entry.files.values()
-        for suffix in (".pth", f"-{QUANT}.pth")
-        if (folder / f"{stem}{suffix}").is_file()
-    )
-    return next(entries, None)
+    files = (file.name.removesuffix(".pth") for file in folder.glob("*.pth"))
+    names = {name.removesuffix(f"-{QUANT}") for name in files}
+    return next((e for e in PUBLISHED.values() if names & {*e.files.values()}), None)

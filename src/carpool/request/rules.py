@@ -12,7 +12,12 @@ from carpool.request.values import is_int, is_number
 MOST_TEXT = 32_000  # characters of one parameter, as in OpenAI's API
 MOST_TEXTS = 2 * MOST_TEXT  # characters of a request
 MOST_TOKENS = 4096  # padded length of a text, if the pipeline's default is not longer
-MOST_LAYERS = 16  # layers of a decomposed picture, each as large as the picture
+BOUNDS = {
+    "strength": (0, 1),
+    "layers": (1, 16),  # layers of a decomposed picture, each as large as the picture
+    "octree_resolution": (1, 512),  # of a mesh: memory grows with its cube, to 3 GB at 512
+    "num_chunks": (1, 200_000),  # points of a mesh that are decoded at once
+}
 TOKENS = (
     "max_sequence_length",
     "max_text_length",
@@ -34,9 +39,6 @@ def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
         if isinstance(entries, (list, tuple)) and not 1 <= len(entries) <= card.max_steps:
             rule = f"must have from 1 to {card.max_steps} entries"
             raise InvalidValue(f"{name} has {len(entries)} entries: {rule}", param=name)
-    strength = arguments.get("strength")
-    if strength is not None and is_number(strength) and not 0 <= strength <= 1:
-        raise InvalidValue.of("strength", strength, "must be from 0 to 1")
     frames = arguments.get("num_frames")
     if frames is not None and frames < 1:
         raise InvalidValue.of("num_frames", frames, "must be at least 1")
@@ -45,9 +47,10 @@ def check_rules(card: Card, task: Task, arguments: Mapping[str, Any]) -> None:
         if value is not None and not (is_int(value) and 1 <= value <= max_tokens):
             rule = f"at most {max_tokens}" if is_int(value) and value > max_tokens else "at least 1"
             raise InvalidValue.of(name, value, f"must be {rule}")
-    layers = arguments.get("layers")
-    if layers is not None and is_number(layers) and not 1 <= layers <= MOST_LAYERS:
-        raise InvalidValue.of("layers", layers, f"must be from 1 to {MOST_LAYERS}")
+    for name, (low, high) in BOUNDS.items():
+        value = arguments.get(name)
+        if value is not None and is_number(value) and not low <= value <= high:
+            raise InvalidValue.of(name, value, f"must be from {low} to {high}")
     check_size(card, arguments, task)
 
 

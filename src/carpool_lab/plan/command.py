@@ -43,9 +43,10 @@ def plan(
     MODEL is known to the planner (FLUX.1-dev, FLUX.2-dev, Qwen-Image, Z-Image-Turbo, SDXL,
     SD3.5-medium, SANA-1.5-1.6B, Chroma1-HD, Wan2.1-T2V-1.3B, Wan2.1-T2V-14B, Wan2.2-T2V-A14B,
     FastWan2.1-T2V-1.3B, TurboWan2.1-T2V-1.3B-480P, TurboWan2.1-T2V-14B-480P,
-    TurboWan2.1-T2V-14B-720P, TurboWan2.2-I2V-A14B-720P), or a folder in diffusers layout, whose
-    configs are read. It needs neither weights nor a GPU. docs/plans.md compares predictions with
-    measurements; sparse attention is counted in its plain torch form.
+    TurboWan2.1-T2V-14B-720P, TurboWan2.2-I2V-A14B-720P, Hunyuan3D-2, Hunyuan3D-2-turbo,
+    Hunyuan3D-2mini, Hunyuan3D-2mini-turbo), or a folder in diffusers layout, whose configs are
+    read. It needs neither weights nor a GPU. docs/plans.md compares predictions with measurements;
+    sparse attention is counted in its plain torch form.
     """
     keys = devices.split(",") if devices else list(json.loads(predict.DEVICES.read_text()))
     specs = [predict.device(key.strip()) for key in keys]

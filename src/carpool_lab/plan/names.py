@@ -10,11 +10,13 @@ from carpool.settings.preparation import sizes
 from carpool.settings.quantization import quantizations
 
 MODELS = Path(__file__).with_name("models.json")
+COUNTED = Path(__file__).with_name("counted.json")
+"""Models of other packages, with what these packages' own code was counted to take."""
 
 
 def known() -> dict[str, Any]:
     """The planner's real-size models, by name."""
-    models: dict[str, Any] = json.loads(MODELS.read_text())
+    models: dict[str, Any] = json.loads(MODELS.read_text()) | json.loads(COUNTED.read_text())
     for name, data in models.items():
         if (parent := models.get(data.get("like"))) is not None:  # overridden by these entries
             components = {**parent["components"], **data["components"]}

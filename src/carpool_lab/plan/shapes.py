@@ -34,7 +34,7 @@ from carpool.engine.model import sparse_wan
 from carpool.engine.model.files import class_of, modules_of, reading
 from carpool.engine.model.modular import call_plainly, silence, workflows
 from carpool.engine.model.single_file import weights_of
-from carpool.errors import LoadFailed
+from carpool.errors import InvalidValue, LoadFailed
 from carpool.models.source import INDEXES, find, index_of, is_single_file
 from carpool.types import Phase, phase_of
 from carpool_lab.plan.names import check_size, known, named, no_configs
@@ -86,6 +86,7 @@ class ModelShapes:
     call: Mapping[str, Any]  # default arguments
     sizes: tuple[str, ...]
     source: str
+    counted: tuple[CallGroup, ...] = ()  # where its package need not be here
 
     def parameters(self) -> dict[str, int]:
         """Weights by component."""
@@ -130,6 +131,8 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
     if name not in models:
         return _from_folder(name, dtype)
     data = models[name]
+    if "counted" in data:
+        return _counted(name, data)
     parts: dict[str, Any] = {}
     for component, (library, *config) in data["components"].items():
         if library == "tokenizer":
@@ -143,6 +146,21 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
         getattr(diffusers, data["pipeline"])(**parts),
         {**data, "source": f"config.json files of {data['model_id']}"},
     )
+
+
+def _counted(name: str, data: Mapping[str, Any]) -> ModelShapes:
+    """A model of another package: its weights and calls as they were counted with that."""
+    counts, calls = data["counted"]["parameters"], []
+    with META:
+        modules = {n: nn.ParameterList([torch.empty(count)]) for n, count in counts.items()}
+    for entry in data["counted"]["calls"]:
+        products = Counter({(m, n, k): count for m, n, k, count in entry["work"]["products"]})
+        calls.append(
+            CallGroup(**{**entry, "work": Work(**{**entry["work"], "products": products})})
+        )
+    source = f"config.yaml of {data['model_id']}, counted with its own package"
+    about = data["model_id"], None, modules, data["call"], tuple(data["sizes"]), source
+    return ModelShapes(name, *about, tuple(calls))
 
 
 def part(config: list[Any], dtype: torch.dtype) -> Any:
@@ -357,6 +375,10 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
         InvalidValue: the size is invalid.
         LoadFailed: the pipeline cannot be run on shapes alone.
     """
+    if model.counted:
+        if size != "default":
+            raise InvalidValue(f"size {size!r}: the shapes of {model.name} have none: leave it out")
+        return list(model.counted)
     groups: dict[Any, tuple[CallGroup, Any]] = {}
     host = _OnHost()
 

@@ -113,9 +113,7 @@ _RARE = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "lea
     help="fraction of workers that are four times slower",
 )
 @click.option(
-    "--moves/--no-moves",
-    "moves",
-    help="move running requests to other workers, as in a server",
+    "--moves/--no-moves", "moves", help="move running requests to other workers, as in a server"
 )
 @click.option(
     "--worker-lifetime",

@@ -1,6 +1,5 @@
 """Hunyuan3D-2 by its own package, in its published layout; where `hy3dgen` is installed."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
-from safetensors.torch import save_file
+from count_shapes import counted
 
 from carpool.config import EngineSettings
 from carpool.engine.model.artifacts import mesh_of
@@ -19,64 +17,30 @@ from carpool.errors import LoadFailed
 from carpool.models.published import name_of, shapes_in
 from carpool.models.pull import pull
 from carpool.preflight import check
+from carpool_lab.plan.names import known
 from support.engine_driver import driving
-from support.tiny.parts import drawn
+from support.matrix.hunyuan3d import PICTURES
+from support.tiny.hunyuan3d import IS_THERE, SIZES, config, write
 
-PACKAGE = "hy3dgen.shapegen"
-needs_package = pytest.mark.skipif(find_spec("hy3dgen") is None, reason="hy3dgen is not installed")
-DINO = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
-        "patch_size": 14, "mlp_ratio": 2}  # fmt: skip
-ENCODER = {"type": "DinoImageEncoder", "kwargs": {"config": DINO, "image_size": 28}}
-PARTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "model": ("models.Hunyuan3DDiT", {
-        "in_channels": 8, "context_in_dim": 16, "hidden_size": 32, "num_heads": 2, "depth": 1,
-        "depth_single_blocks": 1, "axes_dim": [16], "qkv_bias": True,
-    }),
-    "vae": ("models.ShapeVAE", {
-        "num_latents": 8, "embed_dim": 8, "width": 32, "heads": 2, "num_decoder_layers": 1,
-    }),
-    "conditioner": ("models.SingleImageEncoder", {"main_image_encoder": ENCODER}),
-    "scheduler": ("schedulers.FlowMatchEulerDiscreteScheduler", {"num_train_timesteps": 1000}),
-    "image_processor": ("preprocessors.ImageProcessorV2", {"size": 28}),
-}  # fmt: skip
-PICTURES = [
-    Image.fromarray(np.random.RandomState(seed).randint(0, 255, (28, 28, 4), np.uint8))
-    for seed in (0, 1)
-]
-GIVEN: dict[str, Any] = {"octree_resolution": 8, "num_chunks": 200, "mc_level": -1.0}
-
-
-def config(**targets: str) -> dict[str, Any]:
-    return {
-        name: {"target": targets.get(name, f"{PACKAGE}.{cls}"), "params": params}
-        for name, (cls, params) in PARTS.items()
-    }
+needs_package = pytest.mark.skipif(not IS_THERE, reason="hy3dgen is not installed")
+GIVEN: dict[str, Any] = {"octree_resolution": 8, "num_chunks": 200, "mc_level": -1.2}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The layout of the repository, with drawn weights."""
-    import importlib
-
-    place = tmp_path / "Hunyuan3D-2" / "hunyuan3d-dit-v2-0"
-    place.mkdir(parents=True)
-    (place / "config.yaml").write_text(yaml.safe_dump(config()))
-    weights: dict[str, torch.Tensor] = {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for name in ("model", "vae", "conditioner"):
-            module, cls = f"{PACKAGE}.{PARTS[name][0]}".rsplit(".", 1)
-            made = drawn(getattr(importlib.import_module(module), cls)(**PARTS[name][1]))
-            weights |= {f"{name}.{key}": one.contiguous() for key, one in made.state_dict().items()}
-    save_file(weights, place / "model.fp16.safetensors")
-    return place.parent
+    return write(tmp_path / "Hunyuan3D-2").parent
 
 
 @needs_package
-def test_pictures_become_the_meshes_that_the_package_itself_makes(folder: Path) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_pictures_become_the_meshes_that_the_package_itself_makes(
+    size: str, tmp_path: Path
+) -> None:
     from hy3dgen.shapegen import Hunyuan3DDiTFlowMatchingPipeline
 
-    place = folder / "hunyuan3d-dit-v2-0"
+    place = write(tmp_path / "Hunyuan3D-2", size)
+    folder = place.parent
+    given = GIVEN | ({} if size == "hunyuan3d-dit-v2-0" else {"mc_level": 0.5})
     judge = Hunyuan3DDiTFlowMatchingPipeline.from_single_file(
         str(place / "model.fp16.safetensors"), str(place / "config.yaml"), device="cpu",
         dtype=torch.float32, use_safetensors=True,
@@ -85,36 +49,25 @@ def test_pictures_become_the_meshes_that_the_package_itself_makes(folder: Path) 
 
     with driving(folder, numerics="exact") as drive:
         heard = [
-            drive.submit(None, image=picture, seed=seed, num_inference_steps=steps, **GIVEN)
-            for seed, (picture, steps) in enumerate(zip(PICTURES * 2, (3, 5, 3, 2), strict=True))
+            drive.submit(None, image=picture, seed=seed, num_inference_steps=steps, **given)
+            for seed, (picture, steps) in enumerate(
+                zip(PICTURES[:2] * 2, (3, 5, 3, 2), strict=True)
+            )
         ]
         drive.finish()
         card = drive.engine.loaded.card
 
     assert (card.id, card.tasks[0].name) == ("Hunyuan3D-2", "image-to-mesh")
     for seed, (recorder, picture, steps) in enumerate(
-        zip(heard, PICTURES * 2, (3, 5, 3, 2), strict=True)
+        zip(heard, PICTURES[:2] * 2, (3, 5, 3, 2), strict=True)
     ):
         assert recorder.error is None
         generator = torch.Generator().manual_seed(seed)
-        [expected] = judge(image=picture, num_inference_steps=steps, generator=generator, **GIVEN)
+        [expected] = judge(image=picture, num_inference_steps=steps, generator=generator, **given)
         mesh = mesh_of(recorder.outcome.fields)
         assert mesh is not None
         np.testing.assert_array_equal(mesh.vertices, np.float32(expected.vertices))
         np.testing.assert_array_equal(mesh.faces, expected.faces)
-
-
-@needs_package
-def test_pictures_of_other_steps_share_the_forwards_of_the_denoiser(folder: Path) -> None:
-    with driving(folder) as drive:
-        heard = [
-            drive.submit(None, image=PICTURES[0], seed=steps, num_inference_steps=steps, **GIVEN)
-            for steps in (2, 3, 4)
-        ]
-        drive.finish()
-
-    assert [recorder.error for recorder in heard] == [None] * 3
-    assert drive.widths("model") == [3, 3, 2, 1]
 
 
 @needs_package
@@ -129,7 +82,14 @@ def test_weights_that_are_missing_and_classes_of_others_are_named(folder: Path) 
         load(folder, EngineSettings(device="cpu"))
 
 
-@pytest.mark.skipif(find_spec("hy3dgen") is not None, reason="hy3dgen is installed")
+@needs_package
+def test_the_planner_knows_what_the_package_itself_takes_at_its_published_sizes() -> None:
+    data = known()["Hunyuan3D-2mini"]
+
+    assert counted(data["components"], 50) == data["counted"]
+
+
+@pytest.mark.skipif(IS_THERE, reason="hy3dgen is installed")
 def test_without_the_package_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config()))
 

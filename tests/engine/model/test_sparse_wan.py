@@ -184,7 +184,7 @@ def test_kernels_get_each_cube_with_its_own_tokens_first(
 
     with torch.no_grad():
         processor = VideoSparseAttnProcessor(block)
-        answer = processor.attend(block.attn1, hidden, query, key, value, grid)
+        answer = processor.attend(block.attn1, hidden, (query, key, value), grid)
 
         gate = torch.unflatten(block.to_gate_compress(hidden), 2, (2, 12))
         expected = video_sparse_attention(query, key, value, gate, grid, 0.2)

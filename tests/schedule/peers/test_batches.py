@@ -220,11 +220,7 @@ def test_waves_run_the_line_in_order_and_none_mixes_keys(keys: str, max_num_seqs
     assert ran == keys
 
 
-@given(
-    st.text("ab", min_size=1, max_size=6),
-    st.floats(0, 20),
-    st.floats(0, 2),
-)
+@given(st.text("ab", min_size=1, max_size=6), st.floats(0, 20), st.floats(0, 2))
 def test_a_wave_never_starts_before_the_engine_is_free_nor_after_its_wait(
     keys: str, last_arrival_s: float, wait_s: float
 ) -> None:

@@ -7,6 +7,7 @@ from support.matrix import (
     glm,
     helios,
     hunyuan,
+    hunyuan3d,
     ltx2,
     qwen,
     sana,
@@ -31,4 +32,5 @@ CASES: list[Case] = [
     *ernie.CASES,
     *glm.CASES,
     *control.CASES,
+    *hunyuan3d.CASES,
 ]

@@ -19,7 +19,8 @@ class Case:
     """
 
     name: str  # such as "wan21-i2v"; also names the row of the model grid
-    family: str  # the tiny checkpoint
+    family: str = ""  # the tiny checkpoint
+    build: Callable[[], DiffusionPipeline] | None = None  # where it is not of diffusers' layout
     task: str  # "text-to-image", "image-to-video", ...
     common: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()  # of the family's arguments: the task has no such parameter
@@ -32,3 +33,4 @@ class Case:
     """Another pipeline over the checkpoint's components: image-to-image, ControlNet, ..."""
     is_fast: bool = False  # also part of `make test`
     needs_torchvision: bool = False  # for the checkpoint's processor
+    needs_hy3dgen: bool = False  # `make test-mesh` installs it

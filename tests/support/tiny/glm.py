@@ -76,11 +76,7 @@ def planner(tokens: Qwen2Tokenizer) -> GlmImageForConditionalGeneration:
             "patch_size": 16,
             "intermediate_size": 37,
         },
-        vq_config={
-            "embed_dim": 32,
-            "num_embeddings": _PICTURE_TOKENS,
-            "latent_channels": 32,
-        },
+        vq_config={"embed_dim": 32, "num_embeddings": _PICTURE_TOKENS, "latent_channels": 32},
         image_token_id=tokens.convert_tokens_to_ids("<|image|>"),
         image_start_token_id=_PICTURE_TOKENS - 2,
         image_end_token_id=_PICTURE_TOKENS - 1,

@@ -277,12 +277,7 @@ FAMILIES = {
     "kandinsky3": kandinsky3,
     "ovis": ovis,
 }
-_SMALL: dict[str, Any] = {
-    "height": 32,
-    "width": 32,
-    "num_inference_steps": 3,
-    "output_type": "pt",
-}
+_SMALL: dict[str, Any] = {"height": 32, "width": 32, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "lumina2": {**_SMALL, "max_sequence_length": 48, "system_prompt": "draw"},
     "chroma": {**_SMALL, "max_sequence_length": 32},

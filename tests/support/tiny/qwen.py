@@ -167,12 +167,7 @@ FAMILIES = {
     "qwen_layered": qwen_layered,
 }
 
-_IMAGE: dict[str, Any] = {
-    "height": 64,
-    "width": 64,
-    "num_inference_steps": 3,
-    "output_type": "pt",
-}
+_IMAGE: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS = {
     "qwen_21": _IMAGE,
     "qwen_image": _IMAGE,

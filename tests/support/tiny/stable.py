@@ -156,12 +156,7 @@ def sd15() -> StableDiffusionPipeline:
 
 FAMILIES = {"flux": flux, "sd3": sd3, "sdxl": sdxl, "sd15": sd15}
 
-_IMAGE: dict[str, Any] = {
-    "height": 64,
-    "width": 64,
-    "num_inference_steps": 3,
-    "output_type": "pt",
-}
+_IMAGE: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS = {
     "flux": {**_IMAGE, "max_sequence_length": 48},
     "sd3": {**_IMAGE, "max_sequence_length": 32},

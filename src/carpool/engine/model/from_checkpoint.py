@@ -85,11 +85,7 @@ def _configuration(
 
 
 def _model(
-    checkpoint: Checkpoint,
-    name: str,
-    cls: Any,
-    base: BasePipeline,
-    dtype: torch.dtype,
+    checkpoint: Checkpoint, name: str, cls: Any, base: BasePipeline, dtype: torch.dtype
 ) -> nn.Module:
     """Build a diffusers model."""
     place, inner = _configuration(checkpoint.file, name, cls, base)

@@ -1,12 +1,16 @@
 """Hunyuan3D-2 through its own package, `hy3dgen`: its folder layout as a diffusers pipeline.
 
-Its package's `__call__` runs in the fiber, up to the latents of the shape. The surface is extracted
-when its mesh is first read: by the thread that converts outputs, outside of the main loop.
+Its package's `__call__` runs in the fiber, up to the latents of the shape. The thread of host calls
+extracts the surface outside of the main loop: at the published resolution, that takes thousands of
+forwards of a small decoder and more time than all steps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from itertools import count
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ from diffusers import DiffusionPipeline
 from diffusers.utils import BaseOutput
 from safetensors.torch import load_file
 
-from carpool.errors import LoadFailed
+from carpool.engine.tokenizers import beside_loop
+from carpool.errors import InvalidValue, LoadFailed, PipelineFailed
 
 MODULES = ("model", "vae", "conditioner")
 PARTS = (*MODULES, "scheduler", "image_processor")
@@ -24,50 +29,18 @@ _PACKAGES = {"hy3dgen.shapegen.": "hy3dgen.shapegen.", "hy3dshape.": "hy3dgen.sh
 """Allowed prefixes of classes in a configuration, and their modules in the package."""
 
 
-class Surface:
-    """A mesh that is extracted at its first use.
-
-    Args:
-        vae: the pipeline's; its volume decoder runs for one point at a time.
-        latents: (1, tokens, width).
-        options: options of the package's extraction.
-    """
-
-    def __init__(self, vae: Any, latents: torch.Tensor, options: Mapping[str, Any]) -> None:
-        self._vae, self._latents, self._options = vae, latents, options
-        self._mesh: Any = None
-
-    def _read(self) -> Any:
-        if self._mesh is None:
-            from hy3dgen.shapegen.pipelines import export_to_trimesh
-
-            with torch.no_grad():
-                outputs = self._vae.latents2mesh(self._latents, enable_pbar=False, **self._options)
-            [self._mesh] = export_to_trimesh(outputs)
-            if self._mesh is None:
-                raise ValueError("the shape has no surface: ask for another seed, or more steps")
-        return self._mesh
-
-    @property
-    def vertices(self) -> Any:
-        return self._read().vertices
-
-    @property
-    def faces(self) -> Any:
-        return self._read().faces
-
-
 @dataclass
 class MeshOutput(BaseOutput):  # type: ignore[misc]
     """Meshes, one for each image."""
 
-    meshes: list[Surface]
+    meshes: list[Any]  # of trimesh
 
 
 class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
     """Creates a mesh from an image; transparent areas are not part of the shape."""
 
     image_mode = "RGBA"
+    parts_after_steps = 50  # of the surface, as clients are told; few steps then are few per cent
 
     def __init__(
         self, model: Any, vae: Any, conditioner: Any, scheduler: Any, image_processor: Any
@@ -108,6 +81,7 @@ class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
         octree_resolution: int = 384,
         mc_level: float = 0.0,
         num_chunks: int = 8000,
+        callback_on_step_end: Any = None,
     ) -> MeshOutput:
         from hy3dgen.shapegen import Hunyuan3DDiTFlowMatchingPipeline
 
@@ -118,12 +92,58 @@ class Hunyuan3DPipeline(DiffusionPipeline):  # type: ignore[misc]
         call = cls.__call__.__wrapped__  # unwrapped from inference mode: modules are shared
         latents = call(
             pipe, image, num_inference_steps, guidance_scale=guidance_scale, generator=generator,
-            output_type="latent", enable_pbar=False,
+            output_type="latent", enable_pbar=False, callback_steps=1,
+            callback=callback_on_step_end and partial(_at_step_end, self, callback_on_step_end),
         )  # fmt: skip
         latents = self.vae(1 / self.vae.scale_factor * latents)
-        options: dict[str, Any] = {"bounds": box_v, "mc_level": mc_level, "num_chunks": num_chunks}
-        options |= {"octree_resolution": octree_resolution, "mc_algo": None}
-        return MeshOutput(meshes=[Surface(self.vae, latents, options)])
+        options = {
+            "bounds": float(box_v), "mc_level": mc_level, "num_chunks": num_chunks,
+            "octree_resolution": octree_resolution, "enable_pbar": False,
+        }  # fmt: skip
+        extract = partial(_surface, self.vae, latents, options)
+        return MeshOutput(meshes=[beside_loop(extract)])
+
+
+def _at_step_end(pipe: Any, callback: Any, step: int, timestep: Any, output: Any) -> None:
+    if callback(pipe, step, timestep, {"latents": output.prev_sample}):
+        rule = "its tensors cannot be changed here: must return {} or None"
+        raise InvalidValue(f"callback_on_step_end: {rule}", param="callback_on_step_end")
+
+
+def _surface(
+    vae: Any, latents: torch.Tensor, options: Mapping[str, Any], tell: Callable[[float], None]
+) -> Any:
+    """Extract the mesh of a shape.
+
+    Args:
+        vae: its decoder runs for a point at a time, in chunks.
+        latents: (1, tokens, width).
+        options: of the package's extraction.
+        tell: called with the share of the chunks that are done; what it raises ends the work.
+
+    Raises:
+        PipelineFailed: no surface lies in the box.
+    """
+    from hy3dgen.shapegen.pipelines import export_to_trimesh
+
+    chunks = ceil((options["octree_resolution"] + 1) ** 3 / options["num_chunks"])
+    done = count(1)
+
+    def decoder(**arguments: Any) -> Any:
+        answer = vae.geo_decoder(**arguments)
+        tell(min(1.0, next(done) / chunks))
+        return answer
+
+    tell(0.0)  # it may have waited for others'
+    with torch.no_grad():
+        volume = vae.volume_decoder(latents, decoder, **options)
+    tell(1.0)
+    if not volume.min() < options["mc_level"] < volume.max():  # also of numbers that are none
+        raise PipelineFailed("the shape has no surface: ask for another seed, or more steps")
+    [mesh] = export_to_trimesh(vae.surface_extractor(volume, **options))
+    if mesh is None:
+        raise PipelineFailed("the surface of the shape cannot be extracted; the log says more")
+    return mesh
 
 
 def read_shapes(folder: Path, dtype: torch.dtype) -> Hunyuan3DPipeline:

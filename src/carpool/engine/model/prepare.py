@@ -28,10 +28,7 @@ from carpool.settings.rules import by_component
 
 
 def apply(
-    modules: Mapping[str, nn.Module],
-    settings: EngineSettings,
-    device: Device,
-    undo: ExitStack,
+    modules: Mapping[str, nn.Module], settings: EngineSettings, device: Device, undo: ExitStack
 ) -> None:
     """Apply settings to loaded modules; `undo` reverts this.
 

@@ -29,6 +29,8 @@ from carpool.engine.model.sparse_attention import (
 )
 from carpool.errors import SettingRejected
 
+Parts = tuple[Tensor, Tensor, Tensor]  # query, key and value, (rows, tokens, heads, width) each
+
 
 class RotaryGrid(NamedTuple):
     """Rotary factors, and the grid of their tokens."""
@@ -66,27 +68,13 @@ class SparseAttnProcessor:
         query, key, value = (
             x.unflatten(2, (attn.heads, -1)) for x in (query, key, attn.to_v(hidden_states))
         )
-        answer = self.attend(
-            attn,
-            hidden_states,
-            _rotated(query, rotary_emb),
-            _rotated(key, rotary_emb),
-            value,
-            rotary_emb.grid,
-        )
+        parts = _rotated(query, rotary_emb), _rotated(key, rotary_emb), value
+        answer = self.attend(attn, hidden_states, parts, rotary_emb.grid)
         answer = answer.flatten(2, 3).type_as(hidden_states)
         result: Tensor = attn.to_out[1](attn.to_out[0](answer))
         return result
 
-    def attend(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        grid: Grid,
-    ) -> Tensor:
+    def attend(self, attn: Any, hidden_states: Tensor, parts: Parts, grid: Grid) -> Tensor:
         """The result of attention, (rows, tokens, heads, width)."""
         raise NotImplementedError
 
@@ -104,19 +92,12 @@ class VideoSparseAttnProcessor(SparseAttnProcessor):
     def __init__(self, block: Any) -> None:
         self._block = block
 
-    def attend(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        grid: Grid,
-    ) -> Tensor:
+    def attend(self, attn: Any, hidden_states: Tensor, parts: Parts, grid: Grid) -> Tensor:
+        query, key, value = parts
         gate = self._block.to_gate_compress(hidden_states).unflatten(2, (attn.heads, -1))
         kernel = _kernel("fastvideo_kernel", "video_sparse_attn", query)
         if kernel is None:
-            return video_sparse_attention(query, key, value, gate, grid, self.share)
+            return video_sparse_attention(*parts, gate, grid, self.share)
         cubes = cubes_of(grid, query.device)
         query, key, value, gate = (
             in_cubes(x, cubes.order).flatten(2, 3).contiguous() for x in (query, key, value, gate)
@@ -134,21 +115,14 @@ class SparseLinearAttnProcessor(SparseAttnProcessor):
     share = 0.1
     """TurboDiffusion's top-k."""
 
-    def attend(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        grid: Grid,
-    ) -> Tensor:
+    def attend(self, attn: Any, hidden_states: Tensor, parts: Parts, grid: Grid) -> Tensor:
+        query = parts[0]
         kernel = _kernel("turbodiffusion.SLA", "SparseLinearAttention", query)
         if kernel is None:
-            return sparse_linear_attention(query, key, value, attn.proj_l, self.share)
+            return sparse_linear_attention(*parts, attn.proj_l, self.share)
         module = kernel(query.shape[-1], self.share, BLKQ=QUERY_BLOCK, BLKK=KEY_BLOCK)
         module.proj_l = attn.proj_l
-        answer: Tensor = module(query, key, value)
+        answer: Tensor = module(*parts)
         return answer
 
 

@@ -52,10 +52,7 @@ def view(loaded: LoadedPipeline, task: str) -> Any:
 
 
 def _copied(
-    pipe: Pipeline,
-    memo: dict[int, Any],
-    classes: dict[int, type],
-    device: torch.device | None,
+    pipe: Pipeline, memo: dict[int, Any], classes: dict[int, type], device: torch.device | None
 ) -> Any:
     """A pipeline with its helpers; modules stay shared.
 

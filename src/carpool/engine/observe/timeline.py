@@ -106,6 +106,8 @@ class Timeline:
     ended_s: float = inf
     step: int = 0  # denoising steps done
     steps: int = 0  # total denoising steps
+    parts: int = 0  # total parts of the work after the last step: of a surface
+    part: int = 0  # finished ones
     skipped_steps: int = 0
     tokens: int = 0  # generated text tokens
     submitted_at: float = 0.0  # Unix time
@@ -137,9 +139,14 @@ class Timeline:
         self.step = step
         return True
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Steps and parts that are done, and all of them; the latter 0 while it is not known."""
+        return self.step + self.part, self.steps and self.steps + self.parts
+
     def rewind(self) -> None:
         """Reset the progress: the request starts over."""
-        self.step = self.skipped_steps = self.replayed_calls = self.tokens = 0
+        self.step = self.part = self.skipped_steps = self.replayed_calls = self.tokens = 0
         self.mark = None
 
     def stop_waiting(self, all_s: float, now_s: float) -> PhaseTimes:
@@ -194,6 +201,7 @@ class Timeline:
             "error": self.error,
             "step": self.step,
             "steps": self.steps,
+            "surface": self.part / self.parts if self.parts else None,
             "skipped_steps": self.skipped_steps,
             "tokens": self.tokens,
             "exclusive": self.exclusive,

@@ -210,12 +210,7 @@ class Probation:
         }
 
     def _prove(
-        self,
-        kind: Kind,
-        evidence: Evidence,
-        ready: Sequence[Ready],
-        run: RunCalls,
-        fused: Fused,
+        self, kind: Kind, evidence: Evidence, ready: Sequence[Ready], run: RunCalls, fused: Fused
     ) -> list[Any]:
         """Run calls apart for their answers, and together for evidence."""
         calls, rows = [member.call for member in ready], [member.rows for member in ready]

@@ -25,6 +25,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         rules={"z": STACK, "temb": STACK},  # temb: (rows,), or None
         peak=332_000,
     ),
+    ("ShapeVAE", "forward"): Spec(rows="latents", rules={"latents": STACK}),  # Hunyuan3D-2
     ("AutoencoderKLLTX2Audio", "decode"): Spec(rows="z", rules={"z": STACK}),
     ("LTX2Vocoder", "forward"): Spec(rows="hidden_states", rules={"hidden_states": STACK}),
     # caches the last frames of each convolution on itself, only during a call

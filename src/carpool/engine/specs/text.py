@@ -68,4 +68,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         adds=_UNREAD,
     ),
     ("Qwen3ForCausalLM", "forward"): _FLUX2,  # Klein
+    ("SingleImageEncoder", "forward"): Spec(  # Hunyuan3D-2
+        rows="image", rules={"image": STACK, "mask": STACK}
+    ),
 }

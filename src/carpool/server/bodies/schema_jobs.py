@@ -25,7 +25,7 @@ class JobRecord(BaseModel):
 
     id: str
     model: str
-    progress: int = Field(description="percent of denoising steps done; 100 once its files exist")
+    progress: int = Field(description="percent of steps done; 100 once its files exist")
     created_at: int
     completed_at: int | None
     expires_at: int | None = Field(description="when the job and its files are deleted")

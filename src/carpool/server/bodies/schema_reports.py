@@ -102,10 +102,10 @@ class OutputReport(BaseModel):
     error: str | None = Field(description="error code")
     step: int = Field(description="finished denoising steps")
     steps: int = Field(description="total denoising steps; 0 while unknown")
+    surface: float | None = Field(default=None, description="extracted share of a mesh's surface")
     skipped_steps: int = Field(default=0, description="steps that `step_cache` skipped")
     tokens: int = Field(
-        default=0,
-        description="text tokens that a model of the pipeline has written for it: a plan, a prompt",
+        default=0, description="text tokens that a model of the pipeline has written for it"
     )
     submitted_at: float = Field(description="Unix time, like all fields that end in _at")
     started_at: float | None = Field(description="admission; null while queued")
