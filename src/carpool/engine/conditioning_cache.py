@@ -124,20 +124,25 @@ class ConditioningCache:
         self._entries.move_to_end(key)
         return copied(entry.answer)
 
-    def around(self, run: RunCalls) -> RunCalls:
-        """Wrap a forward: equal calls run once, and their answers are cached."""
+    def around(self, run: RunCalls, encode: RunCalls) -> RunCalls:
+        """Wrap a forward: equal calls of encoders run once, and their answers are cached.
+
+        Args:
+            run: runs a forward that is no encoder's.
+            encode: runs a forward of an encoder.
+        """
 
         def once(states: Sequence[RequestState]) -> list[Any]:
             if states[0].call.target.phase != "encode":
                 return run(states)
             keys = [_key_of(state, place) for place, state in enumerate(states)]
             if keys == list(range(len(states))):
-                return run(states)
+                return encode(states)
             places: dict[Hashable, int] = {}  # places of the calls that run
             for place, key in enumerate(keys):
                 places.setdefault(key, place)
             running, clearances = [states[place] for place in places.values()], self._clearances
-            answers = dict(zip(places, run(running), strict=True))
+            answers = dict(zip(places, encode(running), strict=True))
             is_alone, copies = self.is_exact or len(running) == 1, dict[Hashable, Any]()
             if clearances == self._clearances:  # else memory is short: perhaps they ran in tiles
                 for key, place in places.items():
@@ -145,7 +150,9 @@ class ConditioningCache:
                     copies[key] = self._stages.contain("cache", None, self._keep, *entry)
             waiting = [p for p in range(len(states)) if p not in places.values()]
             rest = [p for p in waiting if copies.get(keys[p]) is None]
-            answers |= dict(zip(rest, run([states[p] for p in rest]) if rest else [], strict=True))
+            answers |= dict(
+                zip(rest, encode([states[p] for p in rest]) if rest else [], strict=True)
+            )
             self._hits += len(waiting) - len(rest)
             return [
                 answers[p] if p in rest else copied(copies[k]) if p in waiting else answers[k]

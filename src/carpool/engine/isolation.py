@@ -189,7 +189,8 @@ class RequestContext:
         Raises:
             PipelineFailed: other processes also compute the component, and cannot enter such modes.
         """
-        is_usual = self._is_usual()
+        is_usual = not self._functions.are_changed and self._modes.can_share
+        is_usual = is_usual and contextvars.copy_context() == self._variables
         is_usual = is_usual and (target.method != "generate" or target.spec is not None)
         if self.changes.has_state or self.changes.before:
             is_usual = not self.changes.has_own(target.module) and is_usual
@@ -207,16 +208,12 @@ class RequestContext:
             )
         return replace(target, original=self._inside(target.original), is_exclusive=True)
 
-    def _is_usual(self) -> bool:
-        if self._functions.are_changed or not self._modes.can_share:
-            return False
-        return contextvars.copy_context() == self._variables
-
     @property
     def reads_in_parts(self) -> bool:
         """Whether a language model may read a prompt in several calls."""
-        is_plain = not (is_autocast_on() or torch.is_inference_mode_enabled())
-        return is_plain and self._is_usual()
+        if is_autocast_on() or torch.is_inference_mode_enabled() or self._functions.are_changed:
+            return False
+        return self._modes.can_share and contextvars.copy_context() == self._variables
 
     def _in_modes(self, target: Target, modes: Modes) -> Target:
         """The same method in these modes; calls in equal modes share forwards."""

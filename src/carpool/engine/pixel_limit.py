@@ -38,16 +38,21 @@ class PixelLimit:
 
     def check(self, call: Call) -> None:
         """Raise SizeRejected if a call has more pixels than the limit, or none."""
-        if self._makes_sound or "audio" in call.target.component:
+        target = call.target
+        if self._makes_sound or "audio" in target.component:
             return
-        first = _first(call)
+        name = target.spec.rows if target.spec is not None else target.positional[:1]
+        name = name if isinstance(name, str) else "".join(name)
+        first = call.kwargs.get(name, call.args[0] if call.args else None)
+        if isinstance(first, (list, tuple)) and first and isinstance(first[0], Tensor):
+            first = first[0][None]
         if not isinstance(first, Tensor):
             return
-        measured = call.target.component, call.target.method, first.shape
-        if measured == self._measured and call.target.method == "forward":
+        measured = target.component, target.method, first.shape
+        if measured == self._measured and target.method == "forward":
             return  # common case: the next step
         if (pixels := self._pixels(call, first)) is not None:
-            self._refuse(pixels, call.target.method)
+            self._refuse(pixels, target.method)
         self._measured = measured
 
     def _pixels(self, call: Call, first: Tensor) -> int | None:
@@ -93,17 +98,6 @@ class PixelLimit:
         rule = f"must be from 1 to {self._max_pixels}"
         hint = f"; {', '.join(names)} decide it" if names else ""
         raise SizeRejected(f"{message}: {rule}{hint}", param="size")
-
-
-def _first(call: Call) -> Any:
-    """The main input of a call: a tensor, or the first of a list of tensors."""
-    target = call.target
-    name = target.spec.rows if target.spec is not None else target.positional[:1]
-    name = name if isinstance(name, str) else "".join(name)
-    value = call.kwargs.get(name, call.args[0] if call.args else None)
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-        return value[0][None]
-    return value
 
 
 def _area(value: Tensor, config: Any = None) -> int | None:

@@ -3,17 +3,17 @@
 `execute` calls the outermost one, and cuts a forward that raises in two. A wrapper is a decorator:
 it takes the function that runs a forward of parked calls, and returns one that does more around it:
 
-1. the conditioning cache: equal calls run once (`conditioning_cache.py`);
-2. prefixes: a prompt starts from its cached beginning (`prefixes.py`);
-3. tiles: a call that runs out of memory runs again, then in tiles (`tiles.py`);
-4. probation: calls without proof that they fuse run apart, and then together (`probation/`);
-5. the wrapper of the engine's owner;
-6. faults on purpose (`faults.py`);
-7. draws: each call draws from its own request's random numbers (`draws.py`);
-8. observation: the heartbeat, the stopwatch, and the observers (`model_runner.py`);
-9. adapters of the rows (`adapters/hooks.py`);
-10. sweep: load streamed weights, and run other forwards meanwhile (`sweep.py`);
-11. the device: it is notified of the launch.
+1. the conditioning cache: equal calls of encoders run once (`conditioning_cache.py`), and a prompt
+   starts from its cached beginning (`prefixes.py`);
+2. tiles: a call that runs out of memory runs again, then in tiles (`tiles.py`);
+3. probation: calls without proof that they fuse run apart, and then together (`probation/`);
+4. the wrapper of the engine's owner;
+5. faults on purpose (`faults.py`);
+6. draws: each call draws from its own request's random numbers (`draws.py`);
+7. observation: the heartbeat, the stopwatch, and the observers (`model_runner.py`);
+8. adapters of the rows (`adapters/hooks.py`);
+9. sweep: load streamed weights, and run other forwards meanwhile (`sweep.py`);
+10. the device: it is notified of the launch.
 
 Inside of them the fuser joins the calls. A group wraps the module's own `forward`
 (`group/leader.py`): any caller of that, even a comparison in probation, runs it in all ranks.
@@ -46,9 +46,9 @@ def wrappers(
         observe: the wrapper of the model runner.
         free: releases cached device memory.
     """
+    prefixes = Prefixes(parts.conditioning, parts.stages)
     chain: list[Wrapper] = [
-        parts.conditioning.around,
-        Prefixes(parts.conditioning, parts.stages).around,
+        lambda run: parts.conditioning.around(run, prefixes.around(run)),
         Tiles(free).around,
         lambda run: probation.around(run, fused),
         inner,
@@ -58,7 +58,7 @@ def wrappers(
     ]
     if parts.faults is not None:
         faults, is_exact = parts.faults, parts.settings.numerics == "exact"
-        chain.insert(5, lambda run: faults.around(run, is_exact=is_exact))
+        chain.insert(4, lambda run: faults.around(run, is_exact=is_exact))
     if parts.sweeps is not None:
         chain.append(parts.sweeps.around)
     return chain
