@@ -237,4 +237,4 @@ def test_a_folder_that_cannot_be_written_costs_only_a_warning(
 
     table(tmp_path / "file" / "costs.json").keep()
 
-    assert "not kept" in caplog.text
+    assert "not stored" in caplog.text
