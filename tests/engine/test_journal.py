@@ -364,7 +364,7 @@ def test_answers_that_are_dear_to_copy_are_not_kept_and_it_is_said(
     entries, _, _ = interrupted("flux", asked("flux"), 3)
 
     assert entries == []
-    assert caplog.text.count("answers of transformer.forward are not kept") == 1
+    assert caplog.text.count("answers of transformer.forward are not recorded") == 1
 
 
 @pytest.mark.parametrize(

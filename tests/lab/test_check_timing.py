@@ -223,7 +223,7 @@ def test_a_file_that_is_something_else_is_refused(data: Any, tmp_path: Path) -> 
     with pytest.raises(InvalidValue, match="is not a file of `carpool check --json` or"):
         read_tables(data)
     result = CliRunner().invoke(simulate, ["--table", str(path)])
-    assert (result.exit_code, f"--table {path}: is not what" in result.output) == (2, True)
+    assert (result.exit_code, f"--table {path}: is not a file" in result.output) == (2, True)
 
 
 @pytest.mark.gpu
