@@ -29,7 +29,9 @@ from carpool.engine.model.sparse_attention import (
 )
 from carpool.errors import SettingRejected
 
-Parts = tuple[Tensor, Tensor, Tensor]  # query, key and value, (rows, tokens, heads, width) each
+Projections = tuple[
+    Tensor, Tensor, Tensor
+]  # query, key and value, (rows, tokens, heads, width) each
 
 
 class RotaryGrid(NamedTuple):
@@ -74,7 +76,7 @@ class SparseAttnProcessor:
         result: Tensor = attn.to_out[1](attn.to_out[0](answer))
         return result
 
-    def attend(self, attn: Any, hidden_states: Tensor, parts: Parts, grid: Grid) -> Tensor:
+    def attend(self, attn: Any, hidden_states: Tensor, parts: Projections, grid: Grid) -> Tensor:
         """The result of attention, (rows, tokens, heads, width)."""
         raise NotImplementedError
 
@@ -92,7 +94,7 @@ class VideoSparseAttnProcessor(SparseAttnProcessor):
     def __init__(self, block: Any) -> None:
         self._block = block
 
-    def attend(self, attn: Any, hidden_states: Tensor, parts: Parts, grid: Grid) -> Tensor:
+    def attend(self, attn: Any, hidden_states: Tensor, parts: Projections, grid: Grid) -> Tensor:
         query, key, value = parts
         gate = self._block.to_gate_compress(hidden_states).unflatten(2, (attn.heads, -1))
         kernel = _kernel("fastvideo_kernel", "video_sparse_attn", query)
@@ -115,7 +117,7 @@ class SparseLinearAttnProcessor(SparseAttnProcessor):
     share = 0.1
     """TurboDiffusion's top-k."""
 
-    def attend(self, attn: Any, hidden_states: Tensor, parts: Parts, grid: Grid) -> Tensor:
+    def attend(self, attn: Any, hidden_states: Tensor, parts: Projections, grid: Grid) -> Tensor:
         query = parts[0]
         kernel = _kernel("turbodiffusion.SLA", "SparseLinearAttention", query)
         if kernel is None:
