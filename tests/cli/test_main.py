@@ -438,6 +438,7 @@ def test_a_picture_and_a_mask_go_in_and_what_is_not_masked_stays(run: Run, tmp_p
     changed = abs(cat - dog).max(axis=(0, 2))  # by column
     assert changed[: SIZE[0] // 4].max() <= 1 < changed[SIZE[0] // 2 :].max()
     assert abs(cat - drawn("a cat", "-p", "strength=0.5")).max() > 20
+    assert "prompt" in run("generate", "--image", "before.png", *FLAGS).err  # asked by the model
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_a_picture_is_read_upright_and_in_the_mode_that_pipelines_want(tmp_path:
     turned.save(tmp_path / "turned.png", exif=exif)
 
     picture = read_picture(tmp_path / "turned.png")
-    mask = read_picture(tmp_path / "turned.png", is_mask=True)
+    mask = read_picture(tmp_path / "turned.png", "L")
 
     assert (picture.size, picture.mode) == ((20, 40), "RGB")
     assert (mask.size, mask.mode) == ((20, 40), "L")

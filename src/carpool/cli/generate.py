@@ -101,13 +101,13 @@ def generate(
     except UnicodeDecodeError as error:
         raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
     server = server or server_too
-    if not texts:
-        raise click.UsageError("give a prompt, or --prompts-file")
+    if not texts and not flags["images"]:
+        raise click.UsageError("give a prompt, --prompts-file, or --image for a model without one")
     if flags["output"] is not None:
         check_output(flags["output"])  # fails before the work
     protocol, parameters = _shown(is_shown), _parameters(flags)
     rest = {f.name: flags.pop(f.name) for f in fields(_Options) if f.name in flags}
-    options = _Options(texts, parameters, protocol, **rest)
+    options = _Options(texts or [""], parameters, protocol, **rest)
     if server is None:
         _draw_here(options, settings_from(flags).engine())
     else:
@@ -119,7 +119,7 @@ def generate(
 class _Options:
     """Options of one command: prompts, parameters, files."""
 
-    prompts: list[str]
+    prompts: list[str]  # "": none, for a model that takes only an image
     parameters: dict[str, Any]  # of the pipeline, except for the fields below
     shown: Protocol | None  # pictures in the terminal
     model: str
@@ -161,11 +161,10 @@ def _draw_here(options: _Options, settings: EngineSettings) -> None:
     from carpool.request.sizes import area_of, check_size
 
     pictures: dict[str, Any] = {}
-    if options.images:
-        read = [read_picture(path) for path in options.images]
+    if read := [read_picture(path, "RGBA") for path in options.images]:
         pictures["image"] = read[0] if len(read) == 1 else read
     if options.mask is not None:
-        pictures["mask_image"] = read_picture(options.mask, is_mask=True)
+        pictures["mask_image"] = read_picture(options.mask, "L")
     log_as_others(bars=sys.stderr.isatty())  # large models take minutes to load
     with carpool.load(options.model, **asdict(settings)) as engine:
         if options.size is not None:  # file names and metadata need it
@@ -177,6 +176,8 @@ def _draw_here(options: _Options, settings: EngineSettings) -> None:
             way = f"carpool serve {options.model}, or carpool.load({options.model!r})"
             raise click.UsageError(f"{engine.card.id} writes texts, and this command draws: {way}")
         output = output_for(task.makes, options.output)
+        if read := [picture.convert(task.image_mode) for picture in read]:
+            pictures["image"] = read[0] if len(read) == 1 else read
         if task.takes("output_type") and task.file_type is not None:
             pictures["output_type"] = task.file_type
         outputs = _outputs(engine, options, pictures)
@@ -190,7 +191,8 @@ def _outputs(
     previews = None if options.shown is None else Previews()
     with bars(_prompt_of_each(options), previews) as move:
         return engine.generate(
-            options.prompts, n=options.n, seed=options.seed, return_errors=True,
+            [prompt or carpool.Request() for prompt in options.prompts],
+            n=options.n, seed=options.seed, return_errors=True,
             **options.parameters, **pictures,
             partial_images=0 if options.shown is None else PREVIEWS,
             progress=lambda i, event: _update_bar(move, previews, i, event),
@@ -212,7 +214,8 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
             continue
         path = path_of(output, i, len(outputs), item.seed or 0, prompt, paths)
         paths.add(path)
-        data = {"model": options.model, "prompt": prompt, "seed": item.seed, **options.parameters}
+        data: dict[str, Any] = {"model": options.model} | ({"prompt": prompt} if prompt else {})
+        data |= {"seed": item.seed, **options.parameters}
         data |= without_prompts(item.settings)
         if (text := item.settings.get("revised_prompt")) is not None:
             data["revised_prompt"] = text

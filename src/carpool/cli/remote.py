@@ -133,7 +133,8 @@ class _Jobs:
     def _submit(self) -> None:
         try:
             for prompt in self._prompts[len(self.ids) :]:
-                job = self._server.ask_at("POST", self._path, json={"prompt": prompt, **self.body})
+                body = self.body | ({"prompt": prompt} if prompt else {})
+                job = self._server.ask_at("POST", self._path, json=body)
                 self.ids.append(job["id"])
         except Overloaded:  # a long list is not an overload: the rest follows later
             if len(self.ended) == len(self.ids):

@@ -207,8 +207,8 @@ def _letters(picture: bytes | str | memoryview, start: int, size: int) -> bytes:
     return piece.encode(errors="replace") if isinstance(piece, str) else bytes(piece)
 
 
-def read_picture(path: Path | BinaryIO, *, is_mask: bool = False) -> Image.Image:
-    """Read a user's own file as an upright picture: RGB, or 8-bit grey for a mask.
+def read_picture(path: Path | BinaryIO, mode: Mode = "RGB") -> Image.Image:
+    """Read a user's own file as an upright picture; masks are 8-bit grey, "L".
 
     Raises:
         InvalidValue: not a readable picture.
@@ -216,7 +216,7 @@ def read_picture(path: Path | BinaryIO, *, is_mask: bool = False) -> Image.Image
     try:
         with Image.open(path) as image:
             upright = _eight_bits(ImageOps.exif_transpose(image))
-            plain = _converted(upright, "L" if is_mask else "RGB")
+            plain = _converted(upright, mode)
             plain.info = {}
             return plain
     except (UnidentifiedImageError, OSError, ValueError) as error:

@@ -124,7 +124,7 @@ def pipeline_of(model: str) -> str:
         folder = Path(find(model)[0])
         index = jsonfile.loads(jsonfile.read(index_of(folder) or folder / _INDEX))
         return str(index["_class_name"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (LoadFailed, OSError, ValueError, LookupError, TypeError):
         return ""
 
 
