@@ -54,7 +54,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def check_commands(home: Path) -> None:
-    for command in ("bench", "check", "simulate", "tune", "jobs", "models"):
+    for command in ("bench", "check", "simulate", "plan", "jobs", "models"):
         assert "Usage:" in run([CARPOOL, command, "--help"], home)
     run([CARPOOL, "models"], home)
     run([CARPOOL, "generate", "a red circle", "--seed", "1", "-o", "circle.png"], home)
