@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from carpool_lab.plan.names import COUNTED
-from carpool_lab.plan.shapes import META, CallGroup, Work, work_of
+from carpool_lab.plan.work import META, CallGroup, Work, work_of
 from support import torchvision_cpu
 
 POINTS, RESOLUTION, TOKENS = 8000, 384, 1 + (518 // 14) ** 2

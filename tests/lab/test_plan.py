@@ -20,7 +20,8 @@ from carpool_lab.plan.advice import bits_of, commands
 from carpool_lab.plan.command import plan as command
 from carpool_lab.plan.names import known
 from carpool_lab.plan.predict import RESERVED_BYTES, WIDTHS, device, forward_s, plan
-from carpool_lab.plan.shapes import CallGroup, Work, build, stages
+from carpool_lab.plan.shapes import build, stages
+from carpool_lab.plan.work import CallGroup, Work
 from carpool_lab.simulate.command import simulate
 from support.engine_driver import fresh
 from support.modular import arguments, modular

@@ -13,7 +13,8 @@ from carpool_lab.plan.names import check
 from carpool_lab.tables import Table
 
 if TYPE_CHECKING:
-    from carpool_lab.plan.shapes import CallGroup, ModelShapes
+    from carpool_lab.plan.shapes import ModelShapes
+    from carpool_lab.plan.work import CallGroup
 
 GB = 1e9
 HEAD = """\

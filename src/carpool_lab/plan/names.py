@@ -67,8 +67,7 @@ def check_size(size: str) -> tuple[int, int]:
 
 def no_configs(model: str, error: Exception) -> LoadFailed:
     """The error for a model without local configs."""
-    models = known()
-    alternatives = f"{nearest(model, models)}: there are {', '.join(models)}"
+    alternatives = f"{nearest(model, known())}: there are {', '.join(known())}"
     return LoadFailed(f"no configs of {model!r} here ({error}){alternatives}")
 
 

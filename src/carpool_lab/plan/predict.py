@@ -23,7 +23,7 @@ from carpool.types import Phase
 from carpool_lab.tables import knee
 
 if TYPE_CHECKING:
-    from carpool_lab.plan.shapes import CallGroup, Work
+    from carpool_lab.plan.work import CallGroup, Work
 
 DEVICES = Path(__file__).with_name("devices.json")
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # requests in a forward

@@ -6,14 +6,11 @@ zeros. So the count includes everything that the pipeline does, in its order.
 """
 
 import sys
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, signature
-from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,54 +22,20 @@ import transformers
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._pytree import tree_map
 
 from carpool.engine.intercept import methods_of
 from carpool.engine.model import sparse_wan
 from carpool.engine.model.files import class_of, modules_of, reading
 from carpool.engine.model.modular import call_plainly, silence, workflows
 from carpool.engine.model.single_file import weights_of
+from carpool.engine.probation.snapshot import tensors_in
 from carpool.errors import InvalidValue, LoadFailed
 from carpool.models.source import INDEXES, find, index_of, is_single_file
-from carpool.types import Phase, phase_of
 from carpool_lab.plan.names import check_size, known, named, no_configs
+from carpool_lab.plan.work import META, CallGroup, Work, work_of
 
 MODULAR = INDEXES[1]
-META = torch.device("meta")
-_VIEWS = (
-    *("view", "reshape", "transpose", "permute", "expand", "slice", "select", "t", "unsqueeze"),
-    *("squeeze", "split", "chunk", "unbind", "detach", "alias", "as_strided", "_unsafe_view"),
-    *("unflatten", "split_with_sizes"),
-)
-
-
-@dataclass(slots=True)
-class Work:
-    """The work of one forward: operations, bytes, memory."""
-
-    flops: int = 0
-    attention_flops: int = 0  # part of the FLOPs
-    products: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # by (M, N, K)
-    element_bytes: int = 0  # traffic of operations other than products
-    operations: int = 0  # launched operations, without views
-    peak_bytes: int = 0  # peak of live tensors, without weights
-
-
-@dataclass(slots=True)
-class CallGroup:
-    """Calls of one method with equal shapes of arguments."""
-
-    component: str
-    method: str
-    rows: int
-    work: Work
-    calls: int = 0  # calls of one request
-
-    @property
-    def phase(self) -> Phase:
-        return phase_of(self.component, self.method)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +104,8 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> ModelShapes:
             parts[component] = config[0]
         else:
             parts[component] = part(config, dtype)
-    return _model(
-        name,
-        getattr(diffusers, data["pipeline"])(**parts),
-        {**data, "source": f"config.json files of {data['model_id']}"},
-    )
+    pipe = getattr(diffusers, data["pipeline"])(**parts)
+    return _model(name, pipe, {**data, "source": f"config.json files of {data['model_id']}"})
 
 
 def _counted(name: str, data: Mapping[str, Any]) -> ModelShapes:
@@ -155,9 +115,8 @@ def _counted(name: str, data: Mapping[str, Any]) -> ModelShapes:
         modules = {n: nn.ParameterList([torch.empty(count)]) for n, count in counts.items()}
     for entry in data["counted"]["calls"]:
         products = Counter({(m, n, k): count for m, n, k, count in entry["work"]["products"]})
-        calls.append(
-            CallGroup(**{**entry, "work": Work(**{**entry["work"], "products": products})})
-        )
+        work = Work(**{**entry["work"], "products": products})
+        calls.append(CallGroup(**{**entry, "work": work}))
     source = f"config.yaml of {data['model_id']}, counted with its own package"
     about = data["model_id"], None, modules, data["call"], tuple(data["sizes"]), source
     return ModelShapes(name, *about, tuple(calls))
@@ -259,109 +218,15 @@ def _model(name: str, pipe: Any, data: Mapping[str, Any]) -> ModelShapes:
     return ModelShapes(name, data["model_id"], pipe, modules, data["call"], sizes, data["source"])
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts products, element-wise traffic, operations and live memory of a forward on `meta`."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._work, self._live = work, 0
-        self._alive: Counter[int] = Counter()  # live tensors by storage
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, work = func._schema.name.removeprefix("aten::"), self._work
-        if name == "_local_scalar_dense" and args[0].dtype == torch.bool:
-            return True  # answers the question whether the mask is empty
-        out = func(*args, **(kwargs or {}))
-        tensors = [tensor for tensor in tree_leaves(out) if isinstance(tensor, Tensor)]
-        for tensor in tensors:
-            self._hold(tensor)
-        if name in ("mm", "addmm"):
-            lhs, right = args[-2], args[-1]
-            work.products[lhs.shape[0], right.shape[1], lhs.shape[1]] += 1
-        elif name == "bmm":
-            b, m, k = args[0].shape
-            work.products[b * m, args[1].shape[2], k] += 1
-        elif name == "convolution":
-            weight = args[1]
-            work.products[out.numel() // out.shape[1], weight.shape[0], prod(weight.shape[1:])] += 1
-        elif name not in _VIEWS:
-            inputs = [
-                tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)
-            ]
-            work.element_bytes += sum(
-                tensor.numel() * tensor.element_size() for tensor in inputs + tensors
-            )
-        work.operations += name not in _VIEWS
-        return out
-
-    def _hold(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        self._alive[key] += 1
-        if self._alive[key] == 1:
-            self._live += size
-            self._work.peak_bytes = max(self._work.peak_bytes, self._live)
-        weakref.finalize(tensor, self._drop, key, size)
-
-    def _drop(self, key: int, size: int) -> None:
-        self._alive[key] -= 1
-        if not self._alive[key]:
-            self._live -= size
-
-
-class _Attention(TorchFunctionMode):
-    """Counts attention as one operation, like fused kernels, which never write scores."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__()
-        self._work = work
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not nn.functional.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
-        named = [(kwargs or {}).get(name) for name in ("query", "key", "value")]
-        query, key, value = [tensor for tensor in (*args, *named) if isinstance(tensor, Tensor)][:3]
-        *batch, length, width = query.shape
-        flops = 2 * prod(batch) * length * key.shape[-2] * (width + value.shape[-1])
-        self._work.attention_flops += flops
-        self._work.operations += 1
-        return query.new_empty(*batch, length, value.shape[-1])
-
-
 class _OnHost(TorchFunctionMode):
     """Returns zeros when pipeline code reads values of modules, for example a VAE's means."""
 
     is_off = False  # true while a module runs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        arguments = args, kwargs or {}
         if not self.is_off:
-            arguments = _zeros(arguments)
-        return func(*arguments[0], **arguments[1])
-
-
-@contextmanager
-def _no_autocast() -> Iterator[None]:
-    """Replace `torch.autocast`, which does not support the device `meta`, by a null context."""
-    autocast = torch.autocast
-    setattr(torch, "autocast", lambda *_, **__: nullcontext())  # noqa: B010 - it is a class
-    try:
-        yield
-    finally:
-        setattr(torch, "autocast", autocast)  # noqa: B010
-
-
-def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Work]:
-    """Run a method on `meta`; returns its answer and its `Work`."""
-    work = Work()
-    arguments = tree_map(
-        lambda value: value.to(META) if isinstance(value, Tensor) else value, (args, kwargs)
-    )
-    flops = FlopCounterMode(display=False)
-    with torch.no_grad(), _no_autocast(), flops, _Attention(work), _Counter(work):
-        answer = original(*arguments[0], **arguments[1])
-    work.flops = flops.get_total_flops() + work.attention_flops
-    return answer, work
+            args, kwargs = _zeros((args, kwargs))
+        return func(*args, **(kwargs or {}))
 
 
 def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
@@ -385,9 +250,7 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
     def stub(component: str, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)  # pipelines and libraries inspect its signature
         def call(*args: Any, **kwargs: Any) -> Any:
-            tensors = [
-                tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)
-            ]
+            tensors = list(tensors_in((args, kwargs)))
             key = component, method, tuple(tuple(tensor.shape) for tensor in tensors)
             if key not in groups:
                 host.is_off = True
@@ -427,10 +290,8 @@ def stages(model: ModelShapes, size: str = "default") -> list[CallGroup]:
 
 def _sized(pipe: Any, size: str) -> dict[str, Any]:
     """Arguments of a pipeline for a size, with a picture if it needs one."""
-    arguments: dict[str, Any] = {}
-    if size != "default":
-        width, height = check_size(size)
-        arguments = {"width": width, "height": height}
+    sides = () if size == "default" else check_size(size)
+    arguments: dict[str, Any] = dict(zip(("width", "height"), sides, strict=False))
     if needs_picture(pipe):
         shape = 1, arguments.get("height", 512), arguments.get("width", 512), 3
         arguments["image"] = VaeImageProcessor.numpy_to_pil(np.full(shape, 0.5))[0]

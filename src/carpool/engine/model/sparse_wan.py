@@ -29,9 +29,8 @@ from carpool.engine.model.sparse_attention import (
 )
 from carpool.errors import SettingRejected
 
-Projections = tuple[
-    Tensor, Tensor, Tensor
-]  # query, key and value, (rows, tokens, heads, width) each
+# query, key and value, (rows, tokens, heads, width) each
+Projections = tuple[Tensor, Tensor, Tensor]
 
 
 class RotaryGrid(NamedTuple):

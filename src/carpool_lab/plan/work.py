@@ -1,0 +1,139 @@
+"""The work of one forward, counted on PyTorch's device `meta`: no weights, no values."""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from carpool.engine.probation.snapshot import tensors_in
+from carpool.types import Phase, phase_of
+
+META = torch.device("meta")
+_VIEWS = (
+    *("view", "reshape", "transpose", "permute", "expand", "slice", "select", "t", "unsqueeze"),
+    *("squeeze", "split", "chunk", "unbind", "detach", "alias", "as_strided", "_unsafe_view"),
+    *("unflatten", "split_with_sizes"),
+)
+
+
+@dataclass(slots=True)
+class Work:
+    """The work of one forward: operations, bytes, memory."""
+
+    flops: int = 0
+    attention_flops: int = 0  # part of the FLOPs
+    products: Counter[tuple[int, int, int]] = field(default_factory=Counter)  # by (M, N, K)
+    element_bytes: int = 0  # traffic of operations other than products
+    operations: int = 0  # launched operations, without views
+    peak_bytes: int = 0  # peak of live tensors, without weights
+
+
+@dataclass(slots=True)
+class CallGroup:
+    """Calls of one method with equal shapes of arguments."""
+
+    component: str
+    method: str
+    rows: int
+    work: Work
+    calls: int = 0  # calls of one request
+
+    @property
+    def phase(self) -> Phase:
+        return phase_of(self.component, self.method)
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts products, element-wise traffic, operations and live memory of a forward on `meta`."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._work, self._live = work, 0
+        self._alive: Counter[int] = Counter()  # live tensors by storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, work = func._schema.name.removeprefix("aten::"), self._work
+        if name == "_local_scalar_dense" and args[0].dtype == torch.bool:
+            return True  # answers the question whether the mask is empty
+        out = func(*args, **(kwargs or {}))
+        tensors = list(tensors_in(out))
+        for tensor in tensors:
+            self._hold(tensor)
+        if name in ("mm", "addmm"):
+            lhs, right = args[-2], args[-1]
+            work.products[lhs.shape[0], right.shape[1], lhs.shape[1]] += 1
+        elif name == "bmm":
+            b, m, k = args[0].shape
+            work.products[b * m, args[1].shape[2], k] += 1
+        elif name == "convolution":
+            weight = args[1]
+            work.products[out.numel() // out.shape[1], weight.shape[0], prod(weight.shape[1:])] += 1
+        elif name not in _VIEWS:
+            work.element_bytes += sum(t.nbytes for t in (*tensors_in((args, kwargs)), *tensors))
+        work.operations += name not in _VIEWS
+        return out
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        self._alive[key] += 1
+        if self._alive[key] == 1:
+            self._live += size
+            self._work.peak_bytes = max(self._work.peak_bytes, self._live)
+        weakref.finalize(tensor, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._alive[key] -= 1
+        if not self._alive[key]:
+            self._live -= size
+
+
+class _Attention(TorchFunctionMode):
+    """Counts attention as one operation, like fused kernels, which never write scores."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        named = [(kwargs or {}).get(name) for name in ("query", "key", "value")]
+        query, key, value = [tensor for tensor in (*args, *named) if isinstance(tensor, Tensor)][:3]
+        *batch, length, width = query.shape
+        flops = 2 * prod(batch) * length * key.shape[-2] * (width + value.shape[-1])
+        self._work.attention_flops += flops
+        self._work.operations += 1
+        return query.new_empty(*batch, length, value.shape[-1])
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Replace `torch.autocast`, which does not support the device `meta`, by a null context."""
+    autocast = torch.autocast
+    setattr(torch, "autocast", lambda *_, **__: nullcontext())  # noqa: B010 - it is a class
+    try:
+        yield
+    finally:
+        setattr(torch, "autocast", autocast)  # noqa: B010
+
+
+def work_of(original: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Work]:
+    """Run a method on `meta`; returns its answer and its `Work`."""
+    work = Work()
+    arguments = tree_map(lambda v: v.to(META) if isinstance(v, Tensor) else v, (args, kwargs))
+    flops = FlopCounterMode(display=False)
+    with torch.no_grad(), _no_autocast(), flops, _Attention(work), _Counter(work):
+        answer = original(*arguments[0], **arguments[1])
+    work.flops = flops.get_total_flops() + work.attention_flops
+    return answer, work
