@@ -1,9 +1,9 @@
-"""Beginnings that several prompts have in common are read once.
+"""Prefix cache: a beginning that several prompts share is computed once.
 
-Enhancers have long fixed instructions, and conversations repeat what was said. So the keys and
-values of a beginning that was read twice are kept, in the conditioning cache: within its bounds,
-by its rules of sharing, and dropped when it drops all. A later prompt starts from the longest one
-of its own. A request without company has the bits of plain transformers: it keeps, and reads all.
+Enhancers have long fixed instructions, and conversations repeat earlier turns. So the keys and
+values of a beginning seen twice are kept in the conditioning cache: within its bounds, under its
+sharing rules, dropped when it drops all. A later prompt starts from its longest cached prefix. A
+request without company has the bits of plain transformers: it stores prefixes and uses none.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.language.prompt import BLOCK, PromptReading
 from carpool.engine.request import RequestState
 
-MOST_MARKS = 1 << 14  # of beginnings that are remembered; half: fewer prompts between two alike
+MOST_MARKS = 1 << 14  # digests of prefixes; half: a repeated prefix is forgotten sooner
 
 
 class Prefixes:
-    """The kept beginnings of one engine. For its thread."""
+    """The cached prefixes of one engine. For its thread."""
 
     def __init__(self, cache: ConditioningCache, stages: Stages) -> None:
         self._cache, self._stages = cache, stages
         self._is_on = cache.limit > 0 and not cache.is_exact
-        self._kept: OrderedDict[bytes, Hashable] = OrderedDict()  # keys by mark; None: seen once
+        self._kept: OrderedDict[bytes, Hashable] = OrderedDict()  # by digest; None: seen once
 
     def around(self, run: RunCalls) -> RunCalls:
-        """The same forward, of which a prompt's call begins behind what is kept of it."""
+        """Wrap a forward: a prompt's call starts after its cached prefix."""
 
         def read(states: Sequence[RequestState]) -> list[Any]:
             prompt = states[0].call.kwargs.get("prompt")
@@ -49,7 +49,7 @@ class Prefixes:
         return read
 
     def _marks(self, state: RequestState, prompt: PromptReading) -> list[bytes] | None:
-        """Digests of all beginnings of whole blocks that leave a token to read."""
+        """Digests of all prefixes of whole blocks that leave at least one token."""
         owner = self._cache.owner(state.call, state.request.tenant)
         if owner is None:
             return None
@@ -63,7 +63,7 @@ class Prefixes:
         return marks
 
     def _fill(self, prompt: PromptReading, marks: Sequence[bytes]) -> None:
-        """Take over the longest kept beginning."""
+        """Start from the longest cached prefix."""
         read = prompt.read
         for end in range(len(marks) * BLOCK, read, -BLOCK):
             layers = self._cache.kept(self._kept.get(marks[end // BLOCK - 1]))
@@ -73,7 +73,7 @@ class Prefixes:
                 return
 
     def _keep(self, prompt: PromptReading, marks: Sequence[bytes]) -> None:
-        """Keep the beginning that was read before, in the place of shorter ones of it."""
+        """Cache the longest prefix seen before, and drop its shorter prefixes."""
         count = next((i for i, mark in enumerate(marks) if mark not in self._kept), len(marks))
         keys = [self._kept[mark] for mark in marks[:count]]
         end, layers = count * BLOCK, prompt.cache.layers

@@ -1,9 +1,9 @@
-"""A prompt while a language model reads it: from a kept beginning on, and part by part.
+"""Prefill of a prompt in parts, after its cached prefix.
 
-A long prompt takes longer than a denoising step. So it is read in parts, between which others'
-forwards run; each part is a call, into the cache of the text. What several prompts begin with is
-not read again: see `prefixes.py`. Keys and values are those of a prompt that is read at once but
-for their last bits, so neither is done in exact numerics.
+Prefilling a long prompt takes longer than a denoising step. So it is split into parts, each a call
+that appends to the text's cache; other requests' forwards run in between. A prefix shared by
+several prompts is computed once: see `prefixes.py`. Keys and values differ in the last bits from
+those of one prefill, so exact numerics does neither.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,19 +16,19 @@ from transformers.cache_utils import DynamicCache
 from carpool.engine.foreign_code import is_of_a_library
 from carpool.engine.language.own_cache import OwnCache, is_open, is_plain
 
-BLOCK = 16  # tokens: parts and kept beginnings end after a multiple; half: twice the marks
+BLOCK = 16  # tokens: parts and cached prefixes end at a multiple; half: twice the digests
 _BY_TOKEN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids")
 _ARGUMENTS = {*_BY_TOKEN, "attention_mask", "past_key_values", "use_cache", "return_dict",
               "logits_to_keep"}  # fmt: skip
 
 
 class PromptReading:
-    """A prompt of one text, without pictures, all of which its later tokens see.
+    """The prefill of one prompt without pictures, under causal attention without a window.
 
     Attributes:
-        module: reads it.
+        module: the language model.
         by_token: arguments with an entry for each token on the last axis.
-        tokens: how many those are.
+        tokens: length of the prompt.
     """
 
     def __init__(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
@@ -42,11 +42,11 @@ class PromptReading:
 
     @property
     def read(self) -> int:
-        """The tokens whose keys and values are in the cache."""
+        """Number of tokens whose keys and values are in the cache."""
         return int(self.cache.get_seq_length())
 
     def part(self, until: int) -> dict[str, Any]:
-        """Arguments of a call that reads as far as a token."""
+        """Arguments of a call that prefills up to token `until`."""
         self._before = OwnCache(self.cache)
         ids = self.by_token["input_ids"][:, self.read : until]
         return {"input_ids": ids, "prompt": self, "until": until}
@@ -58,12 +58,12 @@ class PromptReading:
         self._before = OwnCache(self.cache)
 
     def run(self, forward: Callable[..., Any], *, input_ids: Tensor, until: int, **_: Any) -> Any:
-        """Read as many tokens as the call says; behind a kept beginning, and to the end if it does.
+        """Prefill the call's number of tokens after the cached ones; the last call ends the prompt.
 
-        What a forward that failed has read before is forgotten.
+        Tokens that an earlier, failed forward added to the cache are dropped first.
         """
         self._before.rewound()
-        if until < self.tokens:  # the last token is the last call's
+        if until < self.tokens:  # the last token belongs to the last call
             until = min(self.read + input_ids.shape[1], self.tokens - 1)
         part = {name: value[..., self.read : until] for name, value in self.by_token.items()}
         if not part["input_ids"].shape[1]:
@@ -74,16 +74,16 @@ class PromptReading:
 
 
 def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading | None:
-    """The prompt that a call of a language model reads; None where it is read at once."""
+    """The prompt of a language model's call; None if it must be prefilled in one forward."""
     present = {name: value for name, value in arguments.items() if not _is_empty(value)}
     names = "input_ids", "attention_mask", "past_key_values", "logits_to_keep"
     ids, mask, cache, keeps = (cast("Any", present.get(name)) for name in names)
     if not isinstance(keeps, int) or keeps != 1:
-        return None  # not the loop that takes the last token's logits
+        return None  # not `generate`, which needs only the last token's logits
     if present.keys() - _ARGUMENTS or not is_plain(cache) or module.training:
-        return None  # more than a text, or random numbers in it
+        return None  # other inputs than text, or dropout
     if any(layer.is_initialized for layer in cache.layers):
-        return None  # it goes on behind another one
+        return None  # it continues an earlier text
     columns = [present[name] for name in _BY_TOKEN if name in present]
     if not all(isinstance(value, Tensor) for value in (ids, *columns)) or ids.ndim != 2:
         return None
@@ -94,7 +94,7 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading 
     if mask is not None and mask.shape != ids.shape:
         return None
     if any(present[name].any() for name in _BY_TOKEN[2:] if name in present):
-        return None  # tokens of pictures, which may see later ones
+        return None  # picture tokens may attend to later ones
     loop = getattr(type(module), "generate", None)
     is_usual = loop is GenerationMixin.generate and is_of_a_library(type(module))
     return PromptReading(module, present) if is_usual else None
