@@ -332,6 +332,11 @@ def test_on_a_full_disk_a_server_waits_for_room_and_keeps_its_jobs(
     assert told.stderr.count("is full: jobs need room there; the server starts once") == 1
 
 
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(bytes(path)) == 0
+
+
 @pytest.mark.timeout(200)
 def test_a_server_whose_folder_is_no_utf8_and_whose_log_is_full_draws_and_keeps_jobs(
     tmp_path: Path,
@@ -344,7 +349,7 @@ def test_a_server_whose_folder_is_no_utf8_and_whose_log_is_full_draws_and_keeps_
     try:
         transport = httpx2.HTTPTransport(uds=str(path))
         with httpx2.Client(transport=transport, base_url="http://localhost", timeout=60) as http:
-            eventually(path.exists, PATIENCE_S, "it listens")
+            eventually(lambda: _accepts(path), PATIENCE_S, "it listens")
             ready = lambda: http.get("/health").status_code == 200  # noqa: E731
             eventually(ready, PATIENCE_S, "it is ready")
             assert http.post(ENDPOINT, json=body()).status_code == 200

@@ -32,7 +32,8 @@ class Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         content = self.rfile.read(int(headers.get("content-length", 0)))
         self.server.got.append((self.path, headers, content))
-        status = self.server.statuses.pop(0) if self.server.statuses else 200
+        is_refusable = self.server.statuses and self.command != "DELETE"
+        status = self.server.statuses.pop(0) if is_refusable else 200
         answer = self.server.answer(self.command, self.path, content) if status == 200 else b""
         self.send_response(status)
         for name, value in (("location", "/"), ("etag", '"1"'), ("content-length", len(answer))):
@@ -49,6 +50,8 @@ class Handler(BaseHTTPRequestHandler):
 class Store(Site):
     """Keeps objects, whole or in parts, as S3, Google and Azure do."""
 
+    is_aborted = False  # parts that arrive later are not kept
+
     def __init__(self, *statuses: int) -> None:
         super().__init__(*statuses)
         self.parts, self.objects = dict[str, bytes](), dict[str, bytes]()
@@ -57,7 +60,10 @@ class Store(Site):
         url = urlsplit(path)
         query, name = parse_qs(url.query, keep_blank_values=True), unquote(url.path)
         if method == "DELETE":
+            self.is_aborted = True
             self.parts.clear()
+        elif self.is_aborted:
+            pass
         elif part := query.get("partNumber") or query.get("blockid"):
             self.parts[part[0]] = content
         elif "uploads" in query:
