@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from diffusers.callbacks import IPAdapterScaleCutoffCallback
 
 from support import torchvision_cpu
 from support.engine_driver import CLOSE, Drive, driving, fresh, gap
@@ -126,6 +127,17 @@ def test_the_pictures_of_an_adapter_follow_their_rows() -> None:
 
     assert drive.widest("unet") == 3
     assert drive.widths("image_encoder") == [2]
+
+
+def test_the_scale_that_a_request_gives_to_an_adapter_reaches_no_other() -> None:
+    """It is written into lists of the attention processors, which all requests share."""
+    own = {"callback_on_step_end": IPAdapterScaleCutoffCallback(None, cutoff_step_index=0)}
+    pictures: list[dict[str, Any]] = [
+        {"prompt": "a cat", "ip_adapter_image": picture} for picture in PICTURES[:3]
+    ]
+    drive = ride("sdxl_adapter", *pictures, pictures[0] | own, adapt=with_adapter)
+
+    assert drive.widths("unet") == [4, 1, 1, 3]  # the last request runs again, alone
 
 
 @needs_torchvision

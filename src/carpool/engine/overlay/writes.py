@@ -30,7 +30,6 @@ _ON_MODULES = (  # without hooks for gradients and state dictionaries, which no 
     *("register_parameter", "register_forward_hook", "register_forward_pre_hook"),
 )
 _ON_LORA = ("set_scale", "scale_layer", "unscale_layer")  # they write dictionaries of the layer
-_LORA = (("peft.tuners.lora", "LoraLayer"), ("peft.tuners.lycoris_utils", "LycorisLayer"))
 
 
 @contextmanager
@@ -99,12 +98,21 @@ _PATCHES = (
         ),
     ),
 )
-_lora: dict[str, Patches] = {}  # keyed by PEFT's module name
+_ON_IP_ADAPTERS = {  # scales are entries of lists of the attention processors
+    "set_ip_adapter_scale": functools.partial(_reporting, deep=True, owner=lambda pipe: pipe.unet)
+}
+_LATER: dict[tuple[str, str], dict[str, Any]] = {
+    ("peft.tuners.lora", "LoraLayer"): dict.fromkeys(_ON_LORA, _reporting),
+    ("peft.tuners.lycoris_utils", "LycorisLayer"): dict.fromkeys(_ON_LORA, _reporting),
+    ("diffusers.loaders.ip_adapter", "IPAdapterMixin"): _ON_IP_ADAPTERS,
+    ("diffusers.loaders.ip_adapter", "ModularIPAdapterMixin"): _ON_IP_ADAPTERS,
+}
+_later: dict[tuple[str, str], Patches] = {}  # keyed as `_LATER`
 
 
 def all_patches() -> list[Patches]:
     """The patches for imported libraries: PEFT imports slowly, and only for a LoRA."""
-    for place, name in _LORA:
-        if (module := sys.modules.get(place)) is not None and place not in _lora:
-            _lora[place] = Patches(getattr(module, name), dict.fromkeys(_ON_LORA, _reporting))
-    return [*_PATCHES, *_lora.values()]
+    for (place, name), replace in _LATER.items():
+        if (module := sys.modules.get(place)) is not None and (place, name) not in _later:
+            _later[place, name] = Patches(getattr(module, name), replace)
+    return [*_PATCHES, *_later.values()]

@@ -195,11 +195,7 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("HunyuanDiT2DControlNetModel", "forward"): Spec(
         rows="hidden_states",
-        rules={
-            **_HUNYUAN_DIT,
-            "controlnet_cond": STACK,  # (rows, 4, H / 8, W / 8)
-            "conditioning_scale": FACTOR,
-        },
+        rules={**_HUNYUAN_DIT, "controlnet_cond": STACK, "conditioning_scale": FACTOR},
     ),
     ("HunyuanDiT2DModel", "forward"): Spec(
         rows="hidden_states",

@@ -171,15 +171,12 @@ class Unused(First):
         return anything
 
 
-class Factor(Unused):
+class Factor(First):
     name = "factor"
 
     def is_implied(self, name: str, value: Any, context: KeyContext) -> bool:
         # to the bit, a product of sums differs from a sum of products
         return type(value) in (int, float) and not context.is_exact
-
-    def same(self, value: Any) -> Test:
-        return Rule.same(self, value)
 
     def align(self, name: str, batch: CallArguments, defaults: Mapping[str, Any]) -> None:
         if name in defaults and any(name in arguments for arguments in batch):
