@@ -74,9 +74,9 @@ class Marks:
 
 
 def matmul_tflops(marks: Marks, side: int, dtype: torch.dtype) -> float:
-    """TFLOP/s of the device's library for one product of large random matrices."""
+    """TFLOP/s of the device's library for one product of large random matrices, as in layers."""
     a, b = (torch.randn(side, side, device=marks.device, dtype=dtype) for _ in range(2))
-    return 2 * side**3 / marks.seconds(lambda: a @ b, min_runs=10) / 1e12
+    return 2 * side**3 / marks.seconds(lambda: a @ b.T, min_runs=10) / 1e12
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:

@@ -22,13 +22,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx2
+import torch
 
 from carpool.engine.weights.backing_store import free_host_bytes
 from proof import real_size_bus, real_size_plan
@@ -38,10 +39,21 @@ from proof.real_size_model import write, write_gguf, write_lora
 
 PAGE = Path(__file__).parents[1] / "docs" / "streaming.md"
 GIB = 2**30
-START_LIMIT_S, ANSWER_LIMIT_S, LOOK_S = 900.0, 3600.0, 0.25
-SIZES = ((96, 96), (128, 96), (160, 160), (96, 96))  # pixels of the four requests
-STEPS = (4, 3, 2, 2)
-TEXT = {"flux": {"max_sequence_length": 32}, "wan": {"max_sequence_length": 32, "num_frames": 5}}
+START_LIMIT_S, ANSWER_LIMIT_S, LOOK_S = 900.0, 3600.0, 1.0
+REQUESTS: dict[str, list[dict[str, Any]]] = {  # four of three sizes; one clip is guided
+    "flux": [
+        {"size": size, "num_inference_steps": steps, "max_sequence_length": 16}
+        for size, steps in (("32x32", 4), ("48x32", 3), ("48x48", 2), ("32x32", 2))
+    ],
+    "wan": [
+        {"size": size, "num_frames": frames, "guidance_scale": guidance, "num_inference_steps": 2,
+         "max_sequence_length": 8}
+        for size, frames, guidance in (
+            ("32x32", 1, 4.0), ("48x32", 1, 1.0), ("32x32", 5, 1.0), ("32x32", 1, 1.0)
+        )
+    ],
+}  # fmt: skip
+TYPES = {"flux": "bfloat16", "wan": "bfloat16,vae=float32"}  # as the hub has Wan's VAE
 QUANTIZED_BYTES = 15e9  # memory for quantizing during the load
 DENOISERS = ("transformer", "transformer_2")
 
@@ -53,7 +65,7 @@ class Served:
     house: House
     http: httpx2.Client
     ready_s: float = 0.0
-    samples: list[float] = field(default_factory=list)  # bytes
+    samples: list[tuple[int, int]] = field(default_factory=list)  # resident and peak bytes
 
     def draw(self, bodies: Sequence[dict[str, Any]]) -> list[tuple[bytes, float]]:
         """Send requests at once; returns the file and the seconds of each."""
@@ -87,21 +99,30 @@ class Served:
 
     def memory(self) -> tuple[str, str]:
         """Resident memory of the worker since the last call: median and peak, GiB."""
-        samples, self.samples = self.samples or [0.0], []
-        return f"{median(samples) / GIB:.1f}", f"{max(samples) / GIB:.1f}"
+        self.look()
+        samples, self.samples = self.samples or [(0, 0)], []
+        for pid in self.house.workers():
+            with suppress(OSError):  # it has exited
+                Path(f"/proc/{pid}/clear_refs").write_text("5")  # begin a new peak
+        resident, peaks = zip(*samples, strict=True)
+        return f"{median(resident) / GIB:.1f}", f"{max(peaks) / GIB:.1f}"
+
+    def look(self) -> None:
+        """Sample the worker's memory."""
+        self.samples += [bytes_of(pid) for pid in self.house.workers()]
 
 
 @contextmanager
 def serving(folder: Path, model: Path, flags: Sequence[str]) -> Iterator[Served]:
     """Run a server; yields it when healthy, and stops it at the end."""
-    flags = "--dtype", "bfloat16", "--threads", str(os.cpu_count()), *flags
+    flags = "--dtype", TYPES[model.name], "--threads", str(os.cpu_count()), *flags
     house = House(folder, (*flags, "--max-wait", "36000"), str(model))
     http = httpx2.Client(base_url=house.url, timeout=ANSWER_LIMIT_S)
     served, is_over = Served(house, http), threading.Event()
 
     def look() -> None:
         while not is_over.wait(LOOK_S):
-            served.samples += [bytes_of(pid) for pid in house.workers()]
+            served.look()
 
     began_s = time.monotonic()
     house.start()
@@ -132,23 +153,21 @@ def wait_until_healthy(served: Served) -> None:
     raise RuntimeError(f"not healthy after {START_LIMIT_S:g} s:\n{served.house.last_words()}")
 
 
-def bytes_of(pid: int) -> int:
-    """Memory of a process, with mapped files."""
+def bytes_of(pid: int) -> tuple[int, int]:
+    """Memory of a process with mapped files: resident, and the peak since it was cleared."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:  # it has exited
-        return 0
-    match = re.search(r"^VmRSS:\s+(\d+) kB", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
+        return 0, 0
+    entries = dict(re.findall(r"^(Vm(?:RSS|HWM)):\s+(\d+) kB", text, re.MULTILINE))
+    return int(entries.get("VmRSS", 0)) * 1024, int(entries.get("VmHWM", 0)) * 1024
 
 
 def bodies(name: str) -> list[dict[str, Any]]:
-    """Four requests of three sizes."""
     return [
-        {**TEXT[name], "prompt": f"a white star and {number} red circles", "seed": number,
-         "size": f"{width}x{height}", "num_inference_steps": steps}
-        for number, ((width, height), steps) in enumerate(zip(SIZES, STEPS, strict=True))
-    ]  # fmt: skip
+        {**request, "prompt": f"a white star and {number} red circles", "seed": number}
+        for number, request in enumerate(REQUESTS[name])
+    ]
 
 
 class Proof:
@@ -174,17 +193,18 @@ class Proof:
             outputs = here.draw(requests)
             took_s, stats = time.monotonic() - began_s, here.statistics()
             streaming = stats["streaming"]
+            steps = sum(body["num_inference_steps"] for body in requests)
             outcome = (
-                f"{sum(STEPS)} steps in {forwards_of(stats)} forwards of the denoiser; "
+                f"{steps} steps in {forwards_of(stats)} forwards of denoisers; "
                 f"{streaming['forwards']} forwards in {streaming['sweeps']} sweeps; "
                 f"{streaming['moved_bytes'] / GIB:.0f} GiB moved"
             )
             self.row("four requests of three sizes, together", outcome, here, took_s)
             self.compare_plan(here)
-            self.killed(here, requests[:2], [file for file, _ in outputs[:2]])
+            self.killed(here, requests[1:3], [file for file, _ in outputs[1:3]])
             began_s = time.monotonic()
-            [(styled, _)] = here.draw([{**requests[0], "lora": [{"id": "style", "scale": 1.0}]}])
-            outcome = "another picture" if styled != outputs[0][0] else "WRONG: the same picture"
+            [(styled, _)] = here.draw([{**requests[1], "lora": [{"id": "style", "scale": 1.0}]}])
+            outcome = "another picture" if styled != outputs[1][0] else "WRONG: the same picture"
             self.row("with an adapter of rank 16", outcome, here, time.monotonic() - began_s)
 
     def killed(self, here: Served, requests: list[dict[str, Any]], before: list[bytes]) -> None:
@@ -227,15 +247,14 @@ class Proof:
             self.row(f"{title}: two requests", outcome, here, time.monotonic() - began_s)
 
     def slow_bus(self) -> None:
-        """Weights at 1 GB/s: one shared sweep, and one by one."""
-        for row in real_size_bus.measure(
-            self.model, self.flags[1], bodies(self.name)[:3], self.bus
-        ):
+        """Weights over a slow bus: one shared sweep, and one by one."""
+        rows = real_size_bus.measure(self.model, self.flags[1], bodies(self.name)[:3], self.bus)
+        for row in rows:
             self.keep({"model": self.name, "table": "bus", "row": row})
 
     def compare_plan(self, here: Served) -> None:
         """Compare the planner's prediction for one more request with the measurement."""
-        body, before = bodies(self.name)[2], here.statistics()
+        body, before = {**bodies(self.name)[2], "prompt": "a harbour"}, here.statistics()
         here.draw([body])
         for row in real_size_plan.rows(self.model, before, here.statistics(), body):
             self.keep({"model": self.name, "table": "plan", "row": row})
@@ -249,11 +268,8 @@ def forwards_of(stats: dict[str, Any], *, by_rows: bool = False) -> int:
 
 def started(house: House) -> str:
     """The times of the worker's start, from the log."""
-    text = house.log.read_text(errors="replace")
-    parts = re.findall(r"reading took ([\d.]+) s, placing weights ([\d.]+) s, preparing ([\d.]+)",
-                       text)  # fmt: skip
-    reading, placing, preparing = parts[-1] if parts else ("?",) * 3
-    return f"reading {reading} s, placing {placing} s, preparing {preparing} s; the rest imports"
+    parts = re.findall(r"reading took [\d.]+ s, .*", house.log.read_text(errors="replace"))
+    return f"{parts[-1] if parts else '?'}; the rest imports"
 
 
 HEADS = {
@@ -265,21 +281,22 @@ TITLES = {"flux": "FLUX.1-schnell", "wan": "Wan 2.2 T2V A14B"}
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{machine()}; `make real-size`, random bf16 weights.", ""]
-    for name, title in TITLES.items():
-        for part, heads in HEADS.items():
-            cells = [row["row"] for row in rows if (row["model"], row["table"]) == (name, part)]
-            if cells:
-                lines += [f"**{title}**{'' if part == 'runs' else ', ' + part}", ""]
-                lines += [table(heads, cells), ""]
-    return "\n".join(lines)
+    tables: dict[tuple[str, str, str], list[list[str]]] = {}
+    for row in rows:
+        tables.setdefault((row["model"], row["table"], row["machine"]), []).append(row["row"])
+    return "\n\n".join(
+        f"**{TITLES[name]}**, {part}; {where}\n\n{table(HEADS[part], tables[name, part, where])}"
+        for name, part, where in sorted(tables, key=lambda key: (key[0], list(HEADS).index(key[1])))
+    )
 
 
 def prove(name: str, folder: Path, options: Any, keep: Callable[[Any], None]) -> None:
     proof, began_s = Proof(name, folder, options, keep), time.monotonic()
     if not proof.model.exists():
         total = sum(write(name, proof.model, is_tiny=options.tiny).values())
-        cells = ["written", f"{total / 1e9:.1f} GB", f"{time.monotonic() - began_s:.0f}", "", ""]
+        files = {file.stat().st_ino: file.stat().st_size for file in proof.model.rglob("*.*")}
+        outcome = f"{total / 1e9:.1f} GB of weights, {sum(files.values()) / 1e9:.1f} GB on disk"
+        cells = ["written", outcome, f"{time.monotonic() - began_s:.0f}", "", ""]
         keep({"model": name, "table": "runs", "row": cells})
     int8 = ("--quantize", "transformer=int8")
     runs: dict[str, Callable[[], None]] = {
@@ -319,11 +336,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into the page")
     options = parser.parse_args()
     options.rows.parent.mkdir(exist_ok=True)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # cores may be shared: do not spin
 
     def keep(row: Any) -> None:
         print(row["model"], *row["row"], sep=" | ", flush=True)
+        where = f"{machine()}, {torch.backends.cpu.get_cpu_capability()}"
         with options.rows.open("a") as lines:
-            lines.write(json.dumps(row) + "\n")
+            lines.write(json.dumps({**row, "machine": where}) + "\n")
 
     for name in options.model.split(","):
         folder = options.folder or Path(tempfile.mkdtemp(prefix="carpool-real-size-"))

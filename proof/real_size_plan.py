@@ -13,7 +13,7 @@ from carpool_lab.plan.predict import DeviceSpec, forward_s
 from carpool_lab.plan.shapes import build, stages
 
 GB = 1e9
-SIDE = 2048  # side of the matrix product that measures the CPU's speed
+SIDE = 1024  # side of the matrix product that measures the CPU's speed
 
 
 def here(link: float) -> DeviceSpec:

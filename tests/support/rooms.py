@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_616),
     "lab": (4_200, 5_430),
     "benchmarks, proof": (7_000, 9_280),
-    "tests": (50_000, 81_417),
+    "tests": (50_000, 81_445),
 }
 
 

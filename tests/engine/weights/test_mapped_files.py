@@ -1,5 +1,6 @@
 """Weights that lie in their checkpoint as they are used are streamed from it, and no others."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from carpool.config import EngineSettings
 from carpool.engine.weights.backing_store import DiskStore
 from carpool.engine.weights.bus import Bus
 from carpool.engine.weights.groups import plain_weights
 from carpool.engine.weights.mapped_files import MappedFiles
+from carpool.engine.weights.placement import place
 from carpool.engine.weights.streaming import Streamer
 from support.engine_driver import driving, fresh
 from support.lora_files import adapter
@@ -124,3 +127,17 @@ def test_the_model_of_a_folder_is_streamed_from_its_own_files(tmp_path: Path) ->
         streamer = drive.engine.loaded.streamer
         assert streamer is not None
         assert written_bytes(streamer) == 0
+
+
+def test_read_ahead_is_off_for_weights_that_are_only_sampled_at_the_start(tmp_path: Path) -> None:
+    model, file = Tower(width=256), tmp_path / "model.safetensors"
+    save_file(model.state_dict(), file)
+    model.load_state_dict(load_file(file), assign=True)
+
+    streamer = place({"transformer": model}, CPU, EngineSettings(stream="transformer"), None)
+
+    maps = Path("/proc/self/smaps").read_text()
+    flags = re.findall(rf"{file}\n.*?VmFlags:(.*?)\n", maps, re.DOTALL)
+    assert [" rr " in f"{entry} " for entry in flags].count(True) == len(model.blocks)
+    assert streamer is not None
+    streamer.remove()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from carpool.engine.weights.groups import is_dense
 
-_MADV_DONTNEED = 4  # Linux
+_MADV_RANDOM, _MADV_DONTNEED = 1, 4  # Linux
 _COMPARED_BYTES = 4096  # compared with the file, at both ends of a weight
 
 
@@ -58,21 +58,30 @@ class MappedFiles:
             [path] = [path for path, descriptor in self._files.items() if descriptor == file]
             raise OSError(f"{path} was changed while its weights are streamed from it")
 
+    def read_by_page(self, value: Tensor) -> None:
+        """Turn off read-ahead for a weight of which only samples are read in memory.
+
+        Linux may read megabytes around each sample, and so the whole file.
+        """
+        self._advise(value, _MADV_RANDOM)
+
     def forget_pages(self, value: Tensor) -> None:
         """Release the memory used to read a weight from its file.
 
-        A page that was read counts towards this process until the file is unmapped. Only whole
-        pages of this weight are dropped: a store has its values by now.
+        A page that was read counts towards this process until the file is unmapped.
         """
+        self._advise(value, _MADV_DONTNEED)
+
+    def _advise(self, value: Tensor, advice: int) -> None:
+        """Advise Linux on the pages that hold nothing but this weight."""
         if self._mapping_of(value) is None:
             return
         page = mmap.PAGESIZE
         begin = -(-value.data_ptr() // page) * page
         end = (value.data_ptr() + value.nbytes) // page * page
         if begin < end:
-            ctypes.CDLL(None).madvise(
-                ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED
-            )
+            size = ctypes.c_size_t(end - begin)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), size, advice)
 
     def close(self) -> None:
         for file in self._stats:

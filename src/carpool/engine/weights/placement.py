@@ -19,12 +19,7 @@ from carpool.engine.weights.backing_store import (
 from carpool.engine.weights.bus import Bus
 from carpool.engine.weights.groups import HOOK, blocks_of, bytes_of, plain_weights
 from carpool.engine.weights.mapped_files import MappedFiles
-from carpool.engine.weights.residency import (
-    ACTIVATIONS,
-    Component,
-    gib,
-    plan,
-)
+from carpool.engine.weights.residency import ACTIVATIONS, Component, gib, plan
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import LoadFailed
 from carpool.settings.preparation import check_streamed
@@ -160,11 +155,9 @@ def _store(device: torch.device, settings: EngineSettings, blocks: list[nn.Modul
     if settings.stream_dir is not None:
         return DiskStore(Path(settings.stream_dir).expanduser(), n_bytes)
     mapped = MappedFiles()
-    copied_bytes = sum(
-        value.nbytes
-        for block in blocks
-        for value in plain_weights(block)
-        if mapped.place_of(value) is None
-    )
+    weights = [value for block in blocks for value in plain_weights(block)]
+    for value in weights:
+        mapped.read_by_page(value)
+    copied_bytes = sum(value.nbytes for value in weights if mapped.place_of(value) is None)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
     return DiskStore(cache, copied_bytes, mapped)
