@@ -195,6 +195,10 @@ class TooLate(Rejected, code="deadline_too_near"):
     """The deadline cannot be met, by the measured times of forwards."""
 
 
+class NoSurface(Rejected, status=422, code="no_surface"):
+    """The shape of these arguments and this seed has no surface: no mesh can be made of it."""
+
+
 class Cancelled(CarpoolError, status=499, code="client_closed"):
     """The caller cancelled the request."""
 

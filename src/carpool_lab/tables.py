@@ -18,7 +18,9 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, ValidationError, convert
 
 from carpool.errors import InvalidValue
 from carpool.schedule.cost import Costs, Curve
@@ -29,6 +31,8 @@ MAX_ROWS: Mapping[Phase, int] = {"encode": 8, "denoise": 8, "decode": 4}  # rows
 ENCODE_FIXED = 0.5  # constant part of an encoding's seconds
 
 
+_Rows = Annotated[int, Meta(ge=1)]
+_Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 _kind = cache(CallKind)  # one object per kind: faster look-ups
 
 
@@ -37,10 +41,10 @@ class Table:
     """Costs of a model's stages at one size."""
 
     name: str
-    steps: int  # default steps
-    denoise_s: Mapping[int, float]  # a denoising step, by requests in it
-    encode_s: float
-    decode_s: float
+    steps: Annotated[int, Meta(ge=1)]  # default steps
+    denoise_s: Mapping[_Rows, _Seconds]  # a denoising step, by requests in it
+    encode_s: _Seconds
+    decode_s: _Seconds
     is_streamed: bool = False  # weights do not fit; every forward copies them
     sweep_s: float = 0.0  # copying them once for a sweep; not in `denoise_s`
     px: int = 0  # side, if the name does not have it
@@ -95,59 +99,31 @@ def _streamed(copy_s: float, row_s: float) -> dict[int, float]:
 TABLES = {
     table.name: table
     for table in (
-        Table(
-            "flux-512", 28, _saturating(0.0433, {2: 1.12, 4: 1.19, 8: 1.24, 16: 1.24}), 0.009, 0.004
-        ),
-        Table(
-            "flux-1024", 28, _saturating(0.129, {2: 1.03, 4: 1.05, 8: 1.07, 16: 1.08}), 0.009, 0.018
-        ),
-        Table(
-            "qwen-512",
-            50,
-            {1: 0.167, 2: 0.183, 3: 0.186, 4: 0.240, 8: 0.425, 16: 0.832},
-            0.020,
-            0.005,
-        ),
+        Table("flux-512", 28, _saturating(0.0433, {2: 1.12, 4: 1.19, 8: 1.24, 16: 1.24}), 0.009,
+              0.004),
+        Table("flux-1024", 28, _saturating(0.129, {2: 1.03, 4: 1.05, 8: 1.07, 16: 1.08}), 0.009,
+              0.018),
+        Table("qwen-512", 50, {1: 0.167, 2: 0.183, 3: 0.186, 4: 0.240, 8: 0.425, 16: 0.832}, 0.020,
+              0.005),
         Table("qwen-1024", 50, {1: 0.243, 2: 0.474, 3: 0.711, 16: 3.75}, 0.020, 0.020),
-        Table(
-            "zimage-turbo-512",
-            8,
-            _saturating(0.0274, {2: 1.08, 4: 1.16, 8: 1.21, 16: 1.24}),
-            0.010,
-            0.004,
-        ),
-        Table(
-            "zimage-turbo-1024",
-            8,
-            _saturating(0.0926, {2: 1.01, 4: 1.04, 8: 1.04, 16: 1.04}),
-            0.010,
-            0.018,
-        ),
-        Table(
-            "sana-512", 20, _saturating(0.0107, {2: 2.0, 4: 3.54, 8: 3.76, 16: 3.9}), 0.004, 0.004
-        ),
+        Table("zimage-turbo-512", 8, _saturating(0.0274, {2: 1.08, 4: 1.16, 8: 1.21, 16: 1.24}),
+              0.010, 0.004),
+        Table("zimage-turbo-1024", 8, _saturating(0.0926, {2: 1.01, 4: 1.04, 8: 1.04, 16: 1.04}),
+              0.010, 0.018),
+        Table("sana-512", 20, _saturating(0.0107, {2: 2.0, 4: 3.54, 8: 3.76, 16: 3.9}), 0.004,
+              0.004),
         Table("sana-1024", 20, _saturating(0.0107, {2: 1.12, 4: 1.18, 8: 1.25}), 0.004, 0.015),
         *(
-            Table(
-                "streamed-mixed-sizes" + suffix,
-                50,
-                {1: row_s, 16: 16 * row_s},
-                0.6,
-                decode_s,
-                is_streamed=True,
-                sweep_s=3.27,
-                px=side,
-            )
+            Table(f"streamed-mixed-sizes{suffix}", 50, {1: row_s, 16: 16 * row_s}, 0.6, decode_s,
+                  is_streamed=True, sweep_s=3.27, px=side)
             for suffix, side, row_s, decode_s in (
-                ("", 512, 0.202, 0.03),
-                ("-384", 384, 0.123, 0.017),
-                ("-256", 256, 0.067, 0.008),
+                ("", 512, 0.202, 0.03), ("-384", 384, 0.123, 0.017), ("-256", 256, 0.067, 0.008),
             )
         ),
         Table("flux-512-streamed", 28, _streamed(0.952, 0.130), 0.4, 0.03, is_streamed=True),
         Table("qwen-512-streamed", 50, _streamed(3.27, 0.202), 0.6, 0.03, is_streamed=True),
     )
-}
+}  # fmt: skip
 
 
 def _flux(side_px: int, gains: Mapping[int, float]) -> Table:
@@ -236,6 +212,12 @@ def knee(seconds: Mapping[int, float], min_gain: float) -> int:
     return knee
 
 
+class _Tables(Struct):
+    """The part of such a file that the simulator reads."""
+
+    tables: list[Table]
+
+
 def read_tables(data: Any) -> list[Table]:
     """Read the tables in a file of `carpool check --json` or `carpool plan --json`.
 
@@ -243,15 +225,10 @@ def read_tables(data: Any) -> list[Table]:
         InvalidValue: another file, or nothing could be measured.
     """
     try:
-        entries = [
-            Table(
-                **{**entry, "denoise_s": {int(n): float(s) for n, s in entry["denoise_s"].items()}}
-            )
-            for entry in data["tables"]
-        ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        message = f"is not a file of `carpool check --json` or `carpool plan --json`: {error!r}"
+        entries = convert(data, _Tables, str_keys=True).tables
+    except ValidationError as error:
+        message = f"is not a file of `carpool check --json` or `carpool plan --json`: {error}"
         raise InvalidValue(message) from None
-    if not entries:
-        raise InvalidValue("has no table: not even one request could be run")
+    if not entries or not all(entry.denoise_s.get(1) for entry in entries):
+        raise InvalidValue("has no table of one request: not even one could be run")
     return entries

@@ -215,15 +215,36 @@ def test_a_table_has_seconds_by_requests_not_by_rows(sdxl: TimingReport) -> None
     assert table.denoise_s == {1: 1.0, 2: 2.0}
 
 
-@pytest.mark.parametrize("data", [[], {}, {"tables": [{"name": "x"}]}, {"tables": [3]}, 7])
-def test_a_file_that_is_something_else_is_refused(data: Any, tmp_path: Path) -> None:
+TABLE = {"name": "x", "steps": 4, "denoise_s": {"1": 1.0}, "encode_s": 0.0, "decode_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ([], "Expected `object`, got `array`"),
+        ({}, "Object missing required field `tables`"),
+        ({"tables": [3]}, r"Expected `object`, got `int` - at `\$.tables\[0\]`"),
+        ({"tables": [{"name": "x"}]}, "Object missing required field `steps`"),
+        ({"tables": [{**TABLE, "steps": 0}]}, "Expected `int` >= 1"),
+        ({"tables": [{**TABLE, "denoise_s": {"0": 1.0}}]}, "Expected `int` >= 1"),
+        ({"tables": [{**TABLE, "denoise_s": {"1": -1.0}}]}, "Expected `float` >= 0.0"),
+    ],
+)
+def test_a_file_that_is_something_else_is_refused(data: Any, told: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text(json.dumps(data))
 
-    with pytest.raises(InvalidValue, match="is not a file of `carpool check --json` or"):
+    with pytest.raises(InvalidValue, match="is not a file of `carpool check --json` or.*" + told):
         read_tables(data)
     result = CliRunner().invoke(simulate, ["--table", str(path)])
     assert (result.exit_code, f"--table {path}: is not a file" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("tables", [[], [TABLE, {**TABLE, "denoise_s": {"2": 1.0}}]])
+def test_a_file_without_costs_of_one_request_is_refused(tables: Any) -> None:
+    assert read_tables({"tables": [TABLE]})[0].denoise_s == {1: 1.0}
+    with pytest.raises(InvalidValue, match="has no table of one request"):
+        read_tables({"tables": tables})
 
 
 @pytest.mark.gpu

@@ -629,7 +629,6 @@ def test_defaults_of_a_model_are_not_the_callers_and_do_not_count() -> None:
         ("Width", "; did you mean 'width'?"),
         ("size", ": say width and height, in pixels"),
         ("sampler_name", "; did you mean 'scheduler'?"),
-        ("seconds", ": say num_frames, which is seconds x frames a second"),
         ("torch_dtype", ": it is a setting of the server or engine"),
     ],
 )
@@ -644,12 +643,50 @@ def test_names_from_other_programs_are_pointed_at_ours(
     assert str(refused).startswith(f"TestPipeline has no parameter {name!r}{told}")
 
 
-def test_a_name_of_another_program_is_pointed_at_what_the_task_takes() -> None:
-    names = ("prompt", "true_cfg_scale")
-    task = Task("text-to-image", "TestPipeline", tuple(Parameter(n, "str") for n in names))
+@pytest.mark.parametrize(
+    ("declared", "name", "told"),
+    [
+        ("prompt true_cfg_scale", "cfg", "; did you mean 'true_cfg_scale'?"),
+        ("label", "prompt", ": it takes label"),
+        ("prompt", "negative_prompt", ": it takes prompt"),
+        ("prompt neg_prompt", "negative_prompt", "; did you mean 'neg_prompt'?"),
+        ("prompt", "strength", ": it takes prompt"),
+        ("prompt latents", "strength", ": it takes prompt, latents"),
+        ("label", "guidance_scale", ": it takes label"),
+        ("prior_guidance_scale", "guidance_scale", "; did you mean 'prior_guidance_scale'?"),
+        ("prompt guidance_scale", "true_cfg_scale", "; did you mean 'guidance_scale'?"),
+        ("prompt sigmas", "image", ": it takes prompt, sigmas"),
+        ("prompt image", "mask_image", ": it takes prompt, image"),
+        ("prompt frames", "num_frames", "; did you mean 'frames'?"),
+        ("prompt batch_size", "size", ": it takes prompt, batch_size"),
+        ("prompt frame_size", "size", "; did you mean 'frame_size'?"),
+        ("prompt", "seconds", ": it takes prompt"),
+        ("prompt audio_end_in_s", "seconds", "; did you mean 'audio_end_in_s'?"),
+        ("prompt num_frames", "seconds", ": say num_frames, which is seconds x frames a second"),
+        ("a b c d e f g h i", "width", ": it takes a, b, c, d, e, f, g, h, ..."),
+        ("return_dict", "width", ""),
+    ],
+)
+def test_what_a_model_lacks_is_refused_with_what_it_takes(
+    declared: str, name: str, told: str
+) -> None:
+    values: dict[str, Any] = {name: "4"}
+    parameters = tuple(Parameter(n, "str") for n in declared.split())
+    task = Task("text-to-image", "TestPipeline", parameters)
 
-    with pytest.raises(UnknownParameter, match="did you mean 'true_cfg_scale'"):
-        check(replace(CARD, tasks=(task,)), Request("a cat", cfg=4))
+    with pytest.raises(UnknownParameter) as refused:
+        check(replace(CARD, tasks=(task,), defaults={}), Request(**values), from_json=True)
+
+    assert str(refused.value) == f"TestPipeline has no parameter {name!r}{told}"
+
+
+def test_pictures_that_another_task_can_do_without_are_not_asked_for() -> None:
+    names = ("prompt", "image", "strength", "ip_adapter_image")
+    tasks = [Task(n, "P", tuple(Parameter(n, "other") for n in p)) for n, p in
+             (("text-to-image", names[:1]), ("image-to-image", names))]  # fmt: skip
+
+    with pytest.raises(UnknownParameter, match=r"image-to-image takes it, with image$"):
+        check(replace(CARD, tasks=tuple(tasks), defaults={}), Request("a cat", strength=0.5))
 
 
 def test_a_pipelines_own_default_size_wins_over_what_its_model_was_made_for() -> None:

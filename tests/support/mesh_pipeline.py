@@ -12,7 +12,7 @@ from diffusers import DDIMScheduler
 from diffusers.utils import BaseOutput
 
 from carpool.engine.tokenizers import beside_loop
-from carpool.errors import PipelineFailed
+from carpool.errors import NoSurface
 from support.odd_pipeline import WIDTH, Net
 
 FACES = np.array([[0, 1, 2], [2, 1, 3], [3, 4, 5]])
@@ -63,7 +63,7 @@ class SurfacePipeline(MeshPipeline):
             for chunk in range(5):
                 tell(chunk / 4)
             if is_empty:
-                raise PipelineFailed("the shape has no surface")
+                raise NoSurface("the shape has no surface")
             return output
 
         extracted: MeshOutput = beside_loop(extract)

@@ -69,11 +69,12 @@ def _problem(file: Path) -> str | None:
     if begin == _POINTER:
         return "is a pointer of Git LFS and not the file itself (`git lfs pull` fetches that)"
     if file.suffix.lower() == SINGLE_FILES[0]:
-        return _problem_of_weights(file)
+        return problem_of_weights(file)
     return _problem_of_json(file) if file.suffix.lower() == ".json" else None
 
 
-def _problem_of_weights(file: Path) -> str | None:
+def problem_of_weights(file: Path) -> str | None:
+    """Describe the damage of a safetensors file, by its header; None if it is whole."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

@@ -5,7 +5,6 @@ from files in a folder; requests never name paths of weights. No torch: the fron
 module too.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,12 @@ from carpool.errors import (
     UnsupportedParameter,
     nearest,
 )
+from carpool.models.damage import problem_of_weights
 from carpool.request.adapter_names import NAME, AdapterInfo, find_adapter
+from carpool.request.values import is_number
 
 MAX_SCALE = 10.0
 SUFFIX = ".safetensors"
-MOST_HEADER_BYTES = 100 << 20  # limit of the safetensors library
 ATTENTION = ("joint_attention_kwargs", "cross_attention_kwargs", "attention_kwargs")
 
 STANDARD = ("pytorch_lora_weights", "adapter_model")  # standard file names in adapter folders
@@ -34,9 +34,7 @@ experts, as `style@transformer_2`."""
 
 
 def check_lora(
-    entries: Any,
-    known: Sequence[str],
-    adapters: Sequence[AdapterInfo] = (),
+    entries: Any, known: Sequence[str], adapters: Sequence[AdapterInfo] = ()
 ) -> AdapterScales:
     """Check the adapters of a request; scale 0 means no adapter.
 
@@ -65,8 +63,7 @@ def check_lora(
         scale = entry.get("scale", 1.0)
         if name in scales:
             raise _wrong(f"{name!r} twice: name each adapter once, with its whole scale")
-        is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)
-        if not is_number or not -MAX_SCALE <= scale <= MAX_SCALE:
+        if not is_number(scale) or not -MAX_SCALE <= scale <= MAX_SCALE:
             rule = f"must be a number from -{MAX_SCALE:g} to {MAX_SCALE:g}"
             raise _wrong(f"scale {_cut(scale)} of {name!r}: {rule}")
         scales[name] = float(scale)
@@ -105,8 +102,7 @@ def _adapter(name: Any, target: Any, names: Sequence[str], adapters: Sequence[Ad
     if target in (None, "all", adapter.target or None) or (target,) == adapter.targets:
         return adapter.id
     if target not in adapter.targets:
-        one_of = ", ".join(("all", *adapter.targets))
-        rule = f"must be one of {one_of}"
+        rule = f"must be one of {', '.join(('all', *adapter.targets))}"
         raise _wrong(f"target {_cut(target)} of {name!r}: {rule}")
     return f"{adapter.id}@{target}"
 
@@ -181,16 +177,7 @@ def check_header(file: Path) -> None:
     Raises:
         LoraRejected: not a safetensors file.
     """
-    with file.open("rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        text = opened.read(size) if size <= MOST_HEADER_BYTES else b""
-    try:
-        names = json.loads(text)
-        ends = [entry["data_offsets"][1] for key, entry in names.items() if key != "__metadata__"]
-        is_whole = file.stat().st_size == 8 + size + max(ends, default=0)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        is_whole = False
-    if not is_whole:
+    if problem_of_weights(file) is not None:
         raise LoraRejected(f"{file.name} is not a readable {SUFFIX} file: is the download whole?")
 
 

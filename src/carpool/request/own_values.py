@@ -43,25 +43,20 @@ def seeds(seed: Any, n: int) -> list[int]:
 
 def check_timeout(timeout_s: Any, name: str = "timeout_s") -> float:
     if not is_number(timeout_s) or not 0 < timeout_s < math.inf:
-        raise InvalidValue.of(
-            name, timeout_s, "must be a number of seconds above 0, at most 3.4e38"
-        )
+        rule = "must be a number of seconds above 0, at most 3.4e38"
+        raise InvalidValue.of(name, timeout_s, rule)
     return float(timeout_s)
 
 
 def check_step_cache(threshold: Any) -> float:
     if not is_number(threshold) or not 0 <= threshold <= 1:
-        raise InvalidValue.of(
-            "step_cache",
-            threshold,
-            "must be a number from 0 (every step runs) to 1; 0.1 is a careful one",
-        )
+        rule = "must be a number from 0 (every step runs) to 1; 0.1 is a careful one"
+        raise InvalidValue.of("step_cache", threshold, rule)
     return float(threshold)
 
 
 def check_priority(priority: Any) -> int:
     if not is_int(priority) or not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-        raise InvalidValue.of(
-            "priority", priority, f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
-        )
+        rule = f"must be a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
+        raise InvalidValue.of("priority", priority, rule)
     return int(priority)

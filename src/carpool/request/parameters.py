@@ -26,23 +26,30 @@ from carpool.request.texts import check_text
 from carpool.request.values import KINDS, as_plain, is_int
 from carpool.types import CheckedRequest, Request
 
-OTHER_NAMES = {  # by parameter: its names in other programs
-    "num_inference_steps": "steps step num_steps sampling_steps n_steps inference_steps",
-    "guidance_scale": "cfg cfg_scale guidance guidance_strength scale",
-    "true_cfg_scale": "cfg cfg_scale guidance guidance_strength scale true_cfg real_cfg",
-    "negative_prompt": "negative neg_prompt uncond_prompt",
-    "strength": "denoise denoising_strength image_strength",
-    "num_frames": "frames length video_length",
-    "frame_rate": "fps",
-    "mask_image": "mask",
-    "image": "init_image input_image",
-    "scheduler": "sampler sampler_name sampler_index scheduler_name sampling_method",
+SAME_MEANING = """
+num_inference_steps steps step num_steps sampling_steps n_steps inference_steps
+guidance_scale true_cfg_scale cfg cfg_scale guidance guidance_strength scale
+true_cfg_scale guidance_scale cfg cfg_scale guidance guidance_strength scale true_cfg real_cfg
+negative_prompt neg_prompt negative uncond_prompt
+strength denoise denoising_strength image_strength
+num_frames frames video_length length
+frame_rate fps
+audio_end_in_s audio_length_in_s audio_duration audio_duration_s seconds duration
+image images input_images init_image input_image
+mask_image mask
+scheduler sampler sampler_name sampler_index scheduler_name sampling_method
+frame_size size resolution
+"""
+"""Names of parameters in pipelines and other programs; a line has the names of one meaning."""
+STANDARD = """prompt prompt_2 width height clip_skip max_sequence_length control_image last_image
+ip_adapter_image"""
+ELSEWHERE = {  # names of other programs: the parameter that a hint needs, and the hint
+    "size resolution": ("width", "say width and height, in pixels"),
+    "seconds duration": ("num_frames", "say num_frames, which is seconds x frames a second"),
+    "dtype torch_dtype device": (None, "it is a setting of the server or engine"),
 }
-ELSEWHERE = {  # names of other programs without a parameter here, by hint
-    "say width and height, in pixels": "size resolution",
-    "say num_frames, which is seconds x frames a second": "seconds duration",
-    "it is a setting of the server or engine": "dtype torch_dtype device",
-}
+_MAX_LISTED = 8  # parameters in a message
+_OPTIONAL_PICTURES = ("ip_adapter_image", "last_image", "image_reference")
 
 
 def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRequest:
@@ -120,14 +127,12 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         user=request.user,
         output_type=task.file_type if from_json else None,
         step_cache=None if step_cache is None else check_step_cache(step_cache),
-        scheduler=_scheduler(card, scheduler),
+        scheduler=None
+        if scheduler is None
+        else check_scheduler(scheduler, card.schedulers, card.scheduler),
         enhance_prompt=enhance_prompt,
         prompt_weights=prompt_weights,
     )
-
-
-def _scheduler(card: Card, name: Any) -> str | None:
-    return None if name is None else check_scheduler(name, card.schedulers, card.scheduler)
 
 
 def _is_absent(parameter: Parameter) -> bool:
@@ -141,27 +146,37 @@ def _is_absent(parameter: Parameter) -> bool:
 
 
 def _unknown(card: Card, task: Task, name: str, from_json: bool) -> UnknownParameter:
+    return UnknownParameter(
+        f"{task.pipeline} has no parameter {name!r}{_hint(card, task, name, from_json)}", param=name
+    )
+
+
+def _hint(card: Card, task: Task, name: str, from_json: bool) -> str:
+    """The nearest thing that works in the place of an unknown parameter."""
     text = name.lower()
-    other_tasks = [candidate for candidate in card.tasks if candidate.takes(name)]
-    reason = next((how for how, names in ELSEWHERE.items() if text in names.split()), None)
-    if other_tasks:  # for example `strength` without a picture
-        pictures = [p.name for p in other_tasks[0].parameters if p.name in PICTURE_NAMES]
-        hint = f": {other_tasks[0].name} takes it, with {' and '.join(pictures) or 'other inputs'}"
-    elif reason is not None:
-        hint = f": {reason}"
-    else:
-        offered = [n for n in card.names() if not (from_json and n == "output_type")]
-        keys = [key for key, names in OTHER_NAMES.items() if text in names.split()]
-        close = next(
-            (
-                n
-                for n in [*(m for m in keys if task.takes(m) or m in OWN_KEYS), text]
-                if n in offered
-            ),
-            None,
-        )
-        hint = f"; did you mean {close!r}?" if close else nearest(name, offered)
-    return UnknownParameter(f"{task.pipeline} has no parameter {name!r}{hint}", param=name)
+    other_task = next((candidate for candidate in card.tasks if candidate.takes(name)), None)
+    if other_task:  # for example `strength` without a picture
+        pictures = [n for n in PICTURE_NAMES if other_task.takes(n) and n not in _OPTIONAL_PICTURES]
+        return f": {other_task.name} takes it, with {' and '.join(pictures) or 'other inputs'}"
+    for names, (own, hint) in ELSEWHERE.items():
+        if text in names.split() and (own is None or any(task.takes(own) for task in card.tasks)):
+            return f": {hint}"
+    offered = [n for n in card.names() if not (from_json and n == "output_type")]
+    lines = [line.split() for line in SAME_MEANING.splitlines() if text in line.split()]
+    lines += [[text]] * (text in STANDARD.split())
+    synonyms = [n for line in lines for n in line if task.takes(n) or n in OWN_KEYS]
+    if lines and not synonyms and text not in offered:
+        taken = [
+            p.name for p in task.parameters
+            if p.name in PICTURE_NAMES or (p.kind != "other" and p.name in offered)
+        ]  # fmt: skip
+        is_first = text in [line[0] for line in lines]
+        synonyms = [n for n in taken if is_first and n.endswith(f"_{text}")]  # such as `prior_...`
+        if not synonyms:
+            rest = ", ..." * (len(taken) > _MAX_LISTED)
+            return f": it takes {', '.join(taken[:_MAX_LISTED])}{rest}" if taken else ""
+    close = next((n for n in [*synonyms, text] if n in offered), None)
+    return f"; did you mean {close!r}?" if close else nearest(name, offered)
 
 
 def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any:

@@ -219,6 +219,9 @@ def size_fields(card: Card, size: str | None, parameters: Mapping[str, Any]) -> 
             param="size",
         )
     sides = {"width": int(match[1]), "height": int(match[2])}
+    if not any(task.takes("width") for task in card.tasks):
+        rule = "sets the size itself, leave it out"
+        raise UnsupportedParameter(f"size is not taken: {card.pipeline} {rule}", param="size")
     # the answer has exactly the requested size
     check_size(replace(card, rounds_sizes=False), sides | area_of(card, sides))
     return sides

@@ -256,10 +256,11 @@ def _tables(options: Flags) -> Sequence[Table]:
         return siblings(table(options.table or "flux-512"))
     try:
         data = jsonfile.loads(text_of(options.costs))
-        entries = data["costs"] if isinstance(data, dict) else data  # from `GET /stats`, or a table
-        tables = learned(Costs.from_json(entries), steps=options.steps)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidValue(f"{options.costs}: is not what a server writes: {error!r}") from None
+        if isinstance(data, dict):  # of `GET /stats`, or a table
+            data = data.get("costs", data)
+        tables = learned(Costs.from_json(data), steps=options.steps)
+    except ValueError as error:
+        raise InvalidValue(f"{options.costs}: is not what a server writes: {error}") from None
     name = options.table or next(iter(tables))
     if name not in tables:
         raise InvalidValue(f"table {name!r}: {options.costs} has {', '.join(tables)}")

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from carpool.engine.model.artifacts import mesh_of
-from carpool.errors import Cancelled, DeadlineExceeded, PipelineFailed
+from carpool.errors import Cancelled, DeadlineExceeded, NoSurface
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
 from support.mesh_pipeline import SurfacePipeline, mesh_pipeline
 
@@ -76,7 +76,7 @@ def test_a_shape_without_a_surface_fails_alone_and_once(isolation: str) -> None:
         )
         drive.finish()
 
-    assert isinstance(empty.error, PipelineFailed)
+    assert isinstance(empty.error, NoSurface)
     assert str(empty.error) == "the shape has no surface"
     assert whole.error is None
     assert not drive.second_runs

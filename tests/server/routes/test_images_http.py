@@ -137,7 +137,7 @@ def test_an_edit_that_says_nothing_is_no_edit() -> None:
 def test_a_model_without_edits_does_not_point_to_them() -> None:
     told = refusal(draw(worker_of(tasks=(PLAIN,)), image="x"))
 
-    assert told["message"] == "PlainPipeline has no parameter 'image'"
+    assert told["message"] == "PlainPipeline has no parameter 'image': it takes prompt"
 
 
 def test_what_makes_no_pictures_points_to_what_it_makes() -> None:
@@ -219,6 +219,13 @@ def test_a_model_of_videos_has_the_size_of_its_pipeline() -> None:
 
     assert model["default_size"] == "832x480"
     assert {one["name"] for one in model["parameters"]} >= {"input_reference", "width"}
+
+
+def test_a_size_is_refused_where_the_model_sets_it() -> None:
+    error = draw(worker_of(tasks=(PLAIN,)), size="64x64").json()["error"]
+
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "size")
+    assert error["message"] == "size is not taken: PlainPipeline sets the size itself, leave it out"
 
 
 # Links

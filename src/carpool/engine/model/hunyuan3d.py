@@ -21,7 +21,7 @@ from diffusers.utils import BaseOutput
 from safetensors.torch import load_file
 
 from carpool.engine.tokenizers import beside_loop
-from carpool.errors import InvalidValue, LoadFailed, PipelineFailed
+from carpool.errors import InvalidValue, LoadFailed, NoSurface, PipelineFailed
 
 MODULES = ("model", "vae", "conditioner")
 PARTS = (*MODULES, "scheduler", "image_processor")
@@ -122,7 +122,7 @@ def _surface(
         tell: called with the share of the chunks that are done; what it raises ends the work.
 
     Raises:
-        PipelineFailed: no surface lies in the box.
+        NoSurface, PipelineFailed: no surface lies in the box, or it cannot be extracted.
     """
     from hy3dgen.shapegen.pipelines import export_to_trimesh
 
@@ -139,7 +139,8 @@ def _surface(
         volume = vae.volume_decoder(latents, decoder, **options)
     tell(1.0)
     if not volume.min() < options["mc_level"] < volume.max():  # also of numbers that are none
-        raise PipelineFailed("the shape has no surface: ask for another seed, or more steps")
+        problem = f"the shape has no surface at mc_level={options['mc_level']:g}"
+        raise NoSurface(f"{problem}: send another seed, or more num_inference_steps", param="seed")
     [mesh] = export_to_trimesh(vae.surface_extractor(volume, **options))
     if mesh is None:
         raise PipelineFailed("the surface of the shape cannot be extracted; the log says more")
