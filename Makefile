@@ -120,30 +120,19 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 	BROWSER=required PICTURES=docs/playground $(ONE_THREAD) $(BIN)/python -m pytest \
 	  -m "slow or not slow" tests/server/playground
 
-bench-journal: .venv/ready  ## what keeping journals costs, in seconds of processor
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.journal
-
 bench-texts: .venv/ready  ## texts before pictures: what sharing tokens saves, and how long a drawing waits beside them
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.texts
-
-bench-group: .venv/ready  ## what context parallelism sends for each forward, in bytes and seconds of processor
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.group
-
-bench-viewers: .venv/ready  ## what ten viewers of /v1/events cost a busy server, in seconds of processor
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.viewers
 
 demo: .venv/serving  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	PYTHONPATH=. $(BIN)/python examples/demo.py
 	PYTHONPATH=. $(BIN)/python examples/demo_video.py
 
 bench: .venv/ready  ## against plain diffusers, LitServe, a lock, the simulator: docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --output docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.numerics --append-to docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.fleet --append-to docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.cpu --write
 	$(MAKE) bench-peers
 
 bench-peers: .venv/ready  ## servers side by side: Carpool's modes, LitServe, plain diffusers, or any --url: docs/benchmarks.md
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.peers $(FLAGS) --output docs/benchmarks.md
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.peers $(FLAGS) --write
 
 gpu-page: .venv/ready  ## on a machine with a GPU: all that it can tell, in parts of nine minutes: build/gpu/page.md
 	$(BIN)/python -m benchmarks.gpu_page all
@@ -163,12 +152,6 @@ gpu-dry-run: build/gpu-machine/ready  ## all parts of gpu-page with tiny models,
 
 real-size: .venv/ready  ## FLUX.1-schnell and Wan 2.2 of published size under 8 GiB, on a CPU: docs/streaming.md (an hour, 60 GB of disk)
 	$(BIN)/python -m proof.real_size --write
-
-bench-lora: .venv/ready  ## adapters by row, against PEFT's mixed batch
-	$(ONE_THREAD) $(BIN)/python benchmarks/lora.py
-
-bench-stream: .venv/ready  ## streamed weights on an emulated bus, beside diffusers' offload: docs/benchmarks-stream.md
-	$(ONE_THREAD) $(BIN)/python -m benchmarks.stream --output docs/benchmarks-stream.md
 
 bench-scheduler: .venv/ready  ## how long the policy thinks, and what a step costs the engine
 	$(BIN)/python benchmarks/scheduler.py

@@ -11,25 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from carpool.config import BatchingMode
 from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind
+from carpool_lab.simulate.report import Latency
 from carpool_lab.simulate.scenario import Model, play
 from carpool_lab.tables import Table, learned
 from carpool_lab.workload import Arrival
+from proof.page import table as markdown
 
 GOAL = 0.15  # relative error of the mean
 COLUMNS = (
-    "mode | load | mean measured (s) | simulated (s) | measured/simulated | p50 | p99 "
-    "| by the table alone | forwards/table"
-)
+    "mode", "load", "mean measured (s)", "simulated (s)", "measured/simulated", "p99",
+    "forwards/table",
+)  # fmt: skip
 ABOUT = f"""\
 The Poisson loads, played by the simulator with each server's learned cost table, the seconds of its
 own code for each call, and the speed of the run's forwards relative to the table (last column).
-Medians of the rounds. *Measured/simulated* is of the mean, bold beyond {GOAL:.0%}; p50, p99 and *by
-the table alone* (the mean, without those two numbers) are such ratios, too."""
+Medians of the rounds. *Measured/simulated* is of the mean, bold beyond {GOAL:.0%}; p99 is such a
+ratio, too."""
 _MODEL_STEPS = 28  # default of requests; ours all set it
 
 
@@ -67,28 +67,13 @@ def _tally(stats: Mapping[str, Any]) -> dict[tuple[str, int], int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Latencies:
-    """Latencies of one run, seconds."""
-
-    mean_s: float
-    p50_s: float
-    p99_s: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Latencies":
-        p50_s, p99_s = np.percentile(seconds, (50, 99))
-        return cls(statistics.fmean(seconds), float(p50_s), float(p99_s))
-
-
-@dataclass(frozen=True, slots=True)
 class Agreement:
     """One run, measured and simulated."""
 
     mode: BatchingMode
     load: float
-    measured: Latencies
-    simulated: Latencies
-    by_table: Latencies  # simulated with only the table
+    measured: Latency
+    simulated: Latency
     drift: float  # seconds of forwards, relative to the table
 
 
@@ -111,14 +96,11 @@ def agreement(
     work = Work.between(before, after)
     [table] = learned(costs, steps=_MODEL_STEPS).values()
     drift = work.forward_s / work.predicted_s(costs)
-    alone = Model([table])
-    calls = sum(stage.count for arrival in arrivals for stage in alone.stages(arrival.body))
-    whole = Model([_scaled(table, drift)], own_s=work.own_s / calls)
-    by_table, simulated = (
-        Latencies.of([ride.latency_s for ride in play(model, arrivals, mode).requests])
-        for model in (alone, whole)
-    )
-    return Agreement(mode, load, Latencies.of(latencies_s), simulated, by_table, drift)
+    model = Model([_scaled(table, drift)])
+    calls = sum(stage.count for arrival in arrivals for stage in model.stages(arrival.body))
+    model.own_s = work.own_s / calls
+    simulated = Latency.of([ride.latency_s for ride in play(model, arrivals, mode).requests])
+    return Agreement(mode, load, Latency.of(latencies_s), simulated, drift)
 
 
 def _scaled(table: Table, by: float) -> Table:
@@ -132,31 +114,20 @@ def _scaled(table: Table, by: float) -> Table:
 
 def table(agreements: Sequence[Agreement]) -> str:
     """A Markdown table: medians over rounds, with ratios taken within a round."""
-    lines = [f"| {COLUMNS} |", "|" + " --- |" * (COLUMNS.count("|") + 1)]
+    rows = []
     for mode, load in dict.fromkeys((cell.mode, cell.load) for cell in agreements):
         rounds = [cell for cell in agreements if (cell.mode, cell.load) == (mode, load)]
-        ratios = [_ratios(cell) for cell in rounds]
-        mean, p50, p99, alone = (statistics.median(column) for column in zip(*ratios, strict=True))
-        cells = [
-            mode,
-            f"{load:g}",
-            f"{statistics.median(cell.measured.mean_s for cell in rounds):.3f}",
-            f"{statistics.median(cell.simulated.mean_s for cell in rounds):.3f}",
-            f"{mean:.2f}" if abs(mean - 1) <= GOAL else f"**{mean:.2f}**",
-            f"{p50:.2f}",
-            f"{p99:.2f}",
-            f"{alone:.2f}",
-            f"{statistics.median(cell.drift for cell in rounds):.2f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _ratios(cell: Agreement) -> tuple[float, float, float, float]:
-    measured, simulated = cell.measured, cell.simulated
-    return (
-        measured.mean_s / simulated.mean_s,
-        measured.p50_s / simulated.p50_s,
-        measured.p99_s / simulated.p99_s,
-        measured.mean_s / cell.by_table.mean_s,
-    )
+        mean = statistics.median(cell.measured.mean_s / cell.simulated.mean_s for cell in rounds)
+        p99 = statistics.median(cell.measured.p99_s / cell.simulated.p99_s for cell in rounds)
+        rows.append(
+            [
+                mode,
+                f"{load:g}",
+                f"{statistics.median(cell.measured.mean_s for cell in rounds):.3f}",
+                f"{statistics.median(cell.simulated.mean_s for cell in rounds):.3f}",
+                f"{mean:.2f}" if abs(mean - 1) <= GOAL else f"**{mean:.2f}**",
+                f"{p99:.2f}",
+                f"{statistics.median(cell.drift for cell in rounds):.2f}",
+            ]
+        )
+    return markdown(COLUMNS, rows)

@@ -1,6 +1,6 @@
-"""The engine against plain diffusers, on this CPU, with the embedded model: two tables.
+"""The engine against plain diffusers, on this CPU, with the embedded model.
 
-usage: make bench       (or: OMP_NUM_THREADS=1 python -m benchmarks.cpu [--output docs/...])
+usage: make bench       (or: OMP_NUM_THREADS=1 python -m benchmarks.cpu [--write])
 
 The engine runs in one process and plain diffusers in another, as in an application, without the
 engine's patches of libraries. They take turns. The measure is CPU time of the whole process with
@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,10 +31,9 @@ from diffusers import DiffusionPipeline
 import carpool
 from benchmarks import small_models
 from benchmarks.forward_log import ForwardLog
-from benchmarks.parts import FORWARDS, NOT_OURS, Parts, of_a_server
-from benchmarks.process import cpu_s, machine, new_process, with_one_heap
+from benchmarks.process import cpu_s, new_process, with_one_heap
 from carpool.models.embedded import MODEL_DIR
-from carpool.request.parameters import check
+from proof.page import BENCHMARKS, machine, table, write_section
 
 DEFAULTS: dict[str, Any] = {"width": 64, "height": 64, "max_sequence_length": 16}
 MORE_MODELS = ("flux", "qwen-image")
@@ -106,10 +104,10 @@ def turn(
     return seconds
 
 
-def other_turns(name: str, parts: Parts, turns: int) -> list[dict[str, float]]:
+def other_turns(name: str, turns: int) -> list[dict[str, float]]:
     """Measure sixteen requests of another model: the engine, and its bare forwards."""
     pipe, burst = small_models.loaded(name), small_models.requests(name)
-    log, results = ForwardLog(pipe, parts), list[dict[str, float]]()
+    log, results = ForwardLog(pipe), list[dict[str, float]]()
     with carpool.load(pipe) as engine:
         for _ in range(turns + 2):  # the first turns are warm-up
             results.append(of_burst(engine, log, burst))
@@ -129,34 +127,20 @@ def of_burst(
     return {"engine": engine_s, "engine wall": clock_s, "ceiling": bare_s, "forwards": len(sizes)}
 
 
-def parts_of(engine: carpool.Engine, log: ForwardLog, parts: Parts) -> dict[str, float]:
-    """CPU seconds by part of one burst of sixteen, with timers on."""
-    log.taken()
-    parts.install()
-    parts.seconds.clear()
-    began_s = time.thread_time()
-    engine.generate(REQUESTS, **DEFAULTS)
-    caller_s = time.thread_time() - began_s
-    parts.remove()
-    queued_s = parts.seconds["queueing (the caller's thread)"]
-    checks = {"checks of requests (the caller's thread)": caller_s - queued_s}
-    return {**parts.seconds, **checks, "count": float(len(log.taken()))}
-
-
 @dataclass
 class Measured:
     """Measurements of one or several pairs of processes."""
 
-    ones: list[dict[str, float]] = field(default_factory=list)  # turns with one request
+    singles: list[dict[str, float]] = field(default_factory=list)  # turns with one request
     turns: list[dict[str, float]] = field(default_factory=list)  # turns with sixteen requests
-    parts: list[dict[str, float]] = field(default_factory=list)  # the engine's time by part
-    server: dict[str, float] = field(default_factory=dict)  # additional time of a server
-    others: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by model
+    models: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by model
 
 
-def table(measured: Measured) -> str:
+def summary(measured: Measured) -> str:
+    """A table of the runs; ratios are taken within a turn."""
+
     def of(name: str) -> Sequence[dict[str, float]]:
-        return measured.ones if name.startswith("one") else measured.turns
+        return measured.singles if name.startswith("one") else measured.turns
 
     def median(name: str) -> float:
         return statistics.median(times[name] for times in of(name))
@@ -181,7 +165,7 @@ def table(measured: Measured) -> str:
          f"engine reaches {ratio('ceiling', 'engine'):.2f} of it (goal 0.95); the ceiling is "
          f"{ratio('plain', 'ceiling'):.2f}x plain diffusers"),
     ]  # fmt: skip
-    for name, runs in measured.others.items():
+    for name, runs in measured.models.items():
         engine_s, bare_s = (
             statistics.median(times[part] for times in runs) for part in ("engine", "ceiling")
         )
@@ -193,58 +177,20 @@ def table(measured: Measured) -> str:
             (f"small {name}: the same forwards bare: {ran:g}", f"{bare_s:.2f} s",
              f"engine reaches {reached:.2f} of it (goal 0.95)"),
         ]  # fmt: skip
-    lines = ["| run | CPU time, median | comparison |", "| --- | ---: | --- |"]
-    return "\n".join([*lines, *(f"| {a} | {b} | {c} |" for a, b, c in rows)])
-
-
-def parts_table(turns: Sequence[dict[str, float]], server: dict[str, float]) -> str:
-    """Medians of bursts by part, the largest first; then the additional time of a server."""
-    n = len(REQUESTS)
-    count = statistics.median(times["count"] for times in turns)
-    names = {name for times in turns for name in times} - {"count"}
-    by_part = {name: statistics.median(times.get(name, 0.0) for times in turns) for name in names}
-    all_s = sum(by_part.values())
-
-    def row(name: str, burst_s: float) -> str:
-        cells = (
-            f"{burst_s * 1e3:.1f}",
-            f"{burst_s / all_s:.1%}",
-            f"{burst_s / count * 1e6:.0f}",
-            f"{burst_s / n * 1e3:.2f}",
-        )
-        return f"| {name} | {' | '.join(cells)} |"
-
-    ordered = sorted(by_part.items(), key=lambda item: -item[1])
-    free_s = sum(by_part.get(part, 0.0) for part in (FORWARDS, *NOT_OURS))
-    lines = [
-        f"An engine without costs would reach {by_part[FORWARDS] / free_s:.2f} of bare forwards; "
-        f"the rest is {', '.join(NOT_OURS)}.",
-        "",
-        "| part | ms a burst | share | us a forward | ms a request |",
-        "| --- | ---: | ---: | ---: | ---: |",
-        *(row(name, seconds) for name, seconds in ordered),
-        *(row(f"in a server: {name}", n * seconds) for name, seconds in server.items()),
-    ]
-    return "\n".join(lines)
+    return table(["run", "CPU time, median", "comparison"], rows)
 
 
 def measure(turns: int) -> Measured:
     """Measure in this process and in one of plain diffusers; the first turns are warm-up."""
-    plain, parts, measured = Plain(), Parts(), Measured()
+    plain, measured = Plain(), Measured()
     pipe = DiffusionPipeline.from_pretrained(MODEL_DIR, dtype=torch.float32)
-    log = ForwardLog(pipe, parts)
+    log = ForwardLog(pipe)
     engine, off = carpool.load(pipe), carpool.load("shapes", batching_mode="off")
-    measured.ones = [one_turn(plain, engine) for _ in range(3 * turns + 2)][2:]
-    for _ in range(turns + 1):
-        measured.turns.append(turn(plain, engine, off, log))
-        measured.parts.append(parts_of(engine, log, parts))
-    measured.turns, measured.parts = measured.turns[1:], measured.parts[1:]
-    [output] = engine.generate(REQUESTS[:1], **DEFAULTS)
-    steps = REQUESTS[0].parameters["num_inference_steps"]
-    measured.server = of_a_server(output.images[0], check(engine.card, REQUESTS[0]), steps)
+    measured.singles = [one_turn(plain, engine) for _ in range(3 * turns + 2)][2:]
+    measured.turns = [turn(plain, engine, off, log) for _ in range(turns + 1)][1:]
     for runner in (engine, off, plain):
         runner.close()
-    measured.others = {name: other_turns(name, parts, turns) for name in MORE_MODELS}
+    measured.models = {name: other_turns(name, turns) for name in MORE_MODELS}
     return measured
 
 
@@ -252,32 +198,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3, help="of each process")
-    parser.add_argument("--output", type=Path, help="also write the page here")
+    parser.add_argument("--write", action="store_true", help="write to docs/benchmarks.md")
     options = parser.parse_args()
-    all_of_them = Measured()
+    whole = Measured()
     for i in range(options.processes):
         print(f"processes {i + 1} of {options.processes}", file=sys.stderr)
         with new_process() as process:
             measured = process.submit(measure, options.turns).result()
-        all_of_them.ones += measured.ones
-        all_of_them.turns += measured.turns
-        all_of_them.parts += measured.parts
-        all_of_them.server = measured.server
-        for name, turns in measured.others.items():
-            all_of_them.others.setdefault(name, []).extend(turns)
-    page = (
-        "# Benchmarks\n\n`make bench` measures CPU time of the whole process: medians of "
+        whole.singles += measured.singles
+        whole.turns += measured.turns
+        for name, turns in measured.models.items():
+            whole.models.setdefault(name, []).extend(turns)
+    section = (
+        "`make bench` measures CPU time of the whole process: medians of "
         f"{options.processes} pairs of processes,\n{options.turns} turns in each (three times as "
         "many for one request); ratios are medians within a turn.\n"
-        f"Machine: {machine()}.\n\n{table(all_of_them)}\n\n"
-        f"## Where the time goes\n\n{len(REQUESTS)} requests as above, with a timer around each "
-        "part (about a microsecond per call), without nested\nparts. [Experiments](experiments.md) "
-        "lists attempts to shorten them.\n\n"
-        f"{parts_table(all_of_them.parts, all_of_them.server)}\n"
+        f"Machine: {machine()}, {torch.get_num_threads()} thread(s) for torch {torch.__version__}."
+        f"\n\n{summary(whole)}\n"
     )
-    print(page)
-    if options.output:
-        options.output.write_text(page)
+    print(section)
+    if options.write:
+        write_section("cpu", section, BENCHMARKS)
 
 
 if __name__ == "__main__":

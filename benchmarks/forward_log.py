@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.parts import FORWARDS, Parts
-
 HEAVY = {"text_encoder": "forward", "text_encoder_2": "forward", "transformer": "forward",
          "vae": "decode"}  # fmt: skip
 
@@ -20,15 +18,13 @@ HEAVY = {"text_encoder": "forward", "text_encoder_2": "forward", "transformer": 
 class ForwardLog:
     """Records the heavy calls of a pipeline's modules, to repeat them without an engine."""
 
-    def __init__(self, pipe: Any, parts: Parts) -> None:
+    def __init__(self, pipe: Any) -> None:
         self.sizes: list[tuple[Hashable, ...]] = []  # size of each call, in order
         self._samples: dict[tuple[Hashable, ...], Callable[[], Any]] = {}
         for component, method in HEAVY.items():
             module = getattr(pipe, component, None)
-            if module is None:
-                continue
-            original = parts.timed(FORWARDS, getattr(module, method))
-            module.__dict__[method] = self._logged(component, original)
+            if module is not None:
+                module.__dict__[method] = self._logged(component, getattr(module, method))
 
     def _logged(self, component: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # keeps the signature, which the engine reads

@@ -1,16 +1,12 @@
-"""Processes of benchmarks: memory, CPU time, machine."""
+"""Processes of benchmarks: memory, CPU time."""
 
 import multiprocessing
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
-
-import torch
 
 ARENAS = "MALLOC_ARENA_MAX"  # glibc: maximum number of heaps
 
@@ -37,15 +33,3 @@ def with_one_heap() -> None:
     """
     if os.environ.get(ARENAS) != "1":
         os.execve(sys.executable, sys.orig_argv, {**os.environ, ARENAS: "1"})
-
-
-def machine() -> str:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":")[1].strip() if names else model
-    return (
-        f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} thread(s) for torch "
-        f"{torch.__version__}, Python {platform.python_version()}"
-    )

@@ -1,35 +1,38 @@
-"""CPU time of the policy `continuous`: choose() and admit() with many parked and queued requests.
+"""CPU time of the policy `continuous` with many parked and queued requests, and of the router.
 
 Also the calls of Carpool's functions in one more denoising step of a single request, by function
 (equal on every machine), and the engine's own time without forwards and pipelines.
 
-usage: make bench-scheduler     (or: python benchmarks/scheduler.py [--parked N --queued N])
+usage: make bench-scheduler     (or: python benchmarks/scheduler.py)
 """
 
-import argparse
 import itertools
+import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import carpool
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
+from carpool.fleet.router import Router
+from carpool.fleet.worker_load import RoutedRequest, StepTable, WorkerLoad
 from carpool.request.parameters import check
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.types import Request
+from carpool_lab.check.lockstep import OutcomeListener
 
 KINDS = [CallKind("transformer.forward", size) for size in (256, 1024, 4096)]
 KEYS = {kind: ("transformer", "forward", (("hidden_states", (kind.size, 64)),)) for kind in KINDS}
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+PARKED, QUEUED, WORKERS = 1000, 10_000, 1000
 OFTEN = 100  # calls in a thousand steps; rarer functions are not listed
 CURVES = {kind: Curve({1: 0.01, 8: 0.02, 64: 0.1}) for kind in KINDS}
 
@@ -48,13 +51,37 @@ def median_ms(work: Callable[[], object], turns: int = 51) -> float:
     return statistics.median(times_s) * 1e3
 
 
-class IgnoringListener:
-    """A listener that ignores a request's events."""
+def routing_ms(requests: int = 5000) -> float:
+    """Mean CPU time of a choice among a thousand workers, at a load where some requests wait."""
+    router, rng, used_s, bound = Router(), random.Random(0), 0.0, 0
+    tables: dict[Hashable, StepTable] = {
+        kind: tuple(0.04 * (1 + kind) * rows**0.8 for rows in range(1, 9)) for kind in range(4)
+    }
+    for number in range(WORKERS):
+        router.add_worker(WorkerLoad(number, tables))
+    for number in range(requests):
+        now_s = number / 100
+        if number % 100 == 0:  # once a second, the workers' report interval
+            for worker in router.workers.values():
+                steps = {request: max(1.0, b.steps_left - 9) for request, b in worker.bound.items()}
+                router.progressed(worker.id, steps, now_s)
+        router.hold(RoutedRequest(number, rng.randrange(4), rng.choice((8, 20, 50)), now_s))
+        began_s = time.process_time()
+        bound += len(router.assign(now_s))
+        used_s += time.process_time() - began_s
+        if number > 2 * WORKERS and rng.random() < 0.8:
+            router.drop(rng.randrange(number))
+    return 1e3 * used_s / bound
 
-    def event(self, event: object) -> None: ...
 
-    def done(self, outcome: Any) -> None:
-        assert outcome.error is None, outcome.error
+def run(engine: EngineCore, requests: Sequence[Request]) -> None:
+    """Run requests to their ends on an entered engine."""
+    listeners = [OutcomeListener() for _ in requests]
+    for request, listener in zip(requests, listeners, strict=True):
+        engine.submit(check(engine.loaded.card, request), listener)
+    while engine.step():
+        pass
+    assert not any(listener.error for listener in listeners)
 
 
 def calls_of_a_step() -> Counter[str]:
@@ -82,10 +109,8 @@ def calls_of_a_step() -> Counter[str]:
         engine.enter()
         for is_counted, its_steps in ((False, short), (True, steps)):
             request = Request("a red circle", width=64, height=64, num_inference_steps=its_steps)
-            engine.submit(check(engine.loaded.card, request), IgnoringListener())
             sys.setprofile(count if is_counted else None)
-            while engine.step():
-                pass
+            run(engine, [request])
             sys.setprofile(None)
         engine.leave()
     difference = calls[long]
@@ -99,12 +124,12 @@ def loop_ms(requests: int = 16) -> float:
     settings = EngineSettings(device="cpu", max_running=requests)
     engine = EngineCore(load("shapes", settings), settings, off_loop=lambda work: work())
     engine.enter()
-    for number in range(requests):
-        size, steps = (64, 32)[number % 2], (10, 14, 20, 30)[number % 4]
-        request = Request("a red circle", width=size, height=size, num_inference_steps=steps)
-        engine.submit(check(engine.loaded.card, request), IgnoringListener())
-    while engine.step():
-        pass
+    sides_and_steps = ((64, 10), (32, 14), (64, 20), (32, 30))
+    mixed = [
+        Request("a red circle", width=side, height=side, num_inference_steps=steps)
+        for side, steps in (sides_and_steps * requests)[:requests]
+    ]
+    run(engine, mixed)
     engine.leave()
     seconds = engine.statistics()
     own_s = seconds["turn_s"] - seconds["forward_s"] - seconds["fiber_s"]
@@ -113,19 +138,16 @@ def loop_ms(requests: int = 16) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parked", type=int, default=1000)
-    parser.add_argument("--queued", type=int, default=10_000)
-    options = parser.parse_args()
-    policy = Continuous(Costs(CURVES), max_running=options.parked + 8)
-    calls = [parked(number) for number in range(1, options.parked + 1)]
-    first = options.parked + 1
-    line = [QueuedRequest(n, 0.001 * n, 0.4, 0.4) for n in range(first, first + options.queued)]
+    policy = Continuous(Costs(CURVES), max_running=PARKED + 8)
+    calls = [parked(number) for number in range(1, PARKED + 1)]
+    first = PARKED + 1
+    line = [QueuedRequest(n, 0.001 * n, 0.4, 0.4) for n in range(first, first + QUEUED)]
     for label, work in {
-        f"choose(), {options.parked} parked": lambda: policy.choose(calls, 4000.0, 100.0),
-        f"admit(), {options.queued} queued": lambda: policy.admit(line, options.parked, 100.0),
+        f"choose(), {PARKED} parked": lambda: policy.choose(calls, 4000.0, 100.0),
+        f"admit(), {QUEUED} queued": lambda: policy.admit(line, PARKED, 100.0),
     }.items():
         print(f"{median_ms(work):8.3f} ms  {label}")
+    print(f"{routing_ms():8.3f} ms  the router's choice among {WORKERS} workers")
     print(f"{loop_ms():8.3f} ms  the loop's own, a forward, 16 mixed requests")
     calls_a_step = calls_of_a_step()
     files = {name.partition(":")[0] for name, n in calls_a_step.items() if n >= OFTEN}

@@ -19,8 +19,8 @@ import click
 from scheduling_promise import GOODPUT_LOAD, LEAST_GOODPUT, Verdict, limits, verdicts
 
 from carpool.config import BatchingMode
-from carpool_lab.simulate.plot import draw_points
-from carpool_lab.simulate.report import Point
+from carpool_lab import plot
+from carpool_lab.simulate.report import Point, plotted
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix
 from carpool_lab.tables import TABLES, siblings
 
@@ -206,10 +206,10 @@ def draw(points: Sequence[Point]) -> None:
     """Draw a plot for each mix in `PLOTTED_MIXES`, with a row for each table."""
     for name in PLOTTED_MIXES:
         rows = [
-            (table, [point for point in points if (point.table, point.mix) == (table, name)])
+            (table, [plotted(p) for p in points if (p.table, p.mix) == (table, name)])
             for table in DRAWN_TABLES
         ]
-        draw_points(rows, PAGE.with_name(f"scheduling-{name}.png"))
+        plot.draw(rows, PAGE.with_name(f"scheduling-{name}.png"))
 
 
 def page(points: Sequence[Verdict]) -> str:

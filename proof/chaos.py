@@ -81,7 +81,7 @@ class Chaos:
     workers: int = 1
     nodes: Nodes | None = None  # the workers' nodes; None: this machine, without Ray
     buried: set[int] = field(default_factory=set)  # workers that were killed or stopped
-    known: set[int] = field(default_factory=set)  # live workers at the last fault
+    living: set[int] = field(default_factory=set)  # live workers at the last fault
 
     @property
     def faults(self) -> dict[str, Callable[[], Awaitable[None]]]:
@@ -117,7 +117,7 @@ class Chaos:
 
     async def strike(self, fault: str) -> Struck:
         """Inject a fault, and wait until the server is ready again."""
-        fault_s, self.known = now_s(), set(self.house.workers())
+        fault_s, self.living = now_s(), set(self.house.workers())
         is_whole = await self.house.is_whole(self.http, self.workers)
         breaking, was_away, ready_s = asyncio.ensure_future(self._break(fault, fault_s)), False, 0.0
         while not breaking.done():
@@ -154,7 +154,7 @@ class Chaos:
         """
         deadline_s = now_s() + START_LIMIT_S
         while now_s() < deadline_s:
-            dead = self.buried | self.known
+            dead = self.buried | self.living
             if new := [pid for pid in self.house.workers() if pid not in dead]:
                 is_fresh = (importing_s := start_of(parent_of(new[-1]))) >= fault_s
                 is_forked = parent_of(new[-1]) != self.house.front
@@ -206,7 +206,7 @@ class Chaos:
         await self._kill_worker()
         await self._loading_since(now_s())
         await asyncio.sleep(self.rng.uniform(*LOADING_S))
-        self.known = set(self.house.workers())
+        self.living = set(self.house.workers())
         if (pid := self.house.signal_worker(signal.SIGKILL)) is not None:  # the newest
             self.buried.add(pid)
 

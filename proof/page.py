@@ -1,14 +1,17 @@
-"""The sections of `docs/reliability.md` that runs write, each between two markers."""
+"""Sections of pages that runs and benchmarks write, each between two markers."""
 
 import argparse
 import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from carpool_lab.markdown import table as table
+
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+BENCHMARKS = PAGE.with_name("benchmarks.md")
 
 
 def machine() -> str:
@@ -16,12 +19,6 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "?")
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table: text in the first column, numbers in the rest."""
-    marks = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, marks, *rows))
 
 
 def with_section(page: str, name: str, text: str) -> str:
@@ -38,9 +35,9 @@ def with_section(page: str, name: str, text: str) -> str:
     return changed
 
 
-def write_section(name: str, text: str) -> None:
-    """Replace a section of the page."""
-    PAGE.write_text(with_section(PAGE.read_text(), name, text))
+def write_section(name: str, text: str, page: Path = PAGE) -> None:
+    """Replace a section of a page; raises ValueError if it has no such section."""
+    page.write_text(with_section(page.read_text(), name, text))
 
 
 def parser_of(doc: str) -> argparse.ArgumentParser:

@@ -85,6 +85,8 @@ def decoded(file: bytes) -> Image.Image:
 
 
 def gap(first: Image.Image, second: Image.Image) -> int:
-    """The largest difference between two pictures, 0-255."""
+    """The largest difference between two pictures, 0-255; pictures of two sizes differ by 255."""
+    if first.size != second.size:
+        return 255
     bands = ImageChops.difference(first, second).getextrema()
     return max(int(high) for _, high in bands)  # type: ignore[misc]

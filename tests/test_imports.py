@@ -100,10 +100,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
         "carpool/cli/",
     ),
     "rich": ("carpool/cli/",),
-    "matplotlib": (
-        "carpool_lab/load/plot.py",
-        "carpool_lab/simulate/plot.py",
-    ),
+    "matplotlib": ("carpool_lab/plot.py",),
 }
 
 # Folders of one package that still import each other in a circle: an arrow here is ignored by the

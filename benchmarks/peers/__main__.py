@@ -1,7 +1,7 @@
 """Carpool's modes, LitServe, plain diffusers behind a lock, or any server: one table a model.
 
 usage: make bench-peers     (or: OMP_NUM_THREADS=1 python -m benchmarks.peers [--model NAME]
-           [--rounds N] [--caps 4,8] [--output docs/benchmarks.md])
+           [--rounds N] [--caps 4,8] [--write])
        python -m benchmarks.peers --model NAME --url http://127.0.0.1:30000 [--pid PID]
        python -m benchmarks.peers --model NAME --checkpoint
 
@@ -15,9 +15,8 @@ import argparse
 import asyncio
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +36,9 @@ from benchmarks.peers.loads import (
 )
 from benchmarks.peers.models import MODELS, PeerModel
 from benchmarks.peers.parties import LOCKED, Party, Server, parties, running
-from benchmarks.process import machine
+from proof.page import BENCHMARKS, machine, table, write_section
 
-MOST = 8  # the simulator's batches
+SIMULATED_SIZE = 8  # the simulator's batches
 COLUMNS = (
     "party", "equal", "steps and guidance", "steps", "a lone request", "Poisson", "late", "wrong",
 )  # fmt: skip
@@ -80,10 +79,9 @@ def _cpu(figures: Sequence[Figures], name: str) -> str:
 
 
 def section(model: PeerModel, results: Results, load: str) -> str:
-    """The section of a model on the page, between its marks."""
+    """The section of a model on the page."""
     plain = results[LOCKED.name]
     lines = [
-        f"<!-- peers {model.name} -->",
         f"## Side by side: {model.name}",
         "",
         f"Made by `OMP_NUM_THREADS=1 python -m benchmarks.peers`: {len(plain)} rounds, medians. "
@@ -95,33 +93,13 @@ def section(model: PeerModel, results: Results, load: str) -> str:
         f"lone request takes longer behind {ABANDONED} requests of {model.abandoned} steps whose "
         f"clients hung up. *Wrong*: pictures more than {ALIKE} of 255 from plain diffusers'.",
         "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|" + " --- |" * len(COLUMNS),
-        *(f"| {' | '.join(row(name, figures, plain))} |" for name, figures in results.items()),
+        table(COLUMNS, (row(name, figures, plain) for name, figures in results.items())),
     ]
     if simulated := [r.simulated for f in results.values() for r in f if r.simulated]:
         lines += ["", agreement.ABOUT, "", agreement.table(simulated)]
     if (published := PUBLISHED / f"{model.name}.md").exists():
         lines += ["", published.read_text(encoding="utf-8").rstrip()]
-    return "\n".join([*lines, f"<!-- /peers {model.name} -->"])
-
-
-def write(results: Results, *, model: PeerModel, load: str, output: Path | None) -> None:
-    """Write the section of a model, so far, into a page."""
-    if output is not None:
-        marks = f"<!-- peers {model.name} -->", f"<!-- /peers {model.name} -->"
-        put(section(model, results, load), output, marks)
-
-
-def put(text: str, path: Path, marks: tuple[str, str]) -> None:
-    """Put the section into a page: in the place of an older one, or at the end."""
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    begin, end = (old.find(mark) for mark in marks)
-    if begin >= 0 and end > begin:
-        new = old[:begin] + text + old[end + len(marks[1]) :]
-    else:
-        new = f"{old.rstrip()}\n\n{text}\n".lstrip()
-    path.write_text(new, encoding="utf-8")
+    return "\n".join(lines)
 
 
 async def measure(
@@ -129,14 +107,12 @@ async def measure(
     rounds: int,
     here: Sequence[Party],
     servers: Mapping[str, Server],
-    report: Callable[[Results], None] = lambda results: None,
 ) -> Results:
     """All rounds of a model.
 
     Args:
         here: are started; the first one is `LOCKED`.
         servers: servers that run already, by name, which take part.
-        report: is called after each round.
 
     Raises:
         RuntimeError: a server does not start.
@@ -147,7 +123,7 @@ async def measure(
         for party in here:
             print(f"{model.name}: {party.name} starts", file=sys.stderr)
             server = await stack.enter_async_context(running(party, model.checkpoint()))
-            is_simulated = model.is_simulated and party.name.endswith(f", {MOST}")
+            is_simulated = model.is_simulated and party.name.endswith(f", {SIMULATED_SIZE}")
             visitor = Visitor(server, model, party.mode if is_simulated else None)
             visitors[party.name] = await stack.enter_async_context(visitor)
         for name, server in servers.items():
@@ -162,9 +138,7 @@ async def measure(
                 for name in order:
                     await visitors[name].visit(load, capacity_qps)
             order = [*order[1:], order[0]]
-            results = {name: visitor.rounds for name, visitor in visitors.items()}
-            report(results)
-        return results
+        return {name: visitor.rounds for name, visitor in visitors.items()}
 
 
 def main() -> int:
@@ -177,7 +151,7 @@ def main() -> int:
     parser.add_argument("--name", default="the server at --url", help="in the table")
     parser.add_argument("--load", default="", help="a sentence: what else the machine did")
     parser.add_argument("--checkpoint", action="store_true", help="print the model's folder")
-    parser.add_argument("--output", type=Path, help="the page to put the tables into")
+    parser.add_argument("--write", action="store_true", help="write to docs/benchmarks.md")
     options = parser.parse_args()
     servers = {options.name: Server(options.url, options.pid)} if options.url else {}
     caps = tuple(int(cap) for cap in options.caps.split(",") if cap)
@@ -187,9 +161,10 @@ def main() -> int:
         if options.checkpoint:
             print(model.checkpoint())
             continue
-        report = partial(write, model=model, load=options.load, output=options.output)
-        results = asyncio.run(measure(model, options.rounds, here, servers, report))
-        print(section(model, results, options.load))
+        results = asyncio.run(measure(model, options.rounds, here, servers))
+        print(text := section(model, results, options.load))
+        if options.write:
+            write_section(f"peers {name}", text, BENCHMARKS)
     return 0
 
 

@@ -9,14 +9,11 @@ compared with those of plain diffusers.
 import asyncio
 import base64
 import contextlib
-import io
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
-
-from PIL import Image, ImageChops
 
 from benchmarks.agreement import Agreement, agreement
 from benchmarks.peers.models import PeerModel
@@ -25,6 +22,7 @@ from carpool.config import BatchingMode
 from carpool_lab.load.client import LoadClient, RequestError
 from carpool_lab.load.generator import run
 from carpool_lab.workload import Arrival, bursts, generators
+from proof.tickets import decoded, gap
 
 BURST, MIXES = 16, ("equal", "steps+guidance", "steps")
 LOADS = (*MIXES, "lone", "poisson", "abandoned")  # of a round, in this order
@@ -39,7 +37,6 @@ class Figures:
     """What one server did in one round. Seconds; CPU time is for each picture."""
 
     per_s: dict[str, float] = field(default_factory=dict)  # pictures, by the mix of the burst
-    mean_s: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)  # by mix, and `lone`
     lone_s: float = 0.0
     poisson_s: list[float] = field(default_factory=list)  # latencies
@@ -110,10 +107,9 @@ class Visitor:
 
         with self._cpu(mix, BURST):
             results = await run(arrivals, ask)
-        done = [result for result in results if result.failure is None]
-        figures.failed += len(results) - len(done)
-        figures.per_s[mix] = len(done) / max(result.done_s for result in results)
-        figures.mean_s[mix] = statistics.fmean(result.latency_s for result in results)
+        answered = [result for result in results if result.failure is None]
+        figures.failed += len(results) - len(answered)
+        figures.per_s[mix] = len(answered) / max(result.done_s for result in results)
 
     async def _lone(self, number: int) -> float:
         began_s = time.perf_counter()
@@ -162,16 +158,10 @@ class Visitor:
 
 def wrong(pictures: Mapping[str, bytes], plain: Mapping[str, bytes]) -> int:
     """How many pictures are not those of plain diffusers; a missing one counts."""
-    return sum(name not in pictures or gap(pictures[name], plain[name]) > ALIKE for name in plain)
-
-
-def gap(first: bytes, second: bytes) -> int:
-    """The largest difference between two pictures, 0-255; those of two sizes differ by 255."""
-    pair = [Image.open(io.BytesIO(data)).convert("RGB") for data in (first, second)]
-    if pair[0].size != pair[1].size:
-        return 255
-    bands = ImageChops.difference(*pair).getextrema()
-    return max(int(high) for _, high in bands)  # type: ignore[misc]
+    return sum(
+        name not in pictures or gap(decoded(pictures[name]), decoded(picture)) > ALIKE
+        for name, picture in plain.items()
+    )
 
 
 def median(figures: Sequence[Figures], name: str, mix: str = "") -> float | None:

@@ -107,7 +107,7 @@ UNEQUAL = {  # sizes of blocks, and seconds that they compute; a size is copied 
     "as FLUX, few": (FLUX, FLUX),
     "as a UNet": (UNET, UNET),
     # blocks with weights for pictures and weights for text compute less for each byte
-    "as in make bench-stream": (FLUX, [24, 24, 21, 21, 21, 21]),
+    "a small FLUX": (FLUX, [24, 24, 21, 21, 21, 21]),
 }
 
 

@@ -198,12 +198,12 @@ def test_a_video_is_a_job_whose_file_is_fetched(
 
 
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for library, module in (("httpx2", "client"), ("matplotlib.figure", "plot")):
+    for library, module in (("httpx2", "load.client"), ("matplotlib.figure", "plot")):
         package = library.partition(".")[0]
         monkeypatch.setitem(sys.modules, library, None)
-        monkeypatch.delitem(sys.modules, f"carpool_lab.load.{module}", raising=False)
+        monkeypatch.delitem(sys.modules, f"carpool_lab.{module}", raising=False)
         with pytest.raises(LibraryMissing, match=f"pip install {package}"):
-            __import__(f"carpool_lab.load.{module}")
+            __import__(f"carpool_lab.{module}")
 
 
 # The command

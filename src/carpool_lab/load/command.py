@@ -195,8 +195,8 @@ def _once(options: Flags) -> tuple[dict[str, Any], str]:
 
 def _sweep(options: Flags) -> tuple[dict[str, Any], str]:
     """Run all modes at all loads and write the plot; returns their JSON and table."""
-    from carpool_lab.load.plot import draw
     from carpool_lab.load.sweep import SweepSettings, sweep
+    from carpool_lab.plot import draw
 
     all_modes = get_args(BatchingMode)
     modes = options.modes.split(",") if options.modes else all_modes
@@ -224,7 +224,12 @@ def _sweep(options: Flags) -> tuple[dict[str, Any], str]:
     )
     with closing(_Bars()) as bars:
         swept = asyncio.run(sweep(sweep_settings, bars))
-    draw(swept, output)
+    points = [
+        (p.mode, p.load, (s.latency_mean, s.latency_p99, s.slo_attainment_rate))
+        for p in swept.points
+        for s in [p.summary]
+    ]
+    draw([(f"{swept.model}: load 1 is {swept.capacity_qps:.3g} req/s", points)], output)
     return swept.as_json(), swept.table()
 
 

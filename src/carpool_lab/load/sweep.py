@@ -19,6 +19,7 @@ from carpool.errors import CarpoolError
 from carpool_lab.load.client import BenchTask, LoadClient
 from carpool_lab.load.generator import SoloLatencies, Tick, run, samples, warm_up, with_slo
 from carpool_lab.load.report import Summary, summarise
+from carpool_lab.markdown import table
 from carpool_lab.workload import Arrival, Mix, bursts, generators, plan
 
 FLAGS: dict[str, tuple[str, ...]] = {
@@ -32,9 +33,9 @@ QUIET = {"TQDM_DISABLE": "1", "DIFFUSERS_VERBOSITY": "error"}
 """Environment of the servers: they log only errors."""
 
 COLUMNS = (
-    "mode | load | rate (req/s) | throughput (req/s) | latency mean (s) | median (s) | P99 (s) "
-    "| SLO attainment | goodput (req/s) | failed"
-)
+    "mode", "load", "rate (req/s)", "throughput (req/s)", "latency mean (s)", "median (s)",
+    "P99 (s)", "SLO attainment", "goodput (req/s)", "failed",
+)  # fmt: skip
 
 StartServer = Callable[[str, str], AbstractAsyncContextManager[str]]
 """Starts a server for a model and a mode; yields its URL. `serving`, or a fake."""
@@ -89,16 +90,10 @@ class SweepReport:
 
     def table(self) -> str:
         """The points as a Markdown table."""
-        columns = COLUMNS.count("|") + 1
-        return "\n".join(
-            [
-                f"{self.model}: {self.capacity_qps:.3f} req/s is load 1 (closed loop, continuous); "
-                f"goodput counts answers within {self.slo_scale:g} times their solo latency",
-                "",
-                f"| {COLUMNS} |",
-                "|" + " --- |" * columns,
-                *map(_row, self.points),
-            ]
+        return (
+            f"{self.model}: {self.capacity_qps:.3f} req/s is load 1 (closed loop, continuous); "
+            f"goodput counts answers within {self.slo_scale:g} times their solo latency\n\n"
+            f"{table(COLUMNS, map(_row, self.points))}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -187,9 +182,9 @@ async def _warm(
         yield client, await warm_up(bodies, client.ask, rounds=settings.warmup, tick=tick)
 
 
-def _row(point: SweepPoint) -> str:
+def _row(point: SweepPoint) -> list[str]:
     summary = point.summary
-    cells = [
+    return [
         point.mode,
         f"{point.load:g}",
         f"{point.rate_qps:.3f}",
@@ -202,4 +197,3 @@ def _row(point: SweepPoint) -> str:
         f"{summary.goodput_qps or 0:.3f}",
         str(summary.failed_requests),
     ]
-    return f"| {' | '.join(cells)} |"

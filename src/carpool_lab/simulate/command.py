@@ -26,7 +26,7 @@ from carpool_lab.options import (
     text_of,
     traced,
 )
-from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers
+from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers, plotted
 from carpool_lab.simulate.routers import ROUTERS
 from carpool_lab.simulate.scenario import MIXES, Comparison, Model, compare, mix, play
 from carpool_lab.tables import TABLES, Table, learned, read_tables, siblings, table
@@ -243,9 +243,9 @@ def _compare(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], st
     title = f"{model.tables[0].name}, {options.mix}: load 1 is {capacity_qps:.3g} req/s"
     points: list[Point] = list(compare(model, comparison_settings))
     if options.output is not None:
-        from carpool_lab.simulate.plot import draw_points
+        from carpool_lab.plot import draw
 
-        draw_points([(title, points)], options.output)
+        draw([(title, [plotted(point) for point in points])], options.output)
     return {"title": title, "points": as_json(points)}, f"{title}\n\n{comparison(points)}"
 
 

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
 
+import numpy as np
+
+from carpool_lab.markdown import table
 from carpool_lab.simulate.simulator import Result, SimulatedRequest
 
 
@@ -18,6 +21,12 @@ class Latency:
     p50_s: float
     p95_s: float
     p99_s: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Latency":
+        """The latencies of one or more requests."""
+        percentiles = map(float, np.percentile(seconds, (50, 95, 99)))
+        return cls(len(seconds), statistics.fmean(seconds), *percentiles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +76,12 @@ def numbers(result: Result, slo_scale: float) -> Numbers:
         deadline_misses=sum(
             simulated.ended_s > simulated.waiting.deadline_s for simulated in dated
         ),
-        latency=_latency(requests),
-        by_class={label: _latency(classes[label]) for label in sorted(classes)},
+        latency=Latency.of([simulated.latency_s for simulated in requests]),
+        by_class={
+            label: Latency.of([simulated.latency_s for simulated in classes[label]])
+            for label in sorted(classes)
+        },
     )
-
-
-def _latency(requests: Sequence[SimulatedRequest]) -> Latency:
-    seconds = [simulated.latency_s for simulated in requests]
-    cuts = statistics.quantiles(
-        seconds * 2 if len(seconds) == 1 else seconds, n=100, method="inclusive"
-    )
-    return Latency(len(seconds), statistics.fmean(seconds), cuts[49], cuts[94], cuts[98])
 
 
 def mean(runs: Sequence[Numbers]) -> Numbers:
@@ -108,25 +112,28 @@ def _mean(latencies: Sequence[Latency]) -> Latency:
     )
 
 
+def plotted(point: Point) -> tuple[str, float, tuple[float, float, float]]:
+    """A point of `carpool_lab.plot.draw`."""
+    latency, in_time = point.numbers.latency, point.numbers.slo_attainment
+    return point.mode, point.load, (latency.mean_s, latency.p99_s, in_time)
+
+
 # As text
+
+HEADS = ("mode", "load", "req/s", "in time/s", "in time", "mean s", "p50 s", "p95 s", "p99 s",
+         "rows", "misses")  # fmt: skip
 
 
 def comparison(points: Sequence[Point]) -> str:
     """The points as a Markdown table."""
-    return "\n".join([_HEAD, _RULE, *map(_row, points)])
+    return table(HEADS, map(_row, points))
 
 
-_HEAD = (
-    "| mode | load | req/s | in time/s | in time | mean s | p50 s | p95 s | p99 s | rows | misses |"
-)
-_RULE = "| --- " + "| ---: " * 10 + "|"
-
-
-def _row(point: Point) -> str:
+def _row(point: Point) -> list[str]:
     numbers, latency = point.numbers, point.numbers.latency
     misses = f"{numbers.deadline_misses}/{numbers.deadlines}" if numbers.deadlines else "-"
     seconds = (latency.mean_s, latency.p50_s, latency.p95_s, latency.p99_s)
-    cells = [
+    return [
         point.mode,
         f"{point.load:g}",
         f"{numbers.throughput_qps:.3g}",
@@ -136,7 +143,6 @@ def _row(point: Point) -> str:
         f"{numbers.rows_per_forward:.1f}",
         misses,
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def block(numbers: Numbers, settings: Mapping[str, Any]) -> str:
@@ -154,13 +160,14 @@ def _lines(numbers: Numbers, settings: Mapping[str, Any]) -> Iterator[str]:
     if numbers.deadlines:
         yield f"{'deadlines missed:':<28} {numbers.deadline_misses} of {numbers.deadlines}"
     yield ""
-    yield "| class | requests | mean s | p50 s | p95 s | p99 s |"
-    yield "| --- " + "| ---: " * 5 + "|"
     classes = {"all": numbers.latency} | dict(numbers.by_class)
-    for label, latency in classes.items():
-        seconds = (latency.mean_s, latency.p50_s, latency.p95_s, latency.p99_s)
-        cells = " | ".join(f"{number:.4g}" for number in seconds)
-        yield f"| {label} | {latency.count} | {cells} |"
+    yield table(
+        ["class", "requests", "mean s", "p50 s", "p95 s", "p99 s"],
+        (
+            [label, its.count, *map("{:.4g}".format, (its.mean_s, its.p50_s, its.p95_s, its.p99_s))]
+            for label, its in classes.items()
+        ),
+    )
 
 
 def as_json(points: Sequence[Point]) -> list[dict[str, Any]]:

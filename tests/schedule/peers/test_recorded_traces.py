@@ -1,7 +1,8 @@
 """Batches of `dynamic` and `request` beside those that the peers' own schedulers formed.
 
 `recorded/` has 200 traces of each, with the version they were recorded from by
-`python -m proof.record_peers`: what was set, the requests with their arrivals, and the batches.
+`proof/record_peers.py` at 4ba7b035: what was set, the requests with their arrivals, and the
+batches.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Load clients of SGLang and vLLM-Omni: what they send is understood, or refused by name.
 
-`python -m proof.record_clients` runs the clients themselves and records their requests.
+`recorded/peer_clients.json` was recorded from the clients themselves, by `proof/record_clients.py`
+at 4ba7b035.
 """
 
 import asyncio
