@@ -7,7 +7,7 @@ steps. Its answer holds the tokens, so that they can be compared with those of p
 import copy
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -33,6 +35,7 @@ from transformers import (
 
 from support.tiny.flux2 import mistral3
 from support.tiny.glm import planner, tokenizer
+from support.tiny.newest import qwen3_vl
 from support.tiny.parts import drawn
 from support.tiny.qwen import qwen_vl
 
@@ -73,6 +76,15 @@ def _gemma3() -> Any:
     return Gemma3ForCausalLM(config)
 
 
+def _gemma4() -> Any:
+    """Draw a Gemma 4: each layer has embeddings of its own, and heads of its kind's width."""
+    config = Gemma4TextConfig(
+        **_SIZES, sliding_window=8, layer_types=["sliding_attention"] * 2 + ["full_attention"],
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=_WORDS, global_head_dim=16,
+    )  # fmt: skip
+    return Gemma4ForCausalLM(config)
+
+
 def _gpt2() -> Any:
     return GPT2LMHeadModel(
         GPT2Config(
@@ -110,9 +122,11 @@ MODELS: dict[str, Callable[[], Any]] = {
     "glm": _glm,  # its positions have three axes, and are kept on the model
     "qwen2.5-vl": qwen_vl,
     "qwen3": _qwen3,
+    "qwen3-vl": partial(qwen3_vl, "Qwen3VLForConditionalGeneration", 2),
     "mistral3": mistral3,
     "ministral3": _ministral,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "llama": _llama,
     "gpt2": _gpt2,
     "qwen3.5": _qwen3_5,

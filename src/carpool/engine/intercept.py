@@ -124,10 +124,16 @@ class Interception:
     def install(self) -> None:
         writers = {id(t.module): t for t in self.targets if t.method == "generate"}
         readers = {place: self._reader_of(writer.module) for place, writer in writers.items()}
+        owners = {id(part): t for t in writers.values() for part in called_parts(t.module)}
+        owners |= writers
         for target in self.targets:
-            writer, reader = writers.get(id(target.module)), readers.get(id(target.module))
-            if writer is not target:
-                method = _parking(target.original, target, writer, reader)
+            owner = owners.get(id(target.module))
+            reader = None if owner is None else readers[id(owner.module)]
+            if owner is not target:
+                token = owner
+                if owner is not None and owner.module is not target.module:  # in Ideogram 4
+                    token = _target(owner.component, owner.module, "generate", target.module)
+                method = _parking(target.original, target, token, reader)
                 self._replace(target, target.module, _attribute(target.method), method)
                 continue
             self._replace(target, target.module, "generate", _generating(target.module))

@@ -20,10 +20,13 @@ ARGUMENTS: dict[str, tuple[str, Any, Any]] = {
     "use_pe": ("pe", True, False),
     "enable_prompt_rewrite": ("text_encoder", True, False),
     "enable_prompt_enhancement": ("processor", True, False),
+    "expand_prompts": ("text_encoder", True, False),
+    "prompt_upsampling": ("prompt_enhancer_head", True, False),
     "caption_upsample_temperature": ("text_encoder", 0.15, None),  # its documentation's advice
 }
 """Arguments of pipelines that rewrite prompts: the component that does it, and the values for on
-and off. Source: ERNIE-Image, LongCat-Image, LTX-2 and FLUX.2 in diffusers 0.42."""
+and off. Source: ERNIE-Image, LongCat-Image, LTX-2, Kandinsky 6, Ideogram 4 and FLUX.2 in
+diffusers 0.42."""
 
 
 def check_enhancement(

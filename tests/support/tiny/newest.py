@@ -64,9 +64,11 @@ def part(recipe: Any) -> Any:
     return drawn(built) if isinstance(built, nn.Module) else built
 
 
-def components(family: str) -> dict[str, Any]:
+def components(family: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
     built: dict[str, Any] = {}
     for name, recipe in DATA[family].items():
+        if name in without:
+            continue
         owner, _, path = name.partition(".")
         if not path:
             built[name] = part(recipe)

@@ -5,6 +5,7 @@ to its state before the call whenever the call runs.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ class OwnCache:
 
     Args:
         positions: the token's positions, (axes, 1, 1), for models with several axes.
+        mask: the hidden tokens of a padded text: (1, tokens), or complete masks by kind of layer.
     """
 
-    def __init__(self, cache: Cache, positions: Tensor | None = None) -> None:
-        self.cache, self.positions = cache, positions
+    def __init__(self, cache: Cache, positions: Tensor | None = None, mask: Any = None) -> None:
+        self.cache, self.positions, self.mask = cache, positions, mask
         self._before = [dict(vars(layer)) for layer in cache.layers]
 
     @property
@@ -37,6 +39,7 @@ class OwnCache:
         if self.positions is not None:
             axes = self.positions.shape[0]
         kinds = tuple([getattr(layer, "sliding_window", 0) for layer in self.cache.layers])
+        kinds += tuple(self.mask) if isinstance(self.mask, Mapping) else ()
         return kinds, first.dtype, first.device, first.keys.shape[1], axes
 
     def rewound(self) -> Cache:
@@ -102,8 +105,8 @@ class PackedCache(Cache):  # type: ignore[misc]
 
     is_compileable = False
 
-    def __init__(self, caches: list[Cache], implementation: str) -> None:
-        self.caches, self.implementation = caches, implementation
+    def __init__(self, caches: list[Cache], masks: list[Any], implementation: str) -> None:
+        self.caches, self.masks, self.implementation = caches, masks, implementation
         self.layer = 0  # layer of the last mask request
 
     @property

@@ -6,7 +6,7 @@ through the public registries of transformers.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -63,10 +63,16 @@ class Decoder:
             arguments["position_ids"] = torch.cat([part.positions for part in parts], dim=1)
         caches = [part.rewound() for part in parts]
         if len(parts) == 1:
-            answer = self._original(past_key_values=caches[0], **arguments)
+            mask = parts[0].mask
+            answer = self._original(past_key_values=caches[0], attention_mask=mask, **arguments)
             fields = {name: field for name, field in answer.items() if name != "past_key_values"}
             return type(answer)(**fields)
-        packed = PackedCache(caches, self._config._attn_implementation)
+        masks = [part.mask for part in parts]
+        if isinstance(masks[0], Mapping):
+            arguments["attention_mask"] = {
+                kind: [mask[kind] for mask in masks] for kind in masks[0]
+            }
+        packed = PackedCache(caches, masks, self._config._attn_implementation)
         with self._packing(packed, has_axes=parts[0].positions is not None):
             answer = self._original(past_key_values=packed, **arguments)
         answer.past_key_values = None  # each text has its own
@@ -93,8 +99,10 @@ def _rotating_by_row(decoder: nn.Module) -> Iterator[None]:
     whole = rotary.forward
 
     def forward(x: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
-        rows = [whole(row, position_ids[:, i : i + 1]) for i, row in enumerate(torch.split(x, 1))]
-        return tuple([torch.cat(part, dim=part[0].ndim - 3) for part in zip(*rows, strict=True)])
+        with torch._C.DisableTorchFunction():  # three axes are not three rows
+            rows = zip(torch.split(x, 1), torch.split(position_ids, 1, dim=1), strict=True)
+            parts = zip(*[whole(*row) for row in rows], strict=True)
+            return tuple([torch.cat(part, dim=part[0].ndim - 3) for part in parts])
 
     vars(rotary)["forward"] = forward
     try:
@@ -127,13 +135,14 @@ def _mask(**kwargs: Any) -> Any:
     packed = _running.get()
     alone = ALL_MASK_ATTENTION_FUNCTIONS[packed.implementation]
     masks = []
-    for cache in packed.caches:
+    for cache, mask in zip(packed.caches, packed.masks, strict=True):
         length, offset = cache.get_mask_sizes(kwargs["q_length"], packed.layer)
         single = {
             "batch_size": 1,
             "kv_length": length,
             "kv_offset": offset,
             "q_offset": cache.get_query_offset(packed.layer),
+            "attention_mask": None if mask is None else mask.to(kwargs["device"], torch.bool),
         }
         masks.append(alone(**{**kwargs, **single}))
     return None if all(mask is None for mask in masks) else masks

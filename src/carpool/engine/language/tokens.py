@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -26,7 +26,7 @@ class PackedTokens:
 
     def __init__(self, decoder: nn.Module, head: nn.Module | None) -> None:
         self.decoder, self.head = decoder, head
-        self._open: WeakSet[Cache] = WeakSet()  # caches of texts without masked tokens
+        self._open: WeakKeyDictionary[Cache, bool] = WeakKeyDictionary()  # texts without padding
 
     def run(self, original: Callable[..., Any]) -> Decoder:
         """The decoder's forward for calls in the form of `SPECS`."""
@@ -51,19 +51,20 @@ class PackedTokens:
         if positions.ndim == 3:
             del present["position_ids"]
         tensors = sum(isinstance(value, Tensor) for value in present.values())
-        if tensors != 1 + (positions.ndim == 2) or not self._sees_all(cache, mask):
+        mask = None if self._sees_all(cache, mask) else mask
+        is_plain = mask is None or isinstance(mask, Mapping) or getattr(mask, "ndim", 0) == 2
+        if tensors != 1 + (positions.ndim == 2) or not is_plain:
             return None
-        present["past_key_values"] = OwnCache(cache, positions if positions.ndim == 3 else None)
+        axes = positions if positions.ndim == 3 else None
+        present["past_key_values"] = OwnCache(cache, axes, mask)
         return present
 
     def _sees_all(self, cache: Cache, mask: Any) -> bool:
         """Whether a text's token attends to all tokens before it; `generate` masks none later."""
         if cache not in self._open:
             masks = mask.values() if isinstance(mask, Mapping) else [mask]
-            if not all(map(is_open, masks)):
-                return False
-            self._open.add(cache)
-        return True
+            self._open[cache] = all(map(is_open, masks))
+        return self._open[cache]
 
 
 def reader_of(module: nn.Module) -> PackedTokens | None:

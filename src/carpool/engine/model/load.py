@@ -27,7 +27,7 @@ from carpool.engine.model.loaded import LoadedPipeline, modules_of
 from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prepare import apply
 from carpool.engine.model.quantize import quantized_components
-from carpool.engine.model.rewriter import attach
+from carpool.engine.model.rewriter import attach, build
 from carpool.engine.model.tasks import tasks_of
 from carpool.engine.model.upcast import hold
 from carpool.engine.patches import CLASSES
@@ -87,6 +87,7 @@ def load(
             attach(pipe, str(rewriter), device.dtype, device.torch, undo)
         hold(pipe, undo)
         streamer = _moved(pipe, settings, device, undo) if at is None else None
+        build(pipe, undo)
         placed_s = time.monotonic()
         apply(dict(modules_of(pipe)), settings, device, undo)
         prepared(dict(modules_of(pipe)))

@@ -26,8 +26,12 @@ INSTRUCTION = (
     "Keep everything that the text says. Answer with the prompt only."
 )
 MOST_TOKENS = 512  # limit of a rewritten prompt, if the model has none
-METHODS = ("upsample_prompt", "enhance_prompt", "rewire_prompt", "_enhance_prompt_with_pe")
-"""Pipelines' methods that rewrite prompts: FLUX.2, LTX-2, LongCat-Image, ERNIE-Image."""
+METHODS = (
+    "upsample_prompt", "enhance_prompt", "rewire_prompt", "_enhance_prompt_with_pe",
+    "expand_prompts",
+)  # fmt: skip
+"""Pipelines' methods that rewrite prompts: FLUX.2 and Ideogram 4, LTX-2, LongCat-Image,
+ERNIE-Image, Kandinsky 6."""
 
 
 def attach(
@@ -60,6 +64,15 @@ def attach(
     attributes[TOKENIZER] = tokenizer
     for name in (REWRITER, TOKENIZER):
         undo.callback(attributes.pop, name, None)
+
+
+def build(pipe: Any, undo: ExitStack) -> None:
+    """Build the rewriter of Ideogram 4 now, as a component; the pipeline builds it at first use."""
+    if (head := getattr(pipe, "prompt_enhancer_head", None)) is not None:
+        from diffusers.pipelines.ideogram4.prompt_enhancer import build_prompt_enhancer
+
+        undo.callback(setattr, pipe, "_prompt_enhancer", pipe._prompt_enhancer)
+        pipe._prompt_enhancer = build_prompt_enhancer(pipe.text_encoder, head)
 
 
 class TellPrompt(Protocol):
@@ -128,7 +141,7 @@ def noting(pipe: Any, note: Callable[[str], object], tell: TellPrompt) -> Iterat
     saved = {name: attributes[name] for name in names if name in attributes}
 
     def watch(module: nn.Module, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        parts = pipe.components
+        parts = {**pipe.components, **attributes}
         name = next((name for name, part in parts.items() if part is module), "")
         reader = reader_beside(parts, name, module) if name else None
         tokenizer = getattr(reader, "tokenizer", reader)
