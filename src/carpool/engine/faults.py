@@ -36,10 +36,6 @@ class Unprintable(Exception):
     __repr__ = __str__
 
 
-def _exhaust() -> None:
-    raise torch.OutOfMemoryError("a fault on purpose: no memory")
-
-
 def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -67,7 +63,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "unprintable": Unprintable,
 }
 _STRIKES: dict[str, Callable[[], None]] = {
-    "memory": _exhaust,
+    "memory": _raise(lambda: torch.OutOfMemoryError("a fault on purpose: no memory")),
     "kill": _kill,
     "hang": _hang,
     **{name: _raise(error) for name, error in ERRORS.items()},

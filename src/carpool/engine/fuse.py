@@ -113,7 +113,9 @@ class Fuser:
                 fused[name] = spec.rule(name).fuse(values, context)
         if spec.casts:
             dtype = self._dtype(target.module)
-            fused = {name: _cast(value, dtype) for name, value in fused.items()}
+            for name, value in fused.items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    fused[name] = value.to(dtype)
         lists = {name: list(value) for name, value in fused.items() if type(value) is list}
         if exact is not None:
             for name, value in fused.items():
@@ -206,9 +208,3 @@ def decode_bytes(call: Call) -> int:
         return 0
     latents: Tensor = call.arguments()[spec.rows]
     return spec.peak * math.prod(latents.shape[2:]) * latents.element_size()
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.to(dtype)
-    return value

@@ -248,6 +248,7 @@ def _target(
     parameters = list(inspect.signature(signed).parameters.values())
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    is_foreign = (type(module).__name__, method) in SPECS and not is_of_a_library(type(module))
     return Target(
         component=component,
         module=module,
@@ -258,7 +259,7 @@ def _target(
         spec=None if takes_any else spec_of(type(module).__name__, method),
         defaults={p.name: p.default for p in parameters if p.default is not p.empty},
         is_exclusive=mixes_rows(module) is not None,
-        is_doubted=_has_other_code(module, method),
+        is_doubted=is_foreign or next(foreign_parts(module), None) is not None,
         idle_scale=_idle_scale(module) if method == "forward" else "",
     )
 
@@ -272,12 +273,6 @@ def _idle_scale(module: nn.Module) -> str:
     if "BaseTunerLayer" in kinds:
         return ""
     return str(inspect.getclosurevars(forward).nonlocals.get("kwargs_name", ""))
-
-
-def _has_other_code(module: nn.Module, method: str) -> bool:
-    """Whether a module runs code that the author of its table cannot have known."""
-    is_ours = (type(module).__name__, method) in SPECS and not is_of_a_library(type(module))
-    return is_ours or next(foreign_parts(module), None) is not None
 
 
 def _parking(

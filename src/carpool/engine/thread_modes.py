@@ -133,10 +133,7 @@ def _set_events(events: _Events) -> None:
     sys.set_asyncgen_hooks(*events[1:])
 
 
-def _known(devices: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple([device for device in devices if torch.amp.is_autocast_available(device)])
-
-
 PLAIN = Modes()
 _NO_EVENTS: _Events = (None, None, None)
-_DEVICES = _known(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu", "maia"))
+_NAMES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "ipu", "maia")
+_DEVICES = tuple([name for name in _NAMES if torch.amp.is_autocast_available(name)])

@@ -24,9 +24,7 @@ ARGUMENTS: dict[str, tuple[str, Any, Any]] = {
     "prompt_upsampling": ("prompt_enhancer_head", True, False),
     "caption_upsample_temperature": ("text_encoder", 0.15, None),  # its documentation's advice
 }
-"""Arguments of pipelines that rewrite prompts: the component that does it, and the values for on
-and off. Source: ERNIE-Image, LongCat-Image, LTX-2, Kandinsky 6, Ideogram 4 and FLUX.2 in
-diffusers 0.42."""
+"""Pipelines' arguments for rewriting: the component that does it, and the values for on and off."""
 
 
 def check_enhancement(

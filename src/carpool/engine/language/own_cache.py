@@ -118,9 +118,7 @@ class PackedCache(Cache):  # type: ignore[misc]
     def is_linear(self) -> list[bool]:
         return [False] * len(self.is_sliding)
 
-    @property
-    def is_dummy(self) -> list[bool]:
-        return [False] * len(self.is_sliding)
+    is_dummy = is_linear
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -108,7 +108,9 @@ class LanguageServer:
 
     def _written(self, prompt: str, tell: TellPrompt) -> str:
         if self._model is None:
-            self._model = self._ask("/v1/models", None, _first_model)
+            self._model = self._ask(
+                "/v1/models", None, lambda answer: str(json.loads(answer.read())["data"][0]["id"])
+            )
         messages = [("system", INSTRUCTION), ("user", prompt)]
         body = {
             "model": self._model, "stream": True, "temperature": 0, "max_tokens": MOST_TOKENS,
@@ -175,11 +177,6 @@ def _refusal(answer: httpx2.Response) -> str:
     if answer.status_code in (401, 403):
         text = f"set {LANGUAGE_KEY_VARIABLE} to a key of that server"
     return f"status {answer.status_code}: {text:.300}"
-
-
-def _first_model(answer: httpx2.Response) -> str:
-    answer.read()
-    return str(answer.json()["data"][0]["id"])
 
 
 class Planner:

@@ -30,8 +30,7 @@ METHODS = (
     "upsample_prompt", "enhance_prompt", "rewire_prompt", "_enhance_prompt_with_pe",
     "expand_prompts",
 )  # fmt: skip
-"""Pipelines' methods that rewrite prompts: FLUX.2 and Ideogram 4, LTX-2, LongCat-Image,
-ERNIE-Image, Kandinsky 6."""
+"""Methods that rewrite: of FLUX.2, Ideogram 4; LTX-2; LongCat-Image; ERNIE-Image; Kandinsky 6."""
 
 
 def attach(

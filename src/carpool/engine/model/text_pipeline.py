@@ -44,7 +44,7 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
     def __init__(self, model: Any, tokenizer: Any, processor: Any = None) -> None:
         super().__init__()
         self.register_modules(model=model, tokenizer=tokenizer, processor=processor)
-        self.on_text: OnText = _nothing
+        self.on_text: OnText = lambda *_: None
 
     @torch.no_grad()
     def __call__(
@@ -64,8 +64,11 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
             self._inputs(prompt, messages),
             max_new_tokens,
             stop or [],
-            _sampling(do_sample, temperature, top_p, top_k, min_p, repetition_penalty),
-        )
+            _sampling(
+                do_sample, repetition_penalty,
+                temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+            ),
+        )  # fmt: skip
 
     def _inputs(self, prompt: str | None, messages: Sequence[Any] | None) -> dict[str, Any]:
         """The input tokens and images of the model.
@@ -205,22 +208,16 @@ class WrittenText(StoppingCriteria):  # type: ignore[misc]
 
 
 def _sampling(
-    do_sample: bool | None,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    min_p: float | None,
-    repetition_penalty: float | None,
+    do_sample: bool | None, repetition_penalty: float | None, **choices: float | None
 ) -> dict[str, Any]:
     """Sampling arguments for `generate`; missing ones keep the model's defaults.
 
     Temperature 0 takes the likeliest token, which transformers calls `do_sample=False`; any other
     sampling parameter turns sampling on.
     """
-    choices = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
     choices = {name: value for name, value in choices.items() if value is not None}
     options: dict[str, Any] = {"do_sample": do_sample} if do_sample is not None else {}
-    if temperature == 0 or do_sample is False:
+    if choices.get("temperature") == 0 or do_sample is False:
         options["do_sample"] = False
     elif choices:
         options |= {"do_sample": True, **choices}
@@ -254,7 +251,3 @@ def _with_pictures(
         ]
 
     return [{**message, "content": parts(message["content"])} for message in messages]
-
-
-def _nothing(text: str, tokens: int, limit: int) -> None:
-    pass

@@ -70,16 +70,12 @@ class Verdicts:
         return {}
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_evidence(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     if "alone" in value:
         return isinstance(value["alone"], str)
     lists = [value.get(name) for name in ("sizes", "widths", "varied", "shared")]
-    if not all(isinstance(names, list) and all(map(_is_text, names)) for names in lists):
+    if not all(isinstance(names, list) and {*map(type, names)} <= {str} for names in lists):
         return False
     return type(value.get("agreed")) is int and value["agreed"] >= 0
