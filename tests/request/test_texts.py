@@ -39,7 +39,7 @@ def test_conversations_and_prompts_are_taken(task: Task, arguments: dict[str, An
         (READER, {"prompt": "a", "messages": SAID}, "not both"),
         (READER, {"prompt": " \n"}, "prompt is empty"),
         (READER, {"messages": []}, "empty list"),
-        (READER, {"messages": [{"role": "system", "content": "a"}]}, "messages is empty"),
+        (READER, {"messages": [{"role": "system", "content": "a"}]}, "no text of the user"),
         (READER, {"messages": ["a"]}, "role null"),
         (READER, {"messages": [{"role": "tool", "content": "a"}]}, 'role "tool"'),
         (READER, {"messages": [{"role": "user", "content": 3}]}, "content 3"),

@@ -46,8 +46,8 @@ def check_text(task: Task, arguments: Mapping[str, Any]) -> None:
         seen = f"image has {count} pictures, messages {pictures}"
         raise InvalidValue(f"{seen}: each needs a part of type image", param="image")
     if not words.strip() and not pictures:
-        name = "prompt" if messages is None else "messages"
-        raise InvalidValue(f"{name} is empty: write at least a word", param=name)
+        name = "prompt is empty" if messages is None else "messages have no text of the user"
+        raise InvalidValue(f"{name}: write at least a word", param=name.split()[0])
 
 
 def _check_stops(stops: Sequence[Any]) -> None:

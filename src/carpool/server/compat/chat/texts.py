@@ -20,7 +20,7 @@ from carpool.server.openai_fields import engine_request, pipeline_parameters
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 
-_NEUTRAL = """store metadata service_tier prompt_cache_key parallel_tool_calls top_logprobs
+_NEUTRAL = """store metadata service_tier prompt_cache_key parallel_tool_calls
 return_stage_metrics stream stream_options modalities model messages image_config"""
 NEUTRAL = frozenset(_NEUTRAL.split())
 """Fields that do not change the text, or were read before."""
@@ -32,6 +32,7 @@ _OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
     "functions": ([],),
     "function_call": ("none", "auto"),
     "logprobs": (False,),
+    "top_logprobs": (0,),
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -129,8 +130,8 @@ def _values(extra: Mapping[str, Any]) -> dict[str, Any]:
             if values.setdefault("max_new_tokens", limit) != limit:
                 rule = f"another limit of tokens is {values['max_new_tokens']}: send one of them"
                 raise InvalidValue.of(name, limit, rule)
-    if isinstance(values.get("stop"), str):
-        values["stop"] = [values["stop"]]
+    if not isinstance(stop := values.get("stop", []), list):
+        values["stop"] = [stop]
     return values
 
 
