@@ -12,10 +12,12 @@ import shutil
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from diffusers import ModelMixin
 from safetensors import safe_open
@@ -47,17 +49,17 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write(name: str, folder: Path, *, is_tiny: bool = False) -> dict[str, int]:
-    """Write a pipeline; returns the bytes of its weights by component.
+def write(name: str, folder: Path, *, without: str = "", is_tiny: bool = False) -> None:
+    """Write a pipeline with random weights.
 
     Args:
         name: `flux` (FLUX.1-schnell) or `wan` (Wan 2.2 T2V A14B).
+        without: a component of which only the configuration is written.
         is_tiny: few small blocks, for a dry run.
     """
     planned, base = BASES[name]
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors", "carpool.json"))
     index = json.loads((folder / "model_index.json").read_text())
-    sizes: dict[str, int] = {}
     for component, (library, *config) in known()[planned]["components"].items():
         place = folder / component
         if library == "tokenizer":
@@ -70,21 +72,22 @@ def write(name: str, folder: Path, *, is_tiny: bool = False) -> dict[str, int]:
         elif component == "transformer_2":
             index[component] = index["transformer"]
             shutil.copytree(folder / "transformer", place, copy_function=os.link)
-            sizes[component] = sizes["transformer"]
         else:
             small = TINY.get(config[0], {}) if is_tiny else {}
             values = SCHNELL if name == "flux" and component == "transformer" else {}
             module = part([config[0], {**config[1], **values, **small}], DTYPE)
-            sizes[component] = _write_module(module, library, place)
+            if component == without:
+                module.save_config(place)
+            else:
+                _write_module(module, library, place)
     (folder / "model_index.json").write_text(json.dumps(index, indent=2))
-    return sizes
 
 
 def _edit(file: Path, **entries: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **entries}, indent=2))
 
 
-def _write_module(module: Any, library: str, folder: Path) -> int:
+def _write_module(module: Any, library: str, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     if isinstance(module, ModelMixin):
         module.save_config(folder)
@@ -103,18 +106,13 @@ def _write_module(module: Any, library: str, folder: Path) -> int:
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": by_name}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
-    return total
 
 
 def _weights(module: nn.Module) -> dict[str, torch.Size]:
     """Shapes by name; shared weights appear once."""
-    visited: set[int] = set()
-    shapes = {}
-    for name, weight in module.state_dict(keep_vars=True).items():
-        if id(weight) not in visited:
-            visited.add(id(weight))
-            shapes[name] = weight.shape
-    return shapes
+    weights = module.state_dict(keep_vars=True)
+    names = {id(weight): name for name, weight in reversed(weights.items())}
+    return {name: weights[name].shape for name in weights if names[id(weights[name])] == name}
 
 
 def _shards(shapes: Mapping[str, torch.Size], limit: float) -> Iterator[dict[str, torch.Size]]:
@@ -161,13 +159,9 @@ def _drawn(name: str, shape: torch.Size) -> Iterator[Tensor]:
         count, at = count - len(values), 0
 
 
+@cache
 def _pool() -> Tensor:
-    if not _POOL:
-        _POOL.append(torch.randn(POOL, generator=torch.Generator().manual_seed(0)).to(DTYPE))
-    return _POOL[0]
-
-
-_POOL: list[Tensor] = []
+    return torch.randn(POOL, generator=torch.Generator().manual_seed(0)).to(DTYPE)
 
 
 def write_lora(folder: Path, component: str, file: Path) -> None:
@@ -191,34 +185,40 @@ def _read_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def write_gguf(folder: Path, file: Path) -> int:
-    """Write a denoiser as GGUF, its matrices as Q8_0; returns the bytes of its weights."""
-    writer, total = gguf.GGUFWriter(file, "flux"), 0
-    kinds = gguf.GGMLQuantizationType
-    shapes = _read_shapes(folder)
-    packed = {n: len(s) == 2 and s[1] % Q8_ROW == 0 for n, s in shapes.items()}
+def write_gguf(folder: Path, file: Path) -> None:
+    """Write a random denoiser of a folder's configuration as GGUF, its matrices as Q8_0."""
+    config = json.loads((folder / "config.json").read_text())
+    values = {name: value for name, value in config.items() if not name.startswith("_")}
+    shapes = _weights(part([config["_class_name"], values], DTYPE))
+    writer, kind = gguf.GGUFWriter(file, "flux"), gguf.GGMLQuantizationType.Q8_0
+    widths = {  # bytes of a row of blocks
+        n: shape[1] // Q8_ROW * (Q8_ROW + 2)
+        for n, shape in shapes.items() if len(shape) == 2 and shape[1] % Q8_ROW == 0
+    }  # fmt: skip
     for name, shape in shapes.items():
-        size = math.prod(shape) // Q8_ROW * (Q8_ROW + 2) if packed[name] else 4 * math.prod(shape)
-        kind, rows = (kinds.Q8_0, [shape[0], size // shape[0]]) if packed[name] else (None, shape)
-        dtype: Any = torch.zeros(0, dtype=torch.uint8 if kind else torch.float32).numpy().dtype
-        writer.add_tensor_info(name, rows, dtype, size, raw_dtype=kind)
-        total += size
+        if width := widths.get(name):
+            size = shape[0] * width
+            writer.add_tensor_info(name, (shape[0], width), np.dtype(np.uint8), size, kind)
+        else:
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * math.prod(shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for shard in sorted(folder.glob("*.safetensors")):
-        with safe_open(shard, framework="pt") as opened:
-            for name in [name for name in shapes if name in set(opened.keys())]:
-                value = opened.get_tensor(name)
-                writer.write_tensor_data((_q8(value) if packed[name] else value.float()).numpy())
+    for name, shape in shapes.items():
+        if width := widths.get(name):
+            blocks = _q8_pool(shape[1] ** -0.5)
+            blocks = np.roll(blocks, zlib.crc32(name.encode()) % len(blocks), axis=0)
+            writer.write_tensor_data(np.resize(blocks, (shape[0], width)))
+        else:
+            writer.write_tensor_data(torch.cat(list(_drawn(name, shape))).float().numpy())
     writer.close()
-    return total
 
 
-def _q8(value: Tensor) -> Tensor:
-    """Blocks of Q8_0: a scale in float16, and 32 numbers of 8 bits."""
-    blocks = value.float().reshape(-1, Q8_ROW)
-    scale = blocks.abs().amax(1, keepdim=True) / 127
-    numbers = (blocks / scale.clamp(min=1e-12)).round().to(torch.int8)
+@cache
+def _q8_pool(std: float) -> Any:
+    """Random blocks of Q8_0: a scale in float16, and 32 numbers of 8 bits."""
+    values = (_pool().float() * std).reshape(-1, Q8_ROW)
+    scale = values.abs().amax(1, keepdim=True) / 127
+    numbers = (values / scale).round().to(torch.int8)
     parts = scale.to(torch.float16).view(torch.uint8), numbers.view(torch.uint8)
-    return torch.cat(parts, dim=1).reshape(value.shape[0], -1)
+    return torch.cat(parts, dim=1).numpy()

@@ -48,6 +48,7 @@ class DeviceSpec:
     units: int  # streaming multiprocessors; each computes a tile
     link: float  # bytes a second from the host's memory, pinned
     source: str
+    tiles: tuple[tuple[int, int, float], ...] = TILES  # of its kernels for matrix products
 
 
 def device(key: str) -> DeviceSpec:
@@ -58,9 +59,8 @@ def device(key: str) -> DeviceSpec:
     """
     devices = json.loads(DEVICES.read_text())
     if key not in devices:
-        raise InvalidValue(
-            f"device {key!r}{nearest(key, devices)}: must be of {', '.join(devices)}"
-        )
+        hint = f"{nearest(key, devices)}: must be of {', '.join(devices)}"
+        raise InvalidValue(f"device {key!r}{hint}")
     entry = devices[key]
     return DeviceSpec(
         key,
@@ -97,7 +97,7 @@ def forward_s(
         computed = min(
             ceil(ceil(rows / high) * ceil(n / wide) / on.units)
             * (high * wide * 2 * k * on.units / speed / fast)
-            for high, wide, fast in TILES
+            for high, wide, fast in on.tiles
         )
         read = (VALUE_BYTES * (rows * k + rows * n) + weight_bytes * n * k) / bandwidth
         seconds += count * max(computed, read)

@@ -17,6 +17,7 @@ from carpool.engine.weights.placement import place
 from carpool.engine.weights.streaming import Streamer
 from support.engine_driver import driving, fresh
 from support.lora_files import adapter
+from support.prepared import gguf_of
 from support.streamed import CPU, Tower, streamed
 from support.tiny import ARGUMENTS, checkpoint
 
@@ -122,8 +123,13 @@ def test_reading_an_adapter_leaves_the_streaming_of_other_components_as_it_was(
     assert streamer.pins == 0
 
 
-def test_the_model_of_a_folder_is_streamed_from_its_own_files(tmp_path: Path) -> None:
-    with driving(checkpoint("flux"), stream="transformer", dtype="float32") as drive:
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_a_model_is_streamed_from_its_own_files(is_gguf: bool, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"stream": "transformer", "dtype": "float32"}
+    if is_gguf:
+        [file] = (checkpoint("flux") / "transformer").glob("*.safetensors")
+        settings["component"] = (f"transformer={gguf_of(load_file(file), tmp_path / 'flux.gguf')}",)
+    with driving(checkpoint("flux"), **settings) as drive:
         streamer = drive.engine.loaded.streamer
         assert streamer is not None
         assert written_bytes(streamer) == 0

@@ -14,7 +14,6 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from diffusers.models.model_loading_utils import load_gguf_checkpoint
 from safetensors import safe_open
 from torch import Tensor
 
@@ -76,7 +75,7 @@ def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
     metadata: dict[str, str] = {}
     for file in files:
         if is_gguf(file.name):
-            weights |= load_gguf_checkpoint(str(file))
+            weights |= read_gguf(file)
             continue
         if is_pth(file.name):
             weights |= read_pth(file)
@@ -92,6 +91,22 @@ def read_checkpoint(files: list[Path], dtype: torch.dtype) -> Checkpoint:
         raise ValueError("it holds no weights")
     header = {HEADER: metadata[HEADER]} if HEADER in metadata else {}
     return Checkpoint(files[0], _unscaled(weights, metadata, dtype), {**marks, **header})
+
+
+def read_gguf(file: Path) -> dict[str, Tensor]:
+    """Map the tensors of a GGUF file into memory; diffusers' own function copies them."""
+    from diffusers.quantizers.gguf.utils import SUPPORTED_GGUF_QUANT_TYPES, GGUFParameter
+    from gguf import GGUFReader
+
+    weights: dict[str, Tensor] = {}
+    for tensor in GGUFReader(file, "c").tensors:
+        kind, value = tensor.tensor_type, torch.from_numpy(tensor.data)
+        if kind in SUPPORTED_GGUF_QUANT_TYPES:
+            value = GGUFParameter(value, quant_type=kind)
+        elif kind.name not in ("F32", "F16"):
+            raise ValueError(f"{tensor.name} is of type {kind.name}: diffusers does not support it")
+        weights[tensor.name] = value
+    return weights
 
 
 def is_pth(name: str) -> bool:

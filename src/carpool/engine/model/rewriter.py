@@ -87,10 +87,7 @@ def rewrite(pipe: Any, prompt: str, tell: TellPrompt) -> str:
         InvalidValue: the prompt is longer than the model's limit.
     """
     model, tokenizer = getattr(pipe, REWRITER), getattr(pipe, TOKENIZER)
-    messages = [
-        {"role": "system", "content": INSTRUCTION},
-        {"role": "user", "content": prompt},
-    ]
+    messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": prompt}]
     inputs = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True, return_tensors="pt",
         enable_thinking=False,

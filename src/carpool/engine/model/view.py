@@ -75,7 +75,7 @@ def _copied(
             attributes[name] = _own(value, memo, classes, device)
     view.__class__ = classes[id(pipe)]
     # at its end a call would reset hooks of modules in use by others
-    view.maybe_free_model_hooks = _nothing
+    view.maybe_free_model_hooks = lambda: None
     if isinstance(pipe, ModularPipeline):
         silence(view._blocks)
     else:
@@ -124,10 +124,6 @@ def _pinned(pipe: Pipeline, device: torch.device | None) -> type:
     cls = type(pipe)
     pins = {"_execution_device": device or pipe._execution_device, "__module__": cls.__module__}
     return type(cls.__name__, (cls,), pins)
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

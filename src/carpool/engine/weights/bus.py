@@ -100,7 +100,7 @@ class Bus:
         if is_timed:
             torch.accelerator.synchronize(self._device)
             self._took(group.n_bytes, self.clock() - began_s)
-        return _nothing
+        return lambda: None
 
     def _read(self, group: BlockGroup, slot: Slot) -> torch.Event | None:
         """Load from a file; on the reader's thread."""
@@ -152,7 +152,3 @@ class Bus:
         if self._stream is not None:
             self._stream.synchronize()
         self.store.close()
-
-
-def _nothing() -> None:
-    """Do nothing: there is nothing to wait for."""

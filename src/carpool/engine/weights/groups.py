@@ -200,7 +200,7 @@ def form(
             continue
         streamed = by_block.pop(id(part), None)
         if streamed is None:
-            hook.group.onload_ = hook.group.offload_ = _nothing
+            hook.group.onload_ = hook.group.offload_ = lambda: None  # resident
         else:
             hook.group.onload_ = _calling(onload, streamed)
             hook.group.offload_ = _calling(offload, streamed)
@@ -222,10 +222,6 @@ def unhook(module: nn.Module) -> None:
             del part.__dict__["forward"]
         if not registry.hooks:
             del part.__dict__["_diffusers_hook"]
-
-
-def _nothing() -> None:
-    """Do nothing: resident groups need no loading."""
 
 
 def _calling(function: Callable[[BlockGroup], None], group: BlockGroup) -> Callable[[], None]:
