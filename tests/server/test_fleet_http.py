@@ -64,6 +64,8 @@ def test_the_models_are_listed_with_their_states_and_one_on_demand_is_not_loaded
     ]
     [digest] = {one["model_digest"] for one in health["workers"]}  # they loaded the same
     assert digest
+    assert "Serving first, second, broken (first: " in server.stdout
+    assert '"model": "first"' in server.stdout  # the command fits the model that is loaded
 
 
 def test_what_a_killed_worker_ran_is_drawn_by_the_other_one(server: Server) -> None:

@@ -123,25 +123,25 @@ async def greet(backend: Serving, server: DrainingServer, settings: ServeSetting
     on_demand = isinstance(backend, Fleet) and not backend.loads_at_start
     ready = None if on_demand else await backend.wait_ready()
     await server.is_up.wait()
-    url = (
-        f"http://{url_host(settings.host)}:{server.port()}"
-        if settings.uds is None
-        else "http://localhost"
-    )
-    where = url if settings.uds is None else f"unix:{settings.uds}"
+    model = None  # the model of the command: the first one that is loaded
+    if isinstance(backend, Fleet) and len(backend.deployments) > 1:
+        model = min(backend.deployments, key=lambda name: backend.deployments[name].ready is None)
+        ready = backend.deployments[model].ready
+    url, where = "http://localhost", f"unix:{settings.uds}"
+    if settings.uds is None:
+        where = url = f"http://{url_host(settings.host)}:{server.port()}"
     uds = "" if settings.uds is None else f"--unix-socket {settings.uds} "
     key = "-H 'authorization: Bearer KEY'" if settings.has_keys else ""
     name = ", ".join(served_names(backend, settings))
-    loaded = f" ({ready.card.pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
+    pipeline = f"{f'{model}: ' if model else ''}{ready.card.pipeline}" if ready else ""
+    loaded = f" ({pipeline}, loaded in {ready.load_s:.1f} s)" if ready else ""
     serving = f"Serving {name}{loaded} at {where}"
     if ready is not None and (warning := missing_library(ready.card)) is not None:
         log.warning("%s", warning)
     if settings.log_format == "json":
         log.info("%s", serving)
         return
-    is_fleet = isinstance(backend, Fleet) and len(backend.deployments) > 1
-    first = next(iter(served_names(backend, settings))) if is_fleet else None
-    command = example(ready.card if ready else None, url, f"curl -s {uds}{key}".strip(), first)
+    command = example(ready.card if ready else None, url, f"curl -s {uds}{key}".strip(), model)
     click.echo(
         f"{serving}\n{_where(ready)}"
         + (f"Playground: {url}/\n" if settings.playground and settings.uds is None else "")
