@@ -10,9 +10,8 @@ forwards differ by up to 8 % between processes, because of memory placement, so 
 processes are measured.
 
 The *ceiling* of a run is the same forwards without pipeline and engine: the best that an engine
-without overhead could reach: see `forward_log`. Two models with longer forwards
-(`small_models.py`) have a ceiling too: their overhead has as many milliseconds, but a smaller
-share.
+without overhead could reach: see `forward_log`. The overhead of models with longer forwards has
+as many milliseconds, but a smaller share.
 
 All threads share one heap: `with_one_heap`.
 """
@@ -29,24 +28,15 @@ import torch
 from diffusers import DiffusionPipeline
 
 import carpool
-from benchmarks import small_models
 from benchmarks.forward_log import ForwardLog
 from benchmarks.process import cpu_s, new_process, with_one_heap
 from carpool.models.embedded import MODEL_DIR
 from proof.page import BENCHMARKS, machine, table, write_section
+from training.shapes.draw import prompts
 
 DEFAULTS: dict[str, Any] = {"width": 64, "height": 64, "max_sequence_length": 16}
-MORE_MODELS = ("flux", "qwen-image")
 STEPS = (8, 12, 16, 20, 24, 28, 32, 36)
-PROMPTS = [
-    f"a {colour} {shape} on a {ground} background"
-    for colour, shape, ground in zip(
-        ("red", "green", "blue", "yellow", "purple", "white", "black", "red") * 2,
-        ("circle", "square", "star", "ring", "cross", "triangle") * 3,
-        ("white", "black", "yellow", "blue") * 4,
-        strict=False,
-    )
-]
+PROMPTS = prompts(8)
 REQUESTS = [
     carpool.Request(prompt, seed=i, num_inference_steps=STEPS[i % 8], guidance_scale=2 + i % 4)
     for i, prompt in enumerate(PROMPTS)
@@ -104,16 +94,6 @@ def turn(
     return seconds
 
 
-def other_turns(name: str, turns: int) -> list[dict[str, float]]:
-    """Measure sixteen requests of another model: the engine, and its bare forwards."""
-    pipe, burst = small_models.loaded(name), small_models.requests(name)
-    log, results = ForwardLog(pipe), list[dict[str, float]]()
-    with carpool.load(pipe) as engine:
-        for _ in range(turns + 2):  # the first turns are warm-up
-            results.append(of_burst(engine, log, burst))
-    return results[2:]
-
-
 def of_burst(
     engine: carpool.Engine, log: ForwardLog, burst: Sequence[carpool.Request], **parameters: Any
 ) -> dict[str, float]:
@@ -133,7 +113,6 @@ class Measured:
 
     singles: list[dict[str, float]] = field(default_factory=list)  # turns with one request
     turns: list[dict[str, float]] = field(default_factory=list)  # turns with sixteen requests
-    models: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # by model
 
 
 def summary(measured: Measured) -> str:
@@ -165,18 +144,6 @@ def summary(measured: Measured) -> str:
          f"engine reaches {ratio('ceiling', 'engine'):.2f} of it (goal 0.95); the ceiling is "
          f"{ratio('plain', 'ceiling'):.2f}x plain diffusers"),
     ]  # fmt: skip
-    for name, runs in measured.models.items():
-        engine_s, bare_s = (
-            statistics.median(times[part] for times in runs) for part in ("engine", "ceiling")
-        )
-        reached = statistics.median(times["ceiling"] / times["engine"] for times in runs)
-        ran = statistics.median(times["forwards"] for times in runs)
-        rows += [
-            (f"small {name}, {n} requests, {min(small_models.STEPS)}-{max(small_models.STEPS)} "
-             "steps: engine, `continuous`", f"{engine_s:.2f} s", ""),
-            (f"small {name}: the same forwards bare: {ran:g}", f"{bare_s:.2f} s",
-             f"engine reaches {reached:.2f} of it (goal 0.95)"),
-        ]  # fmt: skip
     return table(["run", "CPU time, median", "comparison"], rows)
 
 
@@ -190,7 +157,6 @@ def measure(turns: int) -> Measured:
     measured.turns = [turn(plain, engine, off, log) for _ in range(turns + 1)][1:]
     for runner in (engine, off, plain):
         runner.close()
-    measured.models = {name: other_turns(name, turns) for name in MORE_MODELS}
     return measured
 
 
@@ -207,8 +173,6 @@ def main() -> None:
             measured = process.submit(measure, options.turns).result()
         whole.singles += measured.singles
         whole.turns += measured.turns
-        for name, turns in measured.models.items():
-            whole.models.setdefault(name, []).extend(turns)
     section = (
         "`make bench` measures CPU time of the whole process: medians of "
         f"{options.processes} pairs of processes,\n{options.turns} turns in each (three times as "

@@ -8,7 +8,6 @@ drifts. The measure is CPU time of the process; the judge of `training/` decides
 """
 
 import argparse
-import platform
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import carpool
 import training.shapes.judge as pictures
 import training.shapes.video.judge as videos
+from proof.page import machine, table
 from training.shapes.draw import prompts as picture_prompts
 from training.shapes.video.draw import prompts as video_prompts
 
@@ -79,15 +79,15 @@ def requests(captions: Sequence[str], start: int, threshold: float) -> list[carp
     ]  # fmt: skip
 
 
-def table(results: dict[float, Seen]) -> str:
-    lines = ["| `step_cache` | fewer forwards | right | done |", "| --- | --- | --- | --- |"]
+def summary(results: dict[float, Seen]) -> str:
+    rows = []
     for threshold, result in results.items():
         ratio = result.steps / (result.steps - result.skipped)
         share = 100 * sum(result.right) / len(result.right)
         pairs = zip(results[0.0].cpu_s, result.cpu_s, strict=True)
         speedup = statistics.median(plain / carpool_s for plain, carpool_s in pairs)
-        lines.append(f"| {threshold:g} | {ratio:.2f}x | {share:.1f} % | {speedup:.2f}x |")
-    return "\n".join(lines)
+        rows.append([f"{threshold:g}", f"{ratio:.2f}x", f"{share:.1f} %", f"{speedup:.2f}x"])
+    return table(["`step_cache`", "fewer forwards", "right", "done"], rows)
 
 
 def main() -> None:
@@ -96,12 +96,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     count = options.rounds * CLIENTS
-    cpu = next(
-        (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines()
-         if line.startswith("model name")), platform.processor(),
-    )  # fmt: skip
     parts = [HEAD.format(rounds=options.rounds, steps=f"{STEPS[0]} to {STEPS[-1]}",
-                         machine=f"one thread of {cpu}")]  # fmt: skip
+                         machine=f"one thread of {machine()}")]  # fmt: skip
 
     def picture(output: Any, caption: str) -> bool:
         return pictures.shows(output.images[0], caption)
@@ -113,7 +109,7 @@ def main() -> None:
         ("shapes", picture_prompts(-(-count // 2))[:count], picture),
         ("shapes-video", video_prompts(count), video),
     ):
-        parts += [f"## `{model}`", "", table(play(model, captions, is_right)), ""]
+        parts += [f"## `{model}`", "", summary(play(model, captions, is_right)), ""]
         print("\n".join(parts[-3:]), flush=True)
     if options.output:
         options.output.write_text("\n".join(parts))

@@ -25,16 +25,6 @@ class HeldBus(Bus):
         self._asked_s: deque[float] = deque()  # request times of loads that have not begun
         self._free_s = 0.0  # end of the last load
 
-    def hold_to(self, bytes_per_s: float) -> None:
-        self.bytes_per_s = bytes_per_s
-
-    def settle(self) -> None:
-        """Wait for the running load, so each run loads all blocks exactly once."""
-        self._reader.submit(int).result()
-
-    def moved(self) -> int:
-        return self.moved_bytes
-
     def load(self, group: BlockGroup, slot: Slot) -> Callable[[], object]:
         self._asked_s.append(self.clock())
         return super().load(group, slot)

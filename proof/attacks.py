@@ -17,7 +17,8 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -75,19 +76,25 @@ class Attacker:
 
     async def raw(self, data: bytes, *, wait_s: float = 1.0) -> bytes:
         """Send bytes on a new connection; returns the received bytes until silence."""
-        parts = urlsplit(self.url)
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         reply = b""
-        try:
+        async with self.connected() as (reader, writer):
             writer.write(data)
             await writer.drain()
             while piece := await asyncio.wait_for(reader.read(1 << 16), wait_s):
                 reply += piece
+        return reply
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A new connection. A timeout, or a server that closes it, ends the block."""
+        parts = urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            yield reader, writer
         except (TimeoutError, ConnectionError):
             pass
         finally:
             writer.close()
-        return reply
 
     def head(self, path: str = GENERATIONS, *lines: str, method: str = "POST") -> bytes:
         """The head of a request with further header lines."""
@@ -179,19 +186,13 @@ def endless_trailers() -> Attack:
 
     async def flood(me: Attacker) -> None:
         head = me.head(GENERATIONS, "transfer-encoding: chunked", "content-type: application/json")
-        parts = urlsplit(me.url)
-        _reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         count = 0
-        try:
+        async with me.connected() as (_, writer):
             writer.write(head + b"2\r\n{}\r\n0\r\n")
             for _ in range(48):  # 55 MB
                 writer.write(lines)
                 await writer.drain()
                 count += len(lines)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
         me.answers[f"trailers: {count >> 20} MiB went in"] += 1
         if count > 8 * MIB:
             me.wrong.append(f"trailers of {count >> 20} MiB were taken")
@@ -218,16 +219,14 @@ def heads_that_never_end() -> Attack:
     """Hundreds of connections that send a byte a second, and some with endless headers."""
 
     async def run(me: Attacker) -> None:
-        parts = urlsplit(me.url)
         end_s = time.monotonic() + SECONDS / 2
 
         async def slow() -> None:
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            writer.write(b"POST / HTTP/1.1\r\n")
-            while time.monotonic() < end_s:
-                writer.write(b"a: b\r\n")
-                await asyncio.sleep(1)
-            writer.close()
+            async with me.connected() as (_, writer):
+                writer.write(b"POST / HTTP/1.1\r\n")
+                while time.monotonic() < end_s:
+                    writer.write(b"a: b\r\n")
+                    await asyncio.sleep(1)
 
         async def fat() -> None:
             reply = await me.raw(me.head() + b"a: b\r\n" * 100_000)
@@ -272,19 +271,13 @@ def bodies_that_are_parked() -> Attack:
     body = b'{"prompt": "' + b"x" * (MIB - 100)
 
     async def run(me: Attacker) -> None:
-        parts = urlsplit(me.url)
         head = me.head(GENERATIONS, f"content-length: {MIB - 1}", "content-type: application/json")
 
         async def park() -> None:
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            try:
+            async with me.connected() as (_, writer):
                 writer.write(head + body)
                 await asyncio.wait_for(writer.drain(), SECONDS)
                 await asyncio.sleep(SECONDS / 2)
-            except (TimeoutError, ConnectionError):
-                pass
-            finally:
-                writer.close()
 
         await asyncio.gather(*(park() for _ in range(300)))
 
@@ -381,17 +374,12 @@ def pictures_of_clients_that_leave() -> Attack:
     body = json.dumps({"prompt": "a", "images": [{"image_url": url}]}).encode()
 
     async def run(me: Attacker) -> None:
-        parts = urlsplit(me.url)
         head = me.head(EDITS, f"content-length: {len(body)}", "content-type: application/json")
 
         async def leave() -> None:
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            try:
+            async with me.connected() as (_, writer):
                 writer.write(head + body)
                 await asyncio.wait_for(writer.drain(), SECONDS)
-            except (TimeoutError, ConnectionError):
-                pass
-            writer.close()
 
         await _together((leave() for _ in range(200)), 20)
 

@@ -6,7 +6,6 @@ usage: make fuzz     (or: python -m proof.fuzz [--examples 60] [--seed 1]
 It needs a separate environment, `build/fuzz`: `make fuzz` creates it.
 """
 
-import argparse
 import asyncio
 import json
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import httpx2
 
 from proof.house import House, adapters, open_house
-from proof.page import machine, table, write_section
+from proof.page import conclude, machine, parser_of, table
 
 PROGRAM = Path(__file__).parents[1] / "build" / "fuzz" / "bin" / "schemathesis"
 CHECKS = (
@@ -136,25 +135,21 @@ bodies: **{sum(len(run.failures) for run in runs)}**. The right columns count an
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--examples", type=int, default=60, help="most examples of each operation")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[*SETUPS], choices=[*SETUPS], metavar="SERVER")
-    parser.add_argument(
-        "--write", action="store_true", help="write to docs/reliability.md if all promises hold"
-    )
     options = parser.parse_args()
     if not PROGRAM.exists():
         print("schemathesis is missing: `make fuzz` installs it", file=sys.stderr)
         return 2
     runs = [asyncio.run(fuzz(setup, options.examples, options.seed)) for setup in options.only]
-    print(text := page(runs, options.examples, options.seed))
-    for failure in (failures := [result for run in runs for result in run.failures]):
-        print(failure, file=sys.stderr)
-    is_right = not failures and sum(run.cases for run in runs) >= LEAST_CASES
-    if options.write and is_right and len(runs) == len(SETUPS):
-        write_section("fuzz", text)
-    return 0 if is_right else 1
+    problems = [failure for run in runs for failure in run.failures]
+    if (cases := sum(run.cases for run in runs)) < LEAST_CASES:
+        problems.append(f"only {cases} cases")
+    is_whole = options.write and len(runs) == len(SETUPS)
+    text = page(runs, options.examples, options.seed)
+    return conclude(text, problems, "fuzz" if is_whole else None)
 
 
 if __name__ == "__main__":

@@ -167,9 +167,7 @@ def house_of(setup: str, folder: Path) -> House:
 async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[Attacked]:
     """Run attacks in sequence."""
     attacks: list[Attacked] = []
-    keyless = {
-        name: ATTACKS[name] for name in ATTACKS if name != "requests_without_a_key"
-    } | BROWSER
+    keyless = [name for name in ATTACKS if name != "requests_without_a_key"] + [*BROWSER]
     for setup in setups:
         has_keys = setup != "no keys"
         key, neighbour_key = ("attacker-key", "neighbour-key") if has_keys else ("", "")
@@ -179,10 +177,7 @@ async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[
             continue
         with tempfile.TemporaryDirectory(prefix="carpool-proof-") as folder:
             house = house_of(setup, Path(folder))
-            async with (
-                httpx2.AsyncClient(trust_env=False) as http,
-                open_house(house, http),
-            ):
+            async with httpx2.AsyncClient(trust_env=False) as http, open_house(house, http):
                 if setup in ("two workers", "two models"):
                     await house.all_ready(http, 2)
                 headers = {"authorization": f"Bearer {neighbour_key}"} if neighbour_key else {}

@@ -81,19 +81,18 @@ class House:
 
     def workers(self) -> list[int]:
         """Processes that hold or load a model; the newest last."""
-        name = PROCESS_NAME.encode()
-        pids = [pid for pid in self.processes() if _read(pid, "comm").strip() == name]
-        return sorted(pids, key=start_of)
+        return sorted(self.processes(PROCESS_NAME.encode()), key=start_of)
 
     def fork_servers(self) -> list[int]:
         """Processes that workers are forked from."""
-        return [pid for pid in self.processes() if _read(pid, "comm").strip() == b"carpool-fork"]
+        return self.processes(b"carpool-fork")
 
-    def processes(self) -> list[int]:
-        """All live processes, with any parent."""
+    def processes(self, name: bytes = b"") -> list[int]:
+        """All live processes, with any parent, or those of a name."""
         marker = f"{MARK}={self.mark}".encode()
-        names = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return [int(name) for name in names if marker in _read(int(name), "environ")]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        pids = [pid for pid in pids if marker in _read(pid, "environ")]
+        return [pid for pid in pids if not name or _read(pid, "comm").strip() == name]
 
     def signal_worker(self, number: signal.Signals, place: int = -1) -> int | None:
         """Send a signal to a worker, by default the newest; returns its process id, if any."""

@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 from carpool.config import FAULT_VARIABLE
 from proof.house import MARK, House, parent_of
@@ -81,17 +82,12 @@ def nodes(mark: str, folder: str, fault: str) -> Iterator[Nodes]:
         fault: faults of its workers; see `carpool.engine.faults`.
     """
     environ = {**ENVIRONMENT, MARK: mark, "XDG_CACHE_HOME": folder, FAULT_VARIABLE: fault}
-    before = {name: os.environ.get(name) for name in environ}
-    os.environ.update(environ)
-    from ray.cluster_utils import Cluster  # reads the environment
+    with patch.dict(os.environ, environ):
+        from ray.cluster_utils import Cluster  # reads the environment
 
-    head = {**NODE, "num_cpus": 0, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        yield Nodes(cluster)
-    finally:
-        cluster.shutdown()
-        for name, text in before.items():
-            os.environ.pop(name, None)
-            if text is not None:
-                os.environ[name] = text
+        head = {**NODE, "num_cpus": 0, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            yield Nodes(cluster)
+        finally:
+            cluster.shutdown()

@@ -78,14 +78,14 @@ def _cpu(figures: Sequence[Figures], name: str) -> str:
     return "" if seconds is None else f"; {seconds * 1e3:.0f} ms"
 
 
-def section(model: PeerModel, results: Results, load: str) -> str:
+def section(model: PeerModel, results: Results) -> str:
     """The section of a model on the page."""
     plain = results[LOCKED.name]
     lines = [
         f"## Side by side: {model.name}",
         "",
         f"Made by `OMP_NUM_THREADS=1 python -m benchmarks.peers`: {len(plain)} rounds, medians. "
-        f"Machine: {machine()}; every server with one thread for torch. {load}",
+        f"Machine: {machine()}; every server with one thread for torch.",
         f"Bursts are of {BURST} requests at once, {model.steps} steps where equal: pictures a "
         "second; CPU time of all processes of the server for a picture. *A lone request*: "
         f"{model.steps} steps, the server to itself. *Poisson*: mixed steps and guidance at "
@@ -149,7 +149,6 @@ def main() -> int:
     parser.add_argument("--url", help="a server that runs, too")
     parser.add_argument("--pid", type=int, help="its process, for its CPU time")
     parser.add_argument("--name", default="the server at --url", help="in the table")
-    parser.add_argument("--load", default="", help="a sentence: what else the machine did")
     parser.add_argument("--checkpoint", action="store_true", help="print the model's folder")
     parser.add_argument("--write", action="store_true", help="write to docs/benchmarks.md")
     options = parser.parse_args()
@@ -162,7 +161,7 @@ def main() -> int:
             print(model.checkpoint())
             continue
         results = asyncio.run(measure(model, options.rounds, here, servers))
-        print(text := section(model, results, options.load))
+        print(text := section(model, results))
         if options.write:
             write_section(f"peers {name}", text, BENCHMARKS)
     return 0

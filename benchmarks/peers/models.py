@@ -16,12 +16,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.small_models import WIDER
 from carpool.models.embedded import MODEL_DIR
 
 ROOT = Path(__file__).parents[2]
 SIZE = "64x64"
 STRENGTHS = (1.0, 0.75, 1.25)  # of guidance, where it is mixed
+WIDER: Mapping[str, Mapping[str, Any]] = {  # so that a forward takes some ms, as on a device
+    "flux": {
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "axes_dims_rope": (8, 12, 12),
+    },
+    "qwen-image": {
+        "num_layers": 3,
+        "attention_head_dim": 32,
+        "num_attention_heads": 4,
+        "axes_dims_rope": (8, 12, 12),
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Shared options of this package's commands, and readers of users' files."""
 
+import json
 from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
@@ -27,6 +28,14 @@ burst_option = click.option(
 )  # fmt: skip
 seed_option = click.option(
     "--seed", type=int, default=0, show_default=True, help="seed of arrivals and requests"
+)
+trace_option = click.option(
+    "--trace",
+    type=file_path(exists=True),
+    help='arrivals from a file: JSON lines {"at_s": seconds, ...}, other fields as for --mix',
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="print this JSON instead of text"
 )
 save_option = click.option(
     "--save-result", type=file_path(), help="write all results as JSON, with every request"
@@ -73,3 +82,11 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidValue(f"{path}: not UTF-8: {error}") from None
+
+
+def conclude(result: Any, text: str, options: Flags) -> None:
+    """Write a result as JSON to `--save-result`, and print its text, or with `--json` this JSON."""
+    as_json = json.dumps(result, indent=1, allow_nan=False)
+    if options.save_result is not None:
+        options.save_result.write_text(as_json + "\n", encoding="utf-8")
+    click.echo(as_json if options.as_json else text)

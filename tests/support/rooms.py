@@ -29,8 +29,8 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_285),
     "others": (4_200, 4_616),
-    "lab": (4_200, 5_380),
-    "benchmarks, proof": (7_000, 7_210),
+    "lab": (4_200, 5_377),
+    "benchmarks, proof": (7_000, 7_086),
     "tests": (50_000, 81_616),
 }
 

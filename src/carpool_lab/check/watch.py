@@ -74,7 +74,7 @@ class ForwardChecker:
                     calls.bytes[rows] = peak[0]
                 began_s = time.perf_counter()
                 answers = run(states)
-                wait(self._device)
+                self._device.synchronize()
             except torch.OutOfMemoryError:
                 calls.too_wide = min(rows, calls.too_wide or rows)
                 raise
@@ -105,20 +105,15 @@ def _gap(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().masked_fill(is_equal, 0).nan_to_num(nan=torch.inf).max())
 
 
-def wait(device: Device) -> None:
-    """Wait until the device is idle."""
-    device.synchronize()
-
-
 @contextmanager
 def allocated(device: Device) -> Iterator[list[int]]:
     """Measure the peak of torch's memory in the block, relative to its start."""
     peak: list[int] = []
     if (before := device.allocated_bytes) is not None:
-        wait(device)
+        device.synchronize()
         device.reset_peak()
         yield peak
-        wait(device)
+        device.synchronize()
         peak.append(device.peak_bytes() - before)
         return
     with _Allocations() as counted:

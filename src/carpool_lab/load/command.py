@@ -1,7 +1,6 @@
 """The command `carpool bench`. It imports its optional libraries when it runs."""
 
 import asyncio
-import json
 import sys
 from contextlib import closing
 from math import inf, isinf
@@ -17,12 +16,15 @@ from carpool_lab.options import (
     Flags,
     burst_option,
     check_folders,
+    conclude,
     file_path,
+    json_option,
     parse_loads,
     refuse,
     save_option,
     seed_option,
     text_of,
+    trace_option,
     traced,
 )
 from carpool_lab.workload import Arrival, Mix, Setting, bursts, generators, of_file, plan, read_mix
@@ -57,11 +59,7 @@ _NOT_IN_SWEEP = ("url", "trace", "request_rate")
     help="requests a second, at random times (Poisson); inf: all at once  [default: inf]",
 )
 @burst_option
-@click.option(
-    "--trace",
-    type=file_path(exists=True),
-    help='arrivals from a file: JSON lines {"at_s": seconds, ...}, other fields as for --mix',
-)
+@trace_option
 @click.option(
     "--max-concurrency",
     type=click.IntRange(1),
@@ -101,7 +99,7 @@ _NOT_IN_SWEEP = ("url", "trace", "request_rate")
     help="limit for each answer",
 )
 @save_option
-@click.option("--json", "as_json", is_flag=True, help="print this JSON instead of text")
+@json_option
 @click.option(
     "--sweep",
     is_flag=True,
@@ -131,10 +129,7 @@ def bench(**flags: Any) -> None:
         result, text = _sweep(options) if options.sweep else _once(options)
     except InvalidValue as error:
         raise click.UsageError(str(error)) from None
-    text_written = json.dumps(result, indent=1, allow_nan=False)
-    if options.save_result is not None:
-        options.save_result.write_text(text_written + "\n", encoding="utf-8")
-    click.echo(text_written if options.as_json else text)
+    conclude(result, text, options)
     if not options.sweep and not result["completed_requests"]:
         raise CarpoolError("no request succeeded")
 

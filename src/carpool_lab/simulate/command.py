@@ -1,6 +1,5 @@
 """`carpool simulate`: the scheduler under a virtual clock, on the command line."""
 
-import json
 import time
 from collections.abc import Sequence
 from math import inf
@@ -18,12 +17,15 @@ from carpool_lab.options import (
     Flags,
     burst_option,
     check_folders,
+    conclude,
     file_path,
+    json_option,
     parse_loads,
     refuse,
     save_option,
     seed_option,
     text_of,
+    trace_option,
     traced,
 )
 from carpool_lab.simulate.report import Point, as_json, block, comparison, numbers, plotted
@@ -86,11 +88,7 @@ _RARE = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "lea
     type=click.IntRange(1),
     help="clients of a closed loop instead of arrivals, each with one request at a time",
 )
-@click.option(
-    "--trace",
-    type=file_path(exists=True),
-    help='arrivals from a file: JSON lines {"at_s": seconds, ...}, other fields as for --mix',
-)
+@trace_option
 @click.option(
     "--num-prompts",
     type=click.IntRange(1),
@@ -140,7 +138,7 @@ _RARE = ("router", "slow_workers", "moves", "worker_lifetime", "slo_scale", "lea
 )
 @click.option("--output", type=file_path(), help="with --compare: plot (needs matplotlib)")
 @save_option
-@click.option("--json", "is_json", is_flag=True, help="print this JSON instead of text")
+@json_option
 def simulate(**flags: Any) -> None:
     """Predict the performance of a scheduling mode, without a model or a device.
 
@@ -165,10 +163,7 @@ def simulate(**flags: Any) -> None:
         result, text = (_compare if options.compare else _once)(options, model, mix)
     except InvalidValue as error:
         raise click.UsageError(str(error)) from None
-    text_written = json.dumps(result, indent=1)
-    if options.save_result is not None:
-        options.save_result.write_text(text_written + "\n", encoding="utf-8")
-    click.echo(text_written if options.is_json else text)
+    conclude(result, text, options)
 
 
 def _once(options: Flags, model: Model, mix: Mix) -> tuple[dict[str, Any], str]:

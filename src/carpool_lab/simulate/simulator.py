@@ -126,11 +126,6 @@ class Worker:
         del self.line[place]
         self.waiting_s -= self.waiting.pop(place).whole_s
 
-    @property
-    def work_s(self) -> float:
-        """Predicted work, waiting and running."""
-        return self.waiting_s + sum(simulated.left_s for simulated in self.running.values())
-
     def put(self, simulated: SimulatedRequest) -> None:
         waiting = simulated.waiting
         if waiting.request <= self.last:  # a worker's requests have ascending numbers
