@@ -13,8 +13,8 @@ from pathlib import PurePath
 from typing import Any, Literal, Self, get_type_hints
 
 from carpool.errors import SettingRejected, nearest
-from carpool.settings.batching_mode import BatchingMode as BatchingMode
-from carpool.settings.batching_mode import with_chosen_mode
+from carpool.settings.batching_mode import with_mode
+from carpool.settings.engine import BatchingMode as BatchingMode
 from carpool.settings.engine import EngineSettings as EngineSettings
 from carpool.settings.rules import parse, setting
 from carpool.settings.scale import ScaleSettings
@@ -180,16 +180,6 @@ class ServeSettings(EngineSettings, ScaleSettings):
             values[name] = parse(variable, text, hints[name])
         values |= {name: value for name, value in flags.items() if value is not None}
         return cls(**with_mode(values))
-
-
-def with_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the inferred `batching_mode` to settings without one.
-
-    Raises:
-        SettingRejected: settings belong to two modes, or to a mode other than `batching_mode`.
-    """
-    defaults = {field.name: field.default for field in dataclasses.fields(EngineSettings)}
-    return with_chosen_mode(settings, defaults)
 
 
 WORKERS = ("workers", "devices", "worker_timeout")

@@ -28,13 +28,9 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         SettingRejected: the file cannot be read, or has other content.
     """
-    import yaml  # slow import, not needed for `--help`
+    from carpool.settings.peers.vllm_omni_deploy import read_yaml  # slow import of yaml
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise SettingRejected(f"config={str(path)!r} cannot be read: {reason}") from None
+    content = read_yaml(path, f"config={str(path)!r}")
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +17,7 @@ import carpool
 from carpool import jsonfile
 from carpool.cli.bars import AdvanceBar, Previews, bars
 from carpool.cli.files import FORMATS, check_output, output_for, path_of, write
+from carpool.cli.jobs import JobsClient
 from carpool.cli.options import GenerateHelp, parameter_option, settings_from, settings_options
 from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
@@ -47,7 +49,6 @@ PREVIEWS = 8  # of each picture, with --show; servers send fewer
     "[default: out.png, out.mp4, out.glb or out.wav]",
 )
 @click.option("--url", "server", metavar="URL", help="draw on a running server, instead of here")
-@click.option("--server", "server_too", metavar="URL", hidden=True)  # old name, until 0.1
 @click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server", show_envvar=False)
 @click.option("--model", default="shapes", show_default=True, help="as for serve")
 @click.option("--steps", type=int, help="denoising steps")
@@ -90,7 +91,6 @@ def generate(
     prompts: tuple[str, ...],
     prompts_file: Iterable[str] | None,
     server: str | None,
-    server_too: str | None,
     api_key: str | None,
     is_shown: bool,
     **flags: Any,
@@ -100,7 +100,6 @@ def generate(
         texts = [*prompts, *(line.strip() for line in prompts_file or () if line.strip())]
     except UnicodeDecodeError as error:
         raise click.UsageError(f"--prompts-file: not UTF-8: {error}") from None
-    server = server or server_too
     if not texts and not flags["images"]:
         raise click.UsageError("give a prompt, --prompts-file, or --image for a model without one")
     if flags["output"] is not None:
@@ -231,15 +230,22 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
             format = cast("media.MeshFormat", path.suffix[1:].lower())
             for name, beside in media.files_beside(mesh, format, path.stem).items():
                 path.with_name(name).write_bytes(beside)
-        for warning in item.warnings:
-            click.echo(f"carpool: {warning}", err=True)
-        line = {"path": str(path), **data, "timings": asdict(item.timings)}
-        click.echo(json.dumps(line) if options.as_json else str(path))
-        if options.shown is not None and first is not None:
-            show(first, options.shown)
+        facts = {**data, "timings": asdict(item.timings)}
+        _report(options, path, facts, item.warnings, first)
     for item in outputs:  # after all outputs are on the disk
         if item.error is not None:
             raise item.error
+
+
+def _report(
+    options: _Options, path: Path, facts: dict[str, Any], warnings: Sequence[str], picture: Any
+) -> None:
+    """Print the path of a written file, or its line of JSON; show its picture, if there is one."""
+    for warning in warnings:
+        click.echo(f"carpool: {warning}", err=True)
+    click.echo(json.dumps({"path": str(path), **facts}) if options.as_json else str(path))
+    if options.shown is not None and picture is not None:
+        show(picture, options.shown)
 
 
 def _first_picture(output: "carpool.Output") -> Any:
@@ -310,7 +316,7 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
     from carpool.media.inputs import transparent_mask
 
     images, mask, model = options.images, options.mask, _flag("model")
-    with remote.connect(url, api_key) as server:
+    with closing(JobsClient(url, api_key)) as server:
         kind = remote.makes(server, model)
         output = output_for(kind, options.output)
         body = _body_for(kind, output, options) | ({} if model is None else {"model": model})
@@ -329,17 +335,11 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
             ended_s, begun_s = item.job.get("completed_at"), item.job.get("created_at")
             took_s = None if ended_s is None or begun_s is None else float(ended_s - begun_s)
             write(path, item.content, item.seed, took_s)
-            for warning in item.job.get("warnings") or ():
-                click.echo(f"carpool: {warning}", err=True)
-            line = {
-                "path": str(path),
-                "prompt": item.prompt,
-                "seed": item.seed,
-                "job": item.job["id"],
-            }
-            click.echo(json.dumps(line) if options.as_json else str(path))
+            facts = {"prompt": item.prompt, "seed": item.seed, "job": item.job["id"]}
+            picture = None
             if options.shown is not None and kind in ("pictures", "videos"):
-                show(read_picture(BytesIO(item.thumbnail or item.content)), options.shown)
+                picture = read_picture(BytesIO(item.thumbnail or item.content))
+            _report(options, path, facts, item.job.get("warnings") or (), picture)
 
 
 def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:

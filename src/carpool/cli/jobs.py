@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -24,28 +24,6 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _ID = click.argument("job_id", metavar="ID")
 
 
-def server_client(url: str, api_key: str | None) -> "httpx2.Client":
-    """An HTTP client of a server.
-
-    Raises:
-        click.UsageError: `url` is not a server's URL.
-    """
-    import httpx2  # slow import, not needed for `--help`
-
-    try:
-        base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
-    except httpx2.InvalidURL:
-        base = httpx2.URL()
-    if base.scheme not in ("http", "https") or not base.host:
-        raise click.UsageError(f"--url {url}: write http://HOST:PORT")
-    return httpx2.Client(
-        base_url=base,
-        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
-        timeout=30,
-        trust_env=base.host not in _LOOPBACK,  # proxy settings
-    )
-
-
 def events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Parse lines of text into server-sent events."""
     kind = ""
@@ -56,14 +34,33 @@ def events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield kind, json.loads(line.removeprefix("data:"))
 
 
+class NoAnswer(CarpoolError):
+    """The server cannot be reached, or the connection broke."""
+
+
 class JobsClient:
-    """HTTP client of a server's job endpoints."""
+    """HTTP client of a server's job endpoints.
+
+    Raises:
+        click.UsageError: `url` is not a server's URL.
+    """
 
     def __init__(self, url: str, api_key: str | None) -> None:
         import httpx2  # slow import, not needed for `--help`
 
+        try:
+            base = httpx2.URL(url.rstrip("/").removesuffix("/v1") + "/")
+        except httpx2.InvalidURL:
+            base = httpx2.URL()
+        if base.scheme not in ("http", "https") or not base.host:
+            raise click.UsageError(f"--url {url}: write http://HOST:PORT")
         self._url, self._failures = url, httpx2.HTTPError
-        self._http = server_client(url, api_key)
+        self._http = httpx2.Client(
+            base_url=base,
+            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=30,
+            trust_env=base.host not in _LOOPBACK,  # proxy settings
+        )
 
     def close(self) -> None:
         self._http.close()
@@ -82,21 +79,18 @@ class JobsClient:
             return self._checked(self._http.request(method, path, **request))
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the server's events live, until the connection ends."""
-        with (
-            suppress(self._failures),
-            self._http.stream("GET", "v1/events", timeout=60) as answer,
-        ):
-            if answer.is_success:
-                yield from events(answer.iter_lines())
+        """Yield the server's events live, until the connection ends.
+
+        Raises:
+            CarpoolError: there is no answer, or it is an error.
+        """
+        with self._stream("v1/events", timeout=60) as answer:
+            yield from events(answer.iter_lines())
 
     def content(self, job_id: str, name: str) -> bytes:
         """A file of a job."""
-        with self._reachable():
-            answer = self._http.get(_path((job_id, "files", name)))
-        if not answer.is_success:
-            self._checked(answer)
-        return bytes(answer.content)
+        with self._stream(_path((job_id, "files", name))) as answer:
+            return bytes(answer.read())
 
     def served(self) -> dict[str, Any]:
         """The models of the server, and its workers if there are several.
@@ -116,17 +110,22 @@ class JobsClient:
         part = to.with_name(f"{to.name}.part")
         try:
             with (
-                self._reachable(),
-                self._http.stream("GET", _path((job_id, "files", name))) as answer,
+                self._stream(_path((job_id, "files", name))) as answer,
+                part.open("wb") as file,
             ):
-                if not answer.is_success:
-                    answer.read()
-                    self._checked(answer)
-                with part.open("wb") as file:
-                    file.writelines(answer.iter_bytes())
+                file.writelines(answer.iter_bytes())
             part.replace(to)
         finally:
             part.unlink(missing_ok=True)
+
+    @contextmanager
+    def _stream(self, path: str, **options: Any) -> "Iterator[httpx2.Response]":
+        """A successful answer whose body is not read yet."""
+        with self._reachable(), self._http.stream("GET", path, **options) as answer:
+            if not answer.is_success:
+                answer.read()
+                self._checked(answer)
+            yield answer
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
@@ -134,7 +133,7 @@ class JobsClient:
             yield
         except self._failures as error:
             message = f"no answer from {self._url}: {error}"
-            raise CarpoolError(f"{message}; is `carpool serve` running there?") from None
+            raise NoAnswer(f"{message}; is `carpool serve` running there?") from None
 
     def _checked(self, answer: "httpx2.Response") -> dict[str, Any]:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from carpool.cli.jobs import JobsClient
 from carpool.cli.options import GenerateHelp, settings_from, settings_options
 from carpool.config import EngineSettings
 
@@ -30,7 +31,8 @@ def models(
     if url is not None:
         if model is not None:
             raise click.UsageError("--url lists what a server serves: leave MODEL out")
-        served = _served(url, api_key)
+        with closing(JobsClient(url, api_key)) as client:
+            served = client.served()
         click.echo(json.dumps(served, indent=1) if as_json else "\n".join(_lines(served)))
         return
     if model is None:
@@ -45,14 +47,6 @@ def models(
     calls = lines(model, settings)
     text = (f"{call['call']:<36} {call['fuses']:<10} {call['why']}" for call in calls)
     click.echo(json.dumps(calls, indent=1) if as_json else "\n".join(text))
-
-
-def _served(url: str, api_key: str | None) -> dict[str, Any]:
-    """The models of a server, and its workers if there are several."""
-    from carpool.cli.jobs import JobsClient
-
-    with closing(JobsClient(url, api_key)) as client:
-        return client.served()
 
 
 def _lines(served: Mapping[str, Any]) -> list[str]:

@@ -77,12 +77,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """The most used flags, for `carpool serve --help`: one screen."""
 
 
+def _names(cls: type[EngineSettings]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
 class GroupedHelp(click.Command):
-    """A command whose help shows the settings of `groups`; `--help-all` shows all of them."""
+    """A command whose help shows of its `rare` options those of `groups`; `--help-all` all."""
 
     groups = GROUPS
-    rare: tuple[str, ...] = ("model_path", "deploy_config")
-    settings: type[EngineSettings] | None = ServeSettings
+    rare = (*_names(ServeSettings), "model_path", "deploy_config")
     begins_with_groups = True
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -96,25 +99,20 @@ class GroupedHelp(click.Command):
         if ctx.meta.get("help_all"):
             super().format_options(ctx, formatter)
             return
-        names = dataclasses.fields(self.settings) if self.settings is not None else ()
-        settings = {field.name for field in names}
-        options = {
-            str(parameter.name): parameter
-            for parameter in self.get_params(ctx)
-            if isinstance(parameter, click.Option) and not parameter.hidden
+        records = {
+            str(option.name): _record(option, ctx)
+            for option in self.get_params(ctx)
+            if isinstance(option, click.Option) and not option.hidden
         }
-        records = {name: _record(option, ctx) for name, option in options.items()}
         sections = {
             title: [records[name] for name in names] for title, names in self.groups.items()
         }
-        rare = {*settings, *self.rare}
-        main = {"Options": [line for name, line in records.items() if name not in rare]}
-        for title, rows in (
-            sections | main if self.begins_with_groups else main | sections
-        ).items():
+        main = {"Options": [line for name, line in records.items() if name not in self.rare]}
+        ordered = sections | main if self.begins_with_groups else main | sections
+        for title, rows in ordered.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-        rest = len(rare) - sum(map(len, self.groups.values()))
+        rest = len(self.rare) - sum(map(len, self.groups.values()))
         formatter.write_paragraph()
         formatter.write_text(f"{rest} more: --help-all")
 
@@ -130,14 +128,13 @@ class GenerateHelp(GroupedHelp):
     """The help of `carpool generate`: its own options, then the most used settings."""
 
     groups = {"Model": ("device", "dtype", "revision", "lora", "quantize", "memory")}
-    rare = ()
-    settings = EngineSettings
+    rare = _names(EngineSettings)
     begins_with_groups = False
 
 
 def help_without(*rare: str) -> type[GroupedHelp]:
     """A class of commands whose help leaves some of their options to `--help-all`."""
-    return type("ShortHelp", (GroupedHelp,), {"groups": {}, "settings": None, "rare": rare})
+    return type("ShortHelp", (GroupedHelp,), {"groups": {}, "rare": rare})
 
 
 def _record(option: click.Option, ctx: click.Context) -> tuple[str, str]:

@@ -5,7 +5,7 @@ import mimetypes
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -178,23 +178,19 @@ def _follow(
     """Update the previews of these jobs; a job with several pictures shows the newest."""
     from carpool.media import read_picture
 
-    for kind, data in server.events():
-        if is_over.is_set():
-            return
-        if kind == "preview" and data["id"] in ids:
-            picture = read_picture(BytesIO(base64.b64decode(data["webp"])))
-            previews.put(ids.index(data["id"]), picture)
+    with suppress(CarpoolError):  # previews are not worth an error
+        for kind, data in server.events():
+            if is_over.is_set():
+                return
+            if kind == "preview" and data["id"] in ids:
+                picture = read_picture(BytesIO(base64.b64decode(data["webp"])))
+                previews.put(ids.index(data["id"]), picture)
 
 
 def _check(job: Mapping[str, Any]) -> None:
     if job["status"] != "completed":
         error = job["error"] or {}
         raise CarpoolError(f"job {job['id']} {job['status']}: {error.get('message', '')}")
-
-
-def connect(url: str, api_key: str | None) -> "closing[JobsClient]":
-    """A client of the server, as a context manager."""
-    return closing(JobsClient(url, api_key))
 
 
 def read(path: Path) -> bytes:

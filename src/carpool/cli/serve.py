@@ -12,9 +12,9 @@ import click
 from carpool.cli.config_file import read_config
 from carpool.cli.options import settings_from, settings_options
 from carpool.cli.peer_flags import PeerFlagsCommand, peer_options, translated
-from carpool.config import ENV_PREFIX, ServeSettings, with_mode
+from carpool.config import ENV_PREFIX, ServeSettings
 from carpool.errors import CarpoolError
-from carpool.settings.batching_mode import MODES_OF
+from carpool.settings.batching_mode import MODES_OF, with_mode
 from carpool.telemetry import standard_streams
 
 
@@ -67,28 +67,24 @@ def serve(
         for name, text in os.environ.items()
         if name.startswith(ENV_PREFIX)
     }
-    explicit: dict[str, Any] = dict(variables)
-    explicit |= {name: value for name, value in flags.items() if value not in (None, ())}
+    given_flags = {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = {} if config is None else read_config(config)
     has_models = of_file.pop("models", None) is not None
     if has_models and (models or model_path or pipeline):
         raise click.UsageError("--config names the models: leave MODEL out")
     of_file.pop("model", None) if pipeline else None
-    explicit |= {name: value for name, value in of_file.items() if name not in explicit}
-    mode = with_mode(explicit).get("batching_mode")
+    mode = with_mode(of_file | variables | given_flags).get("batching_mode")
     if mode is not None and mode != deploy.get("batching_mode", mode):
         for name in [name for name in deploy if name in MODES_OF]:
             click.echo(f"carpool: {name} of {deploy_config}: not with mode {mode}", err=True)
             del deploy[name]
         del deploy["batching_mode"]
-    flags |= {name: value for name, value in deploy.items() if name not in explicit}
-    for name, value in of_file.items():
-        if flags.get(name) in (None, ()) and name not in variables:
-            flags[name] = value
-    of_other = flags.pop("model", None)
-    names = models or (model_path or of_other or "shapes",)
-    settings = settings_from(flags)
-    if flags["batching_mode"] is None and settings.batching_mode in MODES_OF.values():
+    below = {name: v for name, v in (deploy | of_file).items() if name not in variables}
+    values = below | given_flags
+    model_of_file = values.pop("model", None)
+    names = models or (model_path or model_of_file or "shapes",)
+    settings = settings_from(values)
+    if "batching_mode" not in values and settings.batching_mode in MODES_OF.values():
         _print_mode(settings)
     from carpool.fleet.models import models_of, read_models, settings_on
     from carpool.preflight import check  # slow import, not needed for `--help`

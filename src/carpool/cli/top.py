@@ -3,12 +3,13 @@
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.jobs import URL, events, server_client
-from carpool.errors import CarpoolError
+from carpool.cli.jobs import URL, JobsClient, NoAnswer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -165,46 +166,31 @@ def top(url: str, api_key: str | None, once: bool) -> None:
     from rich.live import Live
 
     console, board = Console(), Dashboard()
-    if once or not sys.stdout.isatty():
-        _follow(url, api_key, board, lambda: board.is_whole)
-        console.print(board.render())
-        return
-    with Live(board.render(), console=console, screen=True, auto_refresh=False) as live:
+    with closing(JobsClient(url, api_key)) as server:
+        if once or not sys.stdout.isatty():
+            _follow(server, board, lambda: board.is_whole)
+            console.print(board.render())
+            return
+        with Live(board.render(), console=console, screen=True, auto_refresh=False) as live:
 
-        def show() -> bool:
-            live.update(board.render(), refresh=True)
-            return False
+            def show() -> bool:
+                live.update(board.render(), refresh=True)
+                return False
 
-        while True:
-            _follow(url, api_key, board, show)  # returns when the server ends
-            board.status = {"status": "not reachable"}
-            show()
-            time.sleep(1)
+            while True:
+                _follow(server, board, show)  # returns when the server ends
+                board.status = {"status": "not reachable"}
+                show()
+                time.sleep(1)
 
 
-def _follow(url: str, api_key: str | None, board: Dashboard, after: Any) -> None:
+def _follow(server: JobsClient, board: Dashboard, after: Callable[[], bool]) -> None:
     """Feed events to the dashboard until `after` returns true, or the stream ends."""
-    with server_client(url, api_key) as http:
-        from httpx2 import HTTPError
-
-        try:
-            with http.stream("GET", "v1/events", timeout=60) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    raise CarpoolError(_error_text(answer.json(), answer.status_code))
-                for kind, data in events(answer.iter_lines()):
-                    board.take(kind, data)
-                    if after():
-                        return
-        except HTTPError as error:
-            if board.status:
-                return  # it answered before: wait for its return
-            message = f"no answer from {url}: {error}"
-            raise CarpoolError(f"{message}; is `carpool serve` running there?") from None
-
-
-def _error_text(body: Any, status: int) -> str:
-    match body:
-        case {"error": {"message": message}}:
-            return str(message)
-    return f"the server answers {status}"
+    try:
+        for kind, data in server.events():
+            board.take(kind, data)
+            if after():
+                return
+    except NoAnswer:
+        if not board.status:  # else it answered before: wait for its return
+            raise

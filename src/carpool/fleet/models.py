@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from carpool.config import EngineSettings, ServeSettings, with_mode
+from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.fleet.autoscaler import Scale
 from carpool.models.published import name_of
 from carpool.models.source import find
+from carpool.settings.batching_mode import with_mode
 from carpool.settings.peers.vllm_omni_deploy import read_yaml
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")

@@ -145,7 +145,7 @@ def check_hub(model: str, revision: str | None) -> Path:
             if isinstance(at := try_to_load_from_cache(model, name, revision=revision), str):
                 return Path(at)
         reach_hub()
-        for name in (_INDEX, INDEXES[1], LANGUAGE_CONFIG):
+        for name in (*INDEXES, LANGUAGE_CONFIG):
             with suppress(errors.RemoteEntryNotFoundError):
                 return Path(hf_hub_download(model, name, revision=revision, etag_timeout=5))
         return Path(hf_hub_download(model, _INDEX, revision=revision, etag_timeout=5))
@@ -212,39 +212,31 @@ def hub_errors(model: str, revision: str | None, file: str) -> Iterator[None]:
         raise LoadFailed(f"{model}{at} has no {file}: {rule}") from error
     except errors.HFValidationError as error:
         raise LoadFailed(f"no model at {model!r}: {error}") from error
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
     except errors.HTTPError as error:  # type: ignore[attr-defined]  # of its HTTP client
-        if isinstance(error, errors.HfHubHTTPError):
-            raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
         raise LoadFailed(
             f"the connection to the hub broke while {model}{at} was fetched "
             f"({_last_cause(error)}): try again, it resumes"
         ) from error
-    except (OSError, ValueError) as error:
-        raise LoadFailed(f"the hub does not give {model}{at}: {_last_cause(error)}") from error
 
 
 def reach_hub() -> None:
-    """Check that the hub is reachable. Call it inside `hub_errors`, not in offline mode."""
+    """Check that the hub is reachable, except by a proxy. Call it inside `hub_errors`."""
     from huggingface_hub import constants
 
-    if not constants.is_offline_mode():
-        _connect(constants.ENDPOINT)  # fails fast: the library retries for half a minute
+    parts = urlsplit(constants.ENDPOINT)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    if constants.is_offline_mode() or getproxies().get(parts.scheme):
+        return
+    try:  # fails fast: the library retries for half a minute
+        socket.create_connection((parts.hostname or "", port), timeout=3).close()
+    except OSError as error:
+        raise _Unreachable from error
 
 
 class _Unreachable(Exception):
     """The hub does not answer."""
-
-
-def _connect(url: str) -> None:
-    """Open a connection to the hub; skipped with a proxy."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    if getproxies().get(parts.scheme):
-        return
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=3).close()
-    except OSError as error:
-        raise _Unreachable from error
 
 
 def _last_cause(error: BaseException) -> str:

@@ -188,11 +188,10 @@ class Engine:
             try:
                 with self._loop.together(), contextlib.suppress(Overloaded):
                     for request, listen in zip(requests, follows, strict=True):
-                        handles.append(self._start_or_refuse(self._start, request, listen))
+                        handles.append(self._start_or_refuse(request, listen))
                 for request in requests[len(handles) :]:  # the rest waits for places in the queue
                     listen = follows[len(handles)]
-                    start = partial(self._queue, before=handles)
-                    handles.append(self._start_or_refuse(start, request, listen))
+                    handles.append(self._start_or_refuse(request, listen, handles))
                 outputs = [_output_of(handle) for handle in handles]
             except BaseException:  # interrupted: the results are no longer needed
                 for handle in handles:
@@ -207,27 +206,18 @@ class Engine:
 
     def _start_or_refuse(
         self,
-        start: Callable[[CheckedRequest, Callable[[Event], object]], Handle],
         request: CheckedRequest | Output,
         follow: Callable[[Event], object],
+        before: Sequence[Handle | Output] = (),
     ) -> Handle | Output:
-        """Start one request of a list; a refusal becomes its output, so other requests continue."""
+        """Start one request of a list; a refusal becomes its output, so other requests continue.
+
+        Args:
+            before: requests whose ends make room, if the queue is full: a long list is not an
+                overload.
+        """
         if isinstance(request, Output):
             return request
-        try:
-            return start(request, follow)
-        except (Overloaded, Forked):
-            raise
-        except CarpoolError as refused:
-            return Output(request.request_id, request.seed, error=refused)
-
-    def _queue(
-        self,
-        request: CheckedRequest,
-        follow: Callable[[Event], object],
-        before: Sequence[Handle | Output],
-    ) -> Handle:
-        """Start a request of a list, after waiting for a place: a long list is not an overload."""
         while True:
             try:
                 return self._start(request, follow)
@@ -237,6 +227,10 @@ class Engine:
                 if not running:
                     raise
                 wait(running, timeout=full.retry_after_s, return_when="FIRST_COMPLETED")
+            except Forked:
+                raise
+            except CarpoolError as refused:
+                return Output(request.request_id, request.seed, error=refused)
 
     def _start(
         self, request: CheckedRequest, follow: Callable[[Event], object] | None = None

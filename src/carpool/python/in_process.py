@@ -178,3 +178,12 @@ def write_videos(record: Record, results: Sequence[Output], folder: Path) -> Non
         audio = None if (sound := output.sound) is None else (sound.samples, sound.rate)
         metadata = with_used(settings, {**output.settings, "fps": form["fps"]})
         write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=metadata)
+
+
+WRITERS = {
+    "image": write_pictures,
+    "video": write_videos,
+    "mesh": write_mesh,
+    "sound": write_sound,
+}
+"""Writers of files by kind of job."""

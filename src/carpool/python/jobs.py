@@ -22,15 +22,7 @@ from carpool.jobs.database import JobState, Record
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import packed, unpacked
-from carpool.python.in_process import (
-    InProcess,
-    checked,
-    work_and_kind,
-    write_mesh,
-    write_pictures,
-    write_sound,
-    write_videos,
-)
+from carpool.python.in_process import WRITERS, InProcess, checked, work_and_kind
 from carpool.types import Request
 
 if TYPE_CHECKING:
@@ -79,12 +71,7 @@ class Jobs:
         self._runner = Runner(
             store,
             InProcess(loop, is_alive),
-            {
-                "image": write_pictures,
-                "video": write_videos,
-                "mesh": write_mesh,
-                "sound": write_sound,
-            },
+            WRITERS,
             model=lambda: loop.loaded.card.id,
             max_running=settings.max_running,
             read=unpacked,

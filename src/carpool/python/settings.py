@@ -6,8 +6,8 @@ A test keeps both equal. Only `carpool.config` describes the settings.
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
-from carpool.config import BatchingMode
 from carpool.settings.engine import (
+    BatchingMode,
     ConditioningSharing,
     ContextParallelKind,
     IsolationMode,

@@ -170,7 +170,10 @@ class WorkerEngine:
             error = PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
         finally:
             del self._requests[request.request_id]
-            listener.done(_outcome(request, fields, error, result))
+            warnings = tuple(result.warnings) if result else ()
+            extras = (warnings, result.skipped_steps, result.settings) if result else ()
+            timings = result.timings if result else Timings()
+            listener.done(Outcome(request, fields, error, timings, *extras))
             emit("finished", error=error)
 
     def together(self) -> AbstractContextManager[object]:
@@ -235,18 +238,6 @@ class WorkerEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def _outcome(
-    request: CheckedRequest,
-    fields: dict[str, Any],
-    error: Exception | None,
-    result: protocol.Done | None,
-) -> Outcome:
-    if result is None:
-        return Outcome(request, fields, error, Timings())
-    extras = tuple(result.warnings), result.skipped_steps, result.settings
-    return Outcome(request, fields, error, result.timings, *extras)
 
 
 def _fields(result: protocol.Done) -> dict[str, Any]:

@@ -115,6 +115,12 @@ class Card:
             return width, height
         return self.default_size_px
 
+    @property
+    def usable_adapters(self) -> list[AdapterInfo]:
+        """The adapters that a request may name."""
+        by_id = {info.id: info for info in self.adapters if not info.problem}
+        return [by_id.get(name, AdapterInfo(name)) for name in self.lora]
+
     def task(self, name: str) -> Task:
         return next(task for task in (*self.tasks, *self.writers) if task.name == name)
 
@@ -122,11 +128,9 @@ class Card:
         """The card of a language model: the model itself, or a component; None: no such model."""
         name = f"{TEXT}:{component}" if component else TEXT
         task = next((task for task in (*self.tasks, *self.writers) if task.name == name), None)
-        return (
-            None
-            if task is None
-            else replace(self, tasks=(task,), writers=(), lora=(), schedulers=())
-        )
+        if task is None:
+            return None
+        return replace(self, tasks=(task,), writers=(), lora=(), schedulers=())
 
     def task_for(self, names: Iterable[str]) -> Task:
         """The task that takes these pictures; otherwise the model's own task."""
@@ -141,6 +145,5 @@ class Card:
 
     def names(self) -> list[str]:
         """Names of all parameters of a request, with Carpool's own."""
-        unoffered = INTERNAL
         names = dict.fromkeys(p.name for task in self.tasks for p in task.parameters)
-        return [*OWN_KEYS, *(name for name in names if name not in unoffered)]
+        return [*OWN_KEYS, *(name for name in names if name not in INTERNAL)]

@@ -64,7 +64,22 @@ def prompts_in(parameters: Mapping[str, Any]) -> int:
     Args:
         parameters: all parameters, with `prompt`.
     """
-    return _length(_lists(parameters))
+    lengths = {name: len(value) for name, value in _lists(parameters).items()}
+    if not lengths:
+        return 1
+    first, count = next(iter(lengths.items()))
+    if count == 0:
+        raise InvalidValue(f"{first} is an empty list: give at least one", param=first)
+    for name, length in lengths.items():
+        if length != count:
+            rule = "lists of prompts must have one entry for each prompt"
+            raise InvalidValue(
+                f"{first} has {count} entries and {name} {length}: {rule}", param=name
+            )
+    if "prompt" not in lengths and count > 1:
+        rule = "give a list of as many prompts, or one string"
+        raise InvalidValue(f"{first} is a list of {count} beside one prompt: {rule}", param=first)
+    return count
 
 
 def fanned_out(
@@ -113,25 +128,6 @@ def grouped(outputs: Sequence[CheckedRequest], size: int) -> list[CheckedRequest
         replace(output, group=head.request_id, group_size=size)
         for output, head in zip(outputs, first, strict=True)
     ]
-
-
-def _length(lists: Mapping[str, Any]) -> int:
-    lengths = {name: len(value) for name, value in lists.items()}
-    if not lengths:
-        return 1
-    first, count = next(iter(lengths.items()))
-    if count == 0:
-        raise InvalidValue(f"{first} is an empty list: give at least one", param=first)
-    for name, length in lengths.items():
-        if length != count:
-            rule = "lists of prompts must have one entry for each prompt"
-            raise InvalidValue(
-                f"{first} has {count} entries and {name} {length}: {rule}", param=name
-            )
-    if "prompt" not in lists and count > 1:
-        rule = "give a list of as many prompts, or one string"
-        raise InvalidValue(f"{first} is a list of {count} beside one prompt: {rule}", param=first)
-    return count
 
 
 def _seeds(generator: Any, seed: int | None, prompts: int, n: int) -> list[int]:

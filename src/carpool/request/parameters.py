@@ -127,9 +127,7 @@ def check(card: Card, request: Request, *, from_json: bool = False) -> CheckedRe
         user=request.user,
         output_type=task.file_type if from_json else None,
         step_cache=None if step_cache is None else check_step_cache(step_cache),
-        scheduler=None
-        if scheduler is None
-        else check_scheduler(scheduler, card.schedulers, card.scheduler),
+        scheduler=check_scheduler(scheduler, card.schedulers, card.scheduler),
         enhance_prompt=enhance_prompt,
         prompt_weights=prompt_weights,
     )

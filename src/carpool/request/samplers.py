@@ -82,6 +82,7 @@ def check_scheduler(name: Any, offered: Collection[str], default: str) -> str | 
     """Map a request's sampler to its name here.
 
     Args:
+        name: None for the model's own scheduler.
         offered: the model's samplers; empty if its scheduler cannot be replaced.
         default: the class of the model's own scheduler.
 
@@ -91,6 +92,8 @@ def check_scheduler(name: Any, offered: Collection[str], default: str) -> str | 
     Raises:
         InvalidValue: the model offers no such sampler.
     """
+    if name is None:
+        return None
     if not isinstance(name, str):
         raise InvalidValue.of("scheduler", name, "must be the name of a sampler")
     text = plain(name)

@@ -33,6 +33,7 @@ from carpool.jobs.interfaces import JobListener, JobOutput
 from carpool.jobs.runner import Runner
 from carpool.media.executors import FairExecutor
 from carpool.server.observer import Observer
+from carpool.telemetry.activity import RunningRequest, WaitingRequest
 from carpool.telemetry.worker_statistics import models_of, workers_of
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
@@ -197,27 +198,8 @@ class Events(JobListener):
             "waiting_count": now.waiting_count,
         }
         for owner in {viewer.owner for viewer in self._viewers}:
-            running = [
-                {
-                    "number": request.number,
-                    "phase": request.phase,
-                    "step": request.step,
-                    "steps": request.steps,
-                    "left_s": _rounded(request.left_s),
-                    "tokens": request.tokens,
-                    **self._own(request.request_id, owner),
-                }
-                for request in now.running
-            ]
-            waiting = [
-                {
-                    "number": request.number,
-                    "waited_s": _rounded(request.waited_s),
-                    "starts_s": _rounded(request.starts_s),
-                    **self._own(request.request_id, owner),
-                }
-                for request in now.waiting
-            ]
+            running = [self._shown(request, owner) for request in now.running]
+            waiting = [self._shown(request, owner) for request in now.waiting]
             moves = [
                 {
                     "at": round(move.at, 3),
@@ -231,6 +213,13 @@ class Events(JobListener):
             requests = {"running": running, "waiting": waiting, "moves": moves}
             event = _event("activity", {**common, **requests})
             self._send(owner, event)
+
+    def _shown(self, request: RunningRequest | WaitingRequest, owner: str) -> dict[str, Any]:
+        """A request for a viewer, with times in milliseconds' precision."""
+        fields = asdict(request)
+        own = self._own(fields.pop("request_id"), owner)
+        times = {name: _rounded(fields[name]) for name in fields if name.endswith("_s")}
+        return fields | times | own
 
     def _own(self, request_id: str, owner: str) -> dict[str, Any]:
         """Name the request of an output, if the viewer owns it."""

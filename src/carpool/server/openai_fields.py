@@ -179,7 +179,7 @@ def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
     """Refuse fields of edits in a body without pictures; the error names the right endpoint."""
     if not card.task_for(["image"]).takes("image"):
         return
-    names = {*EDITS, "mask_image"}
+    names = set(EDITS)
     names |= {n for n in (*PICTURES, "strength") if any(task.takes(n) for task in card.tasks)}
     names -= {"strength"} if card.tasks[0].takes("strength") else set()
     for name in parameters:

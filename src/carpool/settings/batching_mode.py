@@ -1,11 +1,11 @@
 """Infer the batching mode from other settings."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from carpool.errors import SettingRejected
-
-BatchingMode = Literal["continuous", "dynamic", "request", "off"]
+from carpool.settings.engine import BatchingMode, EngineSettings
 
 MODES_OF: Mapping[str, BatchingMode] = {
     "batching_max_size": "dynamic",
@@ -19,16 +19,15 @@ MODES_OF: Mapping[str, BatchingMode] = {
 """Settings that only one mode has: they select that mode."""
 
 
-def with_chosen_mode(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def with_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Add the inferred `batching_mode` to settings without one.
 
-    Args:
-        defaults: the defaults of all settings. A value that equals its default selects no mode and
-            conflicts with none.
+    A value that equals its default selects no mode and conflicts with none.
 
     Raises:
         SettingRejected: settings belong to two modes, or to a mode other than `batching_mode`.
     """
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineSettings)}
     of_modes: dict[BatchingMode, str] = {}  # by mode: its first setting
     for name in settings:
         if (mode := MODES_OF.get(name)) and settings[name] != defaults[name]:

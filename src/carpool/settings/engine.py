@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
 from carpool.settings import preparation
-from carpool.settings.batching_mode import BatchingMode
 from carpool.settings.rules import check, parse_bytes, setting, streamed_names
 
+BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
 Numerics = Literal["fast", "exact"]
 ConditioningSharing = Literal["per-key", "shared"]

@@ -22,9 +22,6 @@ _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 RING_BACK_ENDS = ("flash", "_native_flash", "_native_cudnn", "flash_hub", "_flash_3_hub", "sage")
 """Attention backends of diffusers that support ring attention."""
 
-INSTALL = {"torchao": "torchao", "bitsandbytes": "bitsandbytes", "optimum.quanto": "optimum-quanto"}
-"""Names of packages by import name."""
-
 
 def is_denoiser(component: str) -> bool:
     """Return whether a component is a denoiser, by diffusers' naming conventions."""
@@ -234,7 +231,7 @@ def _check_package(package: str, setting: str, otherwise: str = "") -> None:
     except ModuleNotFoundError:  # its parent package is missing
         is_there = False
     if not is_there:
-        name = INSTALL.get(package, package)
+        name = package.replace(".", "-")
         raise SettingRejected(f"{setting}: needs {name}: pip install {name}{otherwise}")
 
 

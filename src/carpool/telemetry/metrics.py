@@ -6,6 +6,7 @@ and are absent while there is none. Labels are never prompts, ids or paths.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from math import inf
@@ -24,7 +25,7 @@ from prometheus_client.metrics import Counter, Histogram
 from prometheus_client.registry import Collector
 
 from carpool.telemetry.metric_list import METRICS
-from carpool.telemetry.worker_statistics import WorkerStatistics, models_of, workers_of
+from carpool.telemetry.worker_statistics import models_of, workers_of
 from carpool.types import BUCKETS_S
 
 CONTENT_TYPE: str = CONTENT_TYPE_LATEST
@@ -48,7 +49,6 @@ MEMORY = {"weights": "weights_bytes", "reserved": "reserved_bytes", "peak": "pea
 MetricFamily = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 MetricValues = tuple[str, dict[Any, Any]]
 """The name of a metric, and its values by labels."""
-WorkerMetrics = tuple[str, Mapping[str, str], Sequence[WorkerStatistics], Mapping[Any, int]]
 _FAMILIES: dict[str, type[MetricFamily]] = {
     "gauge": GaugeMetricFamily,
     "counter": CounterMetricFamily,
@@ -68,8 +68,6 @@ class Metrics:
         self._previews = self._histogram("carpool_first_preview_seconds")
         self._jobs = self._counter("carpool_jobs_total")
         self._job_durations = self._histogram("carpool_job_duration_seconds")
-        self._scraped = _Scraped()
-        self._registry.register(self._scraped)
 
     def _counter(self, name: str) -> Counter:
         return Counter(name, METRICS[name].text, METRICS[name].labels, registry=self._registry)
@@ -122,36 +120,34 @@ class Metrics:
             jobs: that have not ended, by state.
             workers: of which there are several: `model`, `worker`, `device`, `state`, `requests`.
         """
-        found = [] if statistics is None else workers_of(model, statistics)
-        self._scraped.snapshot = model, build, found, jobs
-        self._scraped.workers = workers
-        self._scraped.models = models_of(model, statistics or {})
-        return generate_latest(self._registry)
+        scraped = _Scraped(model, build, statistics, jobs, workers)
+        return generate_latest(self._registry) + generate_latest(scraped)
 
 
+@dataclass(frozen=True, slots=True)
 class _Scraped(Collector):
-    """Collects what is read anew at each scrape: open jobs and the engine's statistics."""
+    """Collects what is read anew at each scrape: see `Metrics.page`."""
 
-    def __init__(self) -> None:
-        self.snapshot: WorkerMetrics = "", {}, [], {}
-        self.workers: Sequence[Mapping[str, Any]] = ()
-        self.models: Mapping[str, Any] = {}  # statistics of each
-
-    def describe(self) -> Iterable[Metric]:
-        return []  # without it the registry calls `collect` to learn the names
+    model: str
+    build: Mapping[str, str]
+    statistics: Mapping[str, Any] | None
+    jobs: Mapping[str, int]
+    workers: Sequence[Mapping[str, Any]]
 
     def collect(self) -> Iterator[Metric]:
-        model, build, workers, jobs = self.snapshot
-        yield _family("carpool_jobs", {(model, state): count for state, count in jobs.items()})
-        yield _family("carpool_build_info", {tuple(build.values()): 1})
+        open_jobs = {(self.model, state): count for state, count in self.jobs.items()}
+        yield _family("carpool_jobs", open_jobs)
+        yield _family("carpool_build_info", {tuple(self.build.values()): 1})
         if self.workers:
+            models = models_of(self.model, self.statistics or {})
             states = {(w["model"], str(w["worker"]), w["device"]): w for w in self.workers}
             up = {labels: float(worker["state"] == "ready") for labels, worker in states.items()}
             yield _family("carpool_worker_up", up)
             bound = {labels[:2]: worker["requests"] for labels, worker in states.items()}
             yield _family("carpool_worker_requests", bound)
-            yield _family("carpool_requests_held", _held(self.models))
-            yield _family("carpool_moves_total", _moves(self.models))
+            yield _family("carpool_requests_held", _held(models))
+            yield _family("carpool_moves_total", _moves(models))
+        workers = [] if self.statistics is None else workers_of(self.model, self.statistics)
         merged: dict[str, dict[Any, Any]] = {}
         for entry in workers:
             number = () if entry.worker is None else (entry.worker,)

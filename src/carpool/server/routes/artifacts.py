@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +9,6 @@ from fastapi.responses import JSONResponse
 
 from carpool.errors import InvalidValue, JobNotFound, PipelineFailed, UnsupportedParameter
 from carpool.jobs.database import Record
-from carpool.jobs.work import work_of
-from carpool.media.inputs import packed
 from carpool.media.mesh import check_faces, encode_mesh, files_beside
 from carpool.media.metadata import with_used
 from carpool.media.sound import encode_sound
@@ -116,13 +113,9 @@ async def _submit(
     **output: Any,
 ) -> Record:
     model = await context.load(body.model, "restarting")
-    names, inputs = await context.unless_disconnected(
-        context.intake().run(partial(packed, pictures))
-    )
-    metadata = model.file_metadata(checked)
-    work = work_of(model.id, [checked], names, format=body.output_format, told=metadata, **output)
+    output |= {"format": body.output_format, "told": model.file_metadata(checked)}
     fields = {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt}
-    return await submit(context, kind, content, fields, work, inputs)
+    return await submit(context, kind, content, fields, [checked], pictures, **output)
 
 
 _MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE})

@@ -25,6 +25,7 @@ from carpool.server.image_request import ParsedImageRequest
 from carpool.server.responses.downloads import PARTS, Download
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.telemetry import tracing
+from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
 
 TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
@@ -54,20 +55,29 @@ async def submit(
     kind: str,
     body: dict[str, Any],
     fields: dict[str, Any],
-    work: dict[str, Any],
-    inputs: Mapping[str, bytes],
+    requests: Sequence[CheckedRequest],
+    pictures: Mapping[str, Any],
+    *,
+    keeps_inputs: bool = False,
+    **output: Any,
 ) -> Record:
-    """Put a checked request into the store; after the return it is durable.
+    """Put checked requests into the store; after the return they are durable.
 
     Args:
         body: as sent; requests with the same `Idempotency-Key` must have equal bodies.
         fields: public fields of the job.
-        work: the result of `work_of`.
-        inputs: the files that the job's `inputs` name.
+        requests: one for each output.
+        pictures: input pictures, by argument of the pipeline.
+        keeps_inputs: the pictures stay after the job's end.
+        output: options of the file writer.
 
     Raises:
         IdempotencyMismatch, Overloaded, StoreFailed, RateLimited: see `JobStore.submit`.
     """
+    packing = context.intake().run(partial(packed, pictures))
+    names, inputs = await context.unless_disconnected(packing)
+    work = work_of(fields["model"], requests, names, **output)
+    work |= {"keep": list(inputs)} if inputs and keeps_inputs else {}
     request = context.request
     digest = digest_of(kind, request.url.path, body)
     deliveries = deliveries_of(context.state.settings, body.get("webhook"))
@@ -113,18 +123,17 @@ async def submit_images(context: AuthenticatedRequest, image_request: ParsedImag
     if body.stream:
         raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
     requests = image_request.requests
-    packing = context.intake().run(partial(packed, image_request.pictures))
-    names, inputs = await context.unless_disconnected(packing)
-    work = work_of(
-        model.id,
+    return await submit(
+        context,
+        "image",
+        image_request.identity(),
+        {"model": model.id, "seeds": [part.seed for part in requests]},
         requests,
-        inputs=names,
+        image_request.pictures,
         format=body.output_format or "png",
         compression=100 if body.output_compression is None else body.output_compression,
         told=[model.file_metadata(part) for part in requests],
     )
-    fields = {"model": model.id, "seeds": [part.seed for part in requests]}
-    return await submit(context, "image", image_request.identity(), fields, work, inputs)
 
 
 def write_images(record: Record, outputs: Sequence[Done], folder: Path) -> None:

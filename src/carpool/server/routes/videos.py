@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -22,8 +21,6 @@ from carpool.errors import (
     VideoNotReady,
 )
 from carpool.jobs.database import Record
-from carpool.jobs.work import work_of
-from carpool.media.inputs import packed
 from carpool.media.metadata import with_used
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.bodies import forms
@@ -132,12 +129,11 @@ async def _submit(
     context: AuthenticatedRequest, form: forms.Form, content: dict[str, Any], **extra: Any
 ) -> Record:
     model, checked, fields, pictures = await video_work(context, form)
-    packing = context.intake().run(partial(packed, pictures))
-    names, inputs = await context.unless_disconnected(packing)
-    metadata = model.file_metadata(checked)
-    work = work_of(model.id, [checked], names, fps=fields["fps"], told=metadata)
-    work |= {"keep": list(inputs)} if inputs else {}  # `remix_video` reads them
-    return await submit(context, "video", content, fields | extra, work, inputs)
+    return await submit(
+        context, "video", content, fields | extra, [checked], pictures,
+        keeps_inputs=True,  # `remix_video` reads them
+        fps=fields["fps"], told=model.file_metadata(checked),
+    )  # fmt: skip
 
 
 _BODY = forms.document(

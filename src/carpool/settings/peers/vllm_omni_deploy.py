@@ -56,39 +56,13 @@ SUPPORTED: dict[str, Any] = {
 MOST_BASES = 8  # length of a chain of base files
 INSIDE = ("engine_args", "engine_extras")  # mappings in a stage that hold more of its keys
 
-_PIPELINE_WIDE = """
-    trust_remote_code distributed_executor_backend quantization enable_prefix_caching
-    enable_chunked_prefill data_parallel_size pipeline_parallel_size model_runner
-"""
-_ABOVE = """
-    async_chunk session_mode active_stream_window duplex_session connectors edges platforms
-    pipeline custom_voice_dir runtime
-"""
-_IN_STAGE = """
-    stage_id stage_type runtime env devices num_replicas num_gpus async_chunk model_stage
-    model_arch model_class_name execution_type input_sources engine_input_source
-    engine_output_type final_output final_output_type is_comprehension hf_config_name
-    input_connectors output_connectors custom_process_input_func
-    worker_type worker_cls worker_extension_cls scheduler_cls engine_backend
-    diffusion_model_runner_cls custom_pipeline_args additional_config model_config
-    parallel_config tensor_parallel_size ulysses_degree ring_degree cfg_parallel_size use_hsdp
-    gpu_memory_utilization kv_cache_memory_bytes enforce_eager async_scheduling
-    max_num_batched_tokens max_model_len attention_backend moe_backend linear_backend
-    diffusion_attention_backend diffusion_attention_config diffusion_kv_mode streaming_output
-    cache_backend cache_config enable_prompt_embed_cache enable_sleep_mode enable_cpu_offload
-    enable_layerwise_offload vae_use_slicing vae_use_tiling quantization_config boundary_ratio
-    flow_shift lora_path lora_scale max_cpu_loras numa_bind numa_bind_nodes numa_bind_cpus
-"""
-UNUSED_ABOVE = {*_ABOVE.split(), *_PIPELINE_WIDE.split()}
-UNUSED_IN_STAGE = {*_IN_STAGE.split(), *_PIPELINE_WIDE.split()}
-
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
     """The contents of a deploy file."""
 
     settings: dict[str, Any]  # under Carpool's names
-    unused: tuple[str, ...]  # places of known keys without effect
+    unused: tuple[str, ...]  # places of keys without effect
 
 
 def load_deploy(path: Path | None, overrides: str | None = None) -> Deploy:
@@ -147,7 +121,8 @@ def read_yaml(path: Path, source: str) -> Any:
         _check_bounds(text)
         return yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingRejected(f"{source} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())  # YAML's has several lines
+        raise SettingRejected(f"{source} cannot be read: {reason}") from error
 
 
 def _check_bounds(text: bytes) -> None:
@@ -283,9 +258,8 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
 
 def _check_spelling(key: str, supported: Collection[str], where: str) -> None:
     """Refuse an unknown key that is close to a supported key."""
-    if key in supported or key in UNUSED_ABOVE or key in UNUSED_IN_STAGE:
-        return
-    if difflib.get_close_matches(key[:100], list(supported), n=1, cutoff=0.8):
+    is_close = difflib.get_close_matches(key[:100], supported, n=1, cutoff=0.8)
+    if key not in supported and is_close:
         raise _unknown(where, key, nearest(key, supported))
 
 

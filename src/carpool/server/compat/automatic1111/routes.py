@@ -18,7 +18,7 @@ from carpool.errors import CarpoolError, InvalidValue, SizeRejected, show
 from carpool.media.masks import filled, fitted
 from carpool.media.reader import ImageData, ImageIntake
 from carpool.media.uploads import Mode
-from carpool.request.adapter_names import AdapterInfo, name_for_tag
+from carpool.request.adapter_names import name_for_tag
 from carpool.request.card import Card
 from carpool.request.sizes import within
 from carpool.request.values import is_int
@@ -302,8 +302,7 @@ async def schedulers(context: Context) -> list[SchedulerName]:
 async def loras(context: Context) -> list[Lora]:
     """List the adapters for `<lora:NAME:1>`."""
     model = await context.load(None, "loaded")
-    by_id = {adapter.id: adapter for adapter in model.card.adapters if not adapter.problem}
-    offered = [by_id.get(name, AdapterInfo(name)) for name in model.card.lora]
+    offered = model.card.usable_adapters
     return [Lora(name=name_for_tag(adapter, offered), alias=adapter.id) for adapter in offered]
 
 

@@ -180,9 +180,6 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
 
 def _content(message: Mapping[str, Any]) -> tuple[str, list[ImageData]]:
     """The text and the pictures of a message."""
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return content or "", []
     parts = list(parts_of(message))
     texts = [value for kind, value in parts if kind == "text"]
     images = [value for kind, value in parts if kind == "image"]

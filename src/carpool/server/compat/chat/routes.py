@@ -1,7 +1,6 @@
 """`POST /v1/chat/completions`: answers with texts or pictures, depending on the model."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -38,9 +37,10 @@ async def create_chat_completion(context: Context) -> Any:
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     chat = validated(ChatRequest, values)
+    options = chat.stream_options or {}
+    has_usage = options.get("include_usage") is True
     if (writer := await _language_model(context, chat.model)) is not None:
         work = await parse_text_request(context, *writer, chat)
-        has_usage = (chat.stream_options or {}).get("include_usage") is True
         return await respond_with_texts(
             context, work, limit_name(values), has_usage if chat.stream else None
         )
@@ -48,9 +48,7 @@ async def create_chat_completion(context: Context) -> Any:
     talk = conversation(model.card, chat)
     body = validated(schema.ImageRequest, talk.values)
     request_id = request.scope["request_id"]
-    options = chat.stream_options or {}
     has_metrics = bool(chat.return_stage_metrics) or talk.has_parts
-    has_usage = options.get("include_usage") is True
     chunks = ChunkWriter(request_id, talk.has_parts, has_usage, has_metrics)
 
     form = Form(images=talk.images, name="image_url")
@@ -62,10 +60,10 @@ async def create_chat_completion(context: Context) -> Any:
     if not isinstance(answer, schema.ImagesResponse):
         return answer
     metrics = await stage_metrics(state, model.id, answer.timings) if has_metrics else None
-    complete = partial(completion, request_id, answer, has_parts=talk.has_parts)
-    return JSONResponse(
-        complete(warnings=talk.warnings, metrics=metrics).model_dump(exclude_none=True)
+    complete = completion(
+        request_id, answer, has_parts=talk.has_parts, warnings=talk.warnings, metrics=metrics
     )
+    return JSONResponse(complete.model_dump(exclude_none=True))
 
 
 async def _language_model(

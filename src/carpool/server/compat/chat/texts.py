@@ -6,15 +6,15 @@ from hashlib import sha256
 from typing import Any
 
 from carpool.errors import InvalidValue, UnsupportedParameter
-from carpool.media.reader import ImageData, ImageIntake
+from carpool.media.reader import ImageData
 from carpool.request.expand import fanned_out
 from carpool.request.own_values import check_n, seeds
 from carpool.request.parameters import check
 from carpool.request.rules import MOST_TOKENS
-from carpool.request.sizes import within
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
-from carpool.server.bodies.forms import MOST_IMAGES, validated
+from carpool.server.bodies.forms import MOST_IMAGES, url_of, validated
+from carpool.server.bodies.named_pictures import decoded
 from carpool.server.compat.chat.bodies import ChatRequest, MessagePart, parts_of
 from carpool.server.openai_fields import engine_request, pipeline_parameters
 from carpool.server.state import AuthenticatedRequest, ServedModel
@@ -96,7 +96,8 @@ async def parse_text_request(
     n = check_n(1 if body.n is None else body.n, model.max_n)
     images: list[Any] = []
     if pictures and model.card.tasks[0].takes("image"):
-        images = await context.unless_disconnected(_read(context.intake(n), pictures, model))
+        reading = decoded({"image_url": pictures}, model.card, context.intake(n), url_of)
+        images = (await context.unless_disconnected(reading))["image_url"]
     parameters["messages"] = messages
     if body.deadline_s is not None:
         parameters["deadline_s"] = body.deadline_s
@@ -164,14 +165,3 @@ def _places(parts: Sequence[MessagePart], pictures: list[ImageData]) -> Iterator
             yield {"type": "image"}
         else:
             yield {"type": "text", "text": value}
-
-
-async def _read(
-    intake: ImageIntake, pictures: Sequence[ImageData], model: ServedModel
-) -> list[Any]:
-    images = []
-    for picture in pictures:
-        file = await intake.open(picture, "image_url")
-        fitted = within(file.size, model.card.max_pixels, 1)
-        images.append(await intake.decode(file, "image_url", mode="RGB", fitted=fitted))
-    return images

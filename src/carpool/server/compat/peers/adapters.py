@@ -22,7 +22,7 @@ from carpool.errors import (
     show,
 )
 from carpool.fleet.pool import Pool
-from carpool.request.adapter_names import AdapterInfo, adapter_id, find_adapter
+from carpool.request.adapter_names import adapter_id, find_adapter
 from carpool.request.lora import SUFFIX, check_header, check_lora
 from carpool.server.bodies import schema
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
@@ -163,8 +163,6 @@ async def list_loras(context: Context, model: str | None = None) -> AdapterList:
             nickname=",".join(names), nicknames=names, strength=scales[0], strengths=scales
         )
         active[target] = [adapter]
-    by_id = {info.id: info for info in served.card.adapters if not info.problem}
-    loaded = [by_id.get(name, AdapterInfo(name)) for name in served.card.lora]
     return AdapterList(
         loaded_adapters=[
             LoadedAdapter(
@@ -173,7 +171,7 @@ async def list_loras(context: Context, model: str | None = None) -> AdapterList:
                 target=name.target or None,
                 warnings=list(name.warnings),
             )
-            for name in loaded
+            for name in served.card.usable_adapters
         ],
         refused_adapters=[
             RefusedAdapter(nickname=info.id, names=list(info.names), problem=info.problem)
@@ -223,7 +221,7 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
         InvalidValue: the file is not in the folder, has another name, or cannot be read.
     """
     pool: Any = state.backend if state.fleet is None else (await state.fleet.loaded(model))[0]
-    if _offered(pool, name) is not None:
+    if find_adapter(name, pool.ready.card.usable_adapters) is not None:
         return  # a loaded name keeps its weights
     folder = pool.lora_dir if isinstance(pool, Pool) else state.settings.lora_dir
     file = Path(path)
@@ -250,17 +248,13 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
             break  # each worker has answered
         await asyncio.sleep(LOOK_S)
     for worker in workers:
-        if worker.ready is not None and _offered(worker, name) is None:
-            adapter = find_adapter(name, worker.ready.card.adapters)
+        if worker.ready is None:
+            continue
+        card = worker.ready.card
+        if find_adapter(name, card.usable_adapters) is None:
+            adapter = find_adapter(name, card.adapters)
             why = adapter.problem if adapter else "is no adapter of this model that can be read"
             raise InvalidValue(f"{name}{SUFFIX}: {why}", param="lora_path")
-
-
-def _offered(worker: Any, name: str) -> AdapterInfo | None:
-    card = worker.ready.card
-    infos = {info.id: info for info in card.adapters if info.id in card.lora and not info.problem}
-    rest = [AdapterInfo(id_) for id_ in card.lora if id_ not in infos]
-    return find_adapter(name, [*infos.values(), *rest])
 
 
 def _in_folder(folder: str | None, file: Path) -> Path | None:
