@@ -3,8 +3,9 @@
 usage: make bench-texts     (or: python -m benchmarks.texts [--turns N])
 
 The language model is a Qwen 3 with 8 layers of width 512 and random weights; texts differ in
-length, temperature, `top_k` and seed. *Plain* is the pipeline without an engine, in sequence. The
-measure is CPU time of the process; tokens are compared.
+length, temperature, `top_k` and seed. *Plain* is the pipeline without an engine, in sequence. A
+chat of greedy texts runs by transformers' `generate_batch` as well, on the same model. The measure
+is CPU time of the process, of all threads; tokens are compared.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import torch
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import ContinuousBatchingConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
@@ -29,6 +30,11 @@ from carpool.types import Event, Request
 
 TEXTS, WRITERS, STEPS = 16, 6, 1000
 LENGTHS = (20, 33, 48, 48, 40, 25, 48, 37)
+CHAT: dict[str, Any] = {"do_sample": False, "max_new_tokens": 32, "pad_token_id": 0}
+
+
+def ids_of(number: int) -> list[int]:
+    return [5 + (7 * number + 3 * j) % 200 for j in range(10 + 3 * number)]
 
 
 class Denoiser(ModelMixin, ConfigMixin):  # type: ignore[misc]
@@ -51,16 +57,17 @@ class Author(DiffusionPipeline):  # type: ignore[misc]
         super().__init__()
         self.register_modules(text_encoder=text_encoder, transformer=transformer)
 
-    def __call__(self, prompt: str = "", num_inference_steps: int = 1) -> dict[str, Any]:
+    def __call__(
+        self, prompt: str = "", num_inference_steps: int = 1, is_chat: bool = False
+    ) -> dict[str, Any]:
         text = torch.zeros(1, 0)
         if prompt:
-            number = int(prompt)
-            ids = torch.tensor([[5 + (7 * number + 3 * j) % 200 for j in range(10 + 3 * number)]])
-            text = self.text_encoder.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=True, pad_token_id=0,
-                max_new_tokens=LENGTHS[number % 8], temperature=0.5 + 0.05 * number,
-                top_k=5 + number,
-            )  # fmt: skip
+            number, options = int(prompt), dict(CHAT)
+            if not is_chat:
+                options |= {"temperature": 0.5 + 0.05 * number, "top_k": 5 + number}
+                options |= {"do_sample": True, "max_new_tokens": LENGTHS[number % 8]}
+            ids = torch.tensor([ids_of(number)])
+            text = self.text_encoder.generate(ids, attention_mask=torch.ones_like(ids), **options)
         x = torch.ones(1, 1024)
         for _ in range(num_inference_steps):
             x = self.transformer(x)
@@ -91,13 +98,13 @@ def built() -> Author:
     return pipe
 
 
-def plainly(pipe: Author) -> tuple[float, list[Tensor]]:
+def plainly(pipe: Author, **arguments: Any) -> tuple[float, list[Tensor]]:
     """CPU seconds of all texts in sequence, and the texts."""
     began_s, texts = time.process_time(), []
     with torch.no_grad():
         for number in range(TEXTS):
             torch.manual_seed(number)
-            texts.append(pipe(str(number))["text"])
+            texts.append(pipe(str(number), **arguments)["text"])
     return time.process_time() - began_s, texts
 
 
@@ -112,27 +119,46 @@ def until(engine: EngineCore, answers: list[Answer]) -> None:
         engine.step()
 
 
+def by_engine(engine: EngineCore, expected: list[Tensor], **arguments: Any) -> float:
+    """CPU seconds of all texts at once; the texts are compared."""
+    began_s = time.process_time()
+    answers = [submit(engine, str(number), number, **arguments) for number in range(TEXTS)]
+    until(engine, answers)
+    seconds = time.process_time() - began_s
+    for answer, text in zip(answers, expected, strict=True):
+        assert answer.outcome is not None
+        assert torch.equal(answer.outcome.fields["text"], text)
+    return seconds
+
+
+def by_generate_batch(pipe: Author, expected: list[Tensor]) -> float:
+    """CPU seconds of a chat by transformers' continuous batching; the texts are compared."""
+    cache = ContinuousBatchingConfig(num_blocks=64, page_size=32, max_batch_tokens=512)
+    prompts, began_s = [ids_of(number) for number in range(TEXTS)], time.process_time()
+    answers = pipe.text_encoder.generate_batch(prompts, GenerationConfig(**CHAT), cache)
+    seconds = time.process_time() - began_s
+    written = sorted(answer.prompt_ids + answer.generated_tokens for answer in answers.values())
+    assert written == sorted(text[0].tolist() for text in expected)
+    return seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=3)
     turns, pipe = parser.parse_args().turns, built()
     settings = EngineSettings(device="cpu", max_running=32, max_batch_size=32)
-    ratios, seconds, gaps, widths = [], [], [], []
+    ratios, seconds, chats, gaps, widths = [], [], [], [], []
     for _ in range(turns):
         plain_s, texts = plainly(pipe)
         forwards: list[Forward] = []
         engine = EngineCore(load(pipe, settings), settings, observers=[forwards.append])
         engine.enter()
-        began_s = time.process_time()
-        answers = [submit(engine, str(number), number) for number in range(TEXTS)]
-        until(engine, answers)
-        seconds.append((plain_s, time.process_time() - began_s))
+        seconds.append((plain_s, by_engine(engine, texts)))
         ratios.append(plain_s / seconds[-1][1])
         widths_of_texts = [f.requests for f in forwards if f.component == "text_encoder"]
         widths.append(sum(widths_of_texts) / len(widths_of_texts))
-        for answer, text in zip(answers, texts, strict=True):
-            assert answer.outcome is not None
-            assert torch.equal(answer.outcome.fields["text"], text)
+        chat_s, texts = plainly(pipe, is_chat=True)
+        engine_s = by_engine(engine, texts, is_chat=True)
         drawing = submit(engine, "", 0, num_inference_steps=STEPS)
         for _ in range(50):
             engine.step()
@@ -143,10 +169,14 @@ def main() -> None:
         median_s = statistics.median(f.duration_s for f in forwards if f.phase == "denoise")
         assert drawing.outcome is None  # still drawing
         engine.leave()
+        chats.append((chat_s, engine_s, by_generate_batch(pipe, texts)))
     plain_s, engine_s = map(statistics.median, zip(*seconds, strict=True))
     print(f"{TEXTS} texts: plain {plain_s:.2f} s, engine {engine_s:.2f} s, "
           f"{statistics.median(ratios):.2f} times ({min(ratios):.2f} to {max(ratios):.2f}), "
           f"{statistics.median(widths):.1f} texts a forward; all tokens equal")  # fmt: skip
+    chat_s, engine_s, batch_s = map(statistics.median, zip(*chats, strict=True))
+    print(f"a chat of {TEXTS}: plain {chat_s:.2f} s, engine {engine_s:.2f} s, generate_batch "
+          f"{batch_s:.2f} s; all tokens equal")  # fmt: skip
     longest_ms, step_ms = 1e3 * statistics.median(gaps), 1e3 * median_s
     print(f"{WRITERS} texts beside a drawing: it waits {longest_ms:.0f} ms at most from step "
           f"to step, of which one takes {step_ms:.0f} ms")  # fmt: skip

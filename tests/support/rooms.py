@@ -30,7 +30,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "python, cli, settings": (4_800, 5_285),
     "others": (4_200, 4_616),
     "lab": (4_200, 5_377),
-    "benchmarks, proof": (7_000, 7_086),
+    "benchmarks, proof": (7_000, 7_116),
     "tests": (50_000, 81_616),
 }
 
