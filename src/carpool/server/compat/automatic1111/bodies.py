@@ -164,6 +164,8 @@ def info(
     seeds = [image.seed for image in answer.data]
     settings = {**values, **(answer.settings or {})}
     prompt, negative = body.prompt, body.negative_prompt or ""
+    texts = {"prompt": prompt, "negative_prompt": negative, "model": answer.model}
+    drawn = {**settings, **texts, "width": width, "height": height}
     fields: dict[str, Any] = {
         "prompt": prompt,
         "all_prompts": [prompt] * len(seeds),
@@ -179,14 +181,7 @@ def info(
         "batch_size": len(seeds),
         "denoising_strength": settings.get("strength"),
         "sd_model_name": answer.model,
-        "infotexts": [as_text(settings | _drawn(prompt, negative, answer, seed)) for seed in seeds],
+        "infotexts": [as_text(drawn | {"seed": seed}) for seed in seeds],
         "warnings": list(dict.fromkeys([*warnings, *(answer.warnings or [])])),
     }
     return json.dumps(fields)
-
-
-def _drawn(prompt: str, negative: str, answer: schema.ImagesResponse, seed: int) -> dict[str, Any]:
-    """Prompts and seed of one picture, beside its settings."""
-    width, _, height = answer.size.partition("x")
-    fields = {"prompt": prompt, "negative_prompt": negative, "seed": seed, "model": answer.model}
-    return {**fields, "width": width, "height": height}
