@@ -14,7 +14,7 @@ import pytest
 
 from support.rooms import LINES, ROOMS, ROOT, files_of
 
-CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 22), "fleet": (15, 15)}  # numbers
+CONSTANTS: dict[str, tuple[int, int]] = {"schedule": (20, 20), "fleet": (15, 15)}  # numbers
 NAMES: dict[str, tuple[float, float]] = {  # per cent of all bound names
     "engine": (0.5, 0.5),
     "schedule": (0.5, 0.5),

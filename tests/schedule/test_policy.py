@@ -10,10 +10,10 @@ from carpool.config import EngineSettings
 from carpool.errors import SettingRejected
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.cost import Costs
-from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, weights
 from carpool.schedule.views import CallKind, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import Caps, Server
+from carpool.telemetry.sglang_metrics import Dispatches
 
 KIND = CallKind("transformer.forward", 100)
 MODES: dict[str, Callable[[], Policy]] = {

@@ -11,10 +11,10 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.folder import Folder
 from carpool.errors import InvalidValue, LoraRejected, SettingRejected
 from carpool.schedule.cost import Costs
-from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload
 from carpool.schedule.views import QueuedRequest
 from carpool.settings.peers.sglang_rules import Server
+from carpool.telemetry.sglang_metrics import Dispatches
 from support.engine_driver import driving
 from support.lora_files import adapter
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.schedule.cost import Costs, Curve
+from carpool.schedule.cost import Costs, Curve, TurnOverhead
 from carpool.schedule.estimator import RECENT
-from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 from carpool.schedule.width import best_width
 

@@ -20,10 +20,10 @@ from carpool.config import EngineSettings
 from carpool.errors import InvalidValue, LoadFailed, LoraRejected, SettingRejected
 from carpool.jobs.database import _loads
 from carpool.schedule.cost import Costs
-from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import build, reload
 from carpool.settings.peers.sglang_rules import Server, load_rules
 from carpool.settings.peers.vllm_omni_deploy import load_deploy
+from carpool.telemetry.sglang_metrics import Dispatches
 from carpool_lab.simulate.command import simulate
 from carpool_lab.workload import generators, read_mix, read_trace
 from support.engine_driver import driving

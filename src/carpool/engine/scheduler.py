@@ -25,11 +25,11 @@ from carpool.engine.request import RequestState
 from carpool.engine.sweep import Sweeps
 from carpool.errors import CarpoolError, SettingRejected
 from carpool.schedule.cost import Costs
-from carpool.schedule.peers.sglang_metrics import Dispatches
 from carpool.schedule.policy import Policy, build, reload, widest
 from carpool.schedule.sweep import choose_sweep, sweep_s
 from carpool.schedule.views import NO_KIND, Admission, Choice, ParkedCall, QueuedRequest
 from carpool.telemetry.activity import Snapshot
+from carpool.telemetry.sglang_metrics import Dispatches
 from carpool.types import CheckedRequest, RequestSize
 
 log = logging.getLogger("carpool")
@@ -128,8 +128,11 @@ class Scheduler:
         self.width_reasons.clear()
         contain = self._stages.contain
         view = self._view
+        is_limited = self.widths.are_limited
         parked = [
-            contain("parked", None, view, state, states=[state]) or unpredicted_call(state)
+            cached
+            if (cached := state.parked) and cached.order == state.order and not is_limited
+            else contain("parked", None, view, state, states=[state]) or unpredicted_call(state)
             for state in states
         ]
         chosen_calls: list[tuple[Choice, list[RequestState]]] = []
@@ -190,7 +193,10 @@ class Scheduler:
         lefts_s = [call.left_s for call in parked]
         self.admission.update(len(self._waiting), self._waiting_s, lefts_s)
         for choice, _ in pairs:
-            why = self.width_reasons[len(choice.calls)] = width_reason(choice, parked)
+            why = choice.why
+            if why == "nobody" and len(parked) > len(choice.calls):
+                why = width_reason(choice, parked)
+            self.width_reasons[len(choice.calls)] = why
             self._width_reasons[choice.calls[0].kind.name, why] += 1
 
     def _queued_request(self, state: RequestState) -> QueuedRequest:

@@ -15,9 +15,9 @@ from carpool.schedule.peers.batches import (
     wave,
     wave_deadline,
 )
-from carpool.schedule.peers.sglang_metrics import Dispatches, processed
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import Caps
+from carpool.telemetry.sglang_metrics import Dispatches, processed
 
 
 class _WholeBatches:

@@ -5,16 +5,18 @@ predicted at the baseline, so that a busy minute does not reorder requests.
 """
 
 import math
+import statistics
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct, ValidationError, convert
 
+from carpool.schedule.estimator import RECENT, MachineSpeed
 from carpool.schedule.estimator import Curve as Curve
-from carpool.schedule.estimator import MachineSpeed
-from carpool.schedule.turn_overhead import TurnOverhead
 from carpool.schedule.views import CallKind
 
 LOAD_MEMORY = 1000  # forwards over which `load_ratio` is a mean; arrivals that are remembered
@@ -22,6 +24,41 @@ SECONDS = (1e-9, 1e6)  # seconds outside this range, of a forward, are no measur
 
 _Rows = Annotated[int, Meta(ge=1, le=1 << 30)]
 _Seconds = Annotated[float, Meta(ge=SECONDS[0], le=SECONDS[1])]
+
+
+def _empty() -> deque[float]:
+    return deque(maxlen=RECENT)
+
+
+@dataclass(slots=True)
+class TurnOverhead:
+    """The overhead of a kind's turns outside their forwards: a fixed part, and a part a call.
+
+    Calls that share a turn share the fixed part; that matters for short forwards. Each part is the
+    median of the last turns.
+    """
+
+    _loop: deque[float] = field(default_factory=_empty)
+    _samples: deque[float] = field(default_factory=_empty)  # seconds per call
+    _until: int = 0  # turns until the medians are recomputed
+    loop_s: float = 0.0
+    own_s: float = 0.0
+
+    def learn(self, loop_s: float, own_s: float) -> None:
+        """Record a turn; `own_s` is per call."""
+        self._loop.append(loop_s)
+        self._samples.append(own_s)
+        self._until -= 1
+        if self._until <= 0:
+            self.loop_s = statistics.median(self._loop)
+            self.own_s = statistics.median(self._samples)
+            self._until = min(RECENT // 3, len(self._loop))
+
+    def seconds(self, calls: int) -> float:
+        return self.loop_s + calls * self.own_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {"loop_s": self.loop_s, "own_s": self.own_s}
 
 
 class Costs:

@@ -13,9 +13,9 @@ from carpool.errors import SettingRejected
 from carpool.schedule.batch_modes import Dynamic, Off, Waves
 from carpool.schedule.continuous import Continuous
 from carpool.schedule.cost import Costs
-from carpool.schedule.peers.sglang_metrics import Dispatches, started
 from carpool.schedule.views import Admission, Choice, ParkedCall, QueuedRequest
 from carpool.settings.peers.sglang_rules import BatchingRule, Caps, Server, caps, load_rules
+from carpool.telemetry.sglang_metrics import Dispatches, started
 from carpool.types import Phase
 
 WHOLE_BATCH = 1 << 30  # more rows than any batch has

@@ -290,11 +290,9 @@ def test_a_forward_that_nobody_fits_into_says_why_of_the_nearest() -> None:
     decode, same = parked(3, ("vae", "decode", ()), "vae.decode"), parked(4, key())
     alone = Choice((leader,), "nobody")
 
-    assert width_reason(alone, [leader]) == "nobody"
     assert width_reason(alone, [leader, decode]) == "differs:component"
     assert width_reason(alone, [leader, decode, large]) == "differs:size"
     assert width_reason(alone, [leader, decode, large, same]) == "group"
-    assert width_reason(Choice((leader,), "knee"), [leader, same]) == "knee"
 
 
 def test_statistics_count_the_words() -> None:

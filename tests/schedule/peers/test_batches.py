@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from carpool.schedule.peers.batches import Batch, fill, wait_until, wave, wave_deadline
-from carpool.schedule.peers.compatibility import Caps
 from carpool.schedule.views import QueuedRequest
+from carpool.settings.peers.sglang_rules import Caps
 
 LARGE = QueuedRequest(1, signature={"width": 1024}, arrived_s=1.0)
 SMALL = QueuedRequest(1, signature={"width": 512}, arrived_s=1.0)

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 
 from carpool.errors import SettingRejected
 from carpool.schedule.peers.compatibility import (
+    cost,
+    request_key,
+    resolution,
+    signature,
+    signature_difference,
+)
+from carpool.settings.peers.sglang_rules import (
     BatchingRule,
     Caps,
     Resolution,
     Server,
     caps,
-    cost,
     load_rules,
     parse_rules,
-    request_key,
-    resolution,
-    signature,
-    signature_difference,
 )
 from carpool.types import CheckedRequest
 

@@ -1,4 +1,4 @@
-"""The reason why a forward is not wider: the policy's, or the difference of the fuse keys."""
+"""The reason why a forward is not wider: the difference of the fuse keys."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -28,16 +28,12 @@ _ABSENT = object()
 
 
 def width_reason(choice: Choice, parked: Sequence[ParkedCall]) -> str:
-    """The reason why a forward is not wider: the policy's, unless no other call fits.
+    """The reason why the policy found no other call that fits, while others are parked.
 
-    Then `nobody`: no other call is parked. `group`: others fit, but would slow down the cohort
+    `group`: others fit, but would slow down the cohort
     that started together. `differs:WHAT`: the main difference from the most similar call of the
     method, such as `size`, or `component` if all others are parked on other methods.
     """
-    if choice.why != "nobody" and not choice.why.startswith("differs:"):
-        return choice.why
-    if len(parked) == len(choice.calls):
-        return "nobody"
     leader, members = choice.calls[0], {call.order for call in choice.calls}
     method = leader.kind.name
     keys_of_method = (c.key for c in parked if c.order not in members and c.kind.name == method)

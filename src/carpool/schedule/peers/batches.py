@@ -19,8 +19,9 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from carpool.schedule.peers.compatibility import Caps, signature_difference
+from carpool.schedule.peers.compatibility import signature_difference
 from carpool.schedule.views import QueuedRequest
+from carpool.settings.peers.sglang_rules import Caps
 
 QUIET_S = 0.05  # a waiting wave starts after so long without an arrival,
 TOGETHER_S = 0.1  # the outputs of one request arrive this close to each other

@@ -17,32 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from carpool.request.images import NAMES as PICTURES
-from carpool.settings.peers.sglang_rules import (
-    BatchingRule,
-    Caps,
-    Resolution,
-    Server,
-    caps,
-    load_rules,
-    parse_rules,
-)
+from carpool.settings.peers.sglang_rules import Resolution
 from carpool.types import CheckedRequest
-
-__all__ = [
-    "Caps",
-    "Resolution",
-    "BatchingRule",
-    "Server",
-    "Signature",
-    "caps",
-    "cost",
-    "load_rules",
-    "parse_rules",
-    "request_key",
-    "resolution",
-    "signature",
-    "signature_difference",
-]
 
 Signature = Mapping[str, Hashable]
 """The parameters of a request, by name, that must be equal within a batch."""

@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.schedule.peers.sglang_metrics import Dispatches, processed, started
+from carpool.telemetry.sglang_metrics import Dispatches, processed, started
 
 
 def test_a_dispatch_is_a_line_as_the_docs_show_it() -> None:
