@@ -25,7 +25,7 @@ from carpool.config import EngineSettings
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.models.damage import damage_in
 from carpool.preflight import check
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from carpool.worker.process import WorkerProcess
 from support.endpoints import ENDPOINT
 from support.server_process import MODEL, PATIENCE_S, body, eventually
@@ -173,9 +173,9 @@ def test_an_exception_that_nobody_foresaw_is_told_to_the_front_and_ends_no_worke
     with closing(ours), closing(theirs):
         worker = threading.Thread(target=WorkerProcess(theirs).serve)
         worker.start()
-        ours.sendall(protocol.encode(protocol.LoadModel("a", EngineSettings())))
+        ours.sendall(encoding.encode(protocol.LoadModel("a", EngineSettings())))
         ours.settimeout(30)
-        told = protocol.decode_to_front(protocol.read(ours.recv) or b"")
+        told = encoding.decode_to_front(encoding.read(ours.recv) or b"")
         ours.shutdown(socket.SHUT_RDWR)
         worker.join()
 
@@ -184,7 +184,7 @@ def test_an_exception_that_nobody_foresaw_is_told_to_the_front_and_ends_no_worke
 
 def test_a_message_about_a_path_that_is_no_utf8_arrives() -> None:
     sent = protocol.RequestFailed("one", "PipelineFailed", "no file /a\udcff/\ud800 there")
-    told = protocol.decode_to_front(protocol.encode_body(sent))
+    told = encoding.decode_to_front(encoding.encode_body(sent))
     assert told == protocol.RequestFailed("one", "PipelineFailed", r"no file /a\udcff/\ud800 there")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from carpool.types import Timings
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from carpool.worker.connection import WorkerConnection
 from support.server_process import eventually
 
@@ -36,7 +36,7 @@ async def received(
         (spool / f"{process.pid}-{begun}").write_bytes(CONTENT)
     connection = WorkerConnection(process, *await asyncio.open_unix_connection(sock=ours), spool)
     with theirs:
-        theirs.sendall(b"".join(map(protocol.encode, said)))
+        theirs.sendall(b"".join(map(encoding.encode, said)))
     told = [frame async for frame in connection.messages()]
     await connection.close()
     return told

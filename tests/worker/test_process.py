@@ -16,7 +16,7 @@ from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.usage import Meter
 from carpool.types import CheckedRequest
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from carpool.worker.message_handler import OpenRequests
 from carpool.worker.process import WorkerProcess
 from support.server_process import DRAW, MODEL, SIZE
@@ -35,12 +35,12 @@ class Front:
         connection.settimeout(30)
 
     def send(self, frame: protocol.ToWorker) -> None:
-        self._connection.sendall(protocol.encode(frame))
+        self._connection.sendall(encoding.encode(frame))
 
     def receive(self) -> protocol.ToFront | None:
         """The next frame that is not about the worker's health."""
-        while (body := protocol.read(self._connection.recv)) is not None:
-            frame = protocol.decode_to_front(body)
+        while (body := encoding.read(self._connection.recv)) is not None:
+            frame = encoding.decode_to_front(body)
             if not isinstance(frame, protocol.Heartbeat | protocol.Started):
                 return frame
         return None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from carpool.config import EngineSettings
 from carpool.request.card import Card, Parameter, Task
 from carpool.types import MAX_SEED, CheckedRequest, Timings
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 
 texts = st.text(max_size=20)
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -122,53 +122,53 @@ def in_pieces(data: bytes, size: int) -> Callable[[int], bytes]:
 
 
 def read(receive: Callable[[int], bytes]) -> bytes:
-    body = protocol.read(receive)
+    body = encoding.read(receive)
     assert body is not None
     return body
 
 
 @given(st.lists(to_worker, min_size=1, max_size=3), st.integers(1, 64))
 def test_the_worker_reads_what_the_front_wrote(sent: list[Any], piece: int) -> None:
-    receive = in_pieces(b"".join(map(protocol.encode, sent)), piece)
+    receive = in_pieces(b"".join(map(encoding.encode, sent)), piece)
 
-    assert [protocol.decode_to_worker(read(receive)) for _ in sent] == sent
-    assert protocol.read(receive) is None
+    assert [encoding.decode_to_worker(read(receive)) for _ in sent] == sent
+    assert encoding.read(receive) is None
 
 
 @given(st.lists(to_front, min_size=1, max_size=3), st.integers(1, 64))
 def test_the_front_reads_what_the_worker_wrote(sent: list[Any], piece: int) -> None:
-    receive = in_pieces(b"".join(map(protocol.encode, sent)), piece)
+    receive = in_pieces(b"".join(map(encoding.encode, sent)), piece)
 
-    assert [protocol.decode_to_front(read(receive)) for _ in sent] == sent
-    assert protocol.read(receive) is None
+    assert [encoding.decode_to_front(read(receive)) for _ in sent] == sent
+    assert encoding.read(receive) is None
 
 
 @given(to_worker | to_front, st.data())
 def test_a_frame_that_was_cut_is_none(sent: Any, data: st.DataObject) -> None:
-    whole = protocol.encode(sent)
+    whole = encoding.encode(sent)
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
 
-    assert protocol.read(in_pieces(cut, 1 << 20)) is None
+    assert encoding.read(in_pieces(cut, 1 << 20)) is None
 
 
 def test_a_large_picture_is_read_in_bounded_pieces() -> None:
     picture = protocol.Picture(1024, 1024, bytes(3 << 20))
     done = protocol.Done("a", 1, [picture], Timings(), protocol.TokenUsage(1, 1))
-    stream, asked = io.BytesIO(protocol.encode(done)), list[int]()
+    stream, asked = io.BytesIO(encoding.encode(done)), list[int]()
 
     def receive(most: int) -> bytes:
         asked.append(most)
         return stream.read(most)
 
-    assert protocol.decode_to_front(read(receive)) == done
+    assert encoding.decode_to_front(read(receive)) == done
     assert max(asked) <= 1 << 20
 
 
 def test_whole_numbers_and_fractions_keep_their_kind() -> None:
     request = CheckedRequest("a", 1, {"steps": 4, "scale": 4.0})
 
-    submitted = protocol.decode_to_worker(
-        read(in_pieces(protocol.encode(protocol.Submit(request)), 9))
+    submitted = encoding.decode_to_worker(
+        read(in_pieces(encoding.encode(protocol.Submit(request)), 9))
     )
 
     assert isinstance(submitted, protocol.Submit)
@@ -176,10 +176,10 @@ def test_whole_numbers_and_fractions_keep_their_kind() -> None:
 
 
 def test_neither_side_takes_the_others_frames() -> None:
-    cancel = read(in_pieces(protocol.encode(protocol.Cancel("a")), 9))
-    cannot = read(in_pieces(protocol.encode(protocol.LoadFailure("a")), 9))
+    cancel = read(in_pieces(encoding.encode(protocol.Cancel("a")), 9))
+    cannot = read(in_pieces(encoding.encode(protocol.LoadFailure("a")), 9))
 
     with pytest.raises(ValueError, match="Invalid value 'cancel'"):
-        protocol.decode_to_front(cancel)
+        encoding.decode_to_front(cancel)
     with pytest.raises(ValueError, match="Invalid value 'load_failure'"):
-        protocol.decode_to_worker(cannot)
+        encoding.decode_to_worker(cannot)

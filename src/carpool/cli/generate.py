@@ -284,7 +284,8 @@ def _shown(is_wanted: bool) -> Protocol | None:
 def _update_bar(move: AdvanceBar, previews: Previews | None, i: int, event: Event) -> None:
     """Update the bar of a request for an event."""
     if event.kind == "preview" and previews is not None:
-        from carpool.worker.protocol import Picture, image_of
+        from carpool.worker.encoding import image_of
+        from carpool.worker.protocol import Picture
 
         height, width, _ = event.picture.shape
         previews.put(i, image_of(Picture(width, height, event.picture.tobytes())))

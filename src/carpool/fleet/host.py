@@ -19,7 +19,7 @@ from typing import Any
 
 from carpool.fleet import handshake
 from carpool.fleet.packets import SILENT_S, Malformed, PacketStream
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from carpool.worker.connection import Connection, WorkerConnection
 
 log = logging.getLogger("carpool")
@@ -139,7 +139,7 @@ class WorkerHost:
             self._leaving.cancel()
         try:
             await self._serve(stream)
-        except (Malformed, protocol.Undecodable) as error:
+        except (Malformed, encoding.Undecodable) as error:
             log.error("the front broke the protocol: %s", error)
         finally:
             stream.close()
@@ -156,7 +156,7 @@ class WorkerHost:
                 if self._child is not None:
                     self._child.kill()
                 continue
-            message = protocol.decode_to_worker(body)
+            message = encoding.decode_to_worker(body)
             if isinstance(message, protocol.LoadModel):
                 await self._load(message, stream)
             elif self._child is not None and self._is_attached:
@@ -167,7 +167,7 @@ class WorkerHost:
         message.spool = os.fsencode(self._spool)
         # this flag does not affect the loaded model
         is_restart, message.is_restart = message.is_restart, False
-        content = protocol.encode(message)
+        content = encoding.encode(message)
         message.is_restart = is_restart
         if self._child is None or self._loaded != content:
             await self._end_child()
@@ -180,7 +180,7 @@ class WorkerHost:
             child.send(message)
             self._begin(self._pump(child))
         elif self._ready is not None and not self._is_resetting:
-            await stream.send(protocol.encode_body(self._ready))
+            await stream.send(encoding.encode_body(self._ready))
         self._is_attached = True
 
     # The worker's process
@@ -206,10 +206,10 @@ class WorkerHost:
     async def _pass(self, message: protocol.ToFront, stream: PacketStream) -> None:
         clip = message.clip if isinstance(message, protocol.Done) else None
         if clip is None or len(clip.rgb) <= protocol.MOST_INLINE_BYTES:
-            await stream.send(protocol.encode_body(message))
+            await stream.send(encoding.encode_body(message))
             return
         content, clip.rgb, clip.path = clip.rgb, b"", b"sent before"
-        self._begin(stream.send_file(content, protocol.encode_body(message)))
+        self._begin(stream.send_file(content, encoding.encode_body(message)))
 
     def _reset(self) -> None:
         """Cancel the requests of a lost front."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from carpool.errors import StoreFailed, reason
 from carpool.fleet import handshake
 from carpool.fleet.packets import SILENT_S, Malformed, PacketStream
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from carpool.worker.connection import mapped
 
 log = logging.getLogger("carpool")
@@ -81,7 +81,7 @@ class RemoteConnection:
 
     def send(self, message: protocol.ToWorker) -> None:
         """Queue a message; messages arrive in order."""
-        self._stream.put(protocol.encode_body(message))
+        self._stream.put(encoding.encode_body(message))
 
     async def messages(self) -> AsyncIterator[protocol.ToFront]:
         """Yield the worker's messages until it, or the connection, ends."""
@@ -89,8 +89,8 @@ class RemoteConnection:
             async for body in self._stream.bodies():
                 if body is None:
                     raise Malformed("a worker cannot kill its front")
-                yield self._taken(protocol.decode_to_front(body))
-        except (Malformed, protocol.Undecodable) as error:
+                yield self._taken(encoding.decode_to_front(body))
+        except (Malformed, encoding.Undecodable) as error:
             self._problem = f"it broke the protocol: {error}"
 
     def _taken(self, message: protocol.ToFront) -> protocol.ToFront:

@@ -34,7 +34,7 @@ from carpool.request.adapter_names import split_target
 from carpool.request.card import Card
 from carpool.request.lora import adapter_file, check_header, check_name
 from carpool.types import CheckedRequest, Event, Timings
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from carpool.worker.raw_artifacts import mesh_of, sound_of
 from carpool.worker.start import ForkingStarter
 
@@ -250,10 +250,10 @@ def _fields(result: protocol.Done) -> dict[str, Any]:
         heard = sound_of(result.sound)
         return {"audios": heard.samples[None], "sampling_rate": heard.rate}
     if (clip := result.clip) is None:
-        return {"images": [protocol.image_of(picture) for picture in result.pictures]}
+        return {"images": [encoding.image_of(picture) for picture in result.pictures]}
     size = clip.width * clip.height * 3
     frames = [
-        protocol.image_of(protocol.Picture(clip.width, clip.height, clip.rgb[at : at + size]))
+        encoding.image_of(protocol.Picture(clip.width, clip.height, clip.rgb[at : at + size]))
         for at in range(0, size * clip.length, size)
     ]
     fields: dict[str, Any] = {"frames": [frames]}

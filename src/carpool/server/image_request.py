@@ -28,7 +28,7 @@ from carpool.server.openai_fields import (
 )
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 
 Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
@@ -175,4 +175,4 @@ class ParsedImageRequest:
     def pack(self) -> None:
         """Serialize its input pictures for the worker. Blocks: call it on a thread."""
         for picture in self.inputs:
-            protocol.pack(picture)
+            encoding.pack(picture)

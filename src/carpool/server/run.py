@@ -30,7 +30,7 @@ from carpool.server.routes.videos import write_video
 from carpool.server.startup import check_address, say, set_limits
 from carpool.telemetry import logs, tracing
 from carpool.telemetry.tracing import Tracing
-from carpool.worker import protocol
+from carpool.worker import encoding
 from carpool.worker.journals import Journals
 from carpool.worker.start import ForkingStarter, check_python
 
@@ -173,7 +173,7 @@ def _job_journals(
 
 def _read(file: bytes, mode: Any) -> Any:
     """Read a stored picture of a job, serialized for the worker. Blocks: call it on a thread."""
-    return protocol.pack(unpacked(file, mode))
+    return encoding.pack(unpacked(file, mode))
 
 
 def _reload(backend: Serving, keys: Keyring) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from carpool.errors import StoreFailed, reason
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from carpool.worker.start import Process, Start, has_lost_parent, spawn
 from carpool.worker.watchdog import INTERVAL_S, LOADING_TIMEOUTS, Watchdog
 
@@ -136,17 +136,17 @@ class WorkerConnection:
 
     def send(self, message: protocol.ToWorker) -> None:
         """Queue a message; messages arrive in order."""
-        self._writer.write(protocol.encode(message))
+        self._writer.write(encoding.encode(message))
 
     async def messages(self) -> AsyncIterator[protocol.ToFront]:
         """Yield the worker's messages until it closes the socket."""
         while True:
             try:
-                header = await self._reader.readexactly(protocol.LENGTH.size)
-                body = await self._reader.readexactly(protocol.LENGTH.unpack(header)[0])
+                header = await self._reader.readexactly(encoding.LENGTH.size)
+                body = await self._reader.readexactly(encoding.LENGTH.unpack(header)[0])
             except (asyncio.IncompleteReadError, ConnectionError):
                 return
-            message = protocol.decode_to_front(body)
+            message = encoding.decode_to_front(body)
             yield mapped(message) if isinstance(message, protocol.Done) else message
 
     is_lost = False  # the socket ends with the process

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from carpool.worker import protocol
+from carpool.worker import encoding
 
 REFUSED = 0
 """Sent instead of a process id: the front has to start that worker itself."""
@@ -34,7 +34,7 @@ class ForkRequest(msgspec.Struct):
 def encode(request: ForkRequest) -> bytes:
     """Encode a request as a frame: its length, then its body."""
     body = msgspec.msgpack.encode(request)
-    return protocol.LENGTH.pack(len(body)) + body
+    return encoding.LENGTH.pack(len(body)) + body
 
 
 def read(receive: Callable[[int], bytes]) -> ForkRequest:
@@ -43,7 +43,7 @@ def read(receive: Callable[[int], bytes]) -> ForkRequest:
     Raises:
         ConnectionError: it is truncated or invalid.
     """
-    body = protocol.read(receive)
+    body = encoding.read(receive)
     if body is None:
         raise ConnectionError("the front has gone")
     try:

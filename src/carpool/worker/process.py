@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from carpool.errors import CarpoolError, LoadFailed, reason
 from carpool.telemetry import logs, standard_streams, tracing
-from carpool.worker import protocol, startup
+from carpool.worker import encoding, protocol, startup
 from carpool.worker.message_handler import MessageHandler
 from carpool.worker.request_listener import failed
 from carpool.worker.update_sender import AnswerBatch, ProgressUpdate, UpdateSender
@@ -104,10 +104,10 @@ class WorkerProcess:
 
     def _next(self) -> protocol.ToWorker | None:
         try:
-            body = protocol.read(self._connection.recv)
+            body = encoding.read(self._connection.recv)
         except ConnectionError:
             return None
-        return None if body is None else protocol.decode_to_worker(body)
+        return None if body is None else encoding.decode_to_worker(body)
 
     def _write(self) -> None:
         while True:
@@ -126,11 +126,11 @@ class WorkerProcess:
 def _encoded(message: protocol.ToFront | AnswerBatch) -> bytes:
     """Encode a message; an output that cannot be encoded becomes a failure of its request."""
     try:
-        return protocol.encode(message.packed() if isinstance(message, AnswerBatch) else message)
+        return encoding.encode(message.packed() if isinstance(message, AnswerBatch) else message)
     except Exception as error:
         log.exception("a message to the front cannot be encoded")
         if isinstance(message, protocol.Done):
-            return protocol.encode(failed(message.request_id, error))
+            return encoding.encode(failed(message.request_id, error))
         return b""
 
 

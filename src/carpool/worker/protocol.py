@@ -1,15 +1,11 @@
-"""The protocol between the front and a worker: length-prefixed msgpack messages.
+"""The messages between the front and a worker. `encoding.py` turns them into bytes.
 
-Input images are sent inside a request's arguments, as raw pixels. The end of file on the socket
-signals a dead peer. This module opens no socket.
+The end of file on the socket signals a dead peer.
 """
 
-import struct
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from PIL import Image
 
 from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.request.card import Card
@@ -17,7 +13,6 @@ from carpool.telemetry.activity import SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest, JournalEntry, Timings
 from carpool.worker.raw_artifacts import RawMesh, RawSound
 
-LENGTH = struct.Struct(">I")
 MOST_INLINE_BYTES = 64 << 20  # larger outputs are sent as files: other messages need not wait
 
 
@@ -327,97 +322,3 @@ ToFront = (
     | Estimated
     | Activity
 )
-
-
-def image_of(picture: Picture) -> Image.Image:
-    """A picture as a PIL image."""
-    return Image.frombytes("RGB", (picture.width, picture.height), bytes(picture.rgb))
-
-
-_PICTURE = 1  # msgpack extension code of a PIL image: mode, size, pixels
-_PACKED = "carpool-packed"  # key in the `info` of an image that is already packed
-
-
-def pack(picture: Image.Image) -> Image.Image:
-    """Encode an image in advance, for example on a thread; returns the image."""
-    picture.info[_PACKED] = _packed(picture)
-    return picture
-
-
-def _packed(value: Any) -> msgspec.msgpack.Ext:
-    if not isinstance(value, Image.Image):
-        raise TypeError(f"a {type(value).__name__} cannot be sent to a worker")
-    if (packed := value.info.get(_PACKED)) is not None:
-        assert isinstance(packed, msgspec.msgpack.Ext)
-        return packed
-    parts = (value.mode, value.size, value.tobytes())
-    return msgspec.msgpack.Ext(_PICTURE, msgspec.msgpack.encode(parts))
-
-
-def _unpacked(code: int, data: memoryview) -> Any:
-    if code != _PICTURE:
-        raise ValueError(f"unknown extension {code}")
-    mode, size, pixels = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, int], bytes])
-    return Image.frombytes(mode, size, pixels)
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_packed)
-_to_worker = msgspec.msgpack.Decoder(ToWorker, ext_hook=_unpacked)
-_to_front = msgspec.msgpack.Decoder(ToFront)
-
-
-Undecodable = msgspec.DecodeError
-"""Raised by `decode_to_worker` and `decode_to_front`: the other end violates the protocol."""
-
-
-def encode_body(message: ToWorker | ToFront) -> bytes:
-    """Encode a message without its length, for a transport with its own framing."""
-    try:
-        return _encoder.encode(message)
-    except UnicodeEncodeError:  # a path that is not UTF-8, as in the text of an error
-        return _encoder.encode(_escaped(msgspec.to_builtins(message, builtin_types=(bytes,))))
-
-
-def _escaped(value: Any) -> Any:
-    """Copy a value, with invalid Unicode in texts replaced by escapes."""
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {_escaped(name): _escaped(inner) for name, inner in value.items()}
-    return list(map(_escaped, value)) if isinstance(value, (list, tuple)) else value
-
-
-def encode(message: ToWorker | ToFront) -> bytes:
-    """Encode a message as a frame: its length, then its body."""
-    body = encode_body(message)
-    return LENGTH.pack(len(body)) + body
-
-
-def decode_to_worker(body: bytes) -> ToWorker:
-    message: ToWorker = _to_worker.decode(body)
-    return message
-
-
-def decode_to_front(body: bytes) -> ToFront:
-    message: ToFront = _to_front.decode(body)
-    return message
-
-
-def read(receive: Callable[[int], bytes]) -> bytes | None:
-    """Read the body of one frame through a blocking `receive(n)`; None at the end of the stream.
-
-    Args:
-        receive: like `socket.recv`: returns at most n bytes.
-    """
-    header = _exactly(receive, LENGTH.size)
-    return None if header is None else _exactly(receive, LENGTH.unpack(header)[0])
-
-
-def _exactly(receive: Callable[[int], bytes], size: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < size:
-        part = receive(min(size - len(parts), 1 << 20))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)

@@ -23,7 +23,7 @@ from carpool.server.bodies.forms import Form
 from carpool.server.bodies.input_images import edit_images, edit_task
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.state import ServedModel
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 from support.app import CARD, app_of, ask, refusal
 from support.endpoints import EDITS, VARIATIONS
 from support.engine_driver import CLOSE, Recorder, driving, gap, plain
@@ -173,14 +173,14 @@ def test_pictures_cross_to_the_worker_as_pixels() -> None:
     send([("image[]", png()), ("image[]", png(seed=1))], worker=worker)
     [job] = worker.jobs
 
-    body = protocol.encode(protocol.Submit(job))[protocol.LENGTH.size :]
-    crossed = protocol.decode_to_worker(body)
+    body = encoding.encode(protocol.Submit(job))[encoding.LENGTH.size :]
+    crossed = encoding.decode_to_worker(body)
 
     assert isinstance(crossed, protocol.Submit)
     for left, right in zip(crossed.request.arguments["image"], job.arguments["image"], strict=True):
         assert (left.mode, left.size, left.tobytes()) == (right.mode, right.size, right.tobytes())
     with pytest.raises(TypeError, match="cannot be sent to a worker"):
-        protocol.encode(protocol.Submit(replace(job, arguments={"image": object()})))
+        encoding.encode(protocol.Submit(replace(job, arguments={"image": object()})))
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str, str | None]] = {

@@ -28,7 +28,7 @@ from carpool.server.responses.stream import EventStream, events
 from carpool.server.state import AuthenticatedRequest
 from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
-from carpool.worker import protocol
+from carpool.worker import encoding, protocol
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ async def respond_with_texts(
     async def answer_once() -> list[bytes]:
         await context.check_room()
         for image in work.images:
-            await context.intake().run(partial(protocol.pack, image))
+            await context.intake().run(partial(encoding.pack, image))
         state.observer.began(request, owner, work.requests)
         answers: list[bytes] = []
         try:
