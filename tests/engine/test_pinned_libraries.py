@@ -18,9 +18,9 @@ from diffusers.modular_pipelines import ModularPipeline
 from torch import nn
 
 NAMES = [  # module, path of the name, file of ours
-    ("torch", "_C._len_torch_function_stack", "engine/overlay/functions.py"),
-    ("torch.overrides", "_pop_mode", "engine/overlay/functions.py"),
-    ("torch.overrides", "_push_mode", "engine/overlay/functions.py"),
+    ("torch", "_C._len_torch_function_stack", "engine/thread_modes.py"),
+    ("torch.overrides", "_pop_mode", "engine/thread_modes.py"),
+    ("torch.overrides", "_push_mode", "engine/thread_modes.py"),
     ("torch.overrides", "_get_current_function_mode_stack", "engine/sweep.py, group/leader.py"),
     ("torch.utils._pytree", "tree_map", "engine/model/border.py"),
     ("torch._dynamo.callback", "callback_handler.register_start_callback", "engine/intercept.py"),

@@ -69,6 +69,7 @@ class ConditioningCache:
         self._reads_caches, self._stages = reads_caches, stages
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._hits = self._misses = self._clearances = 0
+        self._parts: dict[int, list[nn.Module]] = {}  # a module with its submodules, by its id
         self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be cached
         self.prefix_tokens = 0  # of prompts that were not processed again: `prefixes.py`
         self.has_news = False  # an answer was cached since the last check of the parked calls
@@ -102,7 +103,7 @@ class ConditioningCache:
     def owner(self, call: Call, tenant: str) -> Hashable | None:
         """What calls have in common that may share answers; None: this one's are not kept."""
         adapters, module = self._adapters, call.target.module
-        if not is_of_a_library(type(module)) or _is_observed(module):
+        if not is_of_a_library(type(module)) or self._is_observed(module):
             return None
         lora = [
             (name, scale, adapters.digest(name))
@@ -110,6 +111,13 @@ class ConditioningCache:
             if adapters.acts_on(name, module)
         ]
         return id(module), module.training, tuple(lora), tenant if self._is_by_tenant else ""
+
+    def _is_observed(self, module: nn.Module) -> bool:
+        """Whether code outside the known libraries observes calls of a module."""
+        hooks = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
+        if (parts := self._parts.get(id(module))) is None:
+            parts = self._parts[id(module)] = list(module.modules())
+        return any(hooks) or next(foreign_parts(module, parts), None) is not None
 
     def answer(self, key: Hashable, *, is_lone: bool) -> Any | None:
         """A copy of a cached answer.
@@ -124,17 +132,10 @@ class ConditioningCache:
         self._entries.move_to_end(key)
         return copied(entry.answer)
 
-    def around(self, run: RunCalls, encode: RunCalls) -> RunCalls:
-        """Wrap a forward: equal calls of encoders run once, and their answers are cached.
-
-        Args:
-            run: runs a forward that is no encoder's.
-            encode: runs a forward of an encoder.
-        """
+    def around(self, encode: RunCalls) -> RunCalls:
+        """Wrap a forward of an encoder: equal calls run once, and their answers are cached."""
 
         def once(states: Sequence[RequestState]) -> list[Any]:
-            if states[0].call.target.phase != "encode":
-                return run(states)
             keys = [_key_of(state, place) for place, state in enumerate(states)]
             if keys == list(range(len(states))):
                 return encode(states)
@@ -279,12 +280,6 @@ def _key_of(state: RequestState, place: int) -> Hashable:
     """The key of a call, or its place in the forward if it has none."""
     source = source_of(state)
     return place if source is None or source.key is None else source.key
-
-
-def _is_observed(module: nn.Module) -> bool:
-    """Whether code outside the known libraries observes calls of a module."""
-    hooks = torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks
-    return any(hooks) or next(foreign_parts(module), None) is not None
 
 
 def _is_apart(answer: Any) -> bool:

@@ -38,13 +38,16 @@ class Description:
         if len(args) != self.positional or tuple(kwargs) != self.names:
             return False
         values = (*args, *kwargs.values()) if args else kwargs.values()
-        for test, value in zip(self.tests, values, strict=True):
+        for test, value in zip(self.tests, values, strict=True):  # `rule.passes`, inlined for speed
             if not isinstance(test, tuple):
                 if not test(value):
                     return False
+            elif len(test) == 1:
+                if type(value) is not type(test[0]) or value != test[0]:
+                    return False
             elif not isinstance(value, Tensor):
                 return False
-            elif len(test) == 2:  # inlined `rules.passes`, for speed
+            elif len(test) == 2:
                 if test[0]() is not value or value._version != test[1]:
                     return False
             elif (value.shape, value.dtype, value.device) != test:

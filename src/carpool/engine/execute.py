@@ -3,7 +3,8 @@
 A forward that raises is cut in two and each half runs again, until the calls that raise alone are
 isolated: their inputs still exist, so only time is lost. An out-of-memory error is handled the same
 way, and the width that did fit is remembered for that key. So is a width that raises again though
-each of its halves runs, as when a back end refuses the mask of a fused forward.
+each of its halves runs, as when a back end refuses the mask of a fused forward. A call that runs
+out of memory alone runs again with freed memory, then in tiles.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -122,6 +123,48 @@ def execute(
     ]
     if not is_memory and not any(isinstance(answer, Failure) for answer in answers):
         widths.refused(ready[0].key, rows)
+    return answers
+
+
+def fitting(run: RunCalls, free: Callable[[], None]) -> RunCalls:
+    """Wrap a forward: a call that runs out of memory alone runs again, then in tiles.
+
+    Args:
+        free: releases cached device memory before a retry.
+    """
+
+    def fits(ready: Sequence[Any]) -> list[Any]:
+        try:
+            return run(ready)
+        except torch.OutOfMemoryError:
+            if len(ready) > 1:
+                raise
+        # Out of the `except`, so that the traceback no longer holds the forward's activations.
+        free()
+        try:
+            return run(ready)
+        except torch.OutOfMemoryError:
+            module = ready[0].call.target.module
+            if not hasattr(module, "enable_tiling") or getattr(module, "use_tiling", True):
+                raise
+        free()
+        return _in_tiles(run, ready[0])
+
+    return fits
+
+
+def _in_tiles(run: RunCalls, state: Any) -> list[Any]:
+    target = state.call.target
+    module: Any = target.module
+    module.enable_tiling()
+    try:
+        answers = run([state])
+    finally:
+        module.use_tiling = False
+    state.warnings.append(
+        f"{target.component}.{target.method} did not fit the device's memory and ran in tiles: "
+        "seams may show; a smaller size needs none"
+    )
     return answers
 
 

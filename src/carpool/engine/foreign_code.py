@@ -5,7 +5,7 @@ cost, and tables describe how their models fuse. Other code has neither: request
 watched more closely, and a module that contains it has to prove its table first.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -41,11 +41,15 @@ def all_blocks(blocks: Any) -> Iterator[Any]:
         yield from all_blocks(block)
 
 
-def foreign_parts(module: nn.Module) -> Iterator[Any]:
-    """The classes and functions in a module from neither a known library nor its own package."""
+def foreign_parts(module: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterator[Any]:
+    """The classes and functions in a module from neither a known library nor its own package.
+
+    Args:
+        parts: the module and all its submodules, where the caller has them.
+    """
     packages = {*LIBRARIES, _package(type(module))}
     shipped = set[type]()
-    for part in module.modules():
+    for part in parts or module.modules():
         entries = vars(part)
         hooks = [hook for name in _HOOKS for hook in entries.get(name, {}).values()]
         for function in (part, entries.get("processor"), entries.get("forward"), *hooks):

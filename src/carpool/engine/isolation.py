@@ -1,7 +1,7 @@
 """Isolation of requests that share a ride: the private state of each while it runs.
 
 A fiber's context keeps two kinds of state for its request across pauses: the global random numbers
-(`random_state`) and torch's modes of the thread (`thread_modes`, `overlay.functions`). A call in
+(`random_state`) and torch's modes of the thread (`thread_modes`). A call in
 modes other than the default runs alone, in these modes.
 
 Other changes, of a shared module (`overlay`) or of a switch of the process (`switches`), are undone
@@ -22,10 +22,9 @@ from carpool.engine import pinned_copies, provenance, random_state
 from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
-from carpool.engine.model.upcast import in_half, is_in_half
+from carpool.engine.model.upcast import Held, in_half
 from carpool.engine.overlay import writes
 from carpool.engine.overlay.changes import Changes
-from carpool.engine.overlay.functions import FunctionModes
 from carpool.engine.overlay.shared_modules import SharedModules
 from carpool.engine.random_state import RandomState
 from carpool.engine.switches import Switches
@@ -126,7 +125,7 @@ class RequestContext:
         self.names: Collection[str] = ()  # names of the arguments in its request
         self.note_texts: Callable[[Any], None] = _nothing  # called with the texts it tokenizes
         self.drawing = drawing  # (module id, method) that draw from the global random numbers
-        self._modes, self._functions = ThreadModes(), FunctionModes()
+        self._modes = ThreadModes()
         self._switches = switches
         self._in_other_modes: dict[Hashable, Target] = {}
         self._variables = contextvars.copy_context()  # the context variables at the fiber's start
@@ -142,12 +141,11 @@ class RequestContext:
         try:
             if self._switches is not None:
                 self._switches.enter()
-            self._modes.enter()
             self.random.enter()
             if self._copies:
                 provenance.watch()
                 pinned_copies.watch()
-            self._functions.enter()
+            self._modes.enter()  # a function mode may act on all that follows
             if self.changes.has_state:
                 self.changes.enter()
         except Exception as error:
@@ -160,14 +158,13 @@ class RequestContext:
             EngineLost: as in `enter`.
         """
         try:
-            self._functions.leave()
+            self._modes.leave()
             if self._copies:
                 provenance.ignore()
                 pinned_copies.ignore()
             if self.changes.before or self.changes.has_state:
                 self.changes.take_back()
             self.random.leave()
-            self._modes.leave()
             if self._switches is not None:
                 self._switches.leave()
                 self.changes.names.update(self._switches.turned)
@@ -189,14 +186,13 @@ class RequestContext:
         Raises:
             PipelineFailed: other processes also compute the component, and cannot enter such modes.
         """
-        is_usual = not self._functions.are_changed and self._modes.can_share
-        is_usual = is_usual and contextvars.copy_context() == self._variables
+        is_usual = self._modes.can_share and contextvars.copy_context() == self._variables
         is_usual = is_usual and (target.method != "generate" or target.spec is not None)
         if self.changes.has_state or self.changes.before:
             is_usual = not self.changes.has_own(target.module) and is_usual
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
         is_plain = not (is_autocast_on() or torch.is_inference_mode_enabled())
-        if is_usual and is_in_half(target.module, self):
+        if is_usual and isinstance(target.module, Held) and target.module.is_in_half(self):
             return self._in_half(target)
         if is_usual and (is_plain or not computes_together(target.module)):
             return target if is_plain else self._in_modes(target, Modes.now())
@@ -211,7 +207,7 @@ class RequestContext:
     @property
     def reads_in_parts(self) -> bool:
         """Whether a language model may read a prompt in several calls."""
-        if is_autocast_on() or torch.is_inference_mode_enabled() or self._functions.are_changed:
+        if is_autocast_on() or torch.is_inference_mode_enabled():
             return False
         return self._modes.can_share and contextvars.copy_context() == self._variables
 

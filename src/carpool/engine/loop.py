@@ -126,7 +126,7 @@ class EngineCore:
         self._queue.put(
             request,
             listener,
-            free_places=max(0, self.settings.max_running - len(self.running)),
+            free_places=max(0, self.settings.max_running - len(self.running.by_number)),
             place_s=self.scheduler.admission.place_s,
             waited_s=waited_s,
             journal=journal,
@@ -177,7 +177,7 @@ class EngineCore:
         """Counters and state: those of `Stats`, of the scheduler and of the model runner."""
         return {
             "waiting": len(self._queue),
-            "running": len(self.running),
+            "running": len(self.running.by_number),
             "requests": self._queue.submitted,
             **self._stats.statistics(),
             **self.scheduler.statistics(),

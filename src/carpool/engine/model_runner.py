@@ -24,7 +24,7 @@ from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.request import RequestState
 from carpool.engine.scheduler import Scheduler
 from carpool.engine.specs.infer import reads_caches
-from carpool.engine.wrappers import wrappers
+from carpool.engine.wrappers import wrapped
 from carpool.schedule.views import NO_KIND
 
 
@@ -68,21 +68,22 @@ class ModelRunner:
         is_grouped = settings.lora_batching == "grouped"
         self.describer = Describer(self.fuser, self.probation, is_grouped_by_lora=is_grouped)
         self._observers = observers
-        self._run_forward: RunCalls = self._launch
-        chain = wrappers(
-            parts, self.probation, self._run_to_compare, around, self._observed, self._free_memory
-        )
-        for wrap in reversed(chain):
-            self._run_forward = wrap(self._run_forward)
+        self._wrapped = wrapped(
+            self._launch, parts, self.probation, self._run_to_compare, around, self._observed,
+            self._free_memory,
+        )  # fmt: skip
 
     def execute(self, selections: Sequence[Sequence[RequestState]]) -> list[Any]:
         """Run each selection as one forward; returns the calls' answers or `Failure`s, in order.
 
         If code outside the forwards fails, each call runs by itself.
         """
-        run, widths, free = self._run_forward, self._scheduler.widths, self._free_memory
+        target = selections[0][0].call.target
+        is_shared = len(selections) > 1 or len(selections[0]) > 1
+        run = self._wrapped[target.phase == "encode", is_shared]
+        widths, free = self._scheduler.widths, self._free_memory
         try:
-            if self._sweeps is None or not self._sweeps.streams(selections[0][0].call.target):
+            if self._sweeps is None or not self._sweeps.streams(target):
                 [selected] = selections
                 return execute(selected, run, widths, free)
             is_trusted = self.probation.is_trusted
@@ -124,7 +125,7 @@ class ModelRunner:
         }
 
     def _observed(self, run: RunCalls) -> RunCalls:
-        """Wrap a forward so that observers see it."""
+        """Wrap a forward so that observers see it, and that it applies its calls' adapters."""
         runs_ahead = self._device.runs_ahead
 
         def observed(states: Sequence[RequestState]) -> list[Any]:
@@ -136,7 +137,11 @@ class ModelRunner:
             self._heartbeat.beat(expected_s)
             began_s, spent_s = self._clock(), -self._forward_clock()
             try:
-                answers = run(states)
+                if any(state.call.lora for state in states):
+                    with self._adapters.applied([state.call for state in states], rows):
+                        answers = run(states)
+                else:
+                    answers = run(states)
                 spent_s += self._forward_clock()
                 if runs_ahead:
                     self._heartbeat.launched(expected_s)

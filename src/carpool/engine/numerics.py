@@ -13,7 +13,8 @@ single rows a forward reads (`Exact.suspicion`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -58,9 +59,8 @@ DATA = 4  # more than lengths and masks: control flow must not depend on its val
 REPEAT_UNIT = 8  # higher bits count further copies of the batch on axis 0
 
 
-# picked rows: operation and tensor, the tensor itself, and the row numbers
 _PickKey = tuple[str, int, torch.Size, tuple[int, ...]]  # operation; place, shape and strides
-_Pick = tuple[_PickKey, Tensor, set[int]]
+_Pick = tuple[_PickKey, Tensor, set[int]]  # picked rows: the tensor itself, and their numbers
 
 
 class Exact(TorchFunctionMode):
@@ -127,9 +127,7 @@ class Exact(TorchFunctionMode):
             join = partial(self._joined, mark=ROWS | DATA)
             return by_call(func, args, kwargs, self.rows, self._rows_of, join)
         marks = [self.mark_of(tensor) for tensor in operands]
-        union = 0
-        for mark in marks:
-            union |= mark
+        union = reduce(or_, marks, 0)
         if not union:
             result = func(*args, **kwargs)
             if name in FACTORIES and getattr(result, "shape", ())[:1] == (self._total,):
@@ -276,16 +274,13 @@ class Exact(TorchFunctionMode):
             return None
         if plain == "einsum":
             return self._einsum(args)
-        first = next((tensor for tensor in args if isinstance(tensor, Tensor)), None)
-        if first is None:
-            first = next((tensor for tensor in kwargs.values() if isinstance(tensor, Tensor)), None)
+        operands = (*args, *kwargs.values())
+        first = next((value for value in operands if isinstance(value, Tensor)), None)
         batched = [tensor for tensor in tensors(args, kwargs) if self.mark_of(tensor) & ROWS]
         if plain in WEIGHTED:
-            if (
-                first is None
-                or not self.mark_of(first) & ROWS
-                or is_unbatched(plain, first, args, kwargs)
-            ):
+            if first is None or not self._has_rows(first):
+                return None
+            if is_unbatched(plain, first, args, kwargs):
                 return None
         elif plain in PRODUCTS:
             if len(batched) > 1 and any(tensor.ndim < 3 for tensor in batched):
@@ -317,9 +312,9 @@ class Exact(TorchFunctionMode):
         if len(letters) != 1 or result_letters[:1] not in letters:
             return None
         [letter] = letters
-        for term, operand in zip(operand_letters.split(","), operands, strict=False):
-            if not self.mark_of(operand) & ROWS and letter in term:
-                return None
+        terms = zip(operand_letters.split(","), operands, strict=False)
+        if any(letter in term and not self._has_rows(operand) for term, operand in terms):
+            return None
         size = next(operand.shape[0] for operand in operands if self.mark_of(operand) & ROWS)
         times, rest = divmod(size, self._total)
         return None if rest or not times else [n * times for n in self.rows]

@@ -59,11 +59,7 @@ class RunningRequests:
         self._next: RequestState | None = None  # starts after all others have ended; blocks others
         self.postponed: list[Callable[[], None]] = []  # runs after the private ride
         self._calls = 0  # calls parked so far
-        self.fiber_s = 0.0  # seconds in the pipelines' own code, this turn
-        self.longest_s = 0.0  # the longest of these stretches
-
-    def __len__(self) -> int:
-        return len(self.by_number)
+        self.fiber_s = self.longest_s = 0.0  # in the pipelines' code this turn; longest stretch
 
     @property
     def states(self) -> list[RequestState]:
@@ -268,11 +264,6 @@ class RunningRequests:
         return None
 
     def _park(self, state: RequestState, parked: Call, now_s: float) -> Any | None:
-        try:
-            if state.pixel_limit is not None:
-                state.pixel_limit.check(parked)
-        except BaseException as error:  # above the limit, or no measurable shape
-            return Failure(error)
         self._calls += 1
         contain, describer, request = self._stages.contain, self._describer, state.request
         phase, descriptions, effects = parked.target.phase, state.descriptions, state.effects
@@ -282,6 +273,11 @@ class RunningRequests:
             "describe", None, describer.describe, parked, request, descriptions, states=[state]
         )
         parked, key, rows = described or describer.alone(parked, request)
+        if state.pixel_limit is not None and (key is not state.key or phase != "denoise"):
+            try:
+                state.pixel_limit.check(parked)
+            except BaseException as error:  # above the limit, or no measurable shape
+                return Failure(error)
         steps_done = contain("steps", state.timeline.step, state.steps_done, phase, states=[state])
         if (hook := state.preview_hook) is not None and phase == "denoise":
             contain("preview", None, hook.note_layout, parked.arguments(), states=[state])
@@ -298,21 +294,22 @@ class RunningRequests:
 
     def _go_private(self, state: RequestState, note: Callable[[], str], now_s: float) -> None:
         """Run a request again from the start, alone; `note` returns the warning for its client."""
-        state.forget_earlier_run()
         warning = note()
-        state.rewind()
+        self._rewind(state, now_s)
         state.warnings.append(warning)
         state.is_private = True
-        self._tell(state, Event("step", state.request_id, now_s))
         self.postponed.append(partial(self._start_late, state))
 
     def _start_over(self, state: RequestState, why: StartOver, now_s: float) -> None:
         """Run a request again from the start: its recorded answers do not match it."""
         log.warning("request %s starts over, %s", state.request_id, why.reason)
+        self._rewind(state, now_s)
+        self._begin(state, now_s)
+
+    def _rewind(self, state: RequestState, now_s: float) -> None:
         state.forget_earlier_run()
         state.rewind()
         self._tell(state, Event("step", state.request_id, now_s))
-        self._begin(state, now_s)
 
     def _tell_step(self, state: RequestState, now_s: float) -> None:
         if state.journal is not None and state.is_replaying:
@@ -327,10 +324,9 @@ class RunningRequests:
         Raises:
             Cancelled: the request has ended.
         """
+        timeline, before = state.timeline, state.timeline.progress
         if state.status == "finished":
             raise Cancelled("the request has ended")
-        timeline = state.timeline
-        before = timeline.progress
         timeline.step, timeline.part = timeline.steps, int(share * timeline.parts)
         if timeline.progress > before:
             self._tell(state, Event("step", state.request_id, self._clock(), *timeline.progress))
@@ -389,7 +385,10 @@ class RunningRequests:
                 self.private = None
                 self._isolation.note_weights()
                 self.answers.forget()
-            self._deliver(state, output, error, now_s)
+            contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
+            if now_s > state.deadline_at_s:
+                self._stats.late()
+            self._deliver_outcome(state, output, error, now_s)
 
     def _check_weights(self) -> None:
         try:
@@ -399,12 +398,3 @@ class RunningRequests:
                 state.forget_earlier_run()
                 self._tell(state, Event("step", state.request_id, self._clock()))
             raise
-
-    def _deliver(
-        self, state: RequestState, output: Any, error: Exception | None, now_s: float
-    ) -> None:
-        contain = self._stages.contain
-        contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
-        if now_s > state.deadline_at_s:
-            self._stats.late()
-        self._deliver_outcome(state, output, error, now_s)

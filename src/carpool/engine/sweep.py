@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.overrides import _get_current_function_mode_stack
 
 from carpool.engine import random_state
 from carpool.engine.adapters.hooks import Adapters
@@ -53,8 +52,8 @@ def wait_for_others() -> None:
 class ForwardContext:
     """The private state of a forward while others of its sweep run: see `fiber.FiberContext`.
 
-    Torch's modes of the thread (gradients, autocast), its function modes (exact numerics), the
-    global random numbers, the adapters of each row, and the device stopwatch.
+    Torch's modes of the thread (gradients, autocast, exact numerics), the global random numbers,
+    the adapters of each row, and the device stopwatch.
     """
 
     def __init__(self, adapters: Adapters, clock: Clock, watch: Stopwatch | None) -> None:
@@ -62,8 +61,6 @@ class ForwardContext:
         self._laps: Laps | None = None
         self._modes = ThreadModes()
         self._random: tuple[random_state.RandomState, int] | None = None
-        self._functions: list[Any] = []
-        self._depth = 0
         self._adapter_plan: Any = None
         self._began_s = 0.0
         self._spent_s = 0.0
@@ -74,11 +71,8 @@ class ForwardContext:
         return self._spent_s + self._clock() - self._began_s
 
     def enter(self) -> None:
-        self._modes.enter()
         random_state.show(self._random)
-        self._depth = len(_function_modes())
-        for mode in self._functions:
-            mode.__enter__()
+        self._modes.enter()
         self._adapter_plan = self._adapters.swap(self._adapter_plan)
         self._swap_laps()
         self._began_s = self._clock()
@@ -87,11 +81,8 @@ class ForwardContext:
         self._spent_s = self.spent_s
         self._swap_laps()
         self._adapter_plan = self._adapters.swap(self._adapter_plan)
-        self._functions = _function_modes()[self._depth :]
-        for mode in reversed(self._functions):
-            mode.__exit__(None, None, None)
-        self._random = random_state.hide()
         self._modes.leave()
+        self._random = random_state.hide()
 
     def _swap_laps(self) -> None:
         if self._watch is not None:
@@ -154,7 +145,7 @@ class Sweeps:
             if ready[0].call.target.is_exclusive or not is_settled(ready):
                 answers[number] = execute(ready, run, widths, free)
             else:
-                last = partial(_free_last, free)
+                last = partial(free_last, free)
                 together[number] = partial(execute, ready, run, widths, last)
         if together:
             first = selections[next(iter(together))][0].call
@@ -272,11 +263,6 @@ class Sweeps:
         return {"sweeps": self.sweeps, "forwards": self.forwards, **self._streamer.statistics()}
 
 
-def _function_modes() -> list[Any]:
-    """The function modes of the thread, outermost first."""
-    return list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
-
-
 class _ForwardState:
     """Detects changes that a forward leaves on its module and random generators between blocks."""
 
@@ -299,7 +285,7 @@ def _sharing_key(call: Call) -> Hashable:
     return id(call.target.module), call.target.method, present, bool(call.lora)
 
 
-def _free_last(free: Callable[[], None]) -> None:
+def free_last(free: Callable[[], None]) -> None:
     """Free memory after the other forwards of the sweep have ended."""
     wait_for_others()
     free()

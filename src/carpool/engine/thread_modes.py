@@ -1,8 +1,8 @@
 """Modes of the thread: each fiber has its own.
 
-Of torch: gradients, inference mode, autocast with its depth and its cache, and the stack of
-dispatch modes: a fiber may pause inside a `with` of any of them. `overlay.functions` has the stack
-of function modes. Of Python: the running event loop, which each fiber may have for itself
+Of torch: gradients, inference mode, autocast with its depth and its cache, and the stacks of
+dispatch modes and of function modes (`with torch.device(...)` is one): a fiber may pause inside a
+`with` of any of them. Of Python: the running event loop, which each fiber may have for itself
 (`asyncio.run` around a call), with the hooks of its generators.
 """
 
@@ -21,6 +21,9 @@ is_autocast_on: Any = torch._C._is_any_autocast_enabled
 _Events = tuple[asyncio.AbstractEventLoop | None, Any, Any]
 _push: Any = dispatch._push_mode
 _pop: Any = dispatch._pop_mode
+_functions: Any = torch._C._len_torch_function_stack
+_push_function: Any = torch.overrides._push_mode
+_pop_function: Any = torch.overrides._pop_mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,10 @@ class ThreadModes:
         self._dispatch: list[Any] = []
         self._outside_dispatch: list[Any] = []  # dispatch modes of the code that resumed the fiber
         self._events = self._outside_events = _NO_EVENTS
+        self._of_functions = _taken()  # function modes, outermost first
+        self._outside_functions: list[Any] = []
+        self._usual = len(self._of_functions)  # as many as at its start
+        _put(self._of_functions)
 
     def enter(self) -> None:
         self._outside_events = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
@@ -94,8 +101,18 @@ class ThreadModes:
             self._modes.set()
         if self._dispatch or _length():
             self._outside_dispatch = _exchanged(self._dispatch)
+        if self._of_functions or _functions():  # rare
+            self._outside_functions = _taken()
+            _put(self._of_functions)
+        else:
+            self._outside_functions = []
 
     def leave(self) -> None:
+        if self._outside_functions or _functions():
+            self._of_functions = _taken()
+            _put(self._outside_functions)
+        else:
+            self._of_functions = []
         self._events = asyncio._get_running_loop(), *sys.get_asyncgen_hooks()
         if self._events != self._outside_events:
             _set_events(self._outside_events)
@@ -116,7 +133,7 @@ class ThreadModes:
     @property
     def can_share(self) -> bool:
         """Whether calls of other requests may run in the modes of the running fiber."""
-        return not (torch.is_grad_enabled() or _length())
+        return not (torch.is_grad_enabled() or _length() or _functions() != self._usual)
 
 
 def _exchanged(modes: list[Any]) -> list[Any]:
@@ -125,6 +142,16 @@ def _exchanged(modes: list[Any]) -> list[Any]:
     for mode in modes:
         _push(mode)
     return before
+
+
+def _taken() -> list[Any]:
+    """Take all function modes off their stack; outermost first."""
+    return [_pop_function() for _ in range(_functions())][::-1]
+
+
+def _put(modes: list[Any]) -> None:
+    for mode in modes:
+        _push_function(mode)
 
 
 def _set_events(events: _Events) -> None:

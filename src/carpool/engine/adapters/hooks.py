@@ -24,7 +24,6 @@ from torch.utils.hooks import RemovableHandle
 
 from carpool.engine.adapters.parts import Part
 from carpool.engine.adapters.reader import AdapterParts, AdapterReader, Reading
-from carpool.engine.execute import Ready, RunCalls
 from carpool.engine.intercept import Call, is_compiled
 from carpool.engine.weights.sample import sample
 from carpool.errors import InvalidValue, LoraRejected
@@ -246,18 +245,6 @@ class Adapters:
     def digest(self, name: str) -> bytes:
         """A digest of some values of an adapter, to detect another file of the same name."""
         return self._identities.get(name, b"")
-
-    def around(self, run: RunCalls) -> RunCalls:
-        """Wrap a forward so that it applies the adapters of its calls."""
-
-        def adapted(ready: Sequence[Ready]) -> list[Any]:
-            calls = [member.call for member in ready]
-            if next(filter(None, [call.lora for call in calls]), None) is None:
-                return run(ready)
-            with self.applied(calls, [member.rows for member in ready]):
-                return run(ready)
-
-        return adapted
 
     def acts_on(self, name: str, module: nn.Module) -> bool:
         """Whether an adapter has a part for a module of the pipeline."""

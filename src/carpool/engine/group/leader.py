@@ -30,6 +30,7 @@ from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.numerics import Exact
+from carpool.engine.probation.snapshot import tensors_in
 from carpool.errors import LoadFailed, PipelineFailed, named
 
 log = logging.getLogger("carpool")
@@ -190,7 +191,7 @@ class Followers:
         exact = next((mode for mode in modes if isinstance(mode, Exact)), None)
         with torch._C.DisableTorchFunction():  # the mode is for the forward only
             packed, new = self._packer.pack((args, kwargs), f"{component}.forward")
-            tensors = list(packing.tensors_of((args, kwargs)))
+            tensors = list(tensors_in((args, kwargs)))
             self._tensors += len(tensors)
             self._reused += len(tensors) - len(new)
             try:

@@ -1,5 +1,6 @@
 """The messages between the processes of a group, as msgpack; `packing.py` packs the values."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -110,19 +111,5 @@ class Said(msgspec.Struct, tag=True, array_like=True):
 ToLeader = Loaded | Failed | Joined | Ran | Said
 
 encode = msgspec.msgpack.Encoder().encode
-
-
-def to_follower(body: bytes) -> ToFollower:
-    """Decode a message from the leader."""
-    message: ToFollower = _TO_FOLLOWER.decode(body)
-    return message
-
-
-def to_leader(body: bytes) -> ToLeader:
-    """Decode a message from a follower."""
-    message: ToLeader = _TO_LEADER.decode(body)
-    return message
-
-
-_TO_FOLLOWER = msgspec.msgpack.Decoder(ToFollower)
-_TO_LEADER = msgspec.msgpack.Decoder(ToLeader)
+to_follower: Callable[[bytes], ToFollower] = msgspec.msgpack.Decoder(ToFollower).decode
+to_leader: Callable[[bytes], ToLeader] = msgspec.msgpack.Decoder(ToLeader).decode

@@ -8,7 +8,7 @@ at most `MAX_KEPT_BYTES`.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,18 +127,6 @@ class Packer:
 
 
 _PLAIN = (type(None), bool, float, str, torch.dtype, torch.device)
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """All tensors in arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from tensors_of(entry)
-    elif isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from tensors_of(entry)
 
 
 def _check(value: Any, where: str) -> None:

@@ -21,7 +21,7 @@ from carpool.engine.fiber import current_context
 _TYPES = (torch.float16, torch.float32)
 
 
-class _Held:
+class Held:
     """Overrides put before the own class of a held VAE."""
 
     dtypes: WeakKeyDictionary[Any, torch.dtype]  # keyed by a request's context
@@ -45,6 +45,10 @@ class _Held:
             return plain_to(*args, **kwargs)
         self.dtypes[context] = dtype
         return self if device is None else plain_to(device)
+
+    def is_in_half(self, context: Any) -> bool:
+        """Whether the VAE is in float16 for a request at the moment."""
+        return self.dtypes.get(context) != torch.float32
 
     def half(self) -> Any:
         return self.to(torch.float16)
@@ -72,18 +76,13 @@ def hold(pipe: Any, undo: ExitStack) -> None:
     names = ("__module__", "__qualname__", "__doc__")
     named = {name: getattr(plain, name) for name in names}
     namespace = {**named, "dtypes": WeakKeyDictionary(), "plain": plain}
-    vae.__class__ = type(plain.__name__, (_Held, plain), namespace)
-
-
-def is_in_half(module: nn.Module, context: Any) -> bool:
-    """Whether a held VAE is in float16 for a request at the moment."""
-    return isinstance(module, _Held) and module.dtypes.get(context) != torch.float32
+    vae.__class__ = type(plain.__name__, (Held, plain), namespace)
 
 
 @contextmanager
 def in_half(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within this context, held VAEs have the dtype in which they were loaded."""
-    autoencoders = [module for module in modules if isinstance(module, _Held)]
+    autoencoders = [module for module in modules if isinstance(module, Held)]
     for module in autoencoders:
         module.plain.to(cast("nn.Module", module), torch.float16)
     try:

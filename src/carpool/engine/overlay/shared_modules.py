@@ -43,7 +43,8 @@ class SharedModules:
         self.names: dict[int, str] = {}
         self.children: dict[int, dict[str, nn.Module | None]] = {}
         self.holders: dict[int, nn.Module] = {}
-        self._weights: dict[int, tuple[str, Tensor, int]] = {}  # component, weight, version
+        self._weights: dict[int, tuple[str, Tensor]] = {}  # component and weight, by weight id
+        self._versions: list[int] = []  # of the weights, in order
         self._alive: list[Any] = []  # references that keep the ids valid
 
     def install(self) -> None:
@@ -58,6 +59,7 @@ class SharedModules:
             if isinstance(component, CacheMixin) and not hasattr(component, REGISTRY):
                 HookRegistry.check_if_exists_or_initialize(component)
                 self._registries.append(component)
+        self._versions = [weight._version for _, weight in self._weights.values()]
         self._patches = all_patches()
         for patches in self._patches:
             patches.add()
@@ -69,17 +71,17 @@ class SharedModules:
         self.holders.update(dict.fromkeys(map(id, parts), module))
         for weight in module._parameters.values():
             if weight is not None and not weight.is_inference():
-                self._weights[id(weight)] = component, weight, weight._version
+                self._weights[id(weight)] = component, weight
         self._alive += [module, *parts]
 
     def changed_weights(self) -> list[str]:
         """The components whose weights were written in place since the last call."""
-        changed: dict[str, None] = {}
-        for weight_id, (component, weight, version) in self._weights.items():
-            if weight._version != version:
-                self._weights[weight_id] = component, weight, weight._version
-                changed[component] = None
-        return list(changed)
+        weights = self._weights.values()
+        versions, self._versions = self._versions, [weight._version for _, weight in weights]
+        if versions == self._versions:
+            return []
+        pairs = zip(weights, versions, self._versions, strict=True)
+        return list(dict.fromkeys(name for (name, _), before, now in pairs if before != now))
 
     def remove(self) -> None:
         """Stop detecting writes, and restore all modules. Harmless when not installed."""
@@ -89,6 +91,7 @@ class SharedModules:
             module = self._registries.pop()
             if not getattr(module, REGISTRY).hooks:
                 delattr(module, REGISTRY)
+        self._versions.clear()
         for registry in (self.names, self.children, self.holders, self._weights):
             registry.clear()
         self._alive.clear()

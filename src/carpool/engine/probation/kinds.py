@@ -1,8 +1,10 @@
 """Kinds of calls, and the evidence that each fuses: forwards that agreed with lone calls."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from carpool.engine.intercept import Call
 
@@ -52,39 +54,22 @@ def width(rows: Sequence[int]) -> str:
     return "+".join(map(str, sorted(rows)))
 
 
-@dataclass(slots=True)
-class Evidence:
+class Evidence(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """The evidence that one kind of call fuses."""
 
-    agreed: int = 0
+    agreed: Annotated[int, Meta(ge=0)] = 0
     unsettled: int = 0
-    sizes: set[str] = field(default_factory=set)
-    widths: set[str] = field(default_factory=set)
-    varied: set[str] = field(default_factory=set)  # arguments that differed in agreeing forwards
-    shared: set[str] = field(default_factory=set)  # arguments that the next guess shares
+    sizes: set[str] = set()
+    widths: set[str] = set()
+    varied: set[str] = set()  # arguments that differed in agreeing forwards
+    shared: set[str] = set()  # arguments that the next guess shares
     alone: str | None = None  # why it always runs alone
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def status(self) -> tuple[str, str]:
+        """How a kind of call fuses, and why."""
         if self.alone is not None:
-            return {"alone": self.alone}
-        names = ("sizes", "widths", "varied", "shared")
-        return {"agreed": self.agreed} | {name: sorted(getattr(self, name)) for name in names}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Evidence":
-        if "alone" in data:
-            return cls(alone=str(data["alone"]))
-        evidence = cls(agreed=int(data["agreed"]))
-        for name in ("sizes", "widths", "varied", "shared"):
-            setattr(evidence, name, set(map(str, data[name])))
-        return evidence
-
-
-def status(data: Mapping[str, Any]) -> tuple[str, str]:
-    """The status of a kind of call, and the reason, from its evidence (`Evidence.to_json`)."""
-    if "alone" in data:
-        return "alone", str(data["alone"])
-    agreed = int(data["agreed"])
-    if agreed < QUORUM:
-        return "probation", f"{agreed} of {QUORUM} forwards agreed"
-    return "proven", f"{agreed} forwards agreed"
+            return "alone", self.alone
+        if self.agreed < QUORUM:
+            return "probation", f"{self.agreed} of {QUORUM} forwards agreed"
+        return "proven", f"{self.agreed} forwards agreed"

@@ -36,7 +36,7 @@ from carpool.engine.probation.guesses import (
     is_guess,
     with_own_lists,
 )
-from carpool.engine.probation.kinds import QUORUM, Evidence, Kind, kind_of, status, width
+from carpool.engine.probation.kinds import QUORUM, Evidence, Kind, kind_of, width
 from carpool.engine.probation.snapshot import (
     ModuleSnapshot,
     module_tensors,
@@ -141,7 +141,7 @@ class Probation:
             for (component, method), how in sorted(self._tables.items())
         ]
         for (_, kind), evidence in sorted(self._evidence.items()):
-            how, why = status(evidence.to_json())
+            how, why = evidence.status
             lines.append({"call": kind.split("(")[0], "kind": kind, "fuses": how, "why": why})
         return lines
 
@@ -153,10 +153,7 @@ class Probation:
 
     def keep(self) -> None:
         """Store the evidence if it has changed."""
-        fresh = {
-            key: evidence for key, evidence in self._evidence.items() if not evidence.unsettled
-        }
-        self._verdicts.keep({key: evidence.to_json() for key, evidence in fresh.items()})
+        self._verdicts.keep({p: e for p, e in self._evidence.items() if not e.unsettled})
 
     def _guessed(self, call: Call, shared: Collection[str]) -> Call | None:
         spec = infer(call.arguments(), shared)
@@ -181,8 +178,7 @@ class Probation:
         place = (self._verdicts.identity(module), kind.text)
         if place not in self._evidence:
             stored = self._verdicts.read(*place)
-            evidence = Evidence() if stored is None else Evidence.from_json(stored)
-            self._evidence[place] = evidence
+            evidence = self._evidence[place] = Evidence() if stored is None else stored
             if evidence.shared:
                 self._retry_with(call, kind, evidence.shared)
         self._kinds[key, bool(call.lora), module.training] = kind, self._evidence[place]

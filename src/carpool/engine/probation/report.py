@@ -8,7 +8,6 @@ from carpool.engine.intercept import Interception
 from carpool.engine.language.tokens import reader_of
 from carpool.engine.model.libraries import versions
 from carpool.engine.model.load import load
-from carpool.engine.probation.kinds import status
 from carpool.engine.probation.verdicts import Verdicts
 from carpool.engine.reach import private_reasons
 
@@ -43,8 +42,8 @@ def lines(model: str | Path, settings: EngineSettings) -> list[dict[str, str]]:
         elif not evidence:
             why = "has no table; nothing is proven yet"
             report.append({"call": call, "fuses": "probation", "why": why})
-        for text, data in evidence.items():
-            how, why = status(data)
+        for text, entry in evidence.items():
+            how, why = entry.status
             report.append({"call": call, "fuses": how, "why": f"{why} {text}"})
     report += [
         {"call": task, "fuses": "private", "why": reason}

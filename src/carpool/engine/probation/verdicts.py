@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert, to_builtins
 from torch import nn
 
 from carpool import jsonfile
 from carpool.engine import kept_file
 from carpool.engine.identity import ModuleIdentities
-from carpool.errors import show
+from carpool.engine.probation.kinds import Evidence
 
 MAX_ENTRIES = 10_000
 
@@ -30,24 +31,26 @@ class Verdicts:
         self.path, self.identity = path, ModuleIdentities(versions).of
         self._stored = self._read()
 
-    def read(self, identity: str, kind: str) -> Mapping[str, Any] | None:
+    def read(self, identity: str, kind: str) -> Evidence | None:
         """The stored evidence of a kind of call."""
-        return self._stored.get(f"{identity} {kind}")
+        data = self._stored.get(f"{identity} {kind}")
+        return None if data is None else convert(data, Evidence)
 
-    def of(self, module: nn.Module, prefix: str) -> dict[str, Mapping[str, Any]]:
+    def of(self, module: nn.Module, prefix: str) -> dict[str, Evidence]:
         """The stored evidence of a module's kinds of call with this prefix."""
         begin = f"{self.identity(module)} {prefix}"
         return {
-            f"({name.removeprefix(begin)}": data
+            f"({name.removeprefix(begin)}": convert(data, Evidence)
             for name, data in self._stored.items()
             if name.startswith(begin)
         }
 
-    def keep(self, evidence: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    def keep(self, evidence: Mapping[tuple[str, str], Evidence]) -> None:
         """Replace the file atomically if anything has changed."""
         if self.path is None:
             return
-        fresh = self._stored | {" ".join(place): data for place, data in evidence.items()}
+        data = {" ".join(p): to_builtins(e, order="sorted") for p, e in evidence.items()}
+        fresh = self._stored | data
         if fresh == self._stored:
             return
         entries = dict(list(fresh.items())[-MAX_ENTRIES:])
@@ -59,23 +62,10 @@ class Verdicts:
             return {}
         try:
             entries = jsonfile.loads(kept_file.read(self.path))["fusing"]
-            for name, value in entries.items():
-                if not _is_evidence(value):
-                    raise ValueError(f"{show(name)} has no evidence")
+            convert(entries, dict[str, Evidence])
             return dict(entries)
         except FileNotFoundError:
             pass
         except Exception as error:  # a damaged file may raise anything
             kept_file.set_aside(self.path, error)
         return {}
-
-
-def _is_evidence(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    if "alone" in value:
-        return isinstance(value["alone"], str)
-    lists = [value.get(name) for name in ("sizes", "widths", "varied", "shared")]
-    if not all(isinstance(names, list) and {*map(type, names)} <= {str} for names in lists):
-        return False
-    return type(value.get("agreed")) is int and value["agreed"] >= 0

@@ -8,7 +8,6 @@ several calls' arguments (`join`), the division of their answers (`divide`), its
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,13 +16,12 @@ from torch import Tensor
 from carpool.engine.digests import Digests, Unfusable, flag
 from carpool.engine.stacks import Stacks
 
-MAX_TESTS = 4096  # shared by all requests; tests in recent use stay cached
 PLAIN = (bool, int, float, str, type(None))
 
 TensorForm = tuple[torch.Size, torch.dtype, torch.device]
 SameTensor = tuple[weakref.ref[Tensor], int]
-Test = TensorForm | SameTensor | Callable[[Any], bool]
-"""A quick test whether an argument fuses like an earlier one; plain data for tensors."""
+Test = TensorForm | SameTensor | tuple[Any] | Callable[[Any], bool]
+"""A quick test whether an argument fuses like an earlier one: by form, identity, value, or code."""
 RowMark = Literal["rows", "row", ""]
 CallArguments = Sequence[dict[str, Any]]  # the arguments of each call
 Leaf = tuple["Rule", str, Any, Sequence[Any]]  # see `Rule.leaves`
@@ -37,6 +35,8 @@ def passes(test: Test, value: Any) -> bool:
     """Whether a value passes a test."""
     if not isinstance(test, tuple):
         return test(value)
+    if len(test) == 1:
+        return type(value) is type(test[0]) and bool(value == test[0])
     if not isinstance(value, Tensor):
         return False
     if len(test) == 2:  # the same tensor, unchanged
@@ -46,12 +46,6 @@ def passes(test: Test, value: Any) -> bool:
 
 def anything(argument: Any) -> bool:
     return True
-
-
-@lru_cache(maxsize=MAX_TESTS)
-def same_value(typed: tuple[type, Any]) -> Callable[[Any], bool]:
-    cls, value = typed
-    return lambda argument: type(argument) is cls and bool(argument == value)
 
 
 def same_tensor(value: Any) -> Test:
@@ -130,9 +124,9 @@ class Rule:
             NoTest: there is no quick test.
         """
         if isinstance(value, PLAIN):
-            return same_value((type(value), value))
+            return (value,)
         if type(value) is dict and not value:
-            return _is_empty_dict
+            return ({},)  # not the argument itself, which may change
         return self._same(value)
 
     def _same(self, value: Any) -> Test:
@@ -232,7 +226,3 @@ def is_tensor_list(value: Any) -> bool:
     """Whether a value is a non-empty list or tuple of tensors."""
     is_list = isinstance(value, (list, tuple)) and bool(value)
     return is_list and all(isinstance(entry, Tensor) for entry in value)
-
-
-def _is_empty_dict(argument: Any) -> bool:
-    return type(argument) is dict and not argument
