@@ -18,7 +18,6 @@ LIBRARIES = {
     *("kornia", "regex", "safetensors", "sageattention", "scipy", "sentencepiece", "skimage"),
     *("tokenizers", "tqdm", "triton", "typing_extensions", "xformers"),
 }
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def runs_foreign_code(pipe: Any, arguments: Mapping[str, Any]) -> bool:
@@ -51,7 +50,7 @@ def foreign_parts(module: nn.Module, parts: Iterable[nn.Module] = ()) -> Iterato
     shipped = set[type]()
     for part in parts or module.modules():
         entries = vars(part)
-        hooks = [hook for name in _HOOKS for hook in entries.get(name, {}).values()]
+        hooks = *entries["_forward_hooks"].values(), *entries["_forward_pre_hooks"].values()
         for function in (part, entries.get("processor"), entries.get("forward"), *hooks):
             if function is None or type(function) in shipped:
                 continue

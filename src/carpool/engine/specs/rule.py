@@ -54,9 +54,6 @@ def same_tensor(value: Any) -> Test:
     return weakref.ref(value), value._version
 
 
-TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a call, or one a row
-
-
 @dataclass(frozen=True, slots=True)
 class KeyContext:
     """The call of an argument, and the tools to make its key."""
