@@ -22,7 +22,7 @@ from carpool.engine import pinned_copies, provenance, random_state
 from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.model.pins import Pins
-from carpool.engine.model.upcast import HeldAutoencoder, in_half
+from carpool.engine.model.upcast import HeldVae, in_half
 from carpool.engine.overlay import writes
 from carpool.engine.overlay.changes import Changes
 from carpool.engine.overlay.shared_modules import SharedModules
@@ -192,11 +192,7 @@ class RequestContext:
             is_usual = not self.changes.has_own(target.module) and is_usual
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing
         is_plain = not (is_autocast_on() or torch.is_inference_mode_enabled())
-        if (
-            is_usual
-            and isinstance(target.module, HeldAutoencoder)
-            and target.module.is_in_half(self)
-        ):
+        if is_usual and isinstance(target.module, HeldVae) and target.module.is_in_half(self):
             return self._in_half(target)
         if is_usual and (is_plain or not computes_together(target.module)):
             return target if is_plain else self._in_modes(target, Modes.now())

@@ -21,7 +21,7 @@ from carpool.engine.fiber import current_context
 _TYPES = (torch.float16, torch.float32)
 
 
-class HeldAutoencoder:
+class HeldVae:
     """Overrides put before the own class of a held VAE."""
 
     dtypes: WeakKeyDictionary[Any, torch.dtype]  # keyed by a request's context
@@ -76,13 +76,13 @@ def hold(pipe: Any, undo: ExitStack) -> None:
     names = ("__module__", "__qualname__", "__doc__")
     named = {name: getattr(plain, name) for name in names}
     namespace = {**named, "dtypes": WeakKeyDictionary(), "plain": plain}
-    vae.__class__ = type(plain.__name__, (HeldAutoencoder, plain), namespace)
+    vae.__class__ = type(plain.__name__, (HeldVae, plain), namespace)
 
 
 @contextmanager
 def in_half(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Within this context, held VAEs have the dtype in which they were loaded."""
-    autoencoders = [module for module in modules if isinstance(module, HeldAutoencoder)]
+    autoencoders = [module for module in modules if isinstance(module, HeldVae)]
     for module in autoencoders:
         module.plain.to(cast("nn.Module", module), torch.float16)
     try:
