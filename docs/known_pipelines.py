@@ -37,7 +37,7 @@ MEANING = {
     "pipeline is restored; listed: difference in `fast` (of values up to one), most requests in a "
     "forward",
     "refused": "it cannot be loaded",
-    "never tried": "no test runs it, for the listed reason; it is not refused, and "
+    "untested": "no test runs it, for the listed reason; it is not refused, and "
     "`carpool check MODEL` tests it",
 }
 BASES = ("DiffusionPipeline", "ModularPipeline")
@@ -118,7 +118,7 @@ def _status(name: str) -> Status:
         file, _, test = tested["test"].partition("::")
         how = f"{tested['why']}{'; ' * bool(tested['why'])}`{Path(file).name}`: {test}"
         return Status(name, tested["known"], how, denoisers)
-    return Status(name, "never tried", untried().get(name, ""), denoisers)
+    return Status(name, "untested", untried().get(name, ""), denoisers)
 
 
 def _denoisers(cls: type) -> Iterator[str]:

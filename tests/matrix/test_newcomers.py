@@ -20,11 +20,14 @@ FAST = {"MarigoldDepthPipeline", "FluxKontextInpaintPipeline"}
 WITHOUT = set() if torchvision_cpu.IS_THERE else NEEDS_TORCHVISION
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "a cat", "num_inference_steps": 3},
-    {"prompt": "a dog", "num_inference_steps": 4, "guidance_scale": 3.5},
+    {
+        **{"prompt": "a dog", "num_inference_steps": 4, "guidance_scale": 3.5},
+        "controlnet_conditioning_scale": 0.5,
+    },
     {"prompt": "a cat", "num_inference_steps": 3, "guidance_scale": 1.0},
     {"prompt": "the sea", "num_inference_steps": 2, "negative_prompt": None, "output_type": "np"},
 )
-USUAL = {"output_type": "pt", "max_sequence_length": 24}
+USUAL = {"output_type": "pt", "max_sequence_length": 24, "complex_human_instruction": []}
 
 
 def requests_of(name: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Modular pipelines of tiny parts: diffusers' own blocks over the components of other pipelines."""
 
 import sys
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from diffusers import (
     CosmosTransformer3DModel,
     FlowMatchEulerDiscreteScheduler,
     ModularPipeline,
+    WanVACETransformer3DModel,
 )
 from PIL import Image
 from torch import nn
@@ -64,7 +66,18 @@ def anima() -> dict[str, Any]:
     }
 
 
-PARTS = {**newest.PARTS, "anima": anima}
+def vace() -> dict[str, Any]:
+    """Wan 2.2 with a control; its blocks read the config of the first of two such transformers."""
+    made = FAMILIES["wan22_t2v_a14b"]().components
+    names = signature(WanVACETransformer3DModel.__init__).parameters.keys()
+    for name in ("transformer", "transformer_2"):
+        config = {n: v for n, v in made[name].config.items() if n in names}
+        config |= {"vace_layers": [0, 1], "vace_in_channels": 96}
+        made[name] = drawn(WanVACETransformer3DModel(**config), last="proj_out", gain=0.3)
+    return made
+
+
+PARTS = {**newest.PARTS, "anima": anima, "vace": vace}
 _SMALL = {"height": 32, "width": 32, "max_sequence_length": 16}
 _FLUX3 = {"height": 64, "width": 64, "text_encoder_out_layers": (1, 2), "max_new_tokens": 3}
 _COSMOS3 = {
@@ -100,6 +113,7 @@ CLASSES: dict[
     "StableDiffusionXLModularPipeline": ("sdxl", {"height": 64, "width": 64}),
     "Wan22Image2VideoModularPipeline": ("wan22_i2v_a14b", {"image": PICTURE}),
     "Wan22ModularPipeline": ("wan22_t2v_a14b", {}),
+    "Wan22VaceModularPipeline": ("vace", {**_SMALL, "height": 16, "width": 16, "num_frames": 5}),
     "WanImage2VideoModularPipeline": ("wan21_i2v", {"image": PICTURE}),
     "WanModularPipeline": ("wan21_t2v", {}),
     "ZImageModularPipeline": ("zimage", {}),

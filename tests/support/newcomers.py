@@ -103,6 +103,7 @@ IMAGE = {"image": PICTURE}
 CHANGED = {"image": PICTURE, "strength": 0.8}
 FILLED = {**CHANGED, "mask_image": MASK}
 PAG = {"pag_scale": 3.0}
+SPRINT = {"use_resolution_binning": False, "intermediate_timesteps": None}  # of any steps
 
 Newcomer = tuple[Callable[[], DiffusionPipeline], dict[str, Any]]
 NEWCOMERS: dict[str, Newcomer] = {
@@ -118,6 +119,11 @@ NEWCOMERS: dict[str, Newcomer] = {
         "Kandinsky6TI2VAPipeline", **SIZE, num_frames=5, sample_audio=False
     ),
     "LongCatImagePipeline": of_data("LongCatImagePipeline", **SIZE, enable_prompt_rewrite=False),
+    "QwenImageControlNetInpaintPipeline": of_data(
+        "QwenImageControlNetInpaintPipeline", **SIZE, control_image=PICTURE, control_mask=MASK
+    ),
+    "SanaSprintImg2ImgPipeline": of_data("SanaSprintImg2ImgPipeline", **CHANGED, **SIZE, **SPRINT),
+    "SanaSprintPipeline": of_data("SanaSprintPipeline", **SIZE, **SPRINT),
     "ZImageOmniPipeline": of_data("ZImageOmniPipeline", **SIZE),
     "FluxControlNetImg2ImgPipeline": (
         lambda: FluxControlNetImg2ImgPipeline(**parts(flux_control())),

@@ -99,7 +99,35 @@ _HUNYUAN_DIT = {
     "image_rotary_emb": SHARE,  # two of (image tokens, 88)
 }
 
+_SANA = {
+    "hidden_states": STACK,  # (rows, 32, H / 32, W / 32)
+    "timestep": STACK,  # (rows,)
+    "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, <= 300, 2304)
+    "encoder_attention_mask": Pad(mask="encoder_attention_mask"),  # (rows, <= 300)
+}
+_SD3 = {
+    "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
+    "timestep": STACK,  # (rows,), 0-1000
+    "encoder_hidden_states": STACK,  # (rows, 77 + text tokens, 4096)
+    "pooled_projections": STACK,  # (rows, 2048)
+}
 _QWEN_TEXT = Pad(mask="encoder_hidden_states_mask", makes_mask=True)
+_QWEN = {  # img_shapes is a flag: [[(frames, height, width), ...]]; only its first entry is read
+    "hidden_states": STACK,  # (rows, image tokens, 64), with reference images
+    "timestep": STACK,  # (rows,), 0-1
+    "encoder_hidden_states": _QWEN_TEXT,  # (rows, text tokens, 3584)
+    "encoder_hidden_states_mask": _QWEN_TEXT,  # (rows, text tokens), or None: all ones
+}
+_FLUX = {
+    "hidden_states": STACK,  # (rows, image tokens, 64)
+    "timestep": STACK,  # (rows,), 0-1
+    "guidance": STACK,  # (rows,), or None for models without guidance embedding
+    "pooled_projections": STACK,  # (rows, 768)
+    "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
+    "txt_ids": SHARE,  # (text tokens, 3)
+    "img_ids": SHARE,  # (image tokens, 3): equal token counts may differ in geometry
+}
+_CONTROL = {"controlnet_cond": STACK, "conditioning_scale": FACTOR}  # of the whole answer
 
 SPECS: dict[tuple[str, str], Spec] = {
     ("ControlNetModel", "forward"): Spec(
@@ -108,10 +136,9 @@ SPECS: dict[tuple[str, str], Spec] = {
             "sample": STACK,  # (rows, 4, H / 8, W / 8)
             "timestep": SCALAR,  # 0-d, or a number
             "encoder_hidden_states": STACK,  # (rows, 77, 768 or 2048)
-            "controlnet_cond": STACK,  # (rows, 3, H, W)
             "timestep_cond": STACK,
             "added_cond_kwargs": {"text_embeds": STACK, "time_ids": STACK},  # SDXL; else None
-            "conditioning_scale": FACTOR,
+            **_CONTROL,
         },
     ),
     ("ErnieImageTransformer2DModel", "forward"): Spec(
@@ -126,31 +153,14 @@ SPECS: dict[tuple[str, str], Spec] = {
     ("FluxTransformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, image tokens, 64)
-            "timestep": STACK,  # (rows,), 0-1
-            "guidance": STACK,  # (rows,), or None for models without guidance embedding
-            "pooled_projections": STACK,  # (rows, 768)
-            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096): no mask, never padded
-            "txt_ids": SHARE,  # (text tokens, 3)
-            "img_ids": SHARE,  # (image tokens, 3): equal token counts may differ in geometry
+            **_FLUX,
             "controlnet_block_samples": STACKS,  # each (rows, image tokens, 3072)
             "controlnet_single_block_samples": STACKS,
         },
     ),
     ("FluxControlNetModel", "forward"): Spec(
         rows="hidden_states",
-        rules={
-            "hidden_states": STACK,  # (rows, image tokens, 64)
-            "controlnet_cond": STACK,  # (rows, image tokens, 64), or (rows, 3, H, W)
-            "controlnet_mode": STACK,  # (rows, 1), only for a union of several
-            "conditioning_scale": FACTOR,
-            "timestep": STACK,  # (rows,), 0-1
-            "guidance": STACK,  # (rows,) or None
-            "pooled_projections": STACK,  # (rows, 768)
-            "encoder_hidden_states": STACK,  # (rows, text tokens, 4096)
-            "txt_ids": SHARE,  # (text tokens, 3)
-            "img_ids": SHARE,  # (image tokens, 3)
-        },
+        rules={**_FLUX, **_CONTROL, "controlnet_mode": STACK},  # (rows, 1), only of a union
     ),
     ("Flux2Transformer2DModel", "forward"): Spec(
         rows="hidden_states",
@@ -193,13 +203,9 @@ SPECS: dict[tuple[str, str], Spec] = {
             "hidden_states_masks": STACK,  # (rows, image tokens), or None
         },
     ),
-    ("HunyuanDiT2DControlNetModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={**_HUNYUAN_DIT, "controlnet_cond": STACK, "conditioning_scale": FACTOR},
-    ),
+    ("HunyuanDiT2DControlNetModel", "forward"): Spec("hidden_states", {**_HUNYUAN_DIT, **_CONTROL}),
     ("HunyuanDiT2DModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={**_HUNYUAN_DIT, "controlnet_block_samples": STACKS},
+        "hidden_states", {**_HUNYUAN_DIT, "controlnet_block_samples": STACKS}
     ),
     ("LuminaNextDiT2DModel", "forward"): Spec(
         rows="hidden_states",
@@ -233,15 +239,13 @@ SPECS: dict[tuple[str, str], Spec] = {
             "input_img_latents": State(lambda latents: None if latents else "no picture"),
         },
     ),
+    ("QwenImageControlNetModel", "forward"): Spec("hidden_states", {**_QWEN, **_CONTROL}),
     ("QwenImageTransformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, image tokens, 64), with reference images
-            "timestep": STACK,  # (rows,), 0-1
-            "encoder_hidden_states": _QWEN_TEXT,  # (rows, text tokens, 3584)
-            "encoder_hidden_states_mask": _QWEN_TEXT,  # (rows, text tokens), or None: all ones
+            **_QWEN,
             "additional_t_cond": STACK,  # (rows,), for layered models
-            # img_shapes, a flag: [[(frames, height, width), ...]]; only the first entry is read
+            "controlnet_block_samples": STACKS,  # each (rows, image tokens, 3072)
         },
     ),
     ("QwenImage21Transformer2DModel", "forward"): Spec(
@@ -257,23 +261,17 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
         within=own_positions,
     ),
+    ("SD3ControlNetModel", "forward"): Spec("hidden_states", {**_SD3, **_CONTROL}),
     ("SD3Transformer2DModel", "forward"): Spec(
         rows="hidden_states",
-        rules={
-            "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
-            "timestep": STACK,  # (rows,), 0-1000
-            "encoder_hidden_states": STACK,  # (rows, 77 + text tokens, 4096)
-            "pooled_projections": STACK,  # (rows, 2048)
-        },
+        rules={**_SD3, "block_controlnet_hidden_states": STACKS},  # each (rows, tokens, width)
     ),
+    ("SanaControlNetModel", "forward"): Spec("hidden_states", {**_SANA, **_CONTROL}),
     ("SanaTransformer2DModel", "forward"): Spec(
         rows="hidden_states",
         rules={
-            "hidden_states": STACK,  # (rows, 32, H / 32, W / 32)
-            "timestep": STACK,  # (rows,)
+            **_SANA,
             "guidance": STACK,  # (rows,), SANA Sprint only
-            "encoder_hidden_states": Pad(mask="encoder_attention_mask"),  # (rows, <= 300, 2304)
-            "encoder_attention_mask": Pad(mask="encoder_attention_mask"),  # (rows, <= 300)
             "controlnet_block_samples": STACKS,  # each (rows, image tokens, width)
         },
     ),
@@ -301,6 +299,7 @@ SPECS: dict[tuple[str, str], Spec] = {
             "x": Keyed(LIST, _sizes),
             "cap_feats": Keyed(LIST, _lengths),
             "control_context": LIST,  # each (33, 1, H / 8, W / 8)
+            "conditioning_scale": FACTOR,
         },
     ),
     ("ZImageTransformer2DModel", "forward"): Spec(

@@ -179,6 +179,10 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("WanTransformer3DModel", "forward"): _WAN,
+    ("WanVACETransformer3DModel", "forward"): Spec(
+        rows="hidden_states",
+        rules={**_WAN.rules, "control_hidden_states": STACK, "control_hidden_states_scale": SHARE},
+    ),
     ("Hunyuan3DDiT", "forward"): _HUNYUAN3D,
     ("SparseLinearWanTransformer", "forward"): _WAN,
     ("VideoSparseWanTransformer", "forward"): _WAN,
