@@ -98,7 +98,6 @@ _HUNYUAN_DIT = {
     "style": STACK,  # (rows,)
     "image_rotary_emb": SHARE,  # two of (image tokens, 88)
 }
-
 _SANA = {
     "hidden_states": STACK,  # (rows, 32, H / 32, W / 32)
     "timestep": STACK,  # (rows,)
@@ -159,8 +158,7 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("FluxControlNetModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={**_FLUX, **_CONTROL, "controlnet_mode": STACK},  # (rows, 1), only of a union
+        "hidden_states", {**_FLUX, **_CONTROL, "controlnet_mode": STACK}
     ),
     ("Flux2Transformer2DModel", "forward"): Spec(
         rows="hidden_states",
@@ -263,8 +261,7 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("SD3ControlNetModel", "forward"): Spec("hidden_states", {**_SD3, **_CONTROL}),
     ("SD3Transformer2DModel", "forward"): Spec(
-        rows="hidden_states",
-        rules={**_SD3, "block_controlnet_hidden_states": STACKS},  # each (rows, tokens, width)
+        "hidden_states", {**_SD3, "block_controlnet_hidden_states": STACKS}
     ),
     ("SanaControlNetModel", "forward"): Spec("hidden_states", {**_SANA, **_CONTROL}),
     ("SanaTransformer2DModel", "forward"): Spec(
