@@ -68,7 +68,7 @@ def anima() -> dict[str, Any]:
 
 def vace() -> dict[str, Any]:
     """Wan 2.2 with a control; its blocks read the config of the first of two such transformers."""
-    made = FAMILIES["wan22_t2v_a14b"]().components
+    made: dict[str, Any] = FAMILIES["wan22_t2v_a14b"]().components
     names = signature(WanVACETransformer3DModel.__init__).parameters.keys()
     for name in ("transformer", "transformer_2"):
         config = {n: v for n, v in made[name].config.items() if n in names}
