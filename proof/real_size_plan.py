@@ -41,7 +41,7 @@ def rows(
         after: its statistics after the request.
         body: body of the request.
     """
-    options = {n: body[n] for n in ("num_frames", "max_sequence_length") if n in body}
+    options = {name: body[name] for name in body.keys() & {"num_frames", "max_sequence_length"}}
     shapes = replace(build(str(model)), call=options)
     files = {
         part: sum(file.stat().st_size for file in (model / part).glob("*.safetensors"))
