@@ -32,10 +32,12 @@ AS_UV_SAYS = {  # pip's settings
     "cert": "SSL_CERT_FILE",
 }
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
-# Nearly all of these is imported before the first picture, in this order, after torch's core.
+# Nearly all of these is imported before the first picture, in this order.
 IMPORTED = (
-    "sympy", "mpmath", "torch/_dynamo", "peft", "diffusers/models", "diffusers/loaders",
-    "diffusers/schedulers", "transformers/generation",
+    "torch/nn", "torch/distributed", "torch/utils", "torch/_functorch", "torch/autograd",
+    "torch/fx", "torch/optim", "torch/ao", "torch/_subclasses", "torch/_higher_order_ops",
+    "torch/_refs", "torch/_dynamo", "mpmath", "sympy", "transformers/utils",
+    "transformers/generation", "diffusers/models", "diffusers/loaders", "peft",
 )  # fmt: skip
 
 
