@@ -79,7 +79,8 @@ def with_pip_settings(pip: list[str]) -> dict[str, str]:
     if importlib.util.find_spec("pip"):  # is compiled, a wheel is not: 1 s instead of 3
         pip = [sys.executable, "-m", "pip"]
     done = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
-    for line in done.stdout.splitlines():
+    # pip sorts them by name, or lists files first since pip 26: variables override files
+    for line in sorted(done.stdout.splitlines(), key=lambda text: not text.startswith(":env:")):
         name, _, value = line.partition("=")
         variable = AS_UV_SAYS.get(name.rpartition(".")[2])
         if variable is not None and value:
