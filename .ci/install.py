@@ -32,7 +32,7 @@ AS_UV_SAYS = {  # pip's settings
     "cert": "SSL_CERT_FILE",
 }
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
-# Nearly all of these is imported before the first picture, in this order.
+# Packages that are imported nearly whole before the first picture, in the order of imports.
 IMPORTED = (
     "torch/nn", "torch/distributed", "torch/utils", "torch/_functorch", "torch/autograd",
     "torch/fx", "torch/optim", "torch/ao", "torch/_subclasses", "torch/_higher_order_ops",
@@ -76,10 +76,10 @@ def created(environment: Path) -> list[str]:
 def with_pip_settings(pip: list[str]) -> dict[str, str]:
     """The process's environment, with pip's settings as defaults for uv."""
     environ = {"UV_INDEX_STRATEGY": "unsafe-best-match", **os.environ}  # pip's rule for several
-    if importlib.util.find_spec("pip"):  # is compiled, a wheel is not: 1 s instead of 3
+    if importlib.util.find_spec("pip"):  # compiled, unlike pip's wheel: 1 s instead of 3
         pip = [sys.executable, "-m", "pip"]
     done = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=False)
-    # pip sorts them by name, or lists files first since pip 26: variables override files
+    # variables override files; pip 26 lists files first, earlier versions list variables first
     for line in sorted(done.stdout.splitlines(), key=lambda text: not text.startswith(":env:")):
         name, _, value = line.partition("=")
         variable = AS_UV_SAYS.get(name.rpartition(".")[2])
@@ -105,13 +105,13 @@ def installed_by(uv: str, python: Path, packages: list[str], environ: dict[str, 
 
 
 def compile_ahead(environment: Path, python: Path) -> None:
-    """Start to compile libraries to bytecode, on a second core, while the first one imports others.
+    """Start to compile libraries to bytecode on a second core, while the server starts.
 
-    Wheels contain no bytecode: compiling is a third of the seconds to the first picture.
+    Wheels contain no bytecode, and an import compiles one file after another.
     """
     folders = [str(path) for name in IMPORTED for path in environment.glob(f"lib/*/*/{name}")]
     if folders and not sys.dont_write_bytecode and (os.cpu_count() or 1) > 1:
-        command = [str(python), "-m", "compileall", "-qq", "-x", "/tests/", *folders]
+        command = [str(python), "-m", "compileall", "-qq", "-x", "sympy/.*/tests/", *folders]
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.server_process import PATIENCE_S, eventually
+
 SCRIPT = Path(__file__).parents[1] / ".ci" / "install.py"
 WHEELS = Path(ensurepip.__file__).parent / "_bundled"
 HAS_WHEELS = any(WHEELS.glob("pip-*.whl"))
@@ -26,10 +28,12 @@ def install(room: Path, uv: str, **variables: str) -> "subprocess.CompletedProce
     )  # fmt: skip
 
 
-def test_uv_hears_what_pip_is_told_and_the_parts_are_timed(tmp_path: Path) -> None:
+def test_uv_hears_pips_settings_parts_are_timed_and_libraries_compiled(tmp_path: Path) -> None:
+    peft = tmp_path / "environment/lib/python3/site-packages/peft"
     done = install(
         tmp_path,
-        'echo "$@ from $UV_FIND_LINKS at $UV_DEFAULT_INDEX" > asked',
+        f'install -D /dev/null {peft}/a.py; echo "$@ from $UV_FIND_LINKS $UV_DEFAULT_INDEX" >asked',
+        PYTHONDONTWRITEBYTECODE="",
         PIP_FIND_LINKS="/wheels",
         PIP_INDEX_URL="https://packages.invalid/simple",
     )
@@ -37,20 +41,16 @@ def test_uv_hears_what_pip_is_told_and_the_parts_are_timed(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     asked = (tmp_path / "asked").read_text()
     assert "-r requirements.lock" in asked
-    assert "from /wheels at https://packages.invalid/simple" in asked
+    assert "from /wheels https://packages.invalid/simple" in asked
     parts = [line.split(":")[0] for line in done.stderr.splitlines() if line[0] != " "]
     assert parts == ["environment", "uv", "libraries"]
+    eventually(lambda: any(peft.rglob("a.*.pyc")), PATIENCE_S, "it is compiled")
 
 
 @pytest.mark.skipif(not HAS_WHEELS, reason="this Python has pip's wheel elsewhere")
 def test_pip_installs_where_uv_fails(tmp_path: Path) -> None:
-    done = install(
-        tmp_path,
-        "echo cannot; exit 2",
-        PIP_NO_INDEX="1",
-        PIP_FIND_LINKS=str(WHEELS),
-        PIP_NO_COMPILE="1",
-    )
+    options = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(WHEELS), "PIP_NO_COMPILE": "1"}
+    done = install(tmp_path, "echo cannot; exit 2", **options)
 
     assert done.returncode == 0, done.stderr
     assert "cannot" in done.stderr

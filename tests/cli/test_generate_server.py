@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from carpool.cli.files import path_of
-from carpool.cli.jobs import JobsClient
+from carpool.cli.jobs import ServerClient
 from carpool.errors import Overloaded
 from carpool.media.inputs import transparent_mask
 from support.command_line import Run
@@ -156,16 +156,16 @@ def test_standard_input_gives_prompts_and_show_without_a_terminal_is_only_a_sent
 def test_what_the_others_made_is_written_before_a_failure_is_told(
     draw: Run, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = JobsClient.ask
+    asked = ServerClient.ask
 
-    def failing(self: JobsClient, method: str, *path: str, **query: Any) -> dict[str, Any]:
+    def failing(self: ServerClient, method: str, *path: str, **query: Any) -> dict[str, Any]:
         job = asked(self, method, *path, **query)
         is_second = job.get("settings", {}).get("prompt") == "a blue square"
         if is_second and job["status"] == "completed":
             job |= {"status": "failed", "error": {"message": "out of memory"}}
         return job
 
-    monkeypatch.setattr(JobsClient, "ask", failing)
+    monkeypatch.setattr(ServerClient, "ask", failing)
 
     ended = draw("a red circle", "a blue square", "a green ring")
 
@@ -187,16 +187,16 @@ def test_a_white_mask_becomes_a_transparent_one(tmp_path: Path) -> None:
 def test_a_list_longer_than_the_server_takes_at_once_is_sent_bit_by_bit(
     draw: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask_at, asked = JobsClient.ask_at, []
+    ask_at, asked = ServerClient.ask_at, []
 
-    def limited(self: JobsClient, method: str, path: str, **sent: Any) -> dict[str, Any]:
+    def limited(self: ServerClient, method: str, path: str, **sent: Any) -> dict[str, Any]:
         if method == "POST" and path.startswith("v1/images"):
             asked.append(sent["json"]["prompt"])
             if len(asked) in (2, 4):
                 raise Overloaded("the queue is full")
         return ask_at(self, method, path, **sent)
 
-    monkeypatch.setattr(JobsClient, "ask_at", limited)
+    monkeypatch.setattr(ServerClient, "ask_at", limited)
 
     ended = draw("one", "two", "three")
 

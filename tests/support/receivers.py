@@ -50,8 +50,6 @@ class Handler(BaseHTTPRequestHandler):
 class Store(Site):
     """Keeps objects, whole or in parts, as S3, Google and Azure do."""
 
-    is_aborted = False  # parts that arrive later are not kept
-
     def __init__(self, *statuses: int) -> None:
         super().__init__(*statuses)
         self.parts, self.objects = dict[str, bytes](), dict[str, bytes]()
@@ -60,10 +58,8 @@ class Store(Site):
         url = urlsplit(path)
         query, name = parse_qs(url.query, keep_blank_values=True), unquote(url.path)
         if method == "DELETE":
-            self.is_aborted = True
             self.parts.clear()
-        elif self.is_aborted:
-            pass
+            self.statuses = [404] * 9  # parts that arrive later belong to no upload
         elif part := query.get("partNumber") or query.get("blockid"):
             self.parts[part[0]] = content
         elif "uploads" in query:

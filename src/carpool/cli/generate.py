@@ -17,7 +17,7 @@ import carpool
 from carpool import jsonfile
 from carpool.cli.bars import AdvanceBar, Previews, bars
 from carpool.cli.files import FORMATS, check_output, output_for, path_of, write
-from carpool.cli.jobs import JobsClient
+from carpool.cli.jobs import ServerClient
 from carpool.cli.options import GenerateHelp, parameter_option, settings_from, settings_options
 from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
@@ -317,7 +317,7 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
     from carpool.media.inputs import transparent_mask
 
     images, mask, model = options.images, options.mask, _flag("model")
-    with closing(JobsClient(url, api_key)) as server:
+    with closing(ServerClient(url, api_key)) as server:
         kind = remote.makes(server, model)
         output = output_for(kind, options.output)
         body = _body_for(kind, output, options) | ({} if model is None else {"model": model})

@@ -38,8 +38,8 @@ class NoAnswer(CarpoolError):
     """The server cannot be reached, or the connection broke."""
 
 
-class JobsClient:
-    """HTTP client of a server's job endpoints.
+class ServerClient:
+    """HTTP client of a server: its jobs, models and events.
 
     Raises:
         click.UsageError: `url` is not a server's URL.
@@ -165,7 +165,7 @@ def _with_client(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
     @click.option("--json", "as_json", is_flag=True, help="print JSON, one object per line")
     @wraps(command)
     def run(url: str, api_key: str | None, **options: Any) -> None:
-        with closing(JobsClient(url, api_key)) as server:
+        with closing(ServerClient(url, api_key)) as server:
             for line in command(server, **options):
                 click.echo(line)
 
@@ -183,7 +183,7 @@ def jobs() -> None:
 @jobs.command("list")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="of jobs")
 @_with_client
-def list_(server: JobsClient, limit: int, as_json: bool) -> Iterator[str]:
+def list_(server: ServerClient, limit: int, as_json: bool) -> Iterator[str]:
     """List the newest jobs: id, state, progress, time of acceptance, model."""
     query: dict[str, Any] = {}
     while limit > 0:
@@ -199,7 +199,7 @@ def list_(server: JobsClient, limit: int, as_json: bool) -> Iterator[str]:
 @jobs.command()
 @_ID
 @_with_client
-def show(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
+def show(server: ServerClient, job_id: str, as_json: bool) -> Iterator[str]:
     """Show all fields of a job."""
     job = server.ask("GET", job_id)
     yield json.dumps(job) if as_json else _all(job)
@@ -208,7 +208,7 @@ def show(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
 @jobs.command()
 @_ID
 @_with_client
-def cancel(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
+def cancel(server: ServerClient, job_id: str, as_json: bool) -> Iterator[str]:
     """Cancel a job before its next step; no effect on an ended job."""
     job = server.ask("POST", job_id, "cancel")
     yield json.dumps(job) if as_json else _line(job)
@@ -217,7 +217,7 @@ def cancel(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
 @jobs.command()
 @_ID
 @_with_client
-def remove(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
+def remove(server: ServerClient, job_id: str, as_json: bool) -> Iterator[str]:
     """Delete a job and its files; a running job stops before its next step."""
     removal = server.ask("DELETE", job_id)
     yield json.dumps(removal) if as_json else removal["id"]
@@ -227,7 +227,7 @@ def remove(server: JobsClient, job_id: str, as_json: bool) -> Iterator[str]:
 @_ID
 @click.option("-o", "--output", default=".", type=_FOLDER, help="folder for the files ID-NAME")
 @_with_client
-def fetch(server: JobsClient, job_id: str, output: Path, as_json: bool) -> Iterator[str]:
+def fetch(server: ServerClient, job_id: str, output: Path, as_json: bool) -> Iterator[str]:
     """Download the files of a completed job into a folder, and print their paths."""
     job = server.ask("GET", job_id)
     if job["status"] != "completed":

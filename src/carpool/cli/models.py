@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from carpool.cli.jobs import JobsClient
+from carpool.cli.jobs import ServerClient
 from carpool.cli.options import GenerateHelp, settings_from, settings_options
 from carpool.config import EngineSettings
 
@@ -31,7 +31,7 @@ def models(
     if url is not None:
         if model is not None:
             raise click.UsageError("--url lists what a server serves: leave MODEL out")
-        with closing(JobsClient(url, api_key)) as client:
+        with closing(ServerClient(url, api_key)) as client:
             served = client.served()
         click.echo(json.dumps(served, indent=1) if as_json else "\n".join(_lines(served)))
         return

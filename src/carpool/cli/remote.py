@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from carpool.cli.bars import AdvanceBar, Previews, bars
-from carpool.cli.jobs import JobsClient
+from carpool.cli.jobs import ServerClient
 from carpool.errors import CarpoolError, Overloaded
 
 POLL_S = 0.2
@@ -45,7 +45,7 @@ def data_url(content: bytes, name: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def makes(server: JobsClient, model: str | None) -> str:
+def makes(server: ServerClient, model: str | None) -> str:
     """Return "pictures", "videos", "meshes" or "sound": the served model's kind of output.
 
     Raises:
@@ -61,7 +61,7 @@ def makes(server: JobsClient, model: str | None) -> str:
 
 
 def draw(
-    server: JobsClient,
+    server: ServerClient,
     prompts: Sequence[str],
     body: Mapping[str, Any],
     *,
@@ -114,7 +114,7 @@ class _Jobs:
     """The jobs of one command: one for each prompt, in their order."""
 
     def __init__(
-        self, server: JobsClient, prompts: Sequence[str], path: str, body: dict[str, Any]
+        self, server: ServerClient, prompts: Sequence[str], path: str, body: dict[str, Any]
     ) -> None:
         self._server, self._prompts, self._path, self.body = server, prompts, path, body
         self.ids: list[str] = []  # ids of accepted jobs
@@ -173,7 +173,7 @@ class _Jobs:
 
 
 def _follow(
-    server: JobsClient, ids: Sequence[str], previews: Previews, is_over: threading.Event
+    server: ServerClient, ids: Sequence[str], previews: Previews, is_over: threading.Event
 ) -> None:
     """Update the previews of these jobs; a job with several pictures shows the newest."""
     from carpool.media import read_picture

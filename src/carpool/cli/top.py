@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.jobs import URL, JobsClient, NoAnswer
+from carpool.cli.jobs import URL, NoAnswer, ServerClient
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -166,7 +166,7 @@ def top(url: str, api_key: str | None, once: bool) -> None:
     from rich.live import Live
 
     console, board = Console(), Dashboard()
-    with closing(JobsClient(url, api_key)) as server:
+    with closing(ServerClient(url, api_key)) as server:
         if once or not sys.stdout.isatty():
             _follow(server, board, lambda: board.is_whole)
             console.print(board.render())
@@ -184,7 +184,7 @@ def top(url: str, api_key: str | None, once: bool) -> None:
                 time.sleep(1)
 
 
-def _follow(server: JobsClient, board: Dashboard, after: Callable[[], bool]) -> None:
+def _follow(server: ServerClient, board: Dashboard, after: Callable[[], bool]) -> None:
     """Feed events to the dashboard until `after` returns true, or the stream ends."""
     try:
         for kind, data in server.events():
