@@ -657,6 +657,7 @@ def test_names_from_other_programs_are_pointed_at_ours(
         ("prompt guidance_scale", "true_cfg_scale", "; did you mean 'guidance_scale'?"),
         ("prompt sigmas", "image", ": it takes prompt, sigmas"),
         ("prompt image", "mask_image", ": it takes prompt, image"),
+        ("prompt", "batch_size", ": say n, the number of outputs for each prompt"),
         ("prompt frames", "num_frames", "; did you mean 'frames'?"),
         ("prompt batch_size", "size", ": it takes prompt, batch_size"),
         ("prompt frame_size", "size", "; did you mean 'frame_size'?"),

@@ -46,6 +46,7 @@ ip_adapter_image"""
 ELSEWHERE = {  # names of other programs: the parameter that a hint needs, and the hint
     "size resolution": ("width", "say width and height, in pixels"),
     "seconds duration": ("num_frames", "say num_frames, which is seconds x frames a second"),
+    "batch_size num_images num_outputs": (None, "say n, the number of outputs for each prompt"),
     "dtype torch_dtype device": (None, "it is a setting of the server or engine"),
 }
 _MAX_LISTED = 8  # parameters in a message
