@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -107,8 +107,8 @@ async def measure(
     rounds: int,
     here: Sequence[Party],
     servers: Mapping[str, Server],
-) -> Results:
-    """All rounds of a model.
+) -> AsyncIterator[Results]:
+    """Measure a model; gives all rounds so far after each, as a run of many may be cut.
 
     Args:
         here: are started; the first one is `LOCKED`.
@@ -138,7 +138,7 @@ async def measure(
                 for name in order:
                     await visitors[name].visit(load, capacity_qps)
             order = [*order[1:], order[0]]
-        return {name: visitor.rounds for name, visitor in visitors.items()}
+            yield {name: visitor.rounds for name, visitor in visitors.items()}
 
 
 def main() -> int:
@@ -160,11 +160,21 @@ def main() -> int:
         if options.checkpoint:
             print(model.checkpoint())
             continue
-        results = asyncio.run(measure(model, options.rounds, here, servers))
-        print(text := section(model, results))
-        if options.write:
-            write_section(f"peers {name}", text, BENCHMARKS)
+        asyncio.run(_report(model, options, here, servers))
     return 0
+
+
+async def _report(
+    model: PeerModel,
+    options: argparse.Namespace,
+    here: Sequence[Party],
+    servers: Mapping[str, Server],
+) -> None:
+    async for results in measure(model, options.rounds, here, servers):
+        text = section(model, results)
+        if options.write:
+            write_section(f"peers {model.name}", text, BENCHMARKS)
+    print(text)
 
 
 if __name__ == "__main__":

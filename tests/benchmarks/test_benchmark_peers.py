@@ -10,7 +10,7 @@ from PIL import Image
 
 from benchmarks import agreement
 from benchmarks.peers import litserve_server, locked_server, plain
-from benchmarks.peers.__main__ import COLUMNS, PUBLISHED, measure, row, section
+from benchmarks.peers.__main__ import COLUMNS, PUBLISHED, Results, measure, row, section
 from benchmarks.peers.loads import ALIKE, BURST, MIXES, Figures, wrong
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.parties import LOCKED, Server, parties
@@ -80,15 +80,18 @@ def test_parties_answer_alike_over_http_and_stand_in_the_table() -> None:
     short = replace(SHAPES, steps=2, mixed=(2, 3), abandoned=20)
     here = [LOCKED, *(p for p in parties((8,)) if "LitServe" in p.name or "continuous" in p.name)]
 
-    results = asyncio.run(measure(short, 1, here, {}))
+    async def rounds() -> list[Results]:
+        return [results async for results in measure(short, 1, here, {})]
+
+    [results] = asyncio.run(rounds())
 
     assert list(results) == [party.name for party in here]
     right = results[LOCKED.name][0].pictures
     assert len(right) == BURST * len(MIXES)
-    for rounds in results.values():
-        assert rounds[0].failed == 0
-        assert wrong(rounds[0].pictures, right) == 0
-        assert rounds[0].cpu_s["lone"] > 0
+    for [figures] in results.values():
+        assert figures.failed == 0
+        assert wrong(figures.pictures, right) == 0
+        assert figures.cpu_s["lone"] > 0
     text = section(short, results)
     assert "| continuous | 1.2 |" in text
     assert text.count(" of 48 |") == len(results)

@@ -44,6 +44,7 @@ class Front:
     def __init__(self) -> None:
         self.starter = ForkingStarter()
         self.processes: list[Process] = []
+        self.modules: list[str] = []  # that were started as new interpreters
 
     async def start(self) -> tuple[Process, socket.socket, dict[str, Any]]:
         """A worker, the socket to it, and what it said."""
@@ -66,20 +67,17 @@ def front(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Fr
     extra = getattr(request, "param", "None")
     program = SERVER.replace("EXTRA", extra)
 
-    async def run(module: str, inherited: socket.socket, python: str) -> asyncio.subprocess.Process:
-        if module == "carpool.worker.process":
-            source = "import os, sys; os.write(int(sys.argv[1]), b'{\"is_new\": true}')"
-        else:
-            source = program
-        return await asyncio.create_subprocess_exec(
-            python, "-c", source, str(inherited.fileno()),
-            pass_fds=[inherited.fileno()], stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True, env=start._environ(),
-        )  # fmt: skip
+    front = Front()
+
+    def command(module: str, inherited: socket.socket, python: str) -> list[str]:
+        front.modules.append(module.rpartition(".")[2])
+        new = "import os, sys; os.write(int(sys.argv[1]), b'{\"is_new\": true}')"
+        source = new if module == "carpool.worker.process" else program
+        return [python, "-c", source, str(inherited.fileno())]
 
     monkeypatch.delenv(FORKSERVER_VARIABLE, raising=False)
-    monkeypatch.setattr(start, "_run_python", run)
-    return Front()
+    monkeypatch.setattr(start, "_command", command)
+    return front
 
 
 def within(story: Coroutine[Any, Any, None], front: Front) -> None:
@@ -114,6 +112,22 @@ def test_forked_workers_inherit_what_the_front_has_now_but_no_secrets(
         assert second["folder"] == str(tmp_path)
         assert first["parent"] == second["parent"] != os.getpid()
         assert first["session"] == first["pid"]  # Ctrl-C does not reach it
+
+    within(story(), front)
+
+
+@pytest.mark.parametrize("front", ["None", A_DEVICE], indirect=True)
+def test_a_fork_server_that_was_started_before_the_event_loop_is_used(front: Front) -> None:
+    front.starter.start_server()
+
+    async def story() -> None:
+        worker, channel, words = await front.start()
+
+        assert front.modules == ["forkserver"]
+        assert worker.pid == words["pid"]
+        channel.send(b"end")
+        channel.close()
+        assert await worker.wait() == worker.returncode == 7
 
     within(story(), front)
 

@@ -101,10 +101,18 @@ def serve(
             check(spec.model, settings_on(spec, device), spec.factory)
     gc.disable()  # imports make no garbage: saves an eighth of the time
     try:
+        from carpool.server.startup import set_limits
+        from carpool.worker.start import ForkingStarter
+
+        starter = ForkingStarter(settings.worker_python)
+        set_limits()  # for workers, too
+        is_here = settings.ray is None and settings.worker_python is None
+        if is_here and not all(spec.is_on_demand for spec in specs):
+            starter.start_server()  # imports torch while this process imports the front
         from carpool.server.run import serve as run
     finally:
         gc.enable()
-    sys.exit(run(specs, settings))
+    sys.exit(run(specs, settings, starter))
 
 
 def _print_mode(settings: ServeSettings) -> None:

@@ -39,8 +39,15 @@ log = logging.getLogger("carpool")
 ROOM_AGAIN_S = 1.0  # retry interval on a full disk; each try opens the database
 
 
-def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
-    """Serve until a signal; returns the exit status of the process."""
+def serve(
+    models: Sequence[ModelSpec], settings: ServeSettings, starter: ForkingStarter | None = None
+) -> int:
+    """Serve until a signal; returns the exit status of the process.
+
+    Args:
+        starter: starts the workers; its fork server may run already.
+    """
+    starter = starter or ForkingStarter(settings.worker_python)
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
     check_address(settings)
     set_limits()
@@ -57,7 +64,7 @@ def serve(models: Sequence[ModelSpec], settings: ServeSettings) -> int:
             say(settings, str(error), is_error=True)
             return 1
         with contextlib.closing(store):
-            return asyncio.run(_serve(store, models, settings, keys, traces))
+            return asyncio.run(_serve(store, models, settings, keys, traces, starter))
     finally:
         traces.stop()
 
@@ -87,6 +94,7 @@ async def _serve(
     settings: ServeSettings,
     keys: Keyring,
     traces: Tracing,
+    starter: ForkingStarter,
 ) -> int:
     journals = None
     if settings.journal != "off":
@@ -98,7 +106,6 @@ async def _serve(
         cluster = await asyncio.to_thread(connected, settings)
     if settings.worker_python is not None:
         await asyncio.to_thread(check_python, settings.worker_python)
-    starter = ForkingStarter(settings.worker_python)
     backend = local_fleet(
         models,
         spool=store.passing,

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from carpool import __version__
 from carpool.config import FORKSERVER_VARIABLE
@@ -91,10 +91,22 @@ class ForkingStarter:
         setting = "" if python else os.environ.get(FORKSERVER_VARIABLE, "")
         self._path = "" if setting == "off" else setting  # another process's fork server
         self._may_fork = sys.platform == "linux" and setting != "off"
-        self._server: asyncio.subprocess.Process | None = None
+        self._server: Process | None = None
         self._channel: socket.socket | None = None  # socket to the server
         self._has_forked = False
         self._is_starting = asyncio.Lock()
+
+    def start_server(self) -> None:
+        """Start the fork server before the event loop, so that both import at the same time.
+
+        Raises:
+            OSError: out of memory or file descriptors.
+        """
+        if self._may_fork and not self._path:
+            self._channel, peer = socket.socketpair()
+            with peer:
+                command = _command("carpool.worker.forkserver", peer, self._python)
+                self._server = _EarlyProcess(subprocess.Popen(command, **_options(peer)))
 
     async def start(self, connection: socket.socket) -> Process:
         """Start a worker that serves the other end of a socket.
@@ -171,6 +183,21 @@ class ForkingStarter:
             self._server = await _run_python("carpool.worker.forkserver", peer, self._python)
 
 
+class _EarlyProcess:
+    """A process that was started before the event loop."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid, self.kill = process.pid, process.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self._process.wait)
+
+
 class _ForkedProcess:
     """A forked worker; its parent, the fork server, reports its end."""
 
@@ -206,16 +233,23 @@ def has_lost_parent(process: Process) -> bool:
     return isinstance(process, _ForkedProcess) and process.has_lost_parent
 
 
-async def _run_python(
-    module: str, inherited: socket.socket, python: str
-) -> asyncio.subprocess.Process:
+async def _run_python(module: str, inherited: socket.socket, python: str) -> Process:
     """Run a module as a process, with a socket's descriptor number as its argument."""
-    return await asyncio.create_subprocess_exec(
-        python, "-m", module, str(inherited.fileno()),
-        pass_fds=[inherited.fileno()], stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # the front handles Ctrl-C
-        env=_environ(),
-    )  # fmt: skip
+    command = _command(module, inherited, python)
+    return await asyncio.create_subprocess_exec(*command, **_options(inherited))
+
+
+def _command(module: str, inherited: socket.socket, python: str) -> list[str]:
+    return [python, "-m", module, str(inherited.fileno())]
+
+
+def _options(inherited: socket.socket) -> dict[str, Any]:
+    return {
+        "pass_fds": [inherited.fileno()],
+        "stdin": subprocess.DEVNULL,
+        "start_new_session": True,  # the front handles Ctrl-C
+        "env": _environ(),
+    }
 
 
 def _environ() -> dict[bytes, bytes]:
