@@ -1,6 +1,8 @@
 """What all tests share: one thread, no network, the same examples at every run."""
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 import sys
@@ -50,6 +52,22 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
     ]
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine has an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+
+    async def played() -> None:
+        await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+        for _ in range(20):  # transports are closed in a later turn of the loop
+            await asyncio.sleep(0)
+
+    asyncio.run(played())
+    return True
 
 
 @pytest.fixture(autouse=True)

@@ -238,17 +238,14 @@ async def a_job_that_an_older_server_left(
     ],
     ids=lambda scene: scene.__name__,
 )
-def test_no_failure_tells_a_client_where_files_lie_and_the_log_does(
+async def test_no_failure_tells_a_client_where_files_lie_and_the_log_does(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers: list[str] = []
 
-    async def played() -> None:
-        worker = Failing()
-        async with opened(tmp_path / "state", worker) as (http, store):
-            answers.extend(await scene(http, store, worker, monkeypatch))
-
-    asyncio.run(played())
+    worker = Failing()
+    async with opened(tmp_path / "state", worker) as (http, store):
+        answers.extend(await scene(http, store, worker, monkeypatch))
 
     assert answers
     for answer in answers:

@@ -1,6 +1,7 @@
 """Pipelines in half precision, and VAEs that overflow in it: what plain diffusers gives."""
 
 import inspect
+from functools import cache
 from typing import Any
 
 import pytest
@@ -80,9 +81,9 @@ PIPELINES: dict[str, tuple[str, type[DiffusionPipeline] | None]] = {
 }
 
 
-@pytest.mark.parametrize("isolation", ["auto", "private"])
-@pytest.mark.parametrize("name", PIPELINES)
-def test_requests_in_float16_get_what_plain_diffusers_gives(name: str, isolation: Any) -> None:
+@cache
+def plain_pictures(name: str) -> tuple[dict[str, Any], list[Any]]:
+    """Arguments for a pipeline, and what plain diffusers draws with them for seeds 0, 1 and 2."""
     family, cls = PIPELINES[name]
     arguments = {**ARGUMENTS[family], "num_inference_steps": 4}
     if name == "image to image":
@@ -90,16 +91,23 @@ def test_requests_in_float16_get_what_plain_diffusers_gives(name: str, isolation
         arguments["num_inference_steps"], arguments["strength"] = 6, 0.9
         arguments["image"] = Image.effect_noise((64, 64), 80).convert("RGB")
     expected = []
-    for seed in range(4):
+    for seed in range(3):
         given = torch.Generator().manual_seed(seed)
         expected.append(half(family, cls)("a cat", **arguments, generator=given).images)
+    return arguments, expected
+
+
+@pytest.mark.parametrize("isolation", ["auto", "private"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_requests_in_float16_get_what_plain_diffusers_gives(name: str, isolation: Any) -> None:
+    arguments, expected = plain_pictures(name)
 
     def fail(*_: Any) -> dict[str, Any]:
         raise ValueError("on purpose")
 
-    pipe = half(family, cls)
+    pipe = half(*PIPELINES[name])
     with driving(pipe, numerics="exact", isolation=isolation) as drive:
-        heard = [drive.submit("a cat", seed=seed, **arguments) for seed in range(4)]
+        heard = [drive.submit("a cat", seed=seed, **arguments) for seed in range(3)]
         failing = drive.submit("a cat", **arguments, callback_on_step_end=fail)
         cancelled = drive.submit("a cat", **arguments, request_id="cancelled")
         drive.turn(4)

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,8 +51,8 @@ def put(
 
 
 def test_the_end_of_a_replay_is_told_before_the_next_forward() -> None:
-    request, told = asked("flux"), list[tuple[str, int, int]]()
-    entries, _, _ = interrupted("flux", request, 3)
+    told = list[tuple[str, int, int]]()
+    request, entries, _ = written_down()
     with driving("flux", numerics="exact") as drive:
 
         def note(request_id: str, number: int) -> None:
@@ -94,6 +95,14 @@ def interrupted(
         entries, made = [one.entry() for one in kept], len(drive.forwards)
         drive.finish()
         return entries, tensor_of(ran), len(drive.forwards) - made
+
+
+@cache
+def written_down() -> tuple[Request, list[JournalEntry], torch.Tensor]:
+    """A request of flux, what was written down until its third step, and its whole picture."""
+    request = asked("flux", request_id="one")
+    entries, whole, _ = interrupted("flux", request, 3)
+    return request, entries, whole
 
 
 @pytest.mark.parametrize(
@@ -246,10 +255,10 @@ Change = Callable[[list[JournalEntry]], list[JournalEntry]]
     ids=["foreign", "torn", "short", "twice", "backwards", "late", "gap", "headless", "none"],
 )
 def test_whatever_a_journal_holds_the_picture_is_right(change: Change) -> None:
-    entries, whole, _ = interrupted("flux", asked("flux", request_id="one"), 3)
+    request, entries, whole = written_down()
     with driving(fresh("flux"), numerics="exact") as other:
         kept: list[Answered] = []
-        again = put(other, asked("flux", request_id="one"), change(entries), kept)
+        again = put(other, request, change(entries), kept)
         beside = put(other, asked("flux", seed=8), [])
         other.finish()
 
@@ -260,10 +269,9 @@ def test_whatever_a_journal_holds_the_picture_is_right(change: Change) -> None:
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"guidance_scale": 9.0}, {"prompt": "a dog"}])
 def test_a_journal_of_another_request_is_dropped(change: dict[str, Any]) -> None:
-    entries, _, _ = interrupted("flux", asked("flux"), 3)
-    request = Request(
-        **{"prompt": "a photo of a cat", **asked("flux").parameters, "seed": 7, **change}
-    )
+    known, entries, _ = written_down()
+    given = {"prompt": known.prompt, "seed": 7, "request_id": "one", **known.parameters}
+    request = Request(**{**given, **change})
     with driving(fresh("flux"), numerics="exact") as other:
         again, alone = put(other, request, entries), put(other, request, [], request_id="alone")
         other.finish()
@@ -293,8 +301,7 @@ def test_a_call_is_told_from_one_whose_argument_was_changed_in_place() -> None:
 
 
 def test_a_journal_of_other_weights_is_dropped() -> None:
-    request = asked("flux")
-    entries, _, _ = interrupted("flux", request, 3)
+    request, entries, _ = written_down()
     pipe = fresh("flux")
     with torch.no_grad():
         pipe.transformer.proj_out.weight.mul_(1.5)

@@ -4,7 +4,6 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,61 +105,43 @@ class Fronts(WorkerListener):
         pass
 
 
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(20):
-            await story()
-        for _ in range(20):  # transports are closed in a later turn of the loop
-            await asyncio.sleep(0)
-
-    asyncio.run(bounded())
-
-
 async def address_only(address: WorkerAddress, spool: Path | None) -> Any:
     return address
 
 
-def test_workers_of_an_earlier_front_are_taken_first_and_then_new_ones_made() -> None:
-    async def story() -> None:
-        cluster = FakeCluster("old-1", "old-2")
-        cluster.at = {name: WorkerAddress(name, 1, SECRET) for name in ("old-1", "old-2", "new-1")}
-        connectors = [RayConnector(cluster, "shapes", None, address_only) for _ in range(3)]
-        where: list[Any] = [await one.open() for one in connectors]
-        assert [one.host for one in where] == ["old-1", "old-2", "new-1"]
-        again: Any = await connectors[0].open()
-        assert again.host == "old-1"  # it stays with the worker that it has
-
-    told(story)
+async def test_workers_of_an_earlier_front_are_taken_first_and_then_new_ones_made() -> None:
+    cluster = FakeCluster("old-1", "old-2")
+    cluster.at = {name: WorkerAddress(name, 1, SECRET) for name in ("old-1", "old-2", "new-1")}
+    connectors = [RayConnector(cluster, "shapes", None, address_only) for _ in range(3)]
+    where: list[Any] = [await one.open() for one in connectors]
+    assert [one.host for one in where] == ["old-1", "old-2", "new-1"]
+    again: Any = await connectors[0].open()
+    assert again.host == "old-1"  # it stays with the worker that it has
 
 
-def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_waited_for(
+async def test_a_worker_that_is_gone_is_replaced_and_one_that_is_away_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ray_connector, "BEAT_S", 0.0)
 
-    async def story() -> None:
-        cluster = FakeCluster("away")
-        cluster.at = {"away": ConnectionError("it restarts")}
-        connector = RayConnector(cluster, "shapes", None, address_only)
-        opening = asyncio.create_task(connector.open())
-        await asyncio.sleep(0.05)
-        cluster.at["away"] = WorkerAddress("back", 1, SECRET)
-        where: Any = await opening
-        assert (where.host, cluster.made) == ("back", 0)
-        await connector.end()
-        assert cluster.ended == ["away"]
+    cluster = FakeCluster("away")
+    cluster.at = {"away": ConnectionError("it restarts")}
+    connector = RayConnector(cluster, "shapes", None, address_only)
+    opening = asyncio.create_task(connector.open())
+    await asyncio.sleep(0.05)
+    cluster.at["away"] = WorkerAddress("back", 1, SECRET)
+    where: Any = await opening
+    assert (where.host, cluster.made) == ("back", 0)
+    await connector.end()
+    assert cluster.ended == ["away"]
 
-    async def story_of_one() -> None:
-        cluster = FakeCluster("gone")
-        cluster.at = {"gone": None, "new-1": WorkerAddress("here", 1, SECRET)}
-        connector = RayConnector(cluster, "shapes", None, address_only)
-        where: Any = await connector.open()
-        assert (where.host, cluster.made) == ("here", 1)
-        await connector.end()
-        assert cluster.ended == ["new-1"]
-
-    told(story)
-    told(story_of_one)
+    cluster = FakeCluster("gone")
+    cluster.at = {"gone": None, "new-1": WorkerAddress("here", 1, SECRET)}
+    connector = RayConnector(cluster, "shapes", None, address_only)
+    where = await connector.open()
+    assert (where.host, cluster.made) == ("here", 1)
+    await connector.end()
+    assert cluster.ended == ["new-1"]
 
 
 class Suspecting(FakeCluster):
@@ -190,128 +171,107 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_connector, "CONNECT_S", 0.0)
 
 
-def test_in_the_place_of_a_lost_worker_one_comes_on_another_node(at_once: None) -> None:
-    async def story() -> None:
-        connector = await lost_worker(cluster := Suspecting("old"))
-        cluster.at["new-1"] = WorkerAddress("new", 1, SECRET, node="n2")
-        where: Any = await connector.open()
-        assert where.host == "new"
-        assert cluster.avoided == [[], ["n1"]]
-        assert cluster.ended == ["old"]  # should it come back, nobody needs it
-        cluster.at["new-1"] = WorkerAddress("again", 1, SECRET, node="n2")
-        where = await connector.open()
-        assert (where.host, cluster.made) == ("again", 1)
-
-    told(story)
+async def test_in_the_place_of_a_lost_worker_one_comes_on_another_node(at_once: None) -> None:
+    connector = await lost_worker(cluster := Suspecting("old"))
+    cluster.at["new-1"] = WorkerAddress("new", 1, SECRET, node="n2")
+    where: Any = await connector.open()
+    assert where.host == "new"
+    assert cluster.avoided == [[], ["n1"]]
+    assert cluster.ended == ["old"]  # should it come back, nobody needs it
+    cluster.at["new-1"] = WorkerAddress("again", 1, SECRET, node="n2")
+    where = await connector.open()
+    assert (where.host, cluster.made) == ("again", 1)
 
 
-def test_a_lost_worker_that_answers_first_stays_and_the_other_is_ended(at_once: None) -> None:
-    async def story() -> None:
-        connector = await lost_worker(cluster := Suspecting("old"))
-        cluster.at["new-1"] = ConnectionError("it has no place yet")
-        opening = asyncio.create_task(connector.open())
-        await until(lambda: cluster.made == 1)
-        cluster.at["old"] = WorkerAddress("old", 1, SECRET, node="n1")
-        where: Any = await opening
-        assert (where.host, cluster.ended) == ("old", ["new-1"])
-        assert cluster._lost_nodes() == []  # its node is trusted again
-
-    told(story)
+async def test_a_lost_worker_that_answers_first_stays_and_the_other_is_ended(at_once: None) -> None:
+    connector = await lost_worker(cluster := Suspecting("old"))
+    cluster.at["new-1"] = ConnectionError("it has no place yet")
+    opening = asyncio.create_task(connector.open())
+    await until(lambda: cluster.made == 1)
+    cluster.at["old"] = WorkerAddress("old", 1, SECRET, node="n1")
+    where: Any = await opening
+    assert (where.host, cluster.ended) == ("old", ["new-1"])
+    assert cluster._lost_nodes() == []  # its node is trusted again
 
 
-def test_a_worker_that_found_no_place_is_asked_for_anew_on_any_node(
+async def test_a_worker_that_found_no_place_is_asked_for_anew_on_any_node(
     at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By then Ray itself knows which nodes are gone."""
     monkeypatch.setattr(ray_connector, "NOTICED_S", 0.0)
     monkeypatch.setattr(ray, "NOTICED_S", 0.0)
 
-    async def story() -> None:
-        connector = await lost_worker(cluster := Suspecting("old"))
-        cluster.at["new-1"] = ConnectionError("it has no place")
-        where: Any = await connector.open()
-        assert where.host == "127.0.0.1"  # the second one's
-        assert cluster.avoided[-1] == []
-        assert cluster.ended == ["new-1", "old"]
-
-    told(story)
+    connector = await lost_worker(cluster := Suspecting("old"))
+    cluster.at["new-1"] = ConnectionError("it has no place")
+    where: Any = await connector.open()
+    assert where.host == "127.0.0.1"  # the second one's
+    assert cluster.avoided[-1] == []
+    assert cluster.ended == ["new-1", "old"]
 
 
-def test_a_worker_of_an_earlier_front_that_never_answers_is_replaced(at_once: None) -> None:
-    async def story() -> None:
-        cluster = Suspecting("old")
-        cluster.at["old"] = ConnectionError("no answer")
-        where: Any = await RayConnector(cluster, "shapes", None, address_only).open()
-        assert where.host == "127.0.0.1"
-        assert (cluster.avoided, cluster.ended) == ([[], []], ["old"])  # where it was is not known
-
-    told(story)
+async def test_a_worker_of_an_earlier_front_that_never_answers_is_replaced(at_once: None) -> None:
+    cluster = Suspecting("old")
+    cluster.at["old"] = ConnectionError("no answer")
+    where: Any = await RayConnector(cluster, "shapes", None, address_only).open()
+    assert where.host == "127.0.0.1"
+    assert (cluster.avoided, cluster.ended) == ([[], []], ["old"])  # where it was is not known
 
 
-def test_a_front_that_ends_while_a_worker_is_lost_leaves_that_one_only(at_once: None) -> None:
-    async def story() -> None:
-        connector = await lost_worker(cluster := Suspecting("old"))
-        cluster.at["new-1"] = ConnectionError("it has no place yet")
-        opening = asyncio.create_task(connector.open())
-        await until(lambda: cluster.made == 1)
-        opening.cancel()
-        await asyncio.wait([opening])
-        assert (opening.cancelled(), cluster.ended) == (True, ["new-1"])
-
-    told(story)
+async def test_a_front_that_ends_while_a_worker_is_lost_leaves_that_one_only(at_once: None) -> None:
+    connector = await lost_worker(cluster := Suspecting("old"))
+    cluster.at["new-1"] = ConnectionError("it has no place yet")
+    opening = asyncio.create_task(connector.open())
+    await until(lambda: cluster.made == 1)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert (opening.cancelled(), cluster.ended) == (True, ["new-1"])
 
 
 @pytest.mark.parametrize("found", [(), ("old",)])
-def test_a_worker_that_is_asked_for_as_its_front_ends_is_not_left_behind(
+async def test_a_worker_that_is_asked_for_as_its_front_ends_is_not_left_behind(
     found: tuple[str, ...], at_once: None
 ) -> None:
     """Nobody would know it: it would keep a place in the cluster."""
 
-    async def story() -> None:
-        cluster, asked, go_on = FakeCluster(*found), threading.Event(), threading.Event()
-        cluster.at["old"] = ConnectionError("no answer")
-        take = cluster.take
+    cluster, asked, go_on = FakeCluster(*found), threading.Event(), threading.Event()
+    cluster.at["old"] = ConnectionError("no answer")
+    take = cluster.take
 
-        def slowly(model: str, ranks: int = 1) -> str:
-            if not cluster.workers(model):
-                asked.set()
-                go_on.wait(10)
-            return take(model, ranks)
+    def slowly(model: str, ranks: int = 1) -> str:
+        if not cluster.workers(model):
+            asked.set()
+            go_on.wait(10)
+        return take(model, ranks)
 
-        cluster.take = slowly  # type: ignore[method-assign]
-        opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
-        await until(asked.is_set)
-        opening.cancel()
-        await asyncio.sleep(0)
-        go_on.set()
-        await asyncio.wait([opening])
-        await until(lambda: cluster.made == 1)
-        assert (opening.cancelled(), cluster.ended) == (True, ["new-1"])
-
-    told(story)
+    cluster.take = slowly  # type: ignore[method-assign]
+    opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
+    await until(asked.is_set)
+    opening.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait([opening])
+    await until(lambda: cluster.made == 1)
+    assert (opening.cancelled(), cluster.ended) == (True, ["new-1"])
 
 
-def test_a_worker_that_ray_does_not_place_is_worth_a_line(
+async def test_a_worker_that_ray_does_not_place_is_worth_a_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray_connector, "NOTICED_S", 0.01)
 
-    async def story() -> None:
-        cluster = FakeCluster()
-        waiting = asyncio.Event()
+    cluster = FakeCluster()
+    waiting = asyncio.Event()
 
-        async def join(actor: str) -> WorkerAddress:
-            await waiting.wait()
-            return WorkerAddress("here", 1, SECRET)
+    async def join(actor: str) -> WorkerAddress:
+        await waiting.wait()
+        return WorkerAddress("here", 1, SECRET)
 
-        cluster.join = join  # type: ignore[method-assign]
-        opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
-        await until(lambda: "`ray status`" in caplog.text)
-        waiting.set()
-        where: Any = await opening
-        assert where.host == "here"
-
-    told(story)
+    cluster.join = join  # type: ignore[method-assign]
+    opening = asyncio.create_task(RayConnector(cluster, "shapes", None, address_only).open())
+    await until(lambda: "`ray status`" in caplog.text)
+    waiting.set()
+    where: Any = await opening
+    assert where.host == "here"
 
 
 def host_of_ready_workers() -> tuple[WorkerHost, list[FakeChild]]:
@@ -326,99 +286,88 @@ def host_of_ready_workers() -> tuple[WorkerHost, list[FakeChild]]:
     return WorkerHost(SECRET, keep_s=1000, at_end=lambda: None, open_child=opened), children
 
 
-def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
+async def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
-    async def story() -> None:
-        host, _ = host_of_ready_workers()
-        cluster = FakeCluster("first")
-        cluster.at = {"first": ConnectionError("nobody answers")}
-        front = Supervisor(
-            "shapes", EngineSettings(), connector=RayConnector(cluster, "shapes", None)
-        )
-        running = front.start()
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert not running.done()
-        cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
-        await front.wait_ready()
-        await front.stop()
-        await host.close()
-
-    told(story)
+    host, _ = host_of_ready_workers()
+    cluster = FakeCluster("first")
+    cluster.at = {"first": ConnectionError("nobody answers")}
+    front = Supervisor("shapes", EngineSettings(), connector=RayConnector(cluster, "shapes", None))
+    running = front.start()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not running.done()
+    cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
+    await front.wait_ready()
+    await front.stop()
+    await host.close()
 
 
-def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_answers_again(
+async def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when_it_answers_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
-    async def story() -> None:
-        host, children = host_of_ready_workers()
-        cluster = FakeCluster("first")
-        cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
-        listener = Fronts()
-        front = Supervisor(
-            "shapes",
-            EngineSettings(),
-            connector=RayConnector(cluster, "shapes", None),
-            listener=listener,
-            journals=Journals(),
-        )
-        front.start()
-        await front.wait_ready()
-        asked = asyncio.create_task(front.submit(REQUEST))
-        await until(lambda: children[0].of(protocol.Submit) == 1)
+    host, children = host_of_ready_workers()
+    cluster = FakeCluster("first")
+    cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
+    listener = Fronts()
+    front = Supervisor(
+        "shapes",
+        EngineSettings(),
+        connector=RayConnector(cluster, "shapes", None),
+        listener=listener,
+        journals=Journals(),
+    )
+    front.start()
+    await front.wait_ready()
+    asked = asyncio.create_task(front.submit(REQUEST))
+    await until(lambda: children[0].of(protocol.Submit) == 1)
 
-        connection = front._connection
-        assert isinstance(connection, RemoteConnection)
-        connection._stream._writer.transport.abort()  # the network between them is cut
-        with pytest.raises(Moved):
-            await asked
-        await until(lambda: children[0].of(protocol.Reset) == 1)
-        children[0].told.put_nowait(READY)  # its requests have ended
-        await until(lambda: front.takes_requests)
-        assert len(children) == 1
+    connection = front._connection
+    assert isinstance(connection, RemoteConnection)
+    connection._stream._writer.transport.abort()  # the network between them is cut
+    with pytest.raises(Moved):
+        await asked
+    await until(lambda: children[0].of(protocol.Reset) == 1)
+    children[0].told.put_nowait(READY)  # its requests have ended
+    await until(lambda: front.takes_requests)
+    assert len(children) == 1
 
-        again = asyncio.create_task(front.submit(REQUEST))
-        await until(lambda: children[0].of(protocol.Submit) == 2)
-        done = protocol.Done("one", 1, [], Timings(), protocol.TokenUsage(0, 0))
-        children[0].told.put_nowait(done)
-        assert await again == done
-        await front.stop()
-        await host.close()
-
-    told(story)
+    again = asyncio.create_task(front.submit(REQUEST))
+    await until(lambda: children[0].of(protocol.Submit) == 2)
+    done = protocol.Done("one", 1, [], Timings(), protocol.TokenUsage(0, 0))
+    children[0].told.put_nowait(done)
+    assert await again == done
+    await front.stop()
+    await host.close()
 
 
 @pytest.mark.parametrize("trusted", [CERTIFICATE, ANOTHER], ids=["its own", "another"])
-def test_with_a_certificate_workers_are_reached_by_tls_and_only_with_that_one(
+async def test_with_a_certificate_workers_are_reached_by_tls_and_only_with_that_one(
     trusted: str,
 ) -> None:
-    async def story() -> None:
-        async def opened(spool: Path) -> FakeChild:
-            child = FakeChild()
-            child.told.put_nowait(READY)
-            return child
+    async def opened(spool: Path) -> FakeChild:
+        child = FakeChild()
+        child.told.put_nowait(READY)
+        return child
 
-        tls = ray.server_tls(CERTIFICATE, KEY)
-        host = WorkerHost(SECRET, keep_s=9, at_end=lambda: None, tls=tls, open_child=opened)
-        port = await host.listen("127.0.0.1")
-        if trusted == ANOTHER:
-            with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-                await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
-        else:
-            front = await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
-            front.send(protocol.LoadModel("shapes", EngineSettings()))
-            assert await anext(front.messages()) == READY
-            assert front._stream._writer.get_extra_info("cipher") is not None
-            await front.close()
-        await host.close()
-        await asyncio.sleep(0.05)
-
-    told(story)
+    tls = ray.server_tls(CERTIFICATE, KEY)
+    host = WorkerHost(SECRET, keep_s=9, at_end=lambda: None, tls=tls, open_child=opened)
+    port = await host.listen("127.0.0.1")
+    if trusted == ANOTHER:
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
+    else:
+        front = await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
+        front.send(protocol.LoadModel("shapes", EngineSettings()))
+        assert await anext(front.messages()) == READY
+        assert front._stream._writer.get_extra_info("cipher") is not None
+        await front.close()
+    await host.close()
+    await asyncio.sleep(0.05)
 
 
 def test_the_secret_and_the_key_show_in_no_line_of_a_log() -> None:

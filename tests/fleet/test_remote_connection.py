@@ -6,7 +6,7 @@ Both ends run here, over loopback; the worker's process is a fake.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -56,21 +56,16 @@ class Stage:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
 
-def told(story: Callable[[Stage], Awaitable[None]], **options: float) -> None:
-    async def bounded() -> None:
-        stage = Stage(**options)
-        stage.port = await stage.host.listen("127.0.0.1")
-        try:
-            async with asyncio.timeout(20):
-                await story(stage)
-        finally:
-            for front in stage.fronts:
-                await front.close()
-            await stage.host.close()
-            for _ in range(20):  # transports are closed in a later turn of the loop
-                await asyncio.sleep(0)
-
-    asyncio.run(bounded())
+@contextlib.asynccontextmanager
+async def staged(**options: float) -> AsyncIterator[Stage]:
+    stage = Stage(**options)
+    stage.port = await stage.host.listen("127.0.0.1")
+    try:
+        yield stage
+    finally:
+        for front in stage.fronts:
+            await front.close()
+        await stage.host.close()
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
@@ -92,8 +87,8 @@ async def loaded(
     return front, messages
 
 
-def test_both_ends_prove_that_they_know_the_secret_and_it_is_never_sent() -> None:
-    async def story(stage: Stage) -> None:
+async def test_both_ends_prove_that_they_know_the_secret_and_it_is_never_sent() -> None:
+    async with staged() as stage:
         heard = bytearray()
 
         async def overhear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,22 +116,18 @@ def test_both_ends_prove_that_they_know_the_secret_and_it_is_never_sent() -> Non
         await stage.host.close()
         between.close()
 
-    told(story)
 
-
-def test_a_wrong_secret_is_refused_by_the_worker_and_no_process_starts() -> None:
-    async def story(stage: Stage) -> None:
+async def test_a_wrong_secret_is_refused_by_the_worker_and_no_process_starts() -> None:
+    async with staged() as stage:
         with pytest.raises(ConnectionError):
             await stage.connect(bytes(32))
         assert not stage.children
 
-    told(story)
 
-
-def test_a_worker_that_does_not_know_the_secret_gets_nothing_from_the_front() -> None:
+async def test_a_worker_that_does_not_know_the_secret_gets_nothing_from_the_front() -> None:
     """What it has to send is not what it could have learned from the front."""
 
-    async def story(stage: Stage) -> None:
+    async with staged():
         got = bytearray()
 
         async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,11 +144,9 @@ def test_a_worker_that_does_not_know_the_secret_gets_nothing_from_the_front() ->
         assert not got
         server.close()
 
-    told(story)
 
-
-def test_an_answer_that_was_overheard_proves_nothing_to_the_next_challenge() -> None:
-    async def story(stage: Stage) -> None:
+async def test_an_answer_that_was_overheard_proves_nothing_to_the_next_challenge() -> None:
+    async with staged() as stage:
         reader, writer = await stage.raw()
         nonce = (await reader.readexactly(48))[16:]
         mine = bytes(32)
@@ -172,46 +161,40 @@ def test_an_answer_that_was_overheard_proves_nothing_to_the_next_challenge() -> 
         assert await ended(reader) == b""
         writer.close()
 
-    told(story)
-
 
 @pytest.mark.parametrize(
     "said",
     [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(200), bytes(64), b"\xff" * 5000],
     ids=["http", "zeros", "much"],
 )
-def test_garbage_is_refused_after_sixty_four_bytes(said: bytes) -> None:
-    async def story(stage: Stage) -> None:
+async def test_garbage_is_refused_after_sixty_four_bytes(said: bytes) -> None:
+    async with staged() as stage:
         reader, writer = await stage.raw()
         writer.write(said)
         assert len(await ended(reader)) in (0, 48)  # the challenge, or a reset
         writer.close()
         assert not stage.children
 
-    told(story)
 
-
-def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
+async def test_a_peer_that_says_nothing_is_let_go_and_keeps_no_front_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handshake, "CONNECT_S", 0.2)
 
-    async def story(stage: Stage) -> None:
+    async with staged() as stage:
         silent = [await stage.raw() for _ in range(4 * host.PER_ADDRESS + 4)]
         for reader, writer in silent:
             await ended(reader)
             writer.close()
         await loaded(stage)
 
-    told(story)
 
-
-def test_a_packet_or_a_message_that_is_too_large_ends_the_connection(
+async def test_a_packet_or_a_message_that_is_too_large_ends_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(packets, "MOST_MESSAGE_BYTES", 3 * PACKET_BYTES)
 
-    async def story(stage: Stage) -> None:
+    async with staged() as stage:
         for sent in (
             HEADER.pack(packets.PART, PACKET_BYTES + 1) + bytes(PACKET_BYTES + 1),
             4 * (HEADER.pack(packets.PART, PACKET_BYTES) + bytes(PACKET_BYTES)),
@@ -226,11 +209,9 @@ def test_a_packet_or_a_message_that_is_too_large_ends_the_connection(
         assert not stage.children
         await loaded(stage)
 
-    told(story)
 
-
-def test_messages_of_all_sizes_arrive_in_order_and_whole() -> None:
-    async def story(stage: Stage) -> None:
+async def test_messages_of_all_sizes_arrive_in_order_and_whole() -> None:
+    async with staged() as stage:
         front, messages = await loaded(stage)
         sizes = [0, 1, PACKET_BYTES - 1, PACKET_BYTES, PACKET_BYTES + 1, 5 * PACKET_BYTES]
         for size in sizes:
@@ -243,15 +224,13 @@ def test_messages_of_all_sizes_arrive_in_order_and_whole() -> None:
         assert [len(one.request_id) for one in sent] == sizes
         await front.close()
 
-    told(story)
 
-
-def test_a_large_output_arrives_as_a_file_and_others_come_in_between(
+async def test_a_large_output_arrives_as_a_file_and_others_come_in_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "MOST_INLINE_BYTES", 1000)
 
-    async def story(stage: Stage) -> None:
+    async with staged() as stage:
         front = await stage.connect(spool=tmp_path)
         front.send(LOAD)
         await until(lambda: bool(stage.children))
@@ -267,17 +246,15 @@ def test_a_large_output_arrives_as_a_file_and_others_come_in_between(
         assert third.clip is not None
         assert (bytes(third.clip.rgb), third.clip.path) == (content, b"")
         await front.close()
-
-    told(story)
-    assert not [*tmp_path.iterdir()]
+    assert os.listdir(tmp_path) == []
 
 
-def test_a_full_disk_fails_the_request_whose_output_it_was_and_no_other(
+async def test_a_full_disk_fails_the_request_whose_output_it_was_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "MOST_INLINE_BYTES", 1000)
 
-    async def story(stage: Stage) -> None:
+    async with staged() as stage:
         front = await stage.connect(spool=tmp_path / "full")  # nothing can be written there
         front.send(LOAD)
         await until(lambda: bool(stage.children))
@@ -303,14 +280,12 @@ def test_a_full_disk_fails_the_request_whose_output_it_was_and_no_other(
         assert bytes(answer.clip.rgb) == content
         await front.close()
 
-    told(story)
 
-
-def test_a_worker_cannot_name_a_file_of_the_front(tmp_path: Path) -> None:
+async def test_a_worker_cannot_name_a_file_of_the_front(tmp_path: Path) -> None:
     mine = tmp_path / "private"
     mine.write_bytes(b"secret")
 
-    async def story(stage: Stage) -> None:
+    async with staged() as stage:
         front, messages = await loaded(stage)
         clip = protocol.RawVideo(1, 1, 1, b"", path=os.fsencode(mine))
         done = protocol.Done("a", 1, [], Timings(), protocol.TokenUsage(0, 0), clip)
@@ -320,17 +295,15 @@ def test_a_worker_cannot_name_a_file_of_the_front(tmp_path: Path) -> None:
         assert mine.exists()
         await front.close()
 
-    told(story)
 
-
-def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours(
+async def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = [0.0]
     monkeypatch.setattr(packets, "BEAT_S", 0.0)
     monkeypatch.setattr(PacketStream, "_now_s", staticmethod(lambda: now_s[0]))
 
-    async def story(stage: Stage) -> None:
+    async with staged():
         heard = asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -361,8 +334,6 @@ def test_what_is_silent_is_lost_at_the_second_look_and_not_after_a_stall_of_ours
         mine.close()
         server.close()
 
-    told(story)
-
 
 def test_a_silent_worker_is_acted_on_within_three_seconds_by_the_constants() -> None:
 
@@ -370,8 +341,8 @@ def test_a_silent_worker_is_acted_on_within_three_seconds_by_the_constants() -> 
     assert packets.SILENT_S > 3 * packets.BEAT_S  # two lost signs of life are no death
 
 
-def test_a_front_that_comes_again_takes_over_what_is_loaded_once_old_requests_have_ended() -> None:
-    async def story(stage: Stage) -> None:
+async def test_a_front_that_comes_again_takes_over_what_is_loaded_once_requests_end() -> None:
+    async with staged() as stage:
         front, _ = await loaded(stage)
         [child] = stage.children
         front.send(protocol.Submit(CheckedRequest("old", 1, {"prompt": "a cat"})))
@@ -390,11 +361,9 @@ def test_a_front_that_comes_again_takes_over_what_is_loaded_once_old_requests_ha
         assert stage.children == [child]
         await again.close()
 
-    told(story)
 
-
-def test_other_settings_or_a_process_that_ended_are_loaded_anew() -> None:
-    async def story(stage: Stage) -> None:
+async def test_other_settings_or_a_process_that_ended_are_loaded_anew() -> None:
+    async with staged() as stage:
         front, messages = await loaded(stage)
         stage.children[0].told.put_nowait(None)  # it dies
         assert [one async for one in messages] == []
@@ -410,11 +379,9 @@ def test_other_settings_or_a_process_that_ended_are_loaded_anew() -> None:
         assert stage.children[1].is_closed
         await third.close()
 
-    told(story)
 
-
-def test_a_front_that_comes_while_the_model_loads_waits_for_the_same_process() -> None:
-    async def story(stage: Stage) -> None:
+async def test_a_front_that_comes_while_the_model_loads_waits_for_the_same_process() -> None:
+    async with staged() as stage:
         front = await stage.front()
         await until(lambda: bool(stage.children))
         await front.close()
@@ -422,11 +389,9 @@ def test_a_front_that_comes_while_the_model_loads_waits_for_the_same_process() -
         assert len(stage.children) == 1
         await again.close()
 
-    told(story)
 
-
-def test_a_second_front_is_refused_while_the_first_is_alive_and_may_try_again() -> None:
-    async def story(stage: Stage) -> None:
+async def test_a_second_front_is_refused_while_the_first_is_alive_and_may_try_again() -> None:
+    async with staged() as stage:
         first, _ = await loaded(stage)
         second = await stage.front()
         assert [one async for one in second.messages()] == []
@@ -435,53 +400,43 @@ def test_a_second_front_is_refused_while_the_first_is_alive_and_may_try_again() 
         await second.close()
         await first.close()
 
-    told(story)
 
-
-def test_the_front_has_a_process_killed_that_hangs() -> None:
-    async def story(stage: Stage) -> None:
+async def test_the_front_has_a_process_killed_that_hangs() -> None:
+    async with staged() as stage:
         front, messages = await loaded(stage)
         front.kill()
         assert [one async for one in messages] == []
         assert stage.children[0].is_killed
         await front.close()
 
-    told(story)
 
-
-def test_requests_of_a_lost_front_that_do_not_end_cost_the_process(
+async def test_requests_of_a_lost_front_that_do_not_end_cost_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host, "RESET_S", 0.01)
 
-    async def story(stage: Stage) -> None:
+    async with staged() as stage:
         front, _ = await loaded(stage)
         await front.close()
         await until(lambda: stage.children[0].is_closed)
         assert stage.children[0].is_killed
         await loaded(stage, process=2)
 
-    told(story)
 
-
-def test_a_worker_without_a_front_ends_and_one_with_a_front_does_not() -> None:
-    async def story(stage: Stage) -> None:
+async def test_a_worker_without_a_front_ends_and_one_with_a_front_does_not() -> None:
+    async with staged(keep_s=0.1) as stage:
         front, _ = await loaded(stage)
         await asyncio.sleep(0.2)
         assert not stage.ended.is_set()
         await front.close()
         await stage.ended.wait()
 
-    told(story, keep_s=0.1)
 
-
-def test_a_message_that_breaks_the_protocol_is_no_message() -> None:
-    async def story(stage: Stage) -> None:
+async def test_a_message_that_breaks_the_protocol_is_no_message() -> None:
+    async with staged() as stage:
         reader, writer = await stage.raw()
         await handshake.introduce(reader, writer, SECRET)
         mine = PacketStream(reader, writer, silent_s=9.0)
         with pytest.raises(Malformed, match="a file that was not sent"):
             mine.take_file()
         mine.close()
-
-    told(story)

@@ -233,21 +233,16 @@ def test_a_link_from_before_the_wall_clock_was_set_back_ends_after_an_hour_too(
         files.get(*parts(link))
 
 
-def test_the_links_of_a_server_go_by_the_clock_of_its_store(tmp_path: Path) -> None:
-    async def talk() -> list[int]:
-        hand = Hand()
-        with closing(JobStore(tmp_path, clock=hand.run())) as store:
-            runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
-            transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(port=0), runner))
-            async with httpx2.AsyncClient(
-                transport=transport, base_url="http://localhost"
-            ) as client:
-                wish = {"prompt": "a", "response_format": "url"}
-                url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
-                statuses = [(await client.get(url)).status_code]
-                hand.pass_by(TTL_S)
-                statuses.append((await client.get(url)).status_code)
-            await runner.stop()
-            return statuses
-
-    assert asyncio.run(talk()) == [200, 404]
+async def test_the_links_of_a_server_go_by_the_clock_of_its_store(tmp_path: Path) -> None:
+    hand = Hand()
+    with closing(JobStore(tmp_path, clock=hand.run())) as store:
+        runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
+        transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(port=0), runner))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            wish = {"prompt": "a", "response_format": "url"}
+            url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
+            statuses = [(await client.get(url)).status_code]
+            hand.pass_by(TTL_S)
+            statuses.append((await client.get(url)).status_code)
+        await runner.stop()
+        assert statuses == [200, 404]

@@ -1,8 +1,8 @@
 """Jobs are run from the store to their one end, whatever their worker and the disk do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -117,31 +117,22 @@ async def until(is_so: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"never: {what}")
 
 
-def live(
-    scene: Callable[[Harness], Awaitable[None]], store: JobStore | None = None, **options: Any
-) -> None:
-    """Play a scene with a runner that runs."""
-
-    async def play() -> None:
-        harness = Harness(store or JobStore(), **options)
-        running = asyncio.create_task(harness.runner.run())
-        try:
-            async with asyncio.timeout(20):
-                await scene(harness)
-        finally:
-            running.cancel()
-            await harness.runner.stop()
-            if store is None:
-                harness.store.close()
-
-    asyncio.run(play())
+@asynccontextmanager
+async def living(store: JobStore | None = None, **options: Any) -> AsyncIterator[Harness]:
+    """A runner that runs."""
+    harness = Harness(store or JobStore(), **options)
+    running = asyncio.create_task(harness.runner.run())
+    try:
+        yield harness
+    finally:
+        running.cancel()
+        await harness.runner.stop()
+        if store is None:
+            harness.store.close()
 
 
-Scene = Callable[[Harness], Coroutine[Any, Any, None]]
-
-
-def test_a_job_has_the_warnings_of_its_requests_once() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_job_has_the_warnings_of_its_requests_once() -> None:
+    async with living() as harness:
         job = await harness.submit(1, 2)
         await harness.runs(1, 2)
         for seed in (1, 2):
@@ -149,11 +140,9 @@ def test_a_job_has_the_warnings_of_its_requests_once() -> None:
 
         assert (await harness.becomes(job, "completed")).warnings == ("truncated",)
 
-    live(scene)
 
-
-def test_a_job_is_run_and_its_files_are_kept() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_job_is_run_and_its_files_are_kept() -> None:
+    async with living() as harness:
         job_id = await harness.submit(7, 8, lora=(("a", 0.5),))
         await harness.runs(7, 8)
         assert harness.store.get(job_id).state == "in_progress"
@@ -167,11 +156,9 @@ def test_a_job_is_run_and_its_files_are_kept() -> None:
         assert path is not None
         assert path.read_text() == "7 8"
 
-    live(scene)
 
-
-def test_no_more_jobs_than_allowed_run_and_the_oldest_go_first() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_no_more_jobs_than_allowed_run_and_the_oldest_go_first() -> None:
+    async with living() as harness:
         ids = [await harness.submit(seed) for seed in range(4)]
         await harness.runs(0, 1)
         harness.worker.end(1)
@@ -180,11 +167,9 @@ def test_no_more_jobs_than_allowed_run_and_the_oldest_go_first() -> None:
             "in_progress", "completed", "in_progress", "queued",
         ]  # fmt: skip
 
-    live(scene)
 
-
-def test_progress_is_that_of_all_parts_and_never_falls() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_progress_is_that_of_all_parts_and_never_falls() -> None:
+    async with living() as harness:
         job_id = await harness.submit(1, 2)
         await harness.runs(1, 2)
         seen = []
@@ -201,11 +186,9 @@ def test_progress_is_that_of_all_parts_and_never_falls() -> None:
         harness.worker.followers[2](0, 4)
         assert (await harness.runner.page())[0][0].progress == 99
 
-    live(scene)
 
-
-def test_progress_is_written_down_before_it_is_seen() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_progress_is_written_down_before_it_is_seen() -> None:
+    async with living() as harness:
         job_id = await harness.submit(1)
         await harness.runs(1)
         harness.worker.followers[1](2, 10)
@@ -213,12 +196,10 @@ def test_progress_is_written_down_before_it_is_seen() -> None:
         assert (await harness.runner.get(job_id)).progress == 20
         assert harness.store.get(job_id).progress == 20
 
-    live(scene)
-
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_cancelled_job_is_given_up_and_stays_cancelled(is_running: bool) -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_cancelled_job_is_given_up_and_stays_cancelled(is_running: bool) -> None:
+    async with living() as harness:
         if not is_running:
             harness.worker.is_open.clear()
         job_id = await harness.submit(1)
@@ -239,15 +220,13 @@ def test_a_cancelled_job_is_given_up_and_stays_cancelled(is_running: bool) -> No
         assert (await harness.runner.cancel(job_id)).state == "cancelled"
         assert (await harness.runner.cancel(other)).state == "completed"
 
-    live(scene)
-
 
 @pytest.mark.parametrize("end", ["completed", "cancelled", "removed", "expired"])
-def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> None:
+async def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> None:
     wall = Hand()
     store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
 
-    async def scene(harness: Harness) -> None:
+    async with living(store) as harness:
         job_id = await harness.submit(1)
         await harness.runs(1)
         waiting = asyncio.create_task(harness.runner.ended(job_id))
@@ -274,13 +253,11 @@ def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> None:
         else:
             assert (await waiting).state == end
             assert (await harness.runner.ended(job_id)).state == end
-
-    live(scene, store)
     store.close()
 
 
-def test_a_removed_job_is_given_up_and_gone() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_removed_job_is_given_up_and_gone() -> None:
+    async with living() as harness:
         job_id = await harness.submit(1)
         await harness.runs(1)
 
@@ -290,17 +267,15 @@ def test_a_removed_job_is_given_up_and_gone() -> None:
             await harness.runner.get(job_id)
         await until(lambda: harness.worker.given_up == [1], "it is given up")
 
-    live(scene)
-
 
 @pytest.mark.parametrize(
     ("error", "state"),
     [(PipelineFailed("it broke"), "failed"), (DeadlineExceeded("too late"), "expired")],
 )
-def test_a_job_that_fails_says_why_and_its_other_parts_are_given_up(
+async def test_a_job_that_fails_says_why_and_its_other_parts_are_given_up(
     error: CarpoolError, state: str
 ) -> None:
-    async def scene(harness: Harness) -> None:
+    async with living() as harness:
         job_id = await harness.submit(1, 2)
         await harness.runs(1, 2)
 
@@ -311,11 +286,9 @@ def test_a_job_that_fails_says_why_and_its_other_parts_are_given_up(
         assert (ended.error["code"], ended.error["message"]) == (error.code, error.message)
         assert harness.worker.given_up == [2]
 
-    live(scene)
 
-
-def test_a_job_that_no_worker_took_is_run_again_however_often() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_job_that_no_worker_took_is_run_again_however_often() -> None:
+    async with living() as harness:
         job_id = await harness.submit(1)
         for losses in range(5):
             await until(
@@ -331,11 +304,9 @@ def test_a_job_that_no_worker_took_is_run_again_however_often() -> None:
         await harness.becomes(job_id, "completed")
         assert len({job.request_id for job in harness.worker.jobs}) == 6
 
-    live(scene)
 
-
-def test_a_job_waits_for_its_model_while_others_of_the_server_go_on() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_job_waits_for_its_model_while_others_of_the_server_go_on() -> None:
+    async with living() as harness:
         harness.worker.away["mine"] = asyncio.Event()
         job_id = await harness.submit(1)
         await until(lambda: harness.store.get(job_id).state == "in_progress", "it is taken")
@@ -346,11 +317,9 @@ def test_a_job_waits_for_its_model_while_others_of_the_server_go_on() -> None:
         harness.worker.end(1)
         await harness.becomes(job_id, "completed")
 
-    live(scene)
 
-
-def test_a_full_line_only_delays() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_full_line_only_delays() -> None:
+    async with living() as harness:
         job_id = await harness.submit(1)
         await harness.runs(1)
         harness.worker.end(1, Overloaded("full", retry_after_s=0.01))
@@ -359,11 +328,9 @@ def test_a_full_line_only_delays() -> None:
         harness.worker.end(1)
         await harness.becomes(job_id, "completed")
 
-    live(scene)
 
-
-def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() -> None:
+    async with living() as harness:
         job_id = await harness.submit(1, 2, 3)
         await harness.runs(1, 2, 3)
         harness.worker.end(2, Overloaded("full", retry_after_s=0.01))
@@ -374,36 +341,28 @@ def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() -> Non
         await harness.becomes(job_id, "completed")
         assert [job.seed for job in harness.worker.jobs] == [1, 2, 3, 2]
 
-    live(scene)
 
-
-def test_a_draining_server_leaves_its_jobs_to_the_next_one(tmp_path: Path) -> None:
+async def test_a_draining_server_leaves_its_jobs_to_the_next_one(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
-    ids: list[str] = []
-
-    async def drained(harness: Harness) -> None:
-        ids.extend([await harness.submit(1), await harness.submit(2)])
+    async with living(store) as harness:
+        ids = [await harness.submit(1), await harness.submit(2)]
         await harness.runs(1, 2)
         harness.worker.is_open.clear()
         harness.worker.end(1, Draining("the server ends"))
         await harness.becomes(ids[0], "queued")
-
-    async def next_(harness: Harness) -> None:
+    assert {store.get(job).state for job in ids} == {"queued"}
+    store.close()
+    store = JobStore(tmp_path)
+    async with living(store) as harness:
         await harness.runs(1, 2)
         for seed, job_id in enumerate(ids, 1):
             harness.worker.end(seed)
             await harness.becomes(job_id, "completed")
-
-    live(drained, store)
-    assert {store.get(job).state for job in ids} == {"queued"}
-    store.close()
-    store = JobStore(tmp_path)
-    live(next_, store)
     store.close()
 
 
-def test_a_full_disk_fails_the_job_and_no_other() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_full_disk_fails_the_job_and_no_other() -> None:
+    async with living() as harness:
         first, second = await harness.submit(1), await harness.submit(2)
         await harness.runs(1, 2)
         harness.is_full = True
@@ -416,14 +375,12 @@ def test_a_full_disk_fails_the_job_and_no_other() -> None:
         harness.worker.end(2)
         await harness.becomes(second, "completed")
 
-    live(scene)
 
-
-def test_the_time_that_a_job_waited_is_taken_off_its_timeout() -> None:
+async def test_the_time_that_a_job_waited_is_taken_off_its_timeout() -> None:
     wall = Hand()
     store = JobStore(clock=StoreClock(wall, wall, wall))
 
-    async def scene(harness: Harness) -> None:
+    async with living(store) as harness:
         harness.worker.is_open.clear()
         late = await harness.submit(1, timeout_s=5.0)
         wall.now_s += 4
@@ -435,16 +392,14 @@ def test_the_time_that_a_job_waited_is_taken_off_its_timeout() -> None:
         assert harness.worker.jobs[0].timeout_s == 3.0
         harness.worker.end(2)
         await harness.becomes(in_time, "completed")
-
-    live(scene, store)
     store.close()
 
 
-def test_a_job_that_is_too_old_is_given_up() -> None:
+async def test_a_job_that_is_too_old_is_given_up() -> None:
     wall = Hand()
     store = JobStore(clock=StoreClock(wall, wall, wall), ttl_s=50)
 
-    async def scene(harness: Harness) -> None:
+    async with living(store) as harness:
         old = await harness.submit(1)
         await harness.runs(1)
         wall.now_s += 51
@@ -452,38 +407,31 @@ def test_a_job_that_is_too_old_is_given_up() -> None:
         await harness.submit(2)  # something happens
         await until(lambda: harness.worker.given_up == [1], "it is given up")
         assert store.get(old).state == "expired"
-
-    live(scene, store)
     store.close()
 
 
-def test_a_runner_that_is_stopped_just_as_something_happens_stops() -> None:
-    async def play() -> None:
-        with closing(JobStore()) as store:
-            harness = Harness(store)
-            running = asyncio.create_task(harness.runner.run())
-            await until(lambda: bool(harness.runner._news._waiters), "it waits for news")
-            harness.runner._news.set()
-            running.cancel()
-            await asyncio.wait([running], timeout=5)
-            assert running.cancelled()
-            await harness.runner.stop()
-
-    asyncio.run(play())
+async def test_a_runner_that_is_stopped_just_as_something_happens_stops() -> None:
+    with closing(JobStore()) as store:
+        harness = Harness(store)
+        running = asyncio.create_task(harness.runner.run())
+        await until(lambda: bool(harness.runner._news._waiters), "it waits for news")
+        harness.runner._news.set()
+        running.cancel()
+        await asyncio.wait([running], timeout=5)
+        assert running.cancelled()
+        await harness.runner.stop()
 
 
-def test_a_job_that_cannot_be_read_any_more_fails() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_job_that_cannot_be_read_any_more_fails() -> None:
+    async with living() as harness:
         job = await harness.runner.submit("video", {}, {"jobs": [{"seed": 1}]})
         failed = await harness.becomes(job.id, "failed")
         assert failed.error is not None
         assert "cannot be read any more" in failed.error["message"]
 
-    live(scene)
 
-
-def test_a_job_for_a_model_that_was_served_before_fails() -> None:
-    async def scene(harness: Harness) -> None:
+async def test_a_job_for_a_model_that_was_served_before_fails() -> None:
+    async with living() as harness:
         work = work_of("other", [CheckedRequest("old", 1, {})])
         job = await harness.runner.submit("video", {}, work)
         failed = await harness.becomes(job.id, "failed")
@@ -491,5 +439,3 @@ def test_a_job_for_a_model_that_was_served_before_fails() -> None:
         assert failed.error["message"] == (
             "the job needs model 'other', and the server now runs 'mine'"
         )
-
-    live(scene)

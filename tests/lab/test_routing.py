@@ -22,7 +22,7 @@ from carpool_lab.workload import bursts, generators, plan
 
 @pytest.mark.parametrize("scene", list(small_scenes()), ids=str)
 def test_the_router_keeps_its_promise(scene: Scene) -> None:
-    mean, p99 = ratios(compare_routers(scene, seeds=(0, 1), count=300))
+    mean, p99 = ratios(compare_routers(scene, seeds=(0, 1), count=150))
 
     assert mean <= MOST_MEAN
     assert p99 <= MOST_P99
@@ -73,29 +73,29 @@ def test_of_workers_that_seem_equal_the_one_takes_it_that_waited_longest(load: f
     assert p99 <= MOST_P99
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("load", [0.5, 0.9])
 def test_moves_lose_no_request_and_cost_next_to_nothing(load: float) -> None:
-    model = Model(siblings(TABLES["sana-512"]))
-    wanted = mix("sizes", model.tables)
+    model = Model(siblings(TABLES["flux-512"]))
+    wanted = mix("tenants", model.tables)  # a tenth is of higher priority: others are paused for it
     rate = 4 * load * model.capacity_qps(wanted)
-    latency_s = {False: 0.0, True: 0.0}  # of all seeds: single ones differ by 10 % either way
-    for seed in range(40):  # ten leave a standard error of 2 %
+    latency_s = {False: 0.0, True: 0.0}
+    for seed in range(8):
         when, what = generators(seed)
-        arrivals = plan(bursts(rate, when, size=1), wanted, what, count=300)
+        arrivals = plan(bursts(rate, when, size=1), wanted, what, count=150)
         for moves in latency_s:
             played = play(model, arrivals, "continuous", workers=4, lifetime_s=30.0, moves=moves)
             assert all(ride.ended_s < float("inf") for ride in played.requests)
             latency_s[moves] += sum(ride.latency_s for ride in played.requests)
+    assert latency_s[True] != latency_s[False]  # there were moves
     assert latency_s[True] <= MOST_MEAN * latency_s[False]
 
 
-@pytest.mark.parametrize("table", ["flux-512", "qwen-512-streamed"])
-def test_four_workers_do_nearly_four_times_as_much_as_one(table: str) -> None:
+@pytest.mark.parametrize(("table", "count"), [("flux-512", 800), ("qwen-512-streamed", 2500)])
+def test_four_workers_do_nearly_four_times_as_much_as_one(table: str, count: int) -> None:
     model = Model([TABLES[table]])
     wanted = mix("steps", model.tables)
     when, what = generators(0)
-    arrivals = plan(bursts(1e6, when, size=1), wanted, what, count=2500)
+    arrivals = plan(bursts(1e6, when, size=1), wanted, what, count=count)
     one_s, four_s = (
         play(model, arrivals, "continuous", workers=workers).ended_s for workers in (1, 4)
     )

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
@@ -48,111 +47,84 @@ class Users:
                 self.holding.remove(name)
 
 
-def play(scene: Callable[[], Awaitable[None]]) -> None:
-    async def go() -> None:
-        await scene()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+async def test_tenants_take_turns_however_much_one_of_them_asks_for() -> None:
+    users = Users(FairSemaphore(1, per_tenant=1))
+    await users.come("a1", "a2", "a3", "a4", "b1", "c1", "b2")
 
-    asyncio.run(go())
+    order = []
+    while users.holding:
+        [name] = users.holding
+        order.append(name)
+        await users.leave(name)
 
-
-def test_tenants_take_turns_however_much_one_of_them_asks_for() -> None:
-    async def scene() -> None:
-        users = Users(FairSemaphore(1, per_tenant=1))
-        await users.come("a1", "a2", "a3", "a4", "b1", "c1", "b2")
-
-        order = []
-        while users.holding:
-            [name] = users.holding
-            order.append(name)
-            await users.leave(name)
-
-        assert order == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
-
-    play(scene)
+    assert order == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
 
 
-def test_one_tenant_never_has_all_slots() -> None:
-    async def scene() -> None:
-        users = Users(FairSemaphore(3, per_tenant=2))
-        await users.come(*(f"a{i}" for i in range(100)))
-        assert users.holding == ["a0", "a1"]
+async def test_one_tenant_never_has_all_slots() -> None:
+    users = Users(FairSemaphore(3, per_tenant=2))
+    await users.come(*(f"a{i}" for i in range(100)))
+    assert users.holding == ["a0", "a1"]
 
-        await users.come("b1")
+    await users.come("b1")
 
-        assert users.holding == ["a0", "a1", "b1"]
-
-    play(scene)
+    assert users.holding == ["a0", "a1", "b1"]
 
 
-def test_costs_together_stay_within_the_budget_and_a_large_one_is_not_passed_by() -> None:
-    async def scene() -> None:
-        users = Users(FairSemaphore(9, per_tenant=9, budget=10))
-        await users.come("a1", cost=6)
-        await users.come("b1", cost=5)
-        await users.come("c1", cost=1)
-        assert users.holding == ["a1"]
+async def test_costs_together_stay_within_the_budget_and_a_large_one_is_not_passed_by() -> None:
+    users = Users(FairSemaphore(9, per_tenant=9, budget=10))
+    await users.come("a1", cost=6)
+    await users.come("b1", cost=5)
+    await users.come("c1", cost=1)
+    assert users.holding == ["a1"]
 
-        await users.leave("a1")
-        assert users.holding == ["b1", "c1"]
+    await users.leave("a1")
+    assert users.holding == ["b1", "c1"]
 
-        await users.come("d1", cost=99)
-        assert users.holding == ["b1", "c1"]
-        await users.leave("b1")
-        await users.leave("c1")
-        assert users.holding == ["d1"]  # alone it may
-
-    play(scene)
+    await users.come("d1", cost=99)
+    assert users.holding == ["b1", "c1"]
+    await users.leave("b1")
+    await users.leave("c1")
+    assert users.holding == ["d1"]  # alone it may
 
 
-def test_who_leaves_while_waiting_takes_no_turn_and_lets_the_others_pass() -> None:
-    async def scene() -> None:
-        users = Users(FairSemaphore(2, per_tenant=2, budget=10))
-        await users.come("a1", cost=6)
-        await users.come("b1", cost=9)
-        await users.come("c1", cost=1)
-        assert users.holding == ["a1"]
+async def test_who_leaves_while_waiting_takes_no_turn_and_lets_the_others_pass() -> None:
+    users = Users(FairSemaphore(2, per_tenant=2, budget=10))
+    await users.come("a1", cost=6)
+    await users.come("b1", cost=9)
+    await users.come("c1", cost=1)
+    assert users.holding == ["a1"]
 
-        users.tasks["b1"].cancel()
-        await settle()
+    users.tasks["b1"].cancel()
+    await settle()
 
-        assert users.holding == ["a1", "c1"]
-
-    play(scene)
+    assert users.holding == ["a1", "c1"]
 
 
-def test_who_is_cancelled_at_the_moment_of_its_turn_gives_it_on() -> None:
-    async def scene() -> None:
-        users = Users(FairSemaphore(1, per_tenant=1))
-        await users.come("a1", "b1", "c1")
+async def test_who_is_cancelled_at_the_moment_of_its_turn_gives_it_on() -> None:
+    users = Users(FairSemaphore(1, per_tenant=1))
+    await users.come("a1", "b1", "c1")
 
-        users.told["a1"].set()
-        await asyncio.sleep(0)  # a1 leaves, b1's turn is set and b1 has not run
-        users.tasks["b1"].cancel()
-        await settle()
+    users.told["a1"].set()
+    await asyncio.sleep(0)  # a1 leaves, b1's turn is set and b1 has not run
+    users.tasks["b1"].cancel()
+    await settle()
 
-        assert users.holding == ["c1"]
-
-    play(scene)
+    assert users.holding == ["c1"]
 
 
 Step = tuple[str, int]  # what happens, and to whom
 STEPS = st.tuples(st.sampled_from(["a", "b", "c", "cancel", "leave", "settle"]), st.integers(0, 12))
 
 
-def test_a_slot_that_comes_free_is_not_given_to_who_is_being_cancelled() -> None:
-    async def scene() -> None:
-        users = Users(FairSemaphore(1, per_tenant=1))
-        await users.come("a1", "b1", "c1")
+async def test_a_slot_that_comes_free_is_not_given_to_who_is_being_cancelled() -> None:
+    users = Users(FairSemaphore(1, per_tenant=1))
+    await users.come("a1", "b1", "c1")
 
-        users.told["a1"].set()
-        users.tasks["b1"].cancel()  # it hears of that after a1 has left
-        await settle()
+    users.told["a1"].set()
+    users.tasks["b1"].cancel()  # it hears of that after a1 has left
+    await settle()
 
-        assert users.holding == ["c1"]
-
-    play(scene)
+    assert users.holding == ["c1"]
 
 
 @given(st.lists(STEPS, max_size=60))
@@ -185,7 +157,7 @@ def test_slots_and_budget_hold_for_any_order_and_nobody_is_forgotten(steps: list
             await users.slots.acquire("b")
             await users.slots.acquire("c")
 
-    play(scene)
+    asyncio.run(scene())
 
 
 def check(users: Users, costs: dict[str, int]) -> None:
@@ -211,82 +183,67 @@ class Slow:
         return threading.current_thread().name
 
 
-def test_work_of_one_tenant_that_never_ends_keeps_no_other_waiting() -> None:
-    async def scene() -> None:
-        executor, stuck = FairExecutor("test", 2, per_tenant=1), Slow()
-        works = [asyncio.create_task(executor.run("a", stuck)) for _ in range(50)]
-        try:
-            assert await asyncio.wait_for(executor.run("b", lambda: 7), 5) == 7
-        finally:
-            stuck.may_end.set()
-        assert "test" in await works[0]
-
-    play(scene)
-
-
-def test_a_thread_stays_taken_until_its_work_has_ended_though_the_caller_left() -> None:
-    async def scene() -> None:
-        executor, stuck, next_ = FairExecutor("test", 1, per_tenant=1), Slow(), Slow()
-        next_.may_end.set()
-        first = asyncio.create_task(executor.run("a", stuck))
-        await asyncio.to_thread(stuck.begun.wait, 5)
-        first.cancel()
-        second = asyncio.create_task(executor.run("a", next_))
-        await settle()
-        assert not next_.begun.is_set()
-
+async def test_work_of_one_tenant_that_never_ends_keeps_no_other_waiting() -> None:
+    executor, stuck = FairExecutor("test", 2, per_tenant=1), Slow()
+    works = [asyncio.create_task(executor.run("a", stuck)) for _ in range(50)]
+    try:
+        assert await asyncio.wait_for(executor.run("b", lambda: 7), 5) == 7
+    finally:
         stuck.may_end.set()
-
-        assert await asyncio.wait_for(second, 5)
-
-    play(scene)
+    assert "test" in await works[0]
 
 
-def test_work_of_who_has_left_is_never_begun() -> None:
-    async def scene() -> None:
-        executor, stuck, never = FairExecutor("test", 1, per_tenant=1), Slow(), Slow()
-        first = asyncio.create_task(executor.run("a", stuck))
-        gone = asyncio.create_task(executor.run("b", never))
-        await settle()
-        gone.cancel()
-        stuck.may_end.set()
-        await first
+async def test_a_thread_stays_taken_until_its_work_has_ended_though_the_caller_left() -> None:
+    executor, stuck, next_ = FairExecutor("test", 1, per_tenant=1), Slow(), Slow()
+    next_.may_end.set()
+    first = asyncio.create_task(executor.run("a", stuck))
+    await asyncio.to_thread(stuck.begun.wait, 5)
+    first.cancel()
+    second = asyncio.create_task(executor.run("a", next_))
+    await settle()
+    assert not next_.begun.is_set()
 
-        assert await executor.run("c", lambda: 7) == 7
-        assert not never.begun.is_set()
+    stuck.may_end.set()
 
-    play(scene)
-
-
-def test_an_error_is_the_callers_and_frees_the_thread() -> None:
-    async def scene() -> None:
-        executor = FairExecutor("test", 1, per_tenant=1)
-        for _ in range(3):
-            with pytest.raises(ZeroDivisionError):
-                await executor.run("a", lambda: 1 // 0)
-
-    play(scene)
+    assert await asyncio.wait_for(second, 5)
 
 
-def test_a_tenant_rests_as_long_as_it_has_worked_and_the_others_need_not(
+async def test_work_of_who_has_left_is_never_begun() -> None:
+    executor, stuck, never = FairExecutor("test", 1, per_tenant=1), Slow(), Slow()
+    first = asyncio.create_task(executor.run("a", stuck))
+    gone = asyncio.create_task(executor.run("b", never))
+    await settle()
+    gone.cancel()
+    stuck.may_end.set()
+    await first
+
+    assert await executor.run("c", lambda: 7) == 7
+    assert not never.begun.is_set()
+
+
+async def test_an_error_is_the_callers_and_frees_the_thread() -> None:
+    executor = FairExecutor("test", 1, per_tenant=1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            await executor.run("a", lambda: 1 // 0)
+
+
+async def test_a_tenant_rests_as_long_as_it_has_worked_and_the_others_need_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scene() -> None:
-        loop, now_s = asyncio.get_running_loop(), 0.0
-        monkeypatch.setattr(loop, "time", lambda: now_s)
-        executor, long, other = FairExecutor("test", 2, per_tenant=1, rests=True), Slow(), Slow()
-        other.may_end.set()
-        first = asyncio.create_task(executor.run("a", long))
-        await asyncio.to_thread(long.begun.wait, 5)
-        second = asyncio.create_task(executor.run("a", other))
-        now_s = 3.0
-        long.may_end.set()
-        await first
-        assert await executor.run("b", lambda: 7) == 7
+    loop, now_s = asyncio.get_running_loop(), 0.0
+    monkeypatch.setattr(loop, "time", lambda: now_s)
+    executor, long, other = FairExecutor("test", 2, per_tenant=1, rests=True), Slow(), Slow()
+    other.may_end.set()
+    first = asyncio.create_task(executor.run("a", long))
+    await asyncio.to_thread(long.begun.wait, 5)
+    second = asyncio.create_task(executor.run("a", other))
+    now_s = 3.0
+    long.may_end.set()
+    await first
+    assert await executor.run("b", lambda: 7) == 7
 
-        await settle()
-        assert not other.begun.is_set()
-        now_s = 6.0
-        await second
-
-    play(scene)
+    await settle()
+    assert not other.begun.is_set()
+    now_s = 6.0
+    await second

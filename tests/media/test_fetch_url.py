@@ -102,15 +102,12 @@ def get(url: str, pages: dict[str, bytes | Answer] | None = None, **options: Any
     return asyncio.run(talk())
 
 
-def test_a_picture_is_fetched_from_the_address_that_was_checked() -> None:
-    async def talk() -> tuple[bytes, list[str], int]:
-        names = Names(pictures_example=["127.0.0.1", "10.0.0.1"])  # later: somewhere private
-        async with serving({"/a.png?b=c": ok()}) as site:
-            url = f"http://pictures.example:{site.port}/a.png?b=c#d"
-            data = await fetch(url, max_bytes=1000, resolve=names, is_allowed=is_allowed)
-            return data, site.heads, names.asked
-
-    data, [head], asked = asyncio.run(talk())
+async def test_a_picture_is_fetched_from_the_address_that_was_checked() -> None:
+    names = Names(pictures_example=["127.0.0.1", "10.0.0.1"])  # later: somewhere private
+    async with serving({"/a.png?b=c": ok()}) as site:
+        url = f"http://pictures.example:{site.port}/a.png?b=c#d"
+        data = await fetch(url, max_bytes=1000, resolve=names, is_allowed=is_allowed)
+        [head], asked = site.heads, names.asked
 
     assert (data, asked) == (PICTURE, 1)
     lines = head.lower().split("\r\n")
@@ -203,17 +200,16 @@ def test_public_addresses_are_public(text: str) -> None:
      "169.254.169.254", "10.1.2.3", "192.168.0.1", "[fe80::1]", "[fd00:ec2::254]", "0.0.0.0"],
 )  # fmt: skip
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_this_machine_is_not_reached_however_its_address_is_written(scheme: str, host: str) -> None:
+async def test_this_machine_is_not_reached_however_its_address_is_written(
+    scheme: str, host: str
+) -> None:
     """With the system's own resolver and the rule of production."""
 
-    async def talk() -> list[str]:
-        async with serving({"/": ok()}, "0.0.0.0") as site:
-            intake = ImageIntake(PictureReader(allow_remote=True))
-            with pytest.raises(InvalidValue, match=r"not public|has no address"):
-                await intake.open(f"{scheme}://{host}:{site.port}/")
-            return site.heads
-
-    assert asyncio.run(talk()) == []
+    async with serving({"/": ok()}, "0.0.0.0") as site:
+        intake = ImageIntake(PictureReader(allow_remote=True))
+        with pytest.raises(InvalidValue, match=r"not public|has no address"):
+            await intake.open(f"{scheme}://{host}:{site.port}/")
+        assert site.heads == []
 
 
 @pytest.mark.parametrize(
@@ -247,20 +243,18 @@ def test_a_host_with_one_private_address_among_its_own_is_refused() -> None:
 # Redirects
 
 
-def test_redirects_are_followed_to_other_paths_and_hosts() -> None:
+async def test_redirects_are_followed_to_other_paths_and_hosts() -> None:
     names = Names(pictures_example=["127.0.0.1"], other_example=["127.0.0.1"])
     pages: dict[str, bytes | Answer] = {
         "/a": moved("/b", 301), "/b": moved("c", 307), "/c": moved("//pictures.example:PORT/d"),
     }  # fmt: skip
 
-    async def talk() -> bytes:
-        async with serving(pages) as site:
-            pages["/c"] = moved(f"//other.example:{site.port}/d", 308)
-            pages["/d"] = ok()
-            url = f"http://pictures.example:{site.port}/a"
-            return await fetch(url, max_bytes=1000, resolve=names, is_allowed=is_allowed)
-
-    assert asyncio.run(talk()) == PICTURE
+    async with serving(pages) as site:
+        pages["/c"] = moved(f"//other.example:{site.port}/d", 308)
+        pages["/d"] = ok()
+        url = f"http://pictures.example:{site.port}/a"
+        data = await fetch(url, max_bytes=1000, resolve=names, is_allowed=is_allowed)
+        assert data == PICTURE
     assert names.asked == 4
 
 
@@ -269,20 +263,17 @@ def test_redirects_are_followed_to_other_paths_and_hosts() -> None:
     ["http://private.example:PORT/", "http://127.0.0.2:PORT/", "//127.0.0.2:PORT/",
      "https://127.0.0.2:PORT/", "http://a@private.example:PORT/"],
 )  # fmt: skip
-def test_a_redirect_to_a_private_address_is_not_followed(to: str) -> None:
-    async def talk() -> list[str]:
-        names = Names(**{"pictures_example": ["127.0.0.1"], "private_example": ["127.0.0.2"],
-                         "127_0_0_2": ["127.0.0.2"]})  # fmt: skip
-        async with serving({"/": ok()}, "127.0.0.2") as private:
-            pages = {"/": moved(to.replace("PORT", str(private.port)))}
-            async with serving(dict(pages)) as site:
-                url = f"http://pictures.example:{site.port}/"
-                with pytest.raises(InvalidValue, match=r"not public|names a user"):
-                    await fetch(url, max_bytes=1000, resolve=names, is_allowed=is_allowed)
-                assert len(site.heads) == 1
-            return private.heads
-
-    assert asyncio.run(talk()) == []
+async def test_a_redirect_to_a_private_address_is_not_followed(to: str) -> None:
+    names = Names(**{"pictures_example": ["127.0.0.1"], "private_example": ["127.0.0.2"],
+                     "127_0_0_2": ["127.0.0.2"]})  # fmt: skip
+    async with serving({"/": ok()}, "127.0.0.2") as private:
+        pages = {"/": moved(to.replace("PORT", str(private.port)))}
+        async with serving(dict(pages)) as site:
+            url = f"http://pictures.example:{site.port}/"
+            with pytest.raises(InvalidValue, match=r"not public|names a user"):
+                await fetch(url, max_bytes=1000, resolve=names, is_allowed=is_allowed)
+            assert len(site.heads) == 1
+        assert private.heads == []
 
 
 def test_a_name_that_becomes_private_between_redirects_is_not_followed() -> None:
@@ -378,23 +369,20 @@ def test_nobody_listening_is_said_without_details() -> None:
 # Certificates
 
 
-def test_a_certificate_is_held_against_the_name_not_the_address() -> None:
+async def test_a_certificate_is_held_against_the_name_not_the_address() -> None:
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     theirs.load_cert_chain(CERTIFIED)
     ours = ssl.create_default_context(cafile=str(CERTIFIED))
     names = Names(pictures_example=["127.0.0.1"], other_example=["127.0.0.1"])
 
-    async def talk() -> bytes:
-        async with serving({"/": ok()}, tls=theirs) as site:
-            options: Any = {"resolve": names, "is_allowed": is_allowed, "trusted": ours}
-            with pytest.raises(InvalidValue, match="could not be fetched"):
-                await fetch(f"https://other.example:{site.port}/", max_bytes=1000, **options)
-            url = f"https://pictures.example:{site.port}/"
-            with pytest.raises(InvalidValue, match="could not be fetched"):
-                await fetch(url, max_bytes=1000, **{**options, "trusted": None})
-            return await fetch(url, max_bytes=1000, **options)
-
-    assert asyncio.run(talk()) == PICTURE
+    async with serving({"/": ok()}, tls=theirs) as site:
+        options: Any = {"resolve": names, "is_allowed": is_allowed, "trusted": ours}
+        with pytest.raises(InvalidValue, match="could not be fetched"):
+            await fetch(f"https://other.example:{site.port}/", max_bytes=1000, **options)
+        url = f"https://pictures.example:{site.port}/"
+        with pytest.raises(InvalidValue, match="could not be fetched"):
+            await fetch(url, max_bytes=1000, **{**options, "trusted": None})
+        assert await fetch(url, max_bytes=1000, **options) == PICTURE
 
 
 # All together

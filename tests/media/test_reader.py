@@ -58,37 +58,34 @@ async def until(is_so: Any) -> None:
     raise AssertionError("it never came about")
 
 
-def test_a_silent_name_server_takes_some_threads_for_names_and_no_others(
+async def test_a_silent_name_server_takes_some_threads_for_names_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def is_silent(host: str, *_: Any) -> bool:
         return host.startswith("silent")
 
-    async def scene() -> None:
-        reader = PictureReader(allow_remote=True)
+    reader = PictureReader(allow_remote=True)
 
-        async def fetch(host: str, tenant: str) -> None:
-            await ImageIntake(reader, tenant).open(f"http://{host}/a.png")
+    async def fetch(host: str, tenant: str) -> None:
+        await ImageIntake(reader, tenant).open(f"http://{host}/a.png")
 
-        with stuck(monkeypatch, socket, "getaddrinfo", is_silent) as names:
-            waiting = [
-                asyncio.create_task(fetch(f"silent{number}.example", "a")) for number in range(50)
-            ]
-            await until(lambda: names.running == LOOKUPS // 4)
-            with pytest.raises(InvalidValue, match="not public"):
-                await asyncio.wait_for(fetch("127.0.0.1", "b"), 5)
-            for _ in range(9):  # asyncio's own executor is free
-                assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
-            assert names.most == LOOKUPS // 4
-            for task in waiting:
-                task.cancel()
-            await asyncio.wait(waiting)
-            assert names.calls == LOOKUPS // 4 + 1  # who has left is not looked up
-
-    asyncio.run(scene())
+    with stuck(monkeypatch, socket, "getaddrinfo", is_silent) as names:
+        waiting = [
+            asyncio.create_task(fetch(f"silent{number}.example", "a")) for number in range(50)
+        ]
+        await until(lambda: names.running == LOOKUPS // 4)
+        with pytest.raises(InvalidValue, match="not public"):
+            await asyncio.wait_for(fetch("127.0.0.1", "b"), 5)
+        for _ in range(9):  # asyncio's own executor is free
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 5) == 7
+        assert names.most == LOOKUPS // 4
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert names.calls == LOOKUPS // 4 + 1  # who has left is not looked up
 
 
-def test_one_tenant_fetches_some_pictures_at_once_and_the_others_theirs(
+async def test_one_tenant_fetches_some_pictures_at_once_and_the_others_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fetching: list[str] = []
@@ -101,48 +98,46 @@ def test_one_tenant_fetches_some_pictures_at_once_and_the_others_theirs(
 
     monkeypatch.setattr("carpool.media.fetch_url.fetch", fetch)
 
-    async def scene() -> None:
-        reader = PictureReader(allow_remote=True)
-        slow = [
-            asyncio.create_task(ImageIntake(reader, "a").open(f"http://slow/{number}"))
-            for number in range(100)
-        ]
-        await until(lambda: len(fetching) == FETCHES // 4)
+    reader = PictureReader(allow_remote=True)
+    slow = [
+        asyncio.create_task(ImageIntake(reader, "a").open(f"http://slow/{number}"))
+        for number in range(100)
+    ]
+    await until(lambda: len(fetching) == FETCHES // 4)
 
-        assert (await ImageIntake(reader, "b").open("http://quick")).size == (64, 64)
+    assert (await ImageIntake(reader, "b").open("http://quick")).size == (64, 64)
 
-        assert len(fetching) == FETCHES // 4 + 1
-        for task in slow:
-            task.cancel()
-        await asyncio.wait(slow)
-
-    asyncio.run(scene())
+    assert len(fetching) == FETCHES // 4 + 1
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
 
 
-def test_pictures_of_one_tenant_keep_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pictures_of_one_tenant_keep_no_other_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     large, small = png(128, 128), png()
 
-    async def scene() -> None:
-        reader = PictureReader()
-        first, second = ImageIntake(reader, "a"), ImageIntake(reader, "b")
-        with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
-            files = [await first.open(large) for _ in range(20)]
-            waiting = [asyncio.create_task(first.decode(file)) for file in files]
-            await until(lambda: decoding.running)
+    reader = PictureReader()
+    first, second = ImageIntake(reader, "a"), ImageIntake(reader, "b")
+    with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
+        files = [await first.open(large) for _ in range(20)]
+        waiting = [asyncio.create_task(first.decode(file)) for file in files]
+        await until(lambda: decoding.running)
 
-            file = await asyncio.wait_for(second.open(small), 5)
-            assert (await asyncio.wait_for(second.decode(file), 5)).size == (64, 64)
+        file = await asyncio.wait_for(second.open(small), 5)
+        assert (await asyncio.wait_for(second.decode(file), 5)).size == (64, 64)
 
-            most = decoding.most
-            decoding.may_end.set()
-            for task in waiting:
-                assert (await task).size == (128, 128)
-            assert decoding.most <= max(most, 1) * 2
-
-    asyncio.run(scene())
+        most = decoding.most
+        decoding.may_end.set()
+        for task in waiting:
+            assert (await task).size == (128, 128)
+        assert decoding.most <= max(most, 1) * 2
 
 
-def test_a_picture_whose_client_has_left_is_never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_whose_client_has_left_is_never_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     large, small = png(128, 128), png()
 
     def sent(content: bytes) -> bytes:
@@ -156,23 +151,20 @@ def test_a_picture_whose_client_has_left_is_never_decoded(monkeypatch: pytest.Mo
         head = f"POST {EDITS} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
         return (head + f"content-type: {form.headers['content-type']}\r\n\r\n").encode() + body
 
-    async def scene() -> None:
-        with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
-            async with wired(Watchful) as server:
-                server.worker.ready = worker_of(BOTH).ready
-                async with server.client() as first:
-                    await first.send(sent(large))
-                    await until(lambda: decoding.running == 1)
-                    async with server.client() as second:
-                        await second.send(sent(large))
-                        await asyncio.sleep(0.05)
-                    async with server.client() as third:
-                        await third.send(sent(small))
-                        await asyncio.sleep(0.05)
-                        decoding.may_end.set()
-                        assert await third.status() == 200
-                        assert await first.status() == 200
-                        await server.check()
-            assert decoding.calls == 2
-
-    asyncio.run(scene())
+    with stuck(monkeypatch, uploads, "decode", lambda file: file.width == 128) as decoding:
+        async with wired(Watchful) as server:
+            server.worker.ready = worker_of(BOTH).ready
+            async with server.client() as first:
+                await first.send(sent(large))
+                await until(lambda: decoding.running == 1)
+                async with server.client() as second:
+                    await second.send(sent(large))
+                    await asyncio.sleep(0.05)
+                async with server.client() as third:
+                    await third.send(sent(small))
+                    await asyncio.sleep(0.05)
+                    decoding.may_end.set()
+                    assert await third.status() == 200
+                    assert await first.status() == 200
+                    await server.check()
+        assert decoding.calls == 2

@@ -1,6 +1,5 @@
 """Adapters of models with two experts (Wan 2.2): each goes to its own, as it is said or named."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,7 +173,7 @@ def test_a_target_that_is_no_expert_is_refused(tmp_path: Path) -> None:
             drive.engine.add_lora("y", f"{adapter(tmp_path, 'flux', 1)}@transformer_2")
 
 
-def test_a_target_is_said_over_http() -> None:
+async def test_a_target_is_said_over_http() -> None:
     experts = ("transformer", "transformer_2")
     infos = (
         AdapterInfo("h", ("My Style HIGH",), "transformer", experts, ("a part is left out",)),
@@ -188,24 +187,20 @@ def test_a_target_is_said_over_http() -> None:
     pair = {"lora_nickname": names, "strength": [1, 0.5], "target": ["transformer", "all"]}
     key = {"authorization": "Bearer a-key"}
 
-    async def scene() -> list[Any]:
-        async with open_app(worker, api_key=("a-key",)) as opened:
+    async with open_app(worker, api_key=("a-key",)) as opened:
 
-            async def ask(path: str, **sent: Any) -> Any:
-                answer = await opened.http.post(path, json=sent, headers=key)
-                return answer.status_code, answer.json()
+        async def ask(path: str, **sent: Any) -> Any:
+            answer = await opened.http.post(path, json=sent, headers=key)
+            return answer.status_code, answer.json()
 
-            answers = [await ask("/v1/set_lora", **pair), await ask(ENDPOINT, prompt="a")]
-            answers.append((await opened.http.get("/v1/list_loras", headers=key)).json())
-            others = ({"id": "l", "target": "transformer"}, {"id": "my_style_low"})
-            answers += [await ask(ENDPOINT, prompt="a", lora=[lora]) for lora in others]
-            answers.append(await ask("/v1/set_lora", lora_nickname="h", target="vae"))
-            answers.append(await ask(ENDPOINT, prompt="a", lora=[{"id": "My torn style"}]))
-            return answers
+        answers = [await ask("/v1/set_lora", **pair), await ask(ENDPOINT, prompt="a")]
+        listed = (await opened.http.get("/v1/list_loras", headers=key)).json()
+        others = ({"id": "l", "target": "transformer"}, {"id": "my_style_low"})
+        answers += [await ask(ENDPOINT, prompt="a", lora=[lora]) for lora in others]
+        wrong = await ask("/v1/set_lora", lora_nickname="h", target="vae")
+        torn = await ask(ENDPOINT, prompt="a", lora=[{"id": "My torn style"}])
 
-    set_, drawn_, listed, *others, wrong, torn = asyncio.run(scene())
-
-    assert [status for status, _ in (set_, drawn_, *others)] == [200] * 4
+    assert [status for status, _ in answers] == [200] * 4
     assert [job.lora for job in worker.jobs] == [
         (("h", 1.0), ("l", 0.5)),
         (("l@transformer", 1.0),),

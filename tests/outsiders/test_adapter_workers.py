@@ -1,6 +1,5 @@
 """Adapters of several workers and models: one name is one file, in the folder of its model."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from carpool.worker import protocol
 from carpool.worker.supervisor import WorkerListener
 from support.app import CARD
 from support.engine_driver import driving
-from support.fake_workers import FakeWorker, told
+from support.fake_workers import FakeWorker
 from support.lora_files import adapter, weights, write
 
 
@@ -49,42 +48,36 @@ def card_of(pool: Pool) -> Card:
     return pool.ready.card
 
 
-def test_an_id_of_which_workers_have_read_different_files_is_refused_until_they_are_alike(
+async def test_an_id_of_which_workers_have_read_different_files_is_refused_until_they_are_alike(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
-        workers = list[Shelved]()
-        pool = pool_of(workers, 3)
-        for worker in workers:
-            worker.read("old")
-        assert card_of(pool).lora == ("ink", "b")
+    workers = list[Shelved]()
+    pool = pool_of(workers, 3)
+    for worker in workers:
+        worker.read("old")
+    assert card_of(pool).lora == ("ink", "b")
 
-        workers[1].die()
-        workers[1].read("new")  # its file was changed meanwhile
-        card = card_of(pool)
-        assert card.lora == ("b",)
-        with pytest.raises(InvalidValue, match="'ink', which cannot be used: its file was changed"):
-            check_lora([{"id": "ink"}], card.lora, card.adapters)
-        assert check_lora([{"id": "b"}], card.lora, card.adapters) == (("b", 1.0),)
-        assert "adapters ink: its file was changed" in caplog.text
+    workers[1].die()
+    workers[1].read("new")  # its file was changed meanwhile
+    card = card_of(pool)
+    assert card.lora == ("b",)
+    with pytest.raises(InvalidValue, match="'ink', which cannot be used: its file was changed"):
+        check_lora([{"id": "ink"}], card.lora, card.adapters)
+    assert check_lora([{"id": "b"}], card.lora, card.adapters) == (("b", 1.0),)
+    assert "adapters ink: its file was changed" in caplog.text
 
-        for worker in (workers[0], workers[2]):
-            worker.die()
-            worker.read("new")
-        assert card_of(pool).lora == ("ink", "b")
-
-    told(story)
+    for worker in (workers[0], workers[2]):
+        worker.die()
+        worker.read("new")
+    assert card_of(pool).lora == ("ink", "b")
 
 
-def test_a_worker_that_cannot_read_a_file_differs_from_none() -> None:
-    async def story() -> None:
-        workers = list[Shelved]()
-        pool = pool_of(workers, 2)
-        workers[0].read("old")
-        workers[1].read("", problem="it is torn")
-        assert card_of(pool).lora == ("ink", "b")
-
-    told(story)
+async def test_a_worker_that_cannot_read_a_file_differs_from_none() -> None:
+    workers = list[Shelved]()
+    pool = pool_of(workers, 2)
+    workers[0].read("old")
+    workers[1].read("", problem="it is torn")
+    assert card_of(pool).lora == ("ink", "b")
 
 
 def test_a_changed_file_has_another_digest_and_a_copy_the_same(tmp_path: Path) -> None:
@@ -116,7 +109,7 @@ class Reading(FakeWorker):
         self.ready = protocol.WorkerReady(replace(CARD, lora=(*CARD.lora, *names)), {}, 0.0)
 
 
-def test_set_lora_reads_a_new_file_from_the_folder_of_its_model(tmp_path: Path) -> None:
+async def test_set_lora_reads_a_new_file_from_the_folder_of_its_model(tmp_path: Path) -> None:
     own, common = tmp_path / "own", tmp_path / "common"
     deployments = []
     for name, folder in (("with-own", own), ("another", common), ("without", None)):
@@ -129,37 +122,34 @@ def test_set_lora_reads_a_new_file_from_the_folder_of_its_model(tmp_path: Path) 
 
         deployments.append(Deployment(name, pool))
 
-    async def scene() -> None:
-        fleet = Fleet(deployments)
-        settings = ServeSettings(port=0, api_key=("a=secret",), lora_dir=str(common))
-        app, running = create_app(fleet, settings), fleet.start()
-        for deployment in deployments:
-            assert deployment.pool is not None
-            for worker in deployment.pool.handles:
-                assert isinstance(worker, FakeWorker)
-                worker.load()
-        async with httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app),
-            base_url="http://localhost",
-            headers={"authorization": "Bearer secret"},
-        ) as http:
-            answers = {
-                (model, file): await http.post(
-                    "/v1/set_lora",
-                    json={
-                        "model": model,
-                        "lora_nickname": file,
-                        "lora_path": f"{file}.safetensors",
-                    },
-                )
-                for model in ("with-own", "another", "without")
-                for file in ("of-with-own", "of-another")
-            }
-        running.cancel()
-        await fleet.stop()
-        codes = {place: answer.status_code for place, answer in answers.items()}
-        assert codes.pop(("with-own", "of-with-own")) == 200, answers
-        assert codes.pop(("another", "of-another")) == 200, answers
-        assert set(codes.values()) == {400}, codes
-
-    asyncio.run(scene())
+    fleet = Fleet(deployments)
+    settings = ServeSettings(port=0, api_key=("a=secret",), lora_dir=str(common))
+    app, running = create_app(fleet, settings), fleet.start()
+    for deployment in deployments:
+        assert deployment.pool is not None
+        for worker in deployment.pool.handles:
+            assert isinstance(worker, FakeWorker)
+            worker.load()
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(app),
+        base_url="http://localhost",
+        headers={"authorization": "Bearer secret"},
+    ) as http:
+        answers = {
+            (model, file): await http.post(
+                "/v1/set_lora",
+                json={
+                    "model": model,
+                    "lora_nickname": file,
+                    "lora_path": f"{file}.safetensors",
+                },
+            )
+            for model in ("with-own", "another", "without")
+            for file in ("of-with-own", "of-another")
+        }
+    running.cancel()
+    await fleet.stop()
+    codes = {place: answer.status_code for place, answer in answers.items()}
+    assert codes.pop(("with-own", "of-with-own")) == 200, answers
+    assert codes.pop(("another", "of-another")) == 200, answers
+    assert set(codes.values()) == {400}, codes

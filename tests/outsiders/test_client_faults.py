@@ -7,11 +7,12 @@ import torch
 from PIL import Image
 
 from carpool.errors import CarpoolError, PipelineFailed, Rejected
+from support.app import open_app
 from support.engine_driver import driving, fresh
 from support.engine_worker import EngineWorker
 from support.pictures import png
 from support.tiny import ARGUMENTS
-from support.video_app import play, url_of
+from support.video_app import url_of
 
 
 def error_of(family: str, pipe: Any = None, **words: Any) -> CarpoolError | None:
@@ -56,18 +57,16 @@ def test_an_argument_that_the_pipelines_code_fails_for_is_the_clients_fault(
     assert error.param in (param, None)
 
 
-def test_a_flux2_edit_of_a_small_picture_is_400_over_http() -> None:
+async def test_a_flux2_edit_of_a_small_picture_is_400_over_http() -> None:
     answers = list[Any]()
 
-    async def scene(opened: Any) -> None:
-        body = {"prompt": "a", "num_inference_steps": 1, "size": "64x64"}
-        body["text_encoder_out_layers"] = ARGUMENTS["flux2"]["text_encoder_out_layers"]
-        for picture in (png(48, 48), png(64, 64)):
-            edit = {**body, "images": [{"image_url": url_of(picture)}]}
-            answers.append(await opened.http.post("/v1/images/edits", json=edit))
-
     with driving(fresh("flux2")) as drive:
-        play(scene, EngineWorker(drive))
+        async with open_app(EngineWorker(drive)) as opened:
+            body = {"prompt": "a", "num_inference_steps": 1, "size": "64x64"}
+            body["text_encoder_out_layers"] = ARGUMENTS["flux2"]["text_encoder_out_layers"]
+            for picture in (png(48, 48), png(64, 64)):
+                edit = {**body, "images": [{"image_url": url_of(picture)}]}
+                answers.append(await opened.http.post("/v1/images/edits", json=edit))
 
     small, fitting = answers
     assert (small.status_code, small.json()["error"]["param"]) == (400, None), small.text

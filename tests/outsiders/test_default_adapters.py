@@ -42,7 +42,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("rotated", ["ada=new", "ada=new\nold=a-key"], ids=["gone", "renamed"])
-def test_a_new_key_under_an_old_name_gets_none_of_the_old_keys_defaults(
+async def test_a_new_key_under_an_old_name_gets_none_of_the_old_keys_defaults(
     rotated: str, tmp_path: Path
 ) -> None:
     """And one that gets another name keeps its own: they belong to the key."""
@@ -50,42 +50,36 @@ def test_a_new_key_under_an_old_name_gets_none_of_the_old_keys_defaults(
     keys, worker = Keyring((), str(file)), Grey()
     app = create_app(worker, ServeSettings(port=0, api_key_file=str(file)), keys=keys)
 
-    async def scene() -> None:
-        async with client_of(app) as http:
-            await http.post("/v1/set_lora", json=OUTLINED, headers=bearer("a-key"))
-            file.write_text(f"{rotated}\nbob=b-key")
-            keys.read()
-            new = (await http.get(LISTED, headers=bearer("new"))).json()
-            assert new["active"] == {}
-            await http.post(ENDPOINT, json={"prompt": "a"}, headers=bearer("new"))
-            assert list(worker.jobs[-1].lora) == []
+    async with client_of(app) as http:
+        await http.post("/v1/set_lora", json=OUTLINED, headers=bearer("a-key"))
+        file.write_text(f"{rotated}\nbob=b-key")
+        keys.read()
+        new = (await http.get(LISTED, headers=bearer("new"))).json()
+        assert new["active"] == {}
+        await http.post(ENDPOINT, json={"prompt": "a"}, headers=bearer("new"))
+        assert list(worker.jobs[-1].lora) == []
 
-            old = await http.get(LISTED, headers=bearer("a-key"))
-            assert old.status_code == (200 if "a-key" in rotated else 401)
-            if old.is_success:
-                await http.post(ENDPOINT, json={"prompt": "a"}, headers=bearer("a-key"))
-                assert worker.jobs[-1].lora == (("outlined", 1.0),)
-            assert (worker.jobs[-1].tenant == "old") is old.is_success
-
-    asyncio.run(scene())
+        old = await http.get(LISTED, headers=bearer("a-key"))
+        assert old.status_code == (200 if "a-key" in rotated else 401)
+        if old.is_success:
+            await http.post(ENDPOINT, json={"prompt": "a"}, headers=bearer("a-key"))
+            assert worker.jobs[-1].lora == (("outlined", 1.0),)
+        assert (worker.jobs[-1].tenant == "old") is old.is_success
 
 
-def test_what_a_key_takes_off_stays_on_for_the_key_that_had_its_name(tmp_path: Path) -> None:
+async def test_what_a_key_takes_off_stays_on_for_the_key_that_had_its_name(tmp_path: Path) -> None:
     (file := tmp_path / "keys").write_text("ada=a-key")
     keys = Keyring((), str(file))
     app = create_app(Grey(), ServeSettings(port=0, api_key_file=str(file)), keys=keys)
 
-    async def scene() -> None:
-        async with client_of(app) as http:
-            await http.post("/v1/set_lora", json=OUTLINED, headers=bearer("a-key"))
-            file.write_text("ada=new")
-            keys.read()
-            await http.post("/v1/unmerge_lora_weights", json={}, headers=bearer("new"))
-            file.write_text("ada=a-key")  # back again
-            keys.read()
-            assert (await http.get(LISTED, headers=bearer("a-key"))).json()["active"] != {}
-
-    asyncio.run(scene())
+    async with client_of(app) as http:
+        await http.post("/v1/set_lora", json=OUTLINED, headers=bearer("a-key"))
+        file.write_text("ada=new")
+        keys.read()
+        await http.post("/v1/unmerge_lora_weights", json={}, headers=bearer("new"))
+        file.write_text("ada=a-key")  # back again
+        keys.read()
+        assert (await http.get(LISTED, headers=bearer("a-key"))).json()["active"] != {}
 
 
 ODD: list[Any] = [

@@ -32,13 +32,12 @@ from carpool.request.card import Task
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import AppClient, Grey
+from support.app import Grey, open_app
 from support.artifacts_app import BELL, MESHES, OF_PICTURES, OF_WORDS, SOUND, Making
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS, VIDEOS
 from support.fake_workers import FakeWorker
 from support.pictures import saved
 from support.server_process import Server, eventually, serving
-from support.video_app import play
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 
@@ -255,10 +254,10 @@ OF_WORKERS = {
 
 
 @pytest.mark.parametrize("task", [OF_PICTURES, OF_WORDS, BELL], ids=lambda task: task.name)
-def test_no_route_fails_where_meshes_or_sound_are_made(task: Task) -> None:
+async def test_no_route_fails_where_meshes_or_sound_are_made(task: Task) -> None:
     answers = defaultdict[str, list[httpx2.Response]](list)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(Making(task)) as opened:
         document = (await opened.http.get("/openapi.json")).json()
         job = "job"
         for body in BODIES[MESHES] + BODIES[SOUND]:
@@ -281,8 +280,6 @@ def test_no_route_fails_where_meshes_or_sound_are_made(task: Task) -> None:
                 sent = {"json": body} if method == "post" else {"params": {"seconds": 0}}
                 answer = await opened.http.request(method, path, **sent)
                 answers[f"{method} {route}"].append(answer)
-
-    play(scene, Making(task))
 
     failed = {
         operation: answer.text[:200]

@@ -26,54 +26,45 @@ def sent(opened: AppClient, key: str, path: str, request_id: str, **body: Any) -
 
 @pytest.mark.parametrize("ids", [("same", "same", "same"), ("a", "b", "a"), ("a", "b", "c")])
 @pytest.mark.parametrize("path", ["interrupt", "skip"])
-def test_all_requests_of_a_key_are_interrupted_also_those_of_one_id(
+async def test_all_requests_of_a_key_are_interrupted_also_those_of_one_id(
     ids: Sequence[str], path: str
 ) -> None:
-    async def scene() -> None:
-        worker = Grey(is_slow=True)
-        async with open_app(worker, api_key=KEYS) as opened:
-            mine = [sent(opened, "one", "txt2img", name, prompt="a") for name in ids]
-            other = sent(opened, "two", "txt2img", "same", prompt="a")
-            await worker.until(lambda: worker.running == 4)
-            await sent(opened, "one", path, "same")
-            answers: list[httpx2.Response] = await asyncio.gather(*mine)
-            assert [one.json()["images"] for one in answers] == [[]] * 3
-            await worker.until(lambda: worker.running == 1)
-            assert not other.done()
-            await sent(opened, "two", path, "x")
-            assert (await other).json()["images"] == []
-
-    asyncio.run(scene())
+    worker = Grey(is_slow=True)
+    async with open_app(worker, api_key=KEYS) as opened:
+        mine = [sent(opened, "one", "txt2img", name, prompt="a") for name in ids]
+        other = sent(opened, "two", "txt2img", "same", prompt="a")
+        await worker.until(lambda: worker.running == 4)
+        await sent(opened, "one", path, "same")
+        answers: list[httpx2.Response] = await asyncio.gather(*mine)
+        assert [one.json()["images"] for one in answers] == [[]] * 3
+        await worker.until(lambda: worker.running == 1)
+        assert not other.done()
+        await sent(opened, "two", path, "x")
+        assert (await other).json()["images"] == []
 
 
-def test_progress_counts_every_request_of_one_id() -> None:
-    async def scene() -> None:
-        worker = Timed(is_slow=True)
-        async with open_app(worker) as opened:
-            for _ in range(2):
-                sent(opened, "", "txt2img", "same", prompt="a")
-            await worker.until(lambda: worker.running == 2)
-            told = (await opened.http.get(API + "progress")).json()
-            assert told["state"]["job_count"] == 2
-            await sent(opened, "", "interrupt", "x")
-
-    asyncio.run(scene())
+async def test_progress_counts_every_request_of_one_id() -> None:
+    worker = Timed(is_slow=True)
+    async with open_app(worker) as opened:
+        for _ in range(2):
+            sent(opened, "", "txt2img", "same", prompt="a")
+        await worker.until(lambda: worker.running == 2)
+        told = (await opened.http.get(API + "progress")).json()
+        assert told["state"]["job_count"] == 2
+        await sent(opened, "", "interrupt", "x")
 
 
-def test_the_end_of_one_leaves_the_other_of_the_same_id_to_be_interrupted() -> None:
+async def test_the_end_of_one_leaves_the_other_of_the_same_id_to_be_interrupted() -> None:
     """Whichever way it came: here an edit stays, and a client that leaves is the first to end."""
 
-    async def scene() -> None:
-        worker = worker_of(BOTH)
-        worker.is_slow = True
-        async with open_app(worker) as opened:
-            first = sent(opened, "", "txt2img", "same", prompt="a")
-            await worker.until(lambda: worker.running == 1)
-            second = sent(opened, "", "img2img", "same", prompt="b", init_images=[PICTURE])
-            await worker.until(lambda: worker.running == 2)
-            first.cancel()
-            await worker.until(lambda: worker.running == 1)
-            await sent(opened, "", "interrupt", "x")
-            assert (await second).json()["images"] == []
-
-    asyncio.run(scene())
+    worker = worker_of(BOTH)
+    worker.is_slow = True
+    async with open_app(worker) as opened:
+        first = sent(opened, "", "txt2img", "same", prompt="a")
+        await worker.until(lambda: worker.running == 1)
+        second = sent(opened, "", "img2img", "same", prompt="b", init_images=[PICTURE])
+        await worker.until(lambda: worker.running == 2)
+        first.cancel()
+        await worker.until(lambda: worker.running == 1)
+        await sent(opened, "", "interrupt", "x")
+        assert (await second).json()["images"] == []

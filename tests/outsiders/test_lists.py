@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from carpool.engine.model.signature import parameters_of
+from support.app import open_app
 from support.engine_driver import driving, fresh, gap
 from support.engine_worker import EngineWorker
 from support.prepared import alone
 from support.tiny import ARGUMENTS
-from support.video_app import play
 
 SIZES: list[dict[str, Any]] = [
     {"original_size": [96, 64]},
@@ -33,17 +33,14 @@ def test_a_list_alone_draws_what_a_tuple_draws_in_plain_diffusers(words: dict[st
     assert gap(recorder.outcome.fields["images"], reference) <= 1e-4
 
 
-def test_over_http_too() -> None:
+async def test_over_http_too() -> None:
     body = {"prompt": "a", "seed": 1, "size": "64x64", "num_inference_steps": 1}
 
     with driving(fresh("sdxl")) as drive:
-
-        async def scene(opened: Any) -> None:
+        async with open_app(EngineWorker(drive)) as opened:
             for words in SIZES:
                 answer = await opened.http.post("/v1/images/generations", json={**body, **words})
                 assert answer.status_code == 200, answer.text
-
-        play(scene, EngineWorker(drive))
 
 
 def test_lists_stay_lists_where_a_pipeline_takes_them() -> None:

@@ -66,21 +66,18 @@ async def turns_until_answered(client: socket.socket) -> int:
 
 @pytest.mark.parametrize("kind", ["port", "socket"])
 @pytest.mark.parametrize("crowd", [b"", b"POST", WORK], ids=["silent", "slow", "without a key"])
-def test_a_new_connection_waits_for_a_few_turns_behind_a_crowd(
+async def test_a_new_connection_waits_for_a_few_turns_behind_a_crowd(
     kind: str, crowd: bytes, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "socket")
 
-    async def scene() -> int:
-        uds = {"uds": path} if kind == "socket" else {}
-        async with serving(api_key=("a-key",), **uds) as server:
-            address = path if uds else ("127.0.0.1", server.port())
-            with ExitStack() as clients:
-                for _ in range(CROWD):
-                    connected(clients, address, crowd)
-                return await turns_until_answered(connected(clients, address, ALIVE))
-
-    turns = asyncio.run(scene())
+    uds = {"uds": path} if kind == "socket" else {}
+    async with serving(api_key=("a-key",), **uds) as server:
+        address = path if uds else ("127.0.0.1", server.port())
+        with ExitStack() as clients:
+            for _ in range(CROWD):
+                connected(clients, address, crowd)
+            turns = await turns_until_answered(connected(clients, address, ALIVE))
 
     assert turns < 40  # accepting, reading, and the turns that an answer itself takes
 

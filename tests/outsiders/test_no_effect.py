@@ -13,14 +13,13 @@ from diffusers import DDIMScheduler, DiffusionPipeline, EulerDiscreteScheduler
 
 from carpool.engine.observe.no_effect import EffectObserver, unread_parameters
 from carpool.request.card import Parameter
-from support.app import CARD
+from support.app import CARD, open_app
 from support.engine_driver import driving, fresh, gap, plain
 from support.engine_worker import EngineWorker
 from support.matrix import CASES
 from support.matrix.case import Case
 from support.pictures import png
 from support.tiny import ARGUMENTS
-from support.video_app import play
 
 WORDS = {"negative_prompt": "blurry", "true_cfg_scale": 4.5, "guidance_scale": 6.5, "eta": 0.5}
 NEGATIVE = {"negative_prompt": "blurry"}
@@ -196,7 +195,7 @@ def test_a_warning_is_true_and_nothing_without_effect_goes_without_one(case: Cas
                     assert has_effect != (name in re.findall(r"\w+", warnings)), (name, warnings)
 
 
-def test_warnings_reach_every_door_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_warnings_reach_every_door_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
     told: dict[str, Any] = {}
     body = {"prompt": "a", "negative_prompt": "blurry", "num_inference_steps": 1, "size": "64x64"}
     body |= {"max_sequence_length": 48}
@@ -204,27 +203,23 @@ def test_warnings_reach_every_door_and_the_log(caplog: pytest.LogCaptureFixture)
         name: value for name, value in body.items() if name != "prompt"
     }
 
-    async def scene(opened: Any) -> None:
-        http = opened.http
-        told["images"] = (await http.post("/v1/images/generations", json=body)).json()["warnings"]
-        streamed = await http.post("/v1/images/generations", json={**body, "stream": True})
-        told["stream"] = streamed.text
-        told["chat"] = (await http.post("/v1/chat/completions", json=user)).json()["warnings"]
-        chunks = await http.post("/v1/chat/completions", json={**user, "stream": True})
-        told["chunks"] = chunks.text
-        sent = {"prompt": "a", "negative_prompt": "blurry", "steps": 1, "width": 64, "height": 64}
-        told["sdapi"] = (await http.post("/sdapi/v1/txt2img", json=sent)).json()["info"]
-        inner = {name: value for name, value in body.items() if name not in ("prompt", "size")}
-        inner["target_size"] = {"width": 64, "height": 64}
-        drawn = await http.post("/", json={"inputs": "a", "parameters": inner})
-        told["hub"] = drawn.headers["x-warnings"]
-        job = (
-            await http.post("/v1/images/generations", json={**body, "background_job": True})
-        ).json()
-        told["job"] = (await opened.ended(job["id"]))["warnings"]
-
     with caplog.at_level(logging.WARNING), driving(fresh("flux")) as drive:
-        play(scene, EngineWorker(drive))
+        async with open_app(EngineWorker(drive)) as opened:
+            http, images = opened.http, "/v1/images/generations"
+            told["images"] = (await http.post(images, json=body)).json()["warnings"]
+            told["stream"] = (await http.post(images, json={**body, "stream": True})).text
+            told["chat"] = (await http.post("/v1/chat/completions", json=user)).json()["warnings"]
+            chunks = await http.post("/v1/chat/completions", json={**user, "stream": True})
+            told["chunks"] = chunks.text
+            sent = {"prompt": "a", "negative_prompt": "blurry", "steps": 1}
+            sent |= {"width": 64, "height": 64}
+            told["sdapi"] = (await http.post("/sdapi/v1/txt2img", json=sent)).json()["info"]
+            inner = {name: value for name, value in body.items() if name not in ("prompt", "size")}
+            inner["target_size"] = {"width": 64, "height": 64}
+            drawn = await http.post("/", json={"inputs": "a", "parameters": inner})
+            told["hub"] = drawn.headers["x-warnings"]
+            job = (await http.post(images, json={**body, "background_job": True})).json()
+            told["job"] = (await opened.ended(job["id"]))["warnings"]
 
     for door, said in told.items():
         assert "negative_prompt had no effect" in str(said), door

@@ -278,30 +278,27 @@ def test_every_body_of_the_document_is_among_the_doors() -> None:
 @pytest.mark.parametrize(
     "door", [one for one in DOORS if one.path in (ENDPOINT, EDITS, VIDEOS, MESHES, SOUND)]
 )
-def test_an_object_whose_members_are_null_is_empty(door: Door, name: str) -> None:
-    async def outcomes() -> tuple[Any, Any]:
-        worker = door.worker()
-        async with open_app(worker) as opened:
-            nulls = {**door.body, name: {"width": None, "unheard_of": None, "extra": None}}
-            plain = replace(door, inner="")
-            absent = await outcome(opened, worker, plain, {**door.body, door.inner: None})
-            return absent, await outcome(opened, worker, plain, nulls)
+async def test_an_object_whose_members_are_null_is_empty(door: Door, name: str) -> None:
+    worker = door.worker()
+    async with open_app(worker) as opened:
+        nulls = {**door.body, name: {"width": None, "unheard_of": None, "extra": None}}
+        plain = replace(door, inner="")
+        absent = await outcome(opened, worker, plain, {**door.body, door.inner: None})
+        empty = await outcome(opened, worker, plain, nulls)
 
-    absent, nulls = asyncio.run(outcomes())
-
-    assert nulls == absent
+    assert empty == absent
     assert absent[3]
 
 
-def test_in_a_form_a_prompt_may_be_the_word_null() -> None:
-    async def prompts() -> list[Any]:
-        worker = Answering(PICTURE_CARD)
-        door = Door(EDITS, {}, files={"image": PNG}, is_form=True)
-        async with open_app(worker) as opened:
-            await poster(opened)(door, {"prompt": "null", "negative_prompt": "null", "seed": None})
-        return [worker.jobs[0].arguments[name] for name in ("prompt", "negative_prompt")]
-
-    assert asyncio.run(prompts()) == ["null", "null"]
+async def test_in_a_form_a_prompt_may_be_the_word_null() -> None:
+    worker = Answering(PICTURE_CARD)
+    door = Door(EDITS, {}, files={"image": PNG}, is_form=True)
+    async with open_app(worker) as opened:
+        await poster(opened)(door, {"prompt": "null", "negative_prompt": "null", "seed": None})
+    assert [worker.jobs[0].arguments[name] for name in ("prompt", "negative_prompt")] == [
+        "null",
+        "null",
+    ]
 
 
 @pytest.mark.parametrize("spelling", ['"width":null,"width":16', '"width":16,"width":null'])

@@ -91,20 +91,17 @@ def test_memory_that_a_picture_may_not_take_ends_its_download(parsed_on: list[in
      b"HTTP/1.1 200 OK\r\n" + b"a:b\r\n" * 30_000],
     ids=["single bytes", "broken chunks", "hints", "headers"],
 )  # fmt: skip
-def test_odd_answers_are_the_urls_fault_and_the_loop_turns_meanwhile(
+async def test_odd_answers_are_the_urls_fault_and_the_loop_turns_meanwhile(
     parsed_on: list[int], answer: bytes
 ) -> None:
-    async def scene() -> int:
-        turns = 0
-        opening = asyncio.create_task(picture_of(answer))
-        while not opening.done():
-            turns += 1
-            await asyncio.sleep(0.001)
-        with pytest.raises(InvalidValue, match="image: the URL"):
-            await opening
-        return turns
-
-    assert asyncio.run(scene()) > 1
+    turns = 0
+    opening = asyncio.create_task(picture_of(answer))
+    while not opening.done():
+        turns += 1
+        await asyncio.sleep(0.001)
+    with pytest.raises(InvalidValue, match="image: the URL"):
+        await opening
+    assert turns > 1
     assert threading.get_ident() not in parsed_on
 
 
@@ -118,30 +115,27 @@ def test_pieces_of_usual_sizes_are_taken_however_many_they_are(parsed_on: list[i
     assert asyncio.run(picture_of(answer)).size == (64, 64)
 
 
-def test_work_on_another_loop_ends_with_its_caller() -> None:
+async def test_work_on_another_loop_ends_with_its_caller() -> None:
     ended = threading.Event()
 
-    async def scene() -> None:
-        executor = FairExecutor("test", 1, per_tenant=1)
-        began = asyncio.Event()
+    executor = FairExecutor("test", 1, per_tenant=1)
+    began = asyncio.Event()
 
-        async def note() -> None:
-            began.set()
+    async def note() -> None:
+        began.set()
 
-        here = on_this_loop(note)
+    here = on_this_loop(note)
 
-        async def work() -> None:
-            try:
-                await here()
-                await asyncio.Event().wait()
-            finally:
-                ended.set()
+    async def work() -> None:
+        try:
+            await here()
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
-        running = asyncio.create_task(run_apart(executor, "a", work))
-        await began.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert await asyncio.to_thread(ended.wait, 10)
-
-    asyncio.run(scene())
+    running = asyncio.create_task(run_apart(executor, "a", work))
+    await began.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert await asyncio.to_thread(ended.wait, 10)

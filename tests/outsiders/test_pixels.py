@@ -13,13 +13,14 @@ from PIL import Image
 
 from carpool.errors import CarpoolError, Rejected, SizeRejected
 from support import torchvision_cpu
+from support.app import open_app
 from support.engine_driver import Drive, Recorder, driving, fresh, solo
 from support.engine_worker import EngineWorker
 from support.matrix import CASES
 from support.matrix.case import Case
 from support.pictures import png
 from support.tiny import ARGUMENTS
-from support.video_app import play, url_of
+from support.video_app import url_of
 
 SIZING = ("width", "height", "max_area", "_auto_resize", "resolution", "use_resolution_binning")
 QUICK = ("kontext-edit", "zimage-turbo-t2i", "ernie-turbo-t2i")  # and the cases of `make test`
@@ -159,28 +160,26 @@ def test_kontext_in_python_draws_what_plain_diffusers_draws_of_a_shape() -> None
 
 
 @pytest.mark.parametrize("words", [{"size": "64x32"}, {"width": 64, "height": 32}])
-def test_kontext_over_http_draws_the_size_that_was_asked(words: dict[str, Any]) -> None:
+async def test_kontext_over_http_draws_the_size_that_was_asked(words: dict[str, Any]) -> None:
     sizes = list[Any]()
 
-    async def scene(opened: Any) -> None:
-        body = {"prompt": "a", "num_inference_steps": 1, "max_sequence_length": 48, **words}
-        answer = await opened.http.post("/v1/images/generations", json=body)
-        assert answer.status_code == 200, answer.text
-        sizes.append(answer.json()["size"])
-        edit = {**body, "images": [{"image_url": url_of(png(32, 32))}], "_auto_resize": False}
-        answer = await opened.http.post("/v1/images/edits", json=edit)
-        assert answer.status_code == 200, answer.text
-        sizes.append(answer.json()["size"])
-        large = {**body, **{n: "256x128" if n == "size" else 4 * v for n, v in words.items()}}
-        refused = await opened.http.post("/v1/images/generations", json=large)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "size")
-        assert "nearest size of this shape is 180x88" in refused.json()["error"]["message"]
-        edit["_auto_resize"] = True
-        refused = await opened.http.post("/v1/images/edits", json=edit)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "size")
-
     with driving(fresh(KONTEXT), max_pixels=16384) as drive:
-        play(scene, EngineWorker(drive))
+        async with open_app(EngineWorker(drive)) as opened:
+            body = {"prompt": "a", "num_inference_steps": 1, "max_sequence_length": 48, **words}
+            answer = await opened.http.post("/v1/images/generations", json=body)
+            assert answer.status_code == 200, answer.text
+            sizes.append(answer.json()["size"])
+            edit = {**body, "images": [{"image_url": url_of(png(32, 32))}], "_auto_resize": False}
+            answer = await opened.http.post("/v1/images/edits", json=edit)
+            assert answer.status_code == 200, answer.text
+            sizes.append(answer.json()["size"])
+            large = {**body, **{n: "256x128" if n == "size" else 4 * v for n, v in words.items()}}
+            refused = await opened.http.post("/v1/images/generations", json=large)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "size")
+            assert "nearest size of this shape is 180x88" in refused.json()["error"]["message"]
+            edit["_auto_resize"] = True
+            refused = await opened.http.post("/v1/images/edits", json=edit)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "size")
 
     assert sizes == ["64x32", "64x32"]
 

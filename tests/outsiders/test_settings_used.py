@@ -1,5 +1,6 @@
 """A file, a job and an answer say what made them: the same settings give the same picture again."""
 
+import asyncio
 import base64
 import io
 import json
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from support.app import open_app
 from support.engine_driver import Drive, driving, fresh
 from support.engine_worker import EngineWorker
 from support.pictures import png, read_settings
 from support.tiny import ARGUMENTS
-from support.video_app import play, url_of
+from support.video_app import url_of
 
 ENGINE = {"scheduler", "scheduler_config", "dtype", "numerics", "pipeline", "versions"}
 JOB = {"background_job": True}
@@ -21,20 +23,22 @@ OTHERS = {"num_inference_steps": 3, "guidance_scale": 1.5, "width": 32, "height"
 """Defaults of a later server."""
 
 
-def talk(drive: Drive, *bodies: dict[str, Any], path: str = "/v1/images/generations") -> list[Any]:
-    answers = list[Any]()
+def talk(
+    drive: Drive, *bodies: dict[str, Any], path: str = "/v1/images/generations", **settings: Any
+) -> list[Any]:
+    async def answers() -> list[Any]:
+        answers = list[Any]()
+        async with open_app(EngineWorker(drive), **settings) as opened:
+            for body in bodies:
+                answer = await opened.http.post(path, json=body)
+                assert answer.status_code in (200, 202), answer.text
+                answers.append(answer.json())
+                if answer.status_code == 202:
+                    job = await opened.ended(answers[-1]["id"])
+                    answers[-1] = {"job": job, "files": await opened.files(job)}
+        return answers
 
-    async def scene(opened: Any) -> None:
-        for body in bodies:
-            answer = await opened.http.post(path, json=body)
-            assert answer.status_code in (200, 202), answer.text
-            answers.append(answer.json())
-            if answer.status_code == 202:
-                job = await opened.ended(answers[-1]["id"])
-                answers[-1] = {"job": job, "files": await opened.files(job)}
-
-    play(scene, EngineWorker(drive))
-    return answers
+    return asyncio.run(answers())
 
 
 def file_of(answer: dict[str, Any]) -> bytes:
@@ -141,28 +145,17 @@ def test_in_python_an_output_says_its_settings_whatever_its_type_is() -> None:
 
 
 def test_a_server_without_metadata_writes_none_into_files() -> None:
-    async def scene(opened: Any) -> None:
-        body = {"prompt": "secret", "num_inference_steps": 1, "size": "64x64", "seed": 1}
-        answer = (await opened.http.post("/v1/images/generations", json=body)).json()
-        assert read_settings(file_of(answer)) == {}
-        job = (
-            await opened.http.post("/v1/images/generations", json={**body, "background_job": True})
-        ).json()
-        [content] = await opened.files(await opened.ended(job["id"]))
-        assert read_settings(content) == {}
-
-    async def without_prompt(opened: Any) -> None:
-        body = {"prompt": "secret", "num_inference_steps": 1, "size": "64x64", "seed": 1}
-        job = (
-            await opened.http.post("/v1/images/generations", json={**body, "background_job": True})
-        ).json()
-        [content] = await opened.files(await opened.ended(job["id"]))
-        assert b"secret" not in content
-        assert read_settings(content)["guidance_scale"] == 5.0
-
+    body = {"prompt": "secret", "num_inference_steps": 1, "size": "64x64", "seed": 1}
+    background = {**body, "background_job": True}
     with driving(fresh("sdxl")) as drive:
-        play(scene, EngineWorker(drive), metadata=False)
-        play(without_prompt, EngineWorker(drive), metadata_prompt=False)
+        answer, job = talk(drive, body, background, metadata=False)
+        [without_prompt] = talk(drive, background, metadata_prompt=False)
+
+    [content] = job["files"]
+    assert read_settings(file_of(answer)) == read_settings(content) == {}
+    [content] = without_prompt["files"]
+    assert b"secret" not in content
+    assert read_settings(content)["guidance_scale"] == 5.0
 
 
 def test_steps_are_those_of_a_list_and_a_none_that_decides_is_said() -> None:

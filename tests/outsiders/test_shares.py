@@ -17,7 +17,7 @@ from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from support.endpoints import ENDPOINT
-from support.fake_workers import FakeWorker, told
+from support.fake_workers import FakeWorker
 
 SHARED: dict[str, Any] = {"fair_share": ("*=1",), "max_running": 4, "max_queue": 60}
 
@@ -69,7 +69,7 @@ def filled(tenants: list[str], pool: Pool) -> Counter[str]:
         await pool.stop()
         await asyncio.gather(*sending, return_exceptions=True)
 
-    told(story)
+    asyncio.run(story())
     return counts
 
 
@@ -101,58 +101,52 @@ def test_what_may_run_is_never_kept_from_a_lone_key() -> None:
     assert filled(["a", "new"], pool_of(**small)).total() == 2 * SHARED["max_running"]
 
 
-def test_a_lone_worker_keeps_places_too() -> None:
-    async def story() -> None:
-        pool = Pool(FakeWorker, ["cpu"], EngineSettings(**SHARED))
-        [worker] = pool.handles
-        assert isinstance(worker, FakeWorker)
-        worker.load()
-        held = [asyncio.create_task(pool.submit(request(f"{n}", "a"))) for n in range(56)]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="kept for other keys"):
-            pool.check_room("a")
-        pool.check_room("b")
-        pool.check_room()
-        for task in held:
-            task.cancel()
-        await asyncio.gather(*held, return_exceptions=True)
-
-    told(story)
+async def test_a_lone_worker_keeps_places_too() -> None:
+    pool = Pool(FakeWorker, ["cpu"], EngineSettings(**SHARED))
+    [worker] = pool.handles
+    assert isinstance(worker, FakeWorker)
+    worker.load()
+    held = [asyncio.create_task(pool.submit(request(f"{n}", "a"))) for n in range(56)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="kept for other keys"):
+        pool.check_room("a")
+    pool.check_room("b")
+    pool.check_room()
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
 
 
-def test_a_key_that_floods_the_server_leaves_others_room() -> None:
+async def test_a_key_that_floods_the_server_leaves_others_room() -> None:
     """Over HTTP: whoever floods is told so, and the neighbour's request is taken."""
     keys = "hostile=h", "neighbour=n"
     settings = ServeSettings(port=0, api_key=keys, max_running=1, max_queue=20)
 
-    async def story() -> None:
-        pool = Pool(FakeWorker, ["cpu"] * 2, settings.engine())
-        pool.start()
-        for handle in pool.handles:
-            assert isinstance(handle, FakeWorker)
-            handle.load()
-        transport = httpx2.ASGITransport(create_app(pool, settings))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    pool = Pool(FakeWorker, ["cpu"] * 2, settings.engine())
+    pool.start()
+    for handle in pool.handles:
+        assert isinstance(handle, FakeWorker)
+        handle.load()
+    transport = httpx2.ASGITransport(create_app(pool, settings))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
 
-            def draw(key: str) -> "asyncio.Task[httpx2.Response]":
-                headers = {"authorization": f"Bearer {key}"}
-                sent = http.post(ENDPOINT, json={"prompt": "a"}, headers=headers)
-                return asyncio.create_task(sent)
+        def draw(key: str) -> "asyncio.Task[httpx2.Response]":
+            headers = {"authorization": f"Bearer {key}"}
+            sent = http.post(ENDPOINT, json={"prompt": "a"}, headers=headers)
+            return asyncio.create_task(sent)
 
-            flood = [draw("h") for _ in range(100)]
-            refused = islice(asyncio.as_completed(flood), 80)
-            codes = {(await answer).status_code for answer in refused}
-            assert codes == {429}
-            mine = draw("n")
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert not mine.done()  # it waits
-            for task in [*flood, mine]:
-                task.cancel()
-            await asyncio.gather(*flood, mine, return_exceptions=True)
-        await pool.stop()
-
-    told(story)
+        flood = [draw("h") for _ in range(100)]
+        refused = islice(asyncio.as_completed(flood), 80)
+        codes = {(await answer).status_code for answer in refused}
+        assert codes == {429}
+        mine = draw("n")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not mine.done()  # it waits
+        for task in [*flood, mine]:
+            task.cancel()
+        await asyncio.gather(*flood, mine, return_exceptions=True)
+    await pool.stop()
 
 
 def submit(store: JobStore, owner: str) -> str:

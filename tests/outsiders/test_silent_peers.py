@@ -1,7 +1,8 @@
 """Peers that connect to a Ray worker's host and prove nothing keep its front out at no address."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -61,21 +62,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "CONNECT_S", 1000.0)
 
 
-def play(scene: Callable[[Stage], Awaitable[None]]) -> None:
-    async def run() -> None:
-        stage = Stage()
-        stage.port = await stage.host.listen("127.0.0.1")
-        try:
-            async with asyncio.timeout(20):
-                await scene(stage)
-        finally:
-            for _, writer in stage.peers:
-                writer.close()
-            await stage.host.close()
-            for _ in range(20):
-                await asyncio.sleep(0)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def staged() -> AsyncIterator[Stage]:
+    stage = Stage()
+    stage.port = await stage.host.listen("127.0.0.1")
+    try:
+        yield stage
+    finally:
+        for _, writer in stage.peers:
+            writer.close()
+        await stage.host.close()
 
 
 async def is_closed(peer: Peer) -> bool:
@@ -90,34 +86,28 @@ async def is_closed(peer: Peer) -> bool:
 
 @pytest.mark.parametrize("said", [b"", b"\0", b"\0" * 63], ids=["silent", "a byte", "all but one"])
 @pytest.mark.parametrize("count", [16, 100])
-def test_silent_peers_keep_no_front_of_their_own_address_out(
+async def test_silent_peers_keep_no_front_of_their_own_address_out(
     patient: None, said: bytes, count: int
 ) -> None:
-    async def scene(stage: Stage) -> None:
+    async with staged() as stage:
         await stage.silent(count, said=said)
         await stage.front_is_served()
 
-    play(scene)
 
-
-def test_silent_peers_of_many_addresses_keep_no_front_out(patient: None) -> None:
-    async def scene(stage: Stage) -> None:
+async def test_silent_peers_of_many_addresses_keep_no_front_out(patient: None) -> None:
+    async with staged() as stage:
         for number in range(2, LIMIT + 10):
             await stage.silent(2, f"127.0.0.{number}")
         await stage.front_is_served()
 
-    play(scene)
 
-
-def test_one_address_takes_no_place_of_another_ones(patient: None) -> None:
+async def test_one_address_takes_no_place_of_another_ones(patient: None) -> None:
     """The peer that was first stays, though its neighbour's would fill all places many times."""
 
-    async def scene(stage: Stage) -> None:
+    async with staged() as stage:
         [first] = await stage.silent(1, "127.0.0.2")
         crowd = await stage.silent(2 * LIMIT, "127.0.0.3")
         assert not await is_closed(first)
         assert await is_closed(crowd[0])
         open_ = [not await is_closed(peer) for peer in crowd[-PER_ADDRESS:]]
         assert open_ == [True] * PER_ADDRESS  # the newest
-
-    play(scene)

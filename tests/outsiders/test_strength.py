@@ -5,21 +5,21 @@ from typing import Any
 import pytest
 from diffusers import DDIMScheduler, PNDMScheduler
 
+from support.app import open_app
 from support.engine_driver import driving, fresh
 from support.engine_worker import EngineWorker
 from support.pictures import png
-from support.video_app import play, url_of
+from support.video_app import url_of
 
 EDIT: dict[str, Any] = {"prompt": "a", "seed": 1, "images": [{"image_url": url_of(png(64, 64))}]}
 
 
 @pytest.mark.parametrize("scheduler", [PNDMScheduler, DDIMScheduler])
-def test_a_strength_that_leaves_no_step_is_refused_and_others_go_on(scheduler: Any) -> None:
+async def test_a_strength_that_leaves_no_step_is_refused_and_others_go_on(scheduler: Any) -> None:
     pipe = fresh("sd15")
     pipe.scheduler = scheduler.from_config(pipe.scheduler.config)
     with driving(pipe) as drive:
-
-        async def scene(opened: Any) -> None:
+        async with open_app(EngineWorker(drive)) as opened:
             for words, status in (
                 ({"num_inference_steps": 1}, 400),
                 ({"num_inference_steps": 1, "strength": 0.9}, 400),
@@ -30,5 +30,3 @@ def test_a_strength_that_leaves_no_step_is_refused_and_others_go_on(scheduler: A
                 assert answer.status_code == status, (words, answer.text)
                 if status == 400:
                     assert answer.json()["error"]["param"] == "strength"
-
-        play(scene, EngineWorker(drive))

@@ -261,15 +261,12 @@ def test_waiting_for_a_result_may_time_out_while_the_request_goes_on(
     handle.cancel()
 
 
-def test_handles_can_be_awaited(engine: carpool.Engine) -> None:
-    async def client() -> list[carpool.Output]:
-        handles = [engine.submit("a cat", seed=seed, **QUICK) for seed in range(2)]
-        failing = engine.submit("a cat", callback_on_step_end=fail, **QUICK)
-        with pytest.raises(PipelineFailed):
-            await failing
-        return [await handle for handle in handles]
-
-    outputs = asyncio.run(client())
+async def test_handles_can_be_awaited(engine: carpool.Engine) -> None:
+    handles = [engine.submit("a cat", seed=seed, **QUICK) for seed in range(2)]
+    failing = engine.submit("a cat", callback_on_step_end=fail, **QUICK)
+    with pytest.raises(PipelineFailed):
+        await failing
+    outputs = [await handle for handle in handles]
 
     assert [output.seed for output in outputs] == [0, 1]
 
@@ -341,17 +338,14 @@ def test_a_handle_has_the_verbs_of_a_future_and_says_how_far_it_is(engine: carpo
     assert repr(handle) == "<carpool.Handle req-mine seed=7 failed: Cancelled>"
 
 
-def test_events_come_in_an_async_loop_too(engine: carpool.Engine) -> None:
-    async def follow() -> list[str]:
-        handle = engine.submit("a cat", **(QUICK | {"output_type": "pil"}))
-        kinds: list[str] = [event.kind async for event in handle]
-        again = [event.kind async for event in handle]
-        assert kinds == again == [event.kind for event in handle]
-        assert (await handle).images[0].size == (32, 32)
-        assert repr(handle).endswith(" done>")
-        return kinds
-
-    assert asyncio.run(follow()) == ["queued", "started", "step", "step", "finished"]
+async def test_events_come_in_an_async_loop_too(engine: carpool.Engine) -> None:
+    handle = engine.submit("a cat", **(QUICK | {"output_type": "pil"}))
+    kinds: list[str] = [event.kind async for event in handle]
+    again = [event.kind async for event in handle]
+    assert kinds == again == [event.kind for event in handle]
+    assert (await handle).images[0].size == (32, 32)
+    assert repr(handle).endswith(" done>")
+    assert kinds == ["queued", "started", "step", "step", "finished"]
 
 
 def test_a_fork_is_told_that_it_has_no_engine(engine: carpool.Engine) -> None:

@@ -92,22 +92,19 @@ OPEN |= {"/v1/files/{file_id}", "/v1/files/{job_id}/{name}"}
 """All that is answered without a key: docs/deployment.md names them."""
 
 
-def test_whatever_is_not_open_wants_a_key_under_the_root_path_and_without_it() -> None:
+async def test_whatever_is_not_open_wants_a_key_under_the_root_path_and_without_it() -> None:
     answers: dict[str, int] = {}
 
-    async def ask_all() -> None:
-        keyed: Any = {"api_key": KEYS, "root_path": "/draw"}
-        async with open_app(in_process.Grey(), runs=False, **keyed) as opened:
-            paths = (await opened.http.get("/openapi.json")).json()["paths"]
-            asked = {(path, method) for path, item in paths.items() for method in item}
-            asked |= {(f"/v1{path}", method.lower()) for path, method in UNSUPPORTED.items()}
-            for path, method in asked | {("/docs", "get"), ("/openapi.json", "get")}:
-                for prefix in ("", "/draw"):
-                    url = prefix + re.sub(r"{\w+}", "x", path)
-                    answer = await opened.http.request(method, url)
-                    answers[f"{method} {prefix} {path}"] = answer.status_code
-
-    asyncio.run(ask_all())
+    keyed: Any = {"api_key": KEYS, "root_path": "/draw"}
+    async with open_app(in_process.Grey(), runs=False, **keyed) as opened:
+        paths = (await opened.http.get("/openapi.json")).json()["paths"]
+        asked = {(path, method) for path, item in paths.items() for method in item}
+        asked |= {(f"/v1{path}", method.lower()) for path, method in UNSUPPORTED.items()}
+        for path, method in asked | {("/docs", "get"), ("/openapi.json", "get")}:
+            for prefix in ("", "/draw"):
+                url = prefix + re.sub(r"{\w+}", "x", path)
+                answer = await opened.http.request(method, url)
+                answers[f"{method} {prefix} {path}"] = answer.status_code
 
     assert {name.split()[-1] for name, status in answers.items() if status != 401} == OPEN
     assert len(answers) > 40

@@ -92,14 +92,11 @@ def test_a_webhook_to_an_address_that_is_not_public_is_never_connected_to() -> N
         ({"webhook": "https://me@a", **JOB}, SIGNED, "names a user"),
     ],
 )
-def test_a_webhook_that_cannot_be_sent_is_refused(
+async def test_a_webhook_that_cannot_be_sent_is_refused(
     body: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
-    async def talk() -> Any:
-        async with open_app(Grey(), runs=False, **settings) as opened:
-            return (await opened.http.post(ENDPOINT, json={"prompt": "a", **body})).json()
-
-    error = asyncio.run(talk())["error"]
+    async with open_app(Grey(), runs=False, **settings) as opened:
+        error = (await opened.http.post(ENDPOINT, json={"prompt": "a", **body})).json()["error"]
     assert error["param"] == "webhook"
     assert message in error["message"]
 

@@ -33,45 +33,39 @@ class Writing(Grey):
         return done
 
 
-def test_a_picture_and_its_file_have_the_rewritten_prompt() -> None:
-    async def scene() -> None:
-        async with open_app(Writing(), metadata_prompt=True) as opened:
-            extra = {"enhance_prompt": True}
-            answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
-            [picture] = answer.data or []
-            assert picture.revised_prompt == "a cat, framed"
-            file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
-            told = json.loads(file.text["carpool"])  # type: ignore[attr-defined]
-            assert (told["prompt"], told["revised_prompt"]) == ("a cat", "a cat, framed")
-            assert told["enhance_prompt"] is True
+async def test_a_picture_and_its_file_have_the_rewritten_prompt() -> None:
+    async with open_app(Writing(), metadata_prompt=True) as opened:
+        extra = {"enhance_prompt": True}
+        answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
+        [picture] = answer.data or []
+        assert picture.revised_prompt == "a cat, framed"
+        file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
+        told = json.loads(file.text["carpool"])  # type: ignore[attr-defined]
+        assert (told["prompt"], told["revised_prompt"]) == ("a cat", "a cat, framed")
+        assert told["enhance_prompt"] is True
 
-            answer = await opened.openai.images.generate(prompt="a cat")
-            [picture] = answer.data or []
-            assert picture.revised_prompt is None
-
-    asyncio.run(scene())
+        answer = await opened.openai.images.generate(prompt="a cat")
+        [picture] = answer.data or []
+        assert picture.revised_prompt is None
 
 
-def test_a_stream_and_a_job_have_it_too() -> None:
-    async def scene() -> None:
-        async with open_app(Writing(), metadata_prompt=True) as opened:
-            stream: Any = await opened.openai.images.generate(
-                prompt="a cat", stream=True, extra_body={"enhance_prompt": True}
-            )
-            told, event = [event async for event in stream]
-            assert told.type == "image_generation.revised_prompt"
-            assert told.revised_prompt == "a cat, fr"
-            assert event.revised_prompt == "a cat, framed"
+async def test_a_stream_and_a_job_have_it_too() -> None:
+    async with open_app(Writing(), metadata_prompt=True) as opened:
+        stream: Any = await opened.openai.images.generate(
+            prompt="a cat", stream=True, extra_body={"enhance_prompt": True}
+        )
+        told, event = [event async for event in stream]
+        assert told.type == "image_generation.revised_prompt"
+        assert told.revised_prompt == "a cat, fr"
+        assert event.revised_prompt == "a cat, framed"
 
-            body = {"prompt": "a cat", "enhance_prompt": True, "background_job": True}
-            job = (await opened.http.post("/v1/images/generations", json=body)).json()
-            ended = await opened.ended(job["id"])
-            assert ended["revised_prompt"] == "a cat, framed"
-            [content] = await opened.files(ended)
-            told = json.loads(Image.open(io.BytesIO(content)).text["carpool"])  # type: ignore[attr-defined]
-            assert told["revised_prompt"] == "a cat, framed"
-
-    asyncio.run(scene())
+        body = {"prompt": "a cat", "enhance_prompt": True, "background_job": True}
+        job = (await opened.http.post("/v1/images/generations", json=body)).json()
+        ended = await opened.ended(job["id"])
+        assert ended["revised_prompt"] == "a cat, framed"
+        [content] = await opened.files(ended)
+        told = json.loads(Image.open(io.BytesIO(content)).text["carpool"])  # type: ignore[attr-defined]
+        assert told["revised_prompt"] == "a cat, framed"
 
 
 def test_a_model_lists_it_where_it_can() -> None:
@@ -89,13 +83,10 @@ def test_a_model_lists_it_where_it_can() -> None:
     asyncio.run(scene(Grey(), can=False))
 
 
-def test_a_file_that_may_not_name_prompts_has_neither() -> None:
-    async def scene() -> None:
-        async with open_app(Writing(), metadata_prompt=False) as opened:
-            extra = {"enhance_prompt": True}
-            answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
-            [picture] = answer.data or []
-            file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
-            assert "cat" not in file.text["carpool"]  # type: ignore[attr-defined]
-
-    asyncio.run(scene())
+async def test_a_file_that_may_not_name_prompts_has_neither() -> None:
+    async with open_app(Writing(), metadata_prompt=False) as opened:
+        extra = {"enhance_prompt": True}
+        answer = await opened.openai.images.generate(prompt="a cat", extra_body=extra)
+        [picture] = answer.data or []
+        file = Image.open(io.BytesIO(base64.b64decode(picture.b64_json or "")))
+        assert "cat" not in file.text["carpool"]  # type: ignore[attr-defined]

@@ -86,37 +86,30 @@ async def until(viewer: AsyncIterator[bytes], kind: str) -> Any:
     return event[1]
 
 
-def test_the_worker_reports_only_while_somebody_watches() -> None:
-    async def scenario() -> list[bool]:
-        worker = Reporter()
-        events, seen = events_of(worker), [worker.is_watched]
-        async with watching(events) as one, watching(events) as other:
-            await anext(one)
-            await anext(other)
-            seen.append(worker.is_watched)
-        return [*seen, worker.is_watched]
-
-    assert asyncio.run(scenario()) == [False, True, False]
+async def test_the_worker_reports_only_while_somebody_watches() -> None:
+    worker = Reporter()
+    events, seen = events_of(worker), [worker.is_watched]
+    async with watching(events) as one, watching(events) as other:
+        await anext(one)
+        await anext(other)
+        seen.append(worker.is_watched)
+    assert [*seen, worker.is_watched] == [False, True, False]
 
 
-def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
-    async def scenario() -> dict[str, Any]:
-        worker = Reporter()
-        observer = Observer(worker, ServeSettings(), None)
-        events, seen = events_of(worker, observer), {}
-        for owner in KEYS:
-            made = CheckedRequest(request_id=f"of-{owner}", seed=1, arguments={"prompt": owner})
-            observer._note(("request", owner, f"asked-by-{owner}"), [made])
-        async with watching(events, KEYS[0]) as one, watching(events, KEYS[1]) as other:
-            viewers = dict(zip(KEYS, (one, other), strict=True))
-            for viewer in viewers.values():
-                await anext(viewer)
-            worker.report(*(f"of-{owner}" for owner in KEYS))
-            for owner, viewer in viewers.items():
-                seen[owner] = await until(viewer, "activity")
-        return seen
-
-    seen = asyncio.run(scenario())
+async def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
+    worker = Reporter()
+    observer = Observer(worker, ServeSettings(), None)
+    events, seen = events_of(worker, observer), {}
+    for owner in KEYS:
+        made = CheckedRequest(request_id=f"of-{owner}", seed=1, arguments={"prompt": owner})
+        observer._note(("request", owner, f"asked-by-{owner}"), [made])
+    async with watching(events, KEYS[0]) as one, watching(events, KEYS[1]) as other:
+        viewers = dict(zip(KEYS, (one, other), strict=True))
+        for viewer in viewers.values():
+            await anext(viewer)
+        worker.report(*(f"of-{owner}" for owner in KEYS))
+        for owner, viewer in viewers.items():
+            seen[owner] = await until(viewer, "activity")
 
     first = seen[KEYS[0]]
     assert first["running"] == [
@@ -134,21 +127,18 @@ def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
     assert "first-key" not in json.dumps(seen[KEYS[1]])
 
 
-def test_statistics_have_the_known_fields_only_and_a_new_state_is_told_at_once() -> None:
-    async def scenario() -> tuple[Any, Any]:
-        worker = Reporter()
-        async with watching(events_of(worker)) as viewer:
-            statistics = await until(viewer, "stats")
-            worker._state = "worker_lost"
-            return statistics, await until(viewer, "status")
-
-    statistics, status = asyncio.run(scenario())
+async def test_statistics_have_the_known_fields_only_and_a_new_state_is_told_at_once() -> None:
+    worker = Reporter()
+    async with watching(events_of(worker)) as viewer:
+        statistics = await until(viewer, "stats")
+        worker._state = "worker_lost"
+        status = await until(viewer, "status")
 
     assert statistics == {"model": "grey", "worker": 0, **STATISTICS}
     assert status["status"] == "worker_lost"
 
 
-def test_of_several_models_and_workers_each_has_its_own_statistics_and_activity() -> None:
+async def test_of_several_models_and_workers_each_has_its_own_statistics_and_activity() -> None:
     class Several(Reporter):
         async def statistics(self) -> dict[str, Any]:
             workers = [STATISTICS | {"worker": number} for number in (0, 1)]
@@ -157,66 +147,54 @@ def test_of_several_models_and_workers_each_has_its_own_statistics_and_activity(
             unloaded = {"state": "unloaded", "in_flight": 0}
             return {"models": {"one": one, "two": STATISTICS, "three": unloaded}, "waiting": 3}
 
-    async def scenario() -> tuple[list[Any], Any]:
-        worker = Several()
-        async with watching(events_of(worker)) as viewer:
-            statistics = [await until(viewer, "stats") for _ in range(3)]
-            assert worker._on_activity is not None
-            worker._on_activity(
-                protocol.Activity(Snapshot(2.0, (), (), 0), [], 0, worker=1, model="two")
-            )
-            return statistics, await until(viewer, "activity")
-
-    statistics, activity = asyncio.run(scenario())
+    worker = Several()
+    async with watching(events_of(worker)) as viewer:
+        statistics = [await until(viewer, "stats") for _ in range(3)]
+        assert worker._on_activity is not None
+        worker._on_activity(
+            protocol.Activity(Snapshot(2.0, (), (), 0), [], 0, worker=1, model="two")
+        )
+        activity = await until(viewer, "activity")
 
     about = [(one["model"], one["worker"], one.get("held")) for one in statistics]
     assert about == [("one", 0, 3), ("one", 1, 3), ("two", 0, None)]
     assert (activity["model"], activity["worker"]) == ("two", 1)
 
 
-def test_a_viewer_that_does_not_read_is_let_go_and_others_lose_nothing() -> None:
-    async def scenario() -> tuple[int, int]:
-        worker = Reporter()
-        events, read = events_of(worker), 0
-        async with watching(events) as slow, watching(events) as quick:
-            await anext(slow)
-            await anext(quick)
-            for _ in range(BUFFERED + 1):
-                worker.report()
-                if (await until(quick, "activity"))["now_s"] == 2.0:
-                    read += 1
-            return read, len([event async for event in slow])
-
-    assert asyncio.run(scenario()) == (BUFFERED + 1, 0)
-
-
-def test_a_key_has_so_many_streams_and_no_more_and_other_keys_have_theirs() -> None:
-    async def scenario() -> None:
-        events = events_of(Reporter())
-        async with contextlib.AsyncExitStack() as stack:
-            for _ in range(MOST_VIEWERS):
-                await anext(await stack.enter_async_context(watching(events, "one")))
-            with pytest.raises(Overloaded, match="64 streams of events"):
-                await anext(events.follow("one"))
-            await anext(await stack.enter_async_context(watching(events, "other")))
-
-    asyncio.run(scenario())
-
-
-def test_a_stream_ends_with_its_key_and_with_the_server() -> None:
-    async def scenario() -> list[list[bytes]]:
-        worker, known = Reporter(), {"kept", "lost"}
-        events = events_of(worker, knows=known.__contains__)
-        async with watching(events, "kept") as kept, watching(events, "lost") as lost:
-            await anext(kept)
-            await anext(lost)
-            known.remove("lost")
+async def test_a_viewer_that_does_not_read_is_let_go_and_others_lose_nothing() -> None:
+    worker = Reporter()
+    events, read = events_of(worker), 0
+    async with watching(events) as slow, watching(events) as quick:
+        await anext(slow)
+        await anext(quick)
+        for _ in range(BUFFERED + 1):
             worker.report()
-            after_key = [event async for event in lost]
-            events.close()
-            return [after_key, [event async for event in kept][1:]]
+            if (await until(quick, "activity"))["now_s"] == 2.0:
+                read += 1
+        assert (read, len([event async for event in slow])) == (BUFFERED + 1, 0)
 
-    assert asyncio.run(scenario()) == [[], []]
+
+async def test_a_key_has_so_many_streams_and_no_more_and_other_keys_have_theirs() -> None:
+    events = events_of(Reporter())
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(MOST_VIEWERS):
+            await anext(await stack.enter_async_context(watching(events, "one")))
+        with pytest.raises(Overloaded, match="64 streams of events"):
+            await anext(events.follow("one"))
+        await anext(await stack.enter_async_context(watching(events, "other")))
+
+
+async def test_a_stream_ends_with_its_key_and_with_the_server() -> None:
+    worker, known = Reporter(), {"kept", "lost"}
+    events = events_of(worker, knows=known.__contains__)
+    async with watching(events, "kept") as kept, watching(events, "lost") as lost:
+        await anext(kept)
+        await anext(lost)
+        known.remove("lost")
+        worker.report()
+        after_key = [event async for event in lost]
+        events.close()
+        assert [after_key, [event async for event in kept][1:]] == [[], []]
 
 
 def test_what_a_request_would_take_is_told_and_what_is_wrong_with_it_as_for_a_drawing() -> None:
@@ -328,14 +306,11 @@ def test_an_owner_is_known_for_as_long_as_its_key_is_one_of_the_servers() -> Non
     assert Keyring([]).knows("")
 
 
-def test_a_job_of_several_prompts_has_them_all_in_its_settings() -> None:
-    async def scenario() -> dict[str, Any]:
-        async with open_app(Grey(), runs=False) as app:
-            asked = {"prompt": ["a circle", "a square"], "n": 2, "background_job": True}
-            job: dict[str, Any] = (await app.http.post(ENDPOINT, json=asked)).json()
-            return job
-
-    settings = asyncio.run(scenario())["settings"]
+async def test_a_job_of_several_prompts_has_them_all_in_its_settings() -> None:
+    async with open_app(Grey(), runs=False) as app:
+        asked = {"prompt": ["a circle", "a square"], "n": 2, "background_job": True}
+        job: dict[str, Any] = (await app.http.post(ENDPOINT, json=asked)).json()
+        settings = job["settings"]
 
     assert settings["prompt"] == ["a circle", "a square"]
     assert settings["n"] == 2

@@ -1,7 +1,7 @@
 """Workers of a pool without processes: they take requests, and end them when they are told to."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
@@ -12,16 +12,6 @@ from carpool.worker.guilt import CrashEvidence, Death
 from carpool.worker.requests import Moved
 from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
 from support.app import CARD
-
-
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    """Run a test's coroutine, for ten seconds at most."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await story()
-
-    asyncio.run(bounded())
 
 
 class FakeWorker:

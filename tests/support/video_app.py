@@ -1,10 +1,7 @@
 """The application before a fake worker whose model makes videos."""
 
-import asyncio
 import base64
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,7 +11,7 @@ from carpool.request.card import Card, Parameter, Task
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done, RawVideo
-from support.app import CARD, AppClient, Grey, open_app
+from support.app import CARD, AppClient, Grey
 from support.endpoints import VIDEOS
 
 OWN = (
@@ -48,17 +45,6 @@ class Filming(Grey):
 def replace_clip(done: Done, clip: RawVideo) -> Done:
     done.clip, done.pictures = clip, []
     return done
-
-
-Scene = Callable[[AppClient], Coroutine[Any, Any, None]]
-
-
-def play(scene: Scene, worker: Grey, folder: Path | None = None, **options: Any) -> None:
-    async def played() -> None:
-        async with open_app(worker, folder, **options) as opened:
-            await scene(opened)
-
-    asyncio.run(played())
 
 
 def url_of(content: bytes) -> str:

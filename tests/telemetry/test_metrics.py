@@ -169,33 +169,30 @@ class Filming(Grey):
         return done
 
 
-def test_jobs_count_by_their_ends_with_what_they_made() -> None:
+async def test_jobs_count_by_their_ends_with_what_they_made() -> None:
     worker, wall = Filming(), VirtualClock()
     worker.is_open.set()
 
-    async def play() -> bytes:
-        with closing(JobStore(clock=StoreClock(wall, wall, wall))) as store:
-            writers = dict.fromkeys(("image", "video"), lambda *_: None)
-            runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
-            app = create_app(worker, ServeSettings(), runner)
-            film = work_of(CARD.id, [CheckedRequest("a", 1, {"num_frames": 12})], fps=24.0)
-            broken = work_of(CARD.id, [CheckedRequest("a", 13, {})])
-            pictures = work_of(CARD.id, [CheckedRequest("a", 1, {}), CheckedRequest("b", 2, {})])
-            sent = [("video", film), ("image", broken), ("image", pictures)]
-            jobs = [(await runner.submit(kind, {}, work)) for kind, work in sent]
-            cancelled, removed = [(await runner.submit("video", {}, film)) for _ in range(2)]
-            wall.pass_by(3.0)
-            await runner.cancel(cancelled.id)
-            await runner.cancel(cancelled.id)
-            await runner.remove(removed.id)
-            running = asyncio.create_task(runner.run())
-            for job in jobs:
-                await runner.ended(job.id)
-            running.cancel()
-            await runner.stop()
-            return await page_of(app, worker)
-
-    seen = samples(asyncio.run(play()))
+    with closing(JobStore(clock=StoreClock(wall, wall, wall))) as store:
+        writers = dict.fromkeys(("image", "video"), lambda *_: None)
+        runner = Runner(store, worker, writers, model=lambda: CARD.id, max_running=1)
+        app = create_app(worker, ServeSettings(), runner)
+        film = work_of(CARD.id, [CheckedRequest("a", 1, {"num_frames": 12})], fps=24.0)
+        broken = work_of(CARD.id, [CheckedRequest("a", 13, {})])
+        pictures = work_of(CARD.id, [CheckedRequest("a", 1, {}), CheckedRequest("b", 2, {})])
+        sent = [("video", film), ("image", broken), ("image", pictures)]
+        jobs = [(await runner.submit(kind, {}, work)) for kind, work in sent]
+        cancelled, removed = [(await runner.submit("video", {}, film)) for _ in range(2)]
+        wall.pass_by(3.0)
+        await runner.cancel(cancelled.id)
+        await runner.cancel(cancelled.id)
+        await runner.remove(removed.id)
+        running = asyncio.create_task(runner.run())
+        for job in jobs:
+            await runner.ended(job.id)
+        running.cancel()
+        await runner.stop()
+        seen = samples(await page_of(app, worker))
 
     ends = {key[1:]: n for key, n in seen.items() if key[0] == "carpool_jobs_total"}
     assert ends == {
@@ -210,38 +207,35 @@ def test_jobs_count_by_their_ends_with_what_they_made() -> None:
     assert [seen["carpool_jobs", "grey", state] for state in ("queued", "in_progress")] == [0, 0]
 
 
-def test_jobs_that_are_too_old_count_as_expired_once() -> None:
+async def test_jobs_that_are_too_old_count_as_expired_once() -> None:
     wall, clock = VirtualClock(), VirtualClock()
     worker = Grey(is_slow=True)
     worker.is_open.set()
 
-    async def play() -> bytes:
-        with closing(JobStore(clock=StoreClock(wall, wall, wall), ttl_s=10.0)) as store:
-            runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1, clock=clock)
-            app = create_app(worker, ServeSettings(), runner)
-            work = work_of(CARD.id, [CheckedRequest("a", 1, {})])
-            running = asyncio.create_task(runner.run())
-            old = [(await runner.submit("image", {}, work)) for _ in range(2)]
-            await worker.until(lambda: worker.running == 1)
-            before = samples(await page_of(app, worker))
-            assert before["carpool_jobs", "grey", "queued"] == 1
-            assert before["carpool_jobs", "grey", "in_progress"] == 1
-            wall.pass_by(11.0)
-            clock.pass_by(11.0)
-            await runner.submit("image", {}, work)  # something happens
-            for job in old:
-                await runner.ended(job.id)
-            await worker.until(lambda: len(worker.jobs) == 2)
-            running.cancel()
-            await runner.stop()
-            return await page_of(app, worker)
-
-    seen = samples(asyncio.run(play()))
+    with closing(JobStore(clock=StoreClock(wall, wall, wall), ttl_s=10.0)) as store:
+        runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1, clock=clock)
+        app = create_app(worker, ServeSettings(), runner)
+        work = work_of(CARD.id, [CheckedRequest("a", 1, {})])
+        running = asyncio.create_task(runner.run())
+        old = [(await runner.submit("image", {}, work)) for _ in range(2)]
+        await worker.until(lambda: worker.running == 1)
+        before = samples(await page_of(app, worker))
+        assert before["carpool_jobs", "grey", "queued"] == 1
+        assert before["carpool_jobs", "grey", "in_progress"] == 1
+        wall.pass_by(11.0)
+        clock.pass_by(11.0)
+        await runner.submit("image", {}, work)  # something happens
+        for job in old:
+            await runner.ended(job.id)
+        await worker.until(lambda: len(worker.jobs) == 2)
+        running.cancel()
+        await runner.stop()
+        seen = samples(await page_of(app, worker))
 
     assert seen["carpool_jobs_total", "image", "grey", "expired"] == 2
 
 
-def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
+async def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
     class Showing(Grey):
         async def submit(
             self, request: CheckedRequest, *_: Any, on_preview: Any = None, **__: Any
@@ -254,15 +248,12 @@ def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
     worker = Showing()
     app = create_app(worker, ServeSettings())
 
-    async def talk() -> bytes:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            for previews in (3, 0):
-                sent = {"prompt": "a", "n": 2, "stream": True, "partial_images": previews}
-                await client.post(ENDPOINT, json=sent)
-        return await page_of(app, worker)
-
-    seen = samples(asyncio.run(talk()))
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for previews in (3, 0):
+            sent = {"prompt": "a", "n": 2, "stream": True, "partial_images": previews}
+            await client.post(ENDPOINT, json=sent)
+    seen = samples(await page_of(app, worker))
 
     assert seen["carpool_first_preview_seconds_count", "grey"] == 1
     assert seen["carpool_images_total", "grey"] == 4
@@ -276,20 +267,17 @@ def test_two_fronts_of_a_process_count_for_themselves() -> None:
     assert ("carpool_images_total", "flux") not in samples(second.page("flux", BUILD, None))
 
 
-def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> None:
+async def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> None:
     app = create_app(Lone(), ServeSettings())
 
-    async def talk() -> bytes:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            await client.post(ENDPOINT, json={"prompt": "a"})
-            await client.post(ENDPOINT, json={})
-            await client.post("/nowhere/secret", json={})
-            answer = await client.get("/metrics")
-            assert answer.headers["content-type"].startswith("text/plain; version=")
-            return answer.content
-
-    page = asyncio.run(talk())
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        await client.post(ENDPOINT, json={"prompt": "a"})
+        await client.post(ENDPOINT, json={})
+        await client.post("/nowhere/secret", json={})
+        answer = await client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        page = answer.content
 
     seen = {key: value for key, value in samples(page).items() if "requests_total" in key[0]}
     name = "carpool_requests_total"

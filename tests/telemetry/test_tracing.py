@@ -246,22 +246,19 @@ def test_without_a_provider_nothing_is_written_and_nothing_carried() -> None:
     off.stop()
 
 
-def test_the_front_spans_requests_for_work_and_nothing_else() -> None:
+async def test_the_front_spans_requests_for_work_and_nothing_else() -> None:
     spans = Spans()
     app = create_app(
         Lone(), ServeSettings(), traces=spans.tracing
     )  # fmt: skip
 
-    async def talk() -> None:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            for path in ("/health", "/v1/models", "/stats"):
-                await client.get(path)
-            assert not spans.all()
-            headers = {"traceparent": TRACEPARENT, "x-request-id": "mine"}
-            await client.post(ENDPOINT, json={"prompt": "a"}, headers=headers)
-
-    asyncio.run(talk())
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for path in ("/health", "/v1/models", "/stats"):
+            await client.get(path)
+        assert not spans.all()
+        headers = {"traceparent": TRACEPARENT, "x-request-id": "mine"}
+        await client.post(ENDPOINT, json={"prompt": "a"}, headers=headers)
 
     [span] = spans.all().values()
     assert ids(span) == (TRACE_ID, PARENT_ID)

@@ -31,43 +31,37 @@ class Silent(Supervisor):
         self.sent.append(message)
 
 
-def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_not() -> None:
-    async def story() -> list[protocol.ToWorker]:
-        supervisor = Silent(EngineSettings())
-        given_up, answered = (
-            asyncio.create_task(supervisor.submit(CheckedRequest(name, 1, {})))
-            for name in ("one", "two")
-        )
-        await asyncio.sleep(0)
-        given_up.cancel()
-        supervisor._requests.answer("two", Overloaded("no"))
-        await asyncio.wait([given_up, answered])
-        return supervisor.sent
-
-    sent = asyncio.run(story())
+async def test_who_is_given_up_is_cancelled_in_the_worker_once_and_who_is_answered_is_not() -> None:
+    supervisor = Silent(EngineSettings())
+    given_up, answered = (
+        asyncio.create_task(supervisor.submit(CheckedRequest(name, 1, {})))
+        for name in ("one", "two")
+    )
+    await asyncio.sleep(0)
+    given_up.cancel()
+    supervisor._requests.answer("two", Overloaded("no"))
+    await asyncio.wait([given_up, answered])
+    sent = supervisor.sent
 
     assert [frame for frame in sent if isinstance(frame, protocol.Cancel)] == [
         protocol.Cancel("one")
     ]
 
 
-def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
-    async def story() -> None:
-        supervisor = Silent(EngineSettings())
-        first = asyncio.create_task(supervisor.submit(CheckedRequest("one", 1, {})))
-        await asyncio.sleep(0)
-        supervisor._requests.answer("one", Overloaded("no"))  # `first` has not seen it yet
-        second = asyncio.create_task(supervisor.submit(CheckedRequest("one", 2, {})))
-        await asyncio.wait([first])
+async def test_a_request_leaves_a_later_one_of_its_id_in_flight() -> None:
+    supervisor = Silent(EngineSettings())
+    first = asyncio.create_task(supervisor.submit(CheckedRequest("one", 1, {})))
+    await asyncio.sleep(0)
+    supervisor._requests.answer("one", Overloaded("no"))  # `first` has not seen it yet
+    second = asyncio.create_task(supervisor.submit(CheckedRequest("one", 2, {})))
+    await asyncio.wait([first])
 
-        done = protocol.Done("one", 2, [], Timings(), protocol.TokenUsage(0, 0))
-        supervisor._receive(done)
+    done = protocol.Done("one", 2, [], Timings(), protocol.TokenUsage(0, 0))
+    supervisor._receive(done)
 
-        async with asyncio.timeout(10):
-            assert await second == done
-        assert not [one for one in supervisor.sent if isinstance(one, protocol.Cancel)]
-
-    asyncio.run(story())
+    async with asyncio.timeout(10):
+        assert await second == done
+    assert not [one for one in supervisor.sent if isinstance(one, protocol.Cancel)]
 
 
 class Scripted:
@@ -113,37 +107,31 @@ READY, BROKEN = WorkerReady(CARD, {}, 0.0), protocol.LoadFailure("rules.json can
 
 
 @pytest.mark.parametrize("wants_memory", [True, False])
-def test_a_model_that_cannot_be_loaded_says_whether_it_is_for_want_of_memory(
+async def test_a_model_that_cannot_be_loaded_says_whether_it_is_for_want_of_memory(
     monkeypatch: pytest.MonkeyPatch, *, wants_memory: bool
 ) -> None:
-    async def story() -> None:
-        failure = protocol.LoadFailure("it does not fit", wants_memory)
-        supervisor, _ = supervised(monkeypatch, failure)
-        with pytest.raises(LoadFailed, match="it does not fit") as told:
-            await supervisor.start()
-        assert told.value.wants_memory is wants_memory
-
-    asyncio.run(story())
+    failure = protocol.LoadFailure("it does not fit", wants_memory)
+    supervisor, _ = supervised(monkeypatch, failure)
+    with pytest.raises(LoadFailed, match="it does not fit") as told:
+        await supervisor.start()
+    assert told.value.wants_memory is wants_memory
 
 
-def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next_worker(
+async def test_a_file_that_was_broken_meanwhile_keeps_no_server_from_starting_its_next_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        supervisor, workers = supervised(monkeypatch, READY, BROKEN, BROKEN, READY)
-        running = supervisor.start()
-        async with asyncio.timeout(10):
-            while workers.opened < 4 or supervisor.state != "ready":
-                await asyncio.sleep(0)
-                assert not running.done()
-        await supervisor.stop()
-
-    asyncio.run(story())
+    supervisor, workers = supervised(monkeypatch, READY, BROKEN, BROKEN, READY)
+    running = supervisor.start()
+    async with asyncio.timeout(10):
+        while workers.opened < 4 or supervisor.state != "ready":
+            await asyncio.sleep(0)
+            assert not running.done()
+    await supervisor.stop()
 
     assert caplog.text.count("a worker cannot be started: rules.json cannot be read") == 2
 
 
-def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_requests(
+async def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Those that it can still read; the card that requests are checked against says which."""
@@ -177,26 +165,23 @@ def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_requests(
     monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
-    async def story() -> None:
-        supervisor = Supervisor("none", EngineSettings())
-        supervisor.start()
-        await supervisor.wait_ready()
-        workers.may_answer.set()
-        assert await supervisor.add_lora("ink", "ink.safetensors") == []
-        assert await supervisor.add_lora("removed", "gone.safetensors") == []
-        assert await supervisor.add_lora("broken", "broken.safetensors") == ["it cannot be read"]
-        workers.may_answer.clear()
-        workers.is_dead.set()
-        await until(lambda: workers.opened == 2 and workers.added.qsize() > 0)
-        assert supervisor.state == "worker_lost"
-        workers.may_answer.set()
-        await until(lambda: supervisor.takes_requests)
-        assert supervisor.ready is not None
-        assert supervisor.ready.card.lora == ("ink",)
-        workers.is_dead.set()
-        await supervisor.stop()
-
-    asyncio.run(story())
+    supervisor = Supervisor("none", EngineSettings())
+    supervisor.start()
+    await supervisor.wait_ready()
+    workers.may_answer.set()
+    assert await supervisor.add_lora("ink", "ink.safetensors") == []
+    assert await supervisor.add_lora("removed", "gone.safetensors") == []
+    assert await supervisor.add_lora("broken", "broken.safetensors") == ["it cannot be read"]
+    workers.may_answer.clear()
+    workers.is_dead.set()
+    await until(lambda: workers.opened == 2 and workers.added.qsize() > 0)
+    assert supervisor.state == "worker_lost"
+    workers.may_answer.set()
+    await until(lambda: supervisor.takes_requests)
+    assert supervisor.ready is not None
+    assert supervisor.ready.card.lora == ("ink",)
+    workers.is_dead.set()
+    await supervisor.stop()
     assert "not reloaded: it cannot be read" in caplog.text
 
 
@@ -264,46 +249,37 @@ def test_a_worker_that_died_takes_no_requests_from_then_on_however_long_its_proc
     asyncio.run(story())
 
 
-def test_a_file_that_is_broken_at_the_start_ends_the_server(
+async def test_a_file_that_is_broken_at_the_start_ends_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story() -> None:
-        supervisor, _ = supervised(monkeypatch, BROKEN)
-        with pytest.raises(LoadFailed, match=r"rules\.json cannot be read"):
-            await supervisor.start()
-
-    asyncio.run(story())
+    supervisor, _ = supervised(monkeypatch, BROKEN)
+    with pytest.raises(LoadFailed, match=r"rules\.json cannot be read"):
+        await supervisor.start()
 
 
 @pytest.mark.parametrize("kills", range(FIRST_TRIES))
-def test_a_worker_that_is_killed_in_its_first_load_is_started_again(
+async def test_a_worker_that_is_killed_in_its_first_load_is_started_again(
     monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
-    async def story() -> None:
-        supervisor, workers = supervised(monkeypatch, *[None] * kills, READY)
-        running = supervisor.start()
-        async with asyncio.timeout(10):
-            assert await supervisor.wait_ready() == READY
-        assert workers.opened == kills + 1
-        assert not running.done()
-        await supervisor.stop()
-
-    asyncio.run(story())
+    supervisor, workers = supervised(monkeypatch, *[None] * kills, READY)
+    running = supervisor.start()
+    async with asyncio.timeout(10):
+        assert await supervisor.wait_ready() == READY
+    assert workers.opened == kills + 1
+    assert not running.done()
+    await supervisor.stop()
 
 
-def test_a_model_whose_workers_all_die_as_they_load_is_given_up_after_a_few(
+async def test_a_model_whose_workers_all_die_as_they_load_is_given_up_after_a_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def story() -> None:
-        supervisor, workers = supervised(monkeypatch, *[None] * 100)
-        with pytest.raises(LoadFailed, match=r"4 workers died while they loaded .*\(it is none\)"):
-            await supervisor.start()
-        assert workers.opened == FIRST_TRIES
-
-    asyncio.run(story())
+    supervisor, workers = supervised(monkeypatch, *[None] * 100)
+    with pytest.raises(LoadFailed, match=r"4 workers died while they loaded .*\(it is none\)"):
+        await supervisor.start()
+    assert workers.opened == FIRST_TRIES
 
 
-def test_a_worker_that_hangs_as_it_loads_is_killed_and_started_again(
+async def test_a_worker_that_hangs_as_it_loads_is_killed_and_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Stopped(Scripted):
@@ -324,16 +300,13 @@ def test_a_worker_that_hangs_as_it_loads_is_killed_and_started_again(
     for module in ("connection", "watchdog"):
         monkeypatch.setattr(f"carpool.worker.{module}.INTERVAL_S", 0.01)
 
-    async def story() -> None:
-        supervisor = Supervisor("none", EngineSettings(), timeout_s=0.02)
-        supervisor.start()
-        async with asyncio.timeout(10):
-            await supervisor.wait_ready()
-        assert workers.opened == 2
-        is_killed.set()
-        await supervisor.stop()
-
-    asyncio.run(story())
+    supervisor = Supervisor("none", EngineSettings(), timeout_s=0.02)
+    supervisor.start()
+    async with asyncio.timeout(10):
+        await supervisor.wait_ready()
+    assert workers.opened == 2
+    is_killed.set()
+    await supervisor.stop()
 
 
 def test_a_worker_that_is_out_of_reach_is_never_given_up() -> None:
@@ -359,7 +332,7 @@ def test_the_end_of_a_worker_is_told_in_words(status: int, told: str) -> None:
     assert "it did not end by itself" in describe_end(status, is_killed=True)
 
 
-def test_a_worker_whose_requests_wait_for_each_other_is_followed_by_one_of_private_rides(
+async def test_a_worker_whose_requests_wait_for_each_other_is_followed_by_one_of_private_rides(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Blocked(Scripted):
@@ -387,22 +360,19 @@ def test_a_worker_whose_requests_wait_for_each_other_is_followed_by_one_of_priva
     monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
-    async def story() -> None:
-        deadlock = Deadlock()
-        supervisor = Supervisor("none", EngineSettings(), deadlock=deadlock)
-        died = supervisor._requests.worker_died
+    deadlock = Deadlock()
+    supervisor = Supervisor("none", EngineSettings(), deadlock=deadlock)
+    died = supervisor._requests.worker_died
 
-        def note(death: Death) -> None:
-            deaths.append(death.is_explained)
-            died(death)
+    def note(death: Death) -> None:
+        deaths.append(death.is_explained)
+        died(death)
 
-        supervisor._requests.worker_died = note  # type: ignore[method-assign]
-        supervisor.start()
-        await until(lambda: workers.opened == 3 and supervisor.takes_requests)
-        assert deadlock.place == "mine.py:1"
-        await supervisor.stop()
-
-    asyncio.run(story())
+    supervisor._requests.worker_died = note  # type: ignore[method-assign]
+    supervisor.start()
+    await until(lambda: workers.opened == 3 and supervisor.takes_requests)
+    assert deadlock.place == "mine.py:1"
+    await supervisor.stop()
 
     assert workers.loads == ["", "mine.py:1", "mine.py:1"]
     assert deaths[:2] == [True, False]  # of the second one its requests may be guilty

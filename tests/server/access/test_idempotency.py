@@ -42,125 +42,101 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_the_same_request_again_gets_the_same_answer() -> None:
-    async def go() -> None:
-        harness = Harness()
-        harness.go.set()
+async def test_the_same_request_again_gets_the_same_answer() -> None:
+    harness = Harness()
+    harness.go.set()
 
-        assert [await harness.ask() for _ in range(3)] == ["answer 1"] * 3
-
-    asyncio.run(go())
+    assert [await harness.ask() for _ in range(3)] == ["answer 1"] * 3
 
 
-def test_requests_that_come_meanwhile_wait_for_the_same_answer() -> None:
-    async def go() -> None:
-        harness = Harness()
-        tasks = [asyncio.create_task(harness.ask()) for _ in range(3)]
-        await settle()
+async def test_requests_that_come_meanwhile_wait_for_the_same_answer() -> None:
+    harness = Harness()
+    tasks = [asyncio.create_task(harness.ask()) for _ in range(3)]
+    await settle()
 
-        harness.go.set()
+    harness.go.set()
 
-        assert await asyncio.gather(*tasks) == ["answer 1"] * 3
-
-    asyncio.run(go())
+    assert await asyncio.gather(*tasks) == ["answer 1"] * 3
 
 
-def test_without_a_key_and_for_others_everybody_is_worked_for() -> None:
-    async def go() -> None:
-        harness = Harness()
-        harness.go.set()
+async def test_without_a_key_and_for_others_everybody_is_worked_for() -> None:
+    harness = Harness()
+    harness.go.set()
 
-        asked = [(None, "me"), (None, "me"), ("k", "me"), ("k", "you"), ("l", "me")]
-        answers = [await harness.ask(key, owner=owner) for key, owner in asked]
+    asked = [(None, "me"), (None, "me"), ("k", "me"), ("k", "you"), ("l", "me")]
+    answers = [await harness.ask(key, owner=owner) for key, owner in asked]
 
-        assert len(set(answers)) == 5
-
-    asyncio.run(go())
+    assert len(set(answers)) == 5
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_another_body_with_the_same_key_is_refused(is_running: bool) -> None:
-    async def go() -> None:
-        harness = Harness()
-        first = asyncio.create_task(harness.ask(body="a"))
-        await settle()
-        if not is_running:
-            harness.go.set()
-            await first
-
-        with pytest.raises(IdempotencyMismatch, match="'k' came before with another body"):
-            await harness.ask(body="b")
-
+async def test_another_body_with_the_same_key_is_refused(is_running: bool) -> None:
+    harness = Harness()
+    first = asyncio.create_task(harness.ask(body="a"))
+    await settle()
+    if not is_running:
         harness.go.set()
-        assert await first == "answer 1"
-        assert harness.worked == 1
+        await first
 
-    asyncio.run(go())
+    with pytest.raises(IdempotencyMismatch, match="'k' came before with another body"):
+        await harness.ask(body="b")
 
-
-def test_a_failure_is_told_to_all_who_wait_and_tried_anew_by_the_next() -> None:
-    async def go() -> None:
-        harness = Harness()
-        tasks = [asyncio.create_task(harness.ask()) for _ in range(2)]
-        await settle()
-        harness.error = PipelineFailed("no")
-        harness.go.set()
-        for task in tasks:
-            with pytest.raises(PipelineFailed):
-                await task
-
-        harness.error = None
-
-        assert await harness.ask() == "answer 2"
-
-    asyncio.run(go())
+    harness.go.set()
+    assert await first == "answer 1"
+    assert harness.worked == 1
 
 
-def test_work_goes_on_while_anybody_waits_and_not_longer() -> None:
-    async def go() -> None:
-        harness = Harness()
-        first, second = (asyncio.create_task(harness.ask()) for _ in range(2))
-        await settle()
+async def test_a_failure_is_told_to_all_who_wait_and_tried_anew_by_the_next() -> None:
+    harness = Harness()
+    tasks = [asyncio.create_task(harness.ask()) for _ in range(2)]
+    await settle()
+    harness.error = PipelineFailed("no")
+    harness.go.set()
+    for task in tasks:
+        with pytest.raises(PipelineFailed):
+            await task
 
-        first.cancel()
-        await settle()
-        assert harness.given_up == 0
-        second.cancel()
-        await settle()
-        assert harness.given_up == 1
+    harness.error = None
 
-        harness.go.set()
-        assert await harness.ask() == "answer 2"
-
-    asyncio.run(go())
+    assert await harness.ask() == "answer 2"
 
 
-def test_the_oldest_answers_make_room() -> None:
-    async def go() -> None:
-        harness = Harness(most_bytes=20)  # two answers of 8
-        harness.go.set()
-        for key in ("a", "b", "c"):
-            await harness.ask(key)
+async def test_work_goes_on_while_anybody_waits_and_not_longer() -> None:
+    harness = Harness()
+    first, second = (asyncio.create_task(harness.ask()) for _ in range(2))
+    await settle()
 
-        assert await harness.ask("c") == "answer 3"
-        assert await harness.ask("b") == "answer 2"
-        assert await harness.ask("a") == "answer 4"
+    first.cancel()
+    await settle()
+    assert harness.given_up == 0
+    second.cancel()
+    await settle()
+    assert harness.given_up == 1
 
-    asyncio.run(go())
+    harness.go.set()
+    assert await harness.ask() == "answer 2"
 
 
-def test_an_answer_is_kept_for_a_while_only() -> None:
-    async def go() -> None:
-        harness = Harness(kept_s=60)
-        harness.go.set()
-        await harness.ask()
+async def test_the_oldest_answers_make_room() -> None:
+    harness = Harness(most_bytes=20)  # two answers of 8
+    harness.go.set()
+    for key in ("a", "b", "c"):
+        await harness.ask(key)
 
-        harness.now_s = 59
-        assert await harness.ask() == "answer 1"
-        harness.now_s = 61
-        assert await harness.ask(body="b") == "answer 2"
+    assert await harness.ask("c") == "answer 3"
+    assert await harness.ask("b") == "answer 2"
+    assert await harness.ask("a") == "answer 4"
 
-    asyncio.run(go())
+
+async def test_an_answer_is_kept_for_a_while_only() -> None:
+    harness = Harness(kept_s=60)
+    harness.go.set()
+    await harness.ask()
+
+    harness.now_s = 59
+    assert await harness.ask() == "answer 1"
+    harness.now_s = 61
+    assert await harness.ask(body="b") == "answer 2"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])

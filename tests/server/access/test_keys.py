@@ -161,132 +161,117 @@ async def clients(
         await runner.stop()
 
 
-def test_removing_a_line_gives_no_client_another_ones_jobs(file: Path) -> None:
-    async def scene() -> None:
-        async with clients(file, "one\ntwo\n") as at:
-            accepted = await at.ask("one", json={**WORK, "background_job": True})
-            assert accepted.status_code == 202
-            path = f"/v1/jobs/{accepted.json()['id']}"
+async def test_removing_a_line_gives_no_client_another_ones_jobs(file: Path) -> None:
+    async with clients(file, "one\ntwo\n") as at:
+        accepted = await at.ask("one", json={**WORK, "background_job": True})
+        assert accepted.status_code == 202
+        path = f"/v1/jobs/{accepted.json()['id']}"
 
-            at.read("two\n")
+        at.read("two\n")
 
-            assert (await at.ask("two", path, "GET")).status_code == 404
-            assert (await at.ask("one", path, "GET")).status_code == 401
-            assert (await at.ask("two", "/v1/jobs", "GET")).json()["data"] == []
-            at.read("two\none\n")
-            assert (await at.ask("one", path, "GET")).status_code == 200
-
-    asyncio.run(scene())
+        assert (await at.ask("two", path, "GET")).status_code == 404
+        assert (await at.ask("one", path, "GET")).status_code == 401
+        assert (await at.ask("two", "/v1/jobs", "GET")).json()["data"] == []
+        at.read("two\none\n")
+        assert (await at.ask("one", path, "GET")).status_code == 200
 
 
 @pytest.mark.parametrize("before", ["one\ntwo\n", "a=one\nb=two\n"])
 @pytest.mark.parametrize("after", ["two\n", "a=two\n", "# gone\ntwo\n", "two\nthree\n"])
-def test_a_life_is_told_to_the_key_that_made_the_request_whatever_names_become(
+async def test_a_life_is_told_to_the_key_that_made_the_request_whatever_names_become(
     file: Path, before: str, after: str
 ) -> None:
-    async def scene() -> None:
-        asked: list[list[str]] = []
+    asked: list[list[str]] = []
 
-        async def lives(request_ids: list[str]) -> list[dict[str, Any]]:
-            asked.append(request_ids)
-            return []
+    async def lives(request_ids: list[str]) -> list[dict[str, Any]]:
+        asked.append(request_ids)
+        return []
 
-        async with clients(file, before) as at:
-            at.worker.timelines = lives  # type: ignore[assignment, method-assign]
-            drawn = (await at.ask("one")).headers["x-request-id"]
-            await at.ask("one", f"/v1/requests/{drawn}", "GET")
-            assert len(asked) == 1  # the worker knows nothing of it, but it was looked for
+    async with clients(file, before) as at:
+        at.worker.timelines = lives  # type: ignore[assignment, method-assign]
+        drawn = (await at.ask("one")).headers["x-request-id"]
+        await at.ask("one", f"/v1/requests/{drawn}", "GET")
+        assert len(asked) == 1  # the worker knows nothing of it, but it was looked for
 
-            at.read(after)
+        at.read(after)
 
-            assert (await at.ask("two", f"/v1/requests/{drawn}", "GET")).status_code == 404
-            assert len(asked) == 1
-
-    asyncio.run(scene())
+        assert (await at.ask("two", f"/v1/requests/{drawn}", "GET")).status_code == 404
+        assert len(asked) == 1
 
 
-def test_another_key_under_an_old_name_sees_nothing_of_the_old_one(file: Path) -> None:
-    async def scene() -> None:
-        async with clients(file, "mobile=old\n") as at:
-            headers = {"idempotency-key": "k"}
-            first = await at.http.post(
-                ENDPOINT,
-                json={**WORK, "background_job": True},
-                headers={"authorization": "Bearer old", **headers},
-            )
+async def test_another_key_under_an_old_name_sees_nothing_of_the_old_one(file: Path) -> None:
+    async with clients(file, "mobile=old\n") as at:
+        headers = {"idempotency-key": "k"}
+        first = await at.http.post(
+            ENDPOINT,
+            json={**WORK, "background_job": True},
+            headers={"authorization": "Bearer old", **headers},
+        )
 
-            at.read("mobile=new\n")
+        at.read("mobile=new\n")
 
-            assert (await at.ask("new", "/v1/jobs", "GET")).json()["data"] == []
-            second = await at.http.post(
-                ENDPOINT,
-                json={**WORK, "background_job": True},
-                headers={"authorization": "Bearer new", **headers},
-            )
-            assert second.status_code == 202
-            assert second.json()["id"] != first.json()["id"]
-
-    asyncio.run(scene())
+        assert (await at.ask("new", "/v1/jobs", "GET")).json()["data"] == []
+        second = await at.http.post(
+            ENDPOINT,
+            json={**WORK, "background_job": True},
+            headers={"authorization": "Bearer new", **headers},
+        )
+        assert second.status_code == 202
+        assert second.json()["id"] != first.json()["id"]
 
 
-def test_keys_that_are_read_again_while_a_request_is_made_mix_nobody_up(file: Path) -> None:
+async def test_keys_that_are_read_again_while_a_request_is_made_mix_nobody_up(file: Path) -> None:
     """Name and owner are of one reading: nothing of a client is looked up by its name later."""
 
-    async def scene() -> None:
-        async with clients(file, "a=one\nb=two\n") as at:
-            client_of = at.keys.client_of
+    async with clients(file, "a=one\nb=two\n") as at:
+        client_of = at.keys.client_of
 
-            def swapped(token: bytes) -> Any:
-                client = client_of(token)
-                at.read("a=two\nb=one\n" if token == b"one" else "a=one\nb=two\n")
-                return client
+        def swapped(token: bytes) -> Any:
+            client = client_of(token)
+            at.read("a=two\nb=one\n" if token == b"one" else "a=one\nb=two\n")
+            return client
 
-            at.keys.client_of = swapped  # type: ignore[method-assign]
-            for _ in range(4):
-                for key in ("one", "two"):
-                    answer = await at.ask(key, json={**WORK, "background_job": True})
-                    assert answer.status_code == 202
-            at.keys.client_of = client_of  # type: ignore[method-assign]
-            at.read("a=one\nb=two\n")
+        at.keys.client_of = swapped  # type: ignore[method-assign]
+        for _ in range(4):
+            for key in ("one", "two"):
+                answer = await at.ask(key, json={**WORK, "background_job": True})
+                assert answer.status_code == 202
+        at.keys.client_of = client_of  # type: ignore[method-assign]
+        at.read("a=one\nb=two\n")
 
-            mine, yours = [
-                {job["id"] for job in (await at.ask(key, "/v1/jobs", "GET")).json()["data"]}
-                for key in ("one", "two")
-            ]
-            assert (len(mine), len(yours), mine & yours) == (4, 4, set())
-
-    asyncio.run(scene())
+        mine, yours = [
+            {job["id"] for job in (await at.ask(key, "/v1/jobs", "GET")).json()["data"]}
+            for key in ("one", "two")
+        ]
+        assert (len(mine), len(yours), mine & yours) == (4, 4, set())
 
 
-def test_the_keys_are_compared_once_a_request(file: Path) -> None:
-    async def scene() -> None:
-        async with clients(file, "a=one\nb=two\n") as at:
-            client_of, compared = at.keys.client_of, list[bytes]()
+async def test_the_keys_are_compared_once_a_request(file: Path) -> None:
+    async with clients(file, "a=one\nb=two\n") as at:
+        client_of, compared = at.keys.client_of, list[bytes]()
 
-            def counted(token: bytes) -> Any:
-                compared.append(token)
-                return client_of(token)
+        def counted(token: bytes) -> Any:
+            compared.append(token)
+            return client_of(token)
 
-            at.keys.client_of = counted  # type: ignore[method-assign]
-            for path, body in (
-                (ENDPOINT, WORK),
-                (ENDPOINT, {**WORK, "background_job": True}),
-                ("/v1/images/edits", WORK),
-                ("/v1/videos", WORK),
-                *(
-                    (path, None)
-                    for path in ("/v1/models", "/v1/jobs", "/v1/videos/v", "/v1/requests/r")
-                ),
-            ):
-                compared.clear()
-                if body is None:
-                    answer = await at.ask("two", path, "GET")
-                else:
-                    answer = await at.ask("two", path, json=body)
-                assert answer.status_code != 401
-                assert compared == [b"two"], path
-
-    asyncio.run(scene())
+        at.keys.client_of = counted  # type: ignore[method-assign]
+        for path, body in (
+            (ENDPOINT, WORK),
+            (ENDPOINT, {**WORK, "background_job": True}),
+            ("/v1/images/edits", WORK),
+            ("/v1/videos", WORK),
+            *(
+                (path, None)
+                for path in ("/v1/models", "/v1/jobs", "/v1/videos/v", "/v1/requests/r")
+            ),
+        ):
+            compared.clear()
+            if body is None:
+                answer = await at.ask("two", path, "GET")
+            else:
+                answer = await at.ask("two", path, json=body)
+            assert answer.status_code != 401
+            assert compared == [b"two"], path
 
 
 # Whose share a request uses
@@ -326,13 +311,10 @@ def test_the_tenant_of_a_video_is_the_key_and_the_body_names_a_user_of_it(
 
 
 @pytest.mark.parametrize("name", ["tenant", "request_id"])
-def test_no_body_names_its_tenant(file: Path, name: str) -> None:
-    async def scene() -> None:
-        async with clients(file, "a=one\n") as at:
-            answer = await at.ask("one", json={**WORK, name: "b"})
-            assert answer.json()["error"]["code"] == "unknown_parameter"
-
-    asyncio.run(scene())
+async def test_no_body_names_its_tenant(file: Path, name: str) -> None:
+    async with clients(file, "a=one\n") as at:
+        answer = await at.ask("one", json={**WORK, name: "b"})
+        assert answer.json()["error"]["code"] == "unknown_parameter"
 
 
 def used(file: Path, keys: str | None, path: str, said: dict[str, Any]) -> tuple[str, str]:

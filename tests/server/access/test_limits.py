@@ -1,8 +1,8 @@
 """Limits of one API key: a bucket of requests a minute, and what is open at once."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from typing import Any
 
 import httpx2
@@ -81,21 +81,18 @@ def test_a_minute_never_sees_more_than_twice_the_limit_and_a_hint_is_kept(
         assert sum(first_s <= at_s < first_s + 60 for at_s in let_in_s) <= 2 * per_minute
 
 
-def test_requests_that_are_unanswered_keep_others_out_and_a_failed_one_does_not() -> None:
-    async def go() -> None:
-        limits = RateLimiter(None, 2, lambda: 0.0)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(limits.hold("a"))
-            with pytest.raises(ZeroDivisionError):
-                async with limits.hold("a"):
-                    raise ZeroDivisionError
-            await stack.enter_async_context(limits.hold("a"))
-            with pytest.raises(RateLimited, match=r"2 requests of API key 'a' are unanswered"):
-                await stack.enter_async_context(limits.hold("a"))
-            await stack.enter_async_context(limits.hold("b"))
+async def test_requests_that_are_unanswered_keep_others_out_and_a_failed_one_does_not() -> None:
+    limits = RateLimiter(None, 2, lambda: 0.0)
+    async with AsyncExitStack() as stack:
         await stack.enter_async_context(limits.hold("a"))
-
-    asyncio.run(go())
+        with pytest.raises(ZeroDivisionError):
+            async with limits.hold("a"):
+                raise ZeroDivisionError
+        await stack.enter_async_context(limits.hold("a"))
+        with pytest.raises(RateLimited, match=r"2 requests of API key 'a' are unanswered"):
+            await stack.enter_async_context(limits.hold("a"))
+        await stack.enter_async_context(limits.hold("b"))
+    await stack.enter_async_context(limits.hold("a"))
 
 
 def test_the_hint_of_a_full_key_follows_how_long_its_requests_take() -> None:
@@ -123,34 +120,26 @@ def test_a_refused_request_uses_nothing_up() -> None:
     assert clients.ask() is None
 
 
-def test_a_place_is_held_against_other_requests_and_jobs_until_it_is_left() -> None:
-    async def go() -> None:
-        limits = RateLimiter(None, 3, lambda: 0.0)
-        async with limits.hold("a") as mine, limits.hold("a") as other:
-            mine.check(jobs=1)
-            with pytest.raises(
-                RateLimited, match=r"1 other requests of API key 'a' are unan.* 2 jobs"
-            ):
-                mine.check(jobs=2)
-            assert other.release()
-            assert not other.release()
+async def test_a_place_is_held_against_other_requests_and_jobs_until_it_is_left() -> None:
+    limits = RateLimiter(None, 3, lambda: 0.0)
+    async with limits.hold("a") as mine, limits.hold("a") as other:
+        mine.check(jobs=1)
+        with pytest.raises(RateLimited, match=r"1 other requests of API key 'a' are unan.* 2 jobs"):
             mine.check(jobs=2)
-            async with limits.hold("a"), limits.hold("a"):
-                with pytest.raises(RateLimited) as refused:
-                    other.check(jobs=0)
-        assert refused.value.retry_after_s == 10
-        async with limits.hold("a"), limits.hold("a"), limits.hold("a"):
-            """All three places are free again."""
+        assert other.release()
+        assert not other.release()
+        mine.check(jobs=2)
+        async with limits.hold("a"), limits.hold("a"):
+            with pytest.raises(RateLimited) as refused:
+                other.check(jobs=0)
+    assert refused.value.retry_after_s == 10
+    async with limits.hold("a"), limits.hold("a"), limits.hold("a"):
+        """All three places are free again."""
 
-    asyncio.run(go())
 
-
-def test_without_a_limit_a_place_is_held_against_nothing() -> None:
-    async def go() -> None:
-        async with RateLimiter(None, None, lambda: 0.0).hold("a") as place:
-            place.check(jobs=1000)
-
-    asyncio.run(go())
+async def test_without_a_limit_a_place_is_held_against_nothing() -> None:
+    async with RateLimiter(None, None, lambda: 0.0).hold("a") as place:
+        place.check(jobs=1000)
 
 
 # Over HTTP
@@ -159,21 +148,18 @@ def test_without_a_limit_a_place_is_held_against_nothing() -> None:
 Scene = Callable[[httpx2.AsyncClient, Runner], Awaitable[None]]
 
 
-def play(scene: Scene, worker: Grey | None = None, **settings: Any) -> None:
-    """Talk to an application with jobs, which nobody runs; its limit is two."""
+@asynccontextmanager
+async def limited_app(
+    worker: Grey | None = None, **settings: Any
+) -> AsyncIterator[tuple[httpx2.AsyncClient, Runner]]:
+    """An application with jobs, which nobody runs; its limit is two."""
     worker = worker or Grey()
-    chosen = ServeSettings(max_in_flight_per_key=2, **settings)
-
-    async def talk() -> None:
-        with closing(JobStore()) as store:
-            runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
-            transport = httpx2.ASGITransport(create_app(worker, chosen, runner))
-            async with httpx2.AsyncClient(
-                transport=transport, base_url="http://localhost"
-            ) as client:
-                await scene(client, runner)
-
-    asyncio.run(talk())
+    with closing(JobStore()) as store:
+        runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
+        app = create_app(worker, ServeSettings(max_in_flight_per_key=2, **settings), runner)
+        transport = httpx2.ASGITransport(app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            yield client, runner
 
 
 async def submit(client: httpx2.AsyncClient, key: str = "", **more: Any) -> httpx2.Response:
@@ -181,8 +167,8 @@ async def submit(client: httpx2.AsyncClient, key: str = "", **more: Any) -> http
     return await client.post(ENDPOINT, json={"prompt": "a", **more}, headers=headers)
 
 
-def test_open_jobs_count_until_they_end_and_keep_requests_out_too() -> None:
-    async def scene(client: httpx2.AsyncClient, runner: Runner) -> None:
+async def test_open_jobs_count_until_they_end_and_keep_requests_out_too() -> None:
+    async with limited_app() as (client, runner):
         jobs = [await submit(client, background_job=True) for _ in range(3)]
         assert [one.status_code for one in jobs] == [202, 202, 429]
         told = jobs[2].json()["error"]
@@ -199,32 +185,26 @@ def test_open_jobs_count_until_they_end_and_keep_requests_out_too() -> None:
         assert (await submit(client, background_job=True)).status_code == 202
         assert (await submit(client)).status_code == 429
 
-    play(scene)
 
-
-def test_a_job_that_is_sent_again_is_found_although_its_key_is_full() -> None:
-    async def scene(client: httpx2.AsyncClient, _: Runner) -> None:
+async def test_a_job_that_is_sent_again_is_found_although_its_key_is_full() -> None:
+    async with limited_app() as (client, _):
         answers = [await submit(client, key, background_job=True) for key in ("a", "b", "a", "c")]
         assert [one.status_code for one in answers] == [202, 202, 202, 429]
         assert answers[0].json()["id"] == answers[2].json()["id"]
 
-    play(scene)
-
 
 @pytest.mark.parametrize("sent", [2, 5])
-def test_of_jobs_that_come_at_once_as_many_are_taken_as_may_be_open(sent: int) -> None:
-    async def scene(client: httpx2.AsyncClient, runner: Runner) -> None:
+async def test_of_jobs_that_come_at_once_as_many_are_taken_as_may_be_open(sent: int) -> None:
+    async with limited_app() as (client, runner):
         answers = await asyncio.gather(*(submit(client, background_job=True) for _ in range(sent)))
         taken = [one.status_code for one in answers].count(202)
         assert taken == sum((await runner.count_open()).values()) == 2
 
-    play(scene)
 
-
-def test_a_request_that_is_unanswered_leaves_room_for_one_job_only() -> None:
+async def test_a_request_that_is_unanswered_leaves_room_for_one_job_only() -> None:
     worker = Grey(is_slow=True)
 
-    async def scene(client: httpx2.AsyncClient, _: Runner) -> None:
+    async with limited_app(worker) as (client, _):
         drawing = asyncio.create_task(submit(client))
         await worker.until(lambda: worker.running == 1)
         jobs = [await submit(client, background_job=True) for _ in range(2)]
@@ -233,18 +213,14 @@ def test_a_request_that_is_unanswered_leaves_room_for_one_job_only() -> None:
         drawing.cancel()
         await asyncio.wait([drawing])
 
-    play(scene, worker)
 
-
-def test_jobs_of_another_key_do_not_count() -> None:
-    async def scene(client: httpx2.AsyncClient, _: Runner) -> None:
+async def test_jobs_of_another_key_do_not_count() -> None:
+    async with limited_app(api_key=("one", "two")) as (client, _):
         answers = []
         for key in ("one", "one", "two", "one"):
             client.headers["authorization"] = f"Bearer {key}"
             answers.append((await submit(client, background_job=True)).status_code)
         assert answers == [202, 202, 202, 429]
-
-    play(scene, api_key=("one", "two"))
 
 
 def asked(settings: ServeSettings, times: int, **headers: str) -> list[httpx2.Response]:

@@ -286,19 +286,16 @@ def test_bodies_with_pictures_may_be_larger_than_others_but_not_endless() -> Non
     assert refusal(answer)["code"] == "body_too_large"
 
 
-def test_the_same_key_with_another_picture_is_refused() -> None:
+async def test_the_same_key_with_another_picture_is_refused() -> None:
     worker = worker_of(BOTH)
     app = app_of(worker)
 
-    async def talk() -> list[int]:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            client.headers["idempotency-key"] = "mine"
-            forms = [{"image": png(seed=seed)} for seed in (0, 0, 1)]
-            answers = [await client.post(EDITS, data={"prompt": "a"}, files=f) for f in forms]
-        return [answer.status_code for answer in answers]
-
-    assert asyncio.run(talk()) == [200, 200, 422]
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        client.headers["idempotency-key"] = "mine"
+        forms = [{"image": png(seed=seed)} for seed in (0, 0, 1)]
+        answers = [await client.post(EDITS, data={"prompt": "a"}, files=f) for f in forms]
+    assert [answer.status_code for answer in answers] == [200, 200, 422]
     assert len(worker.jobs) == 1
 
 

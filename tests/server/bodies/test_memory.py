@@ -165,40 +165,34 @@ class Sender:
 
 
 @pytest.mark.parametrize("path", WORK)
-def test_of_parked_requests_as_many_are_let_in_as_may_be_unanswered(path: str) -> None:
-    async def scene() -> None:
-        sender, bodies = Sender(max_in_flight_per_key=2), [Body() for _ in range(300)]
-        parked = [sender.park(path, body) for body in bodies]
-        for body in bodies[:2]:
-            await body.is_parked.wait()
+async def test_of_parked_requests_as_many_are_let_in_as_may_be_unanswered(path: str) -> None:
+    sender, bodies = Sender(max_in_flight_per_key=2), [Body() for _ in range(300)]
+    parked = [sender.park(path, body) for body in bodies]
+    for body in bodies[:2]:
+        await body.is_parked.wait()
 
-        for task in parked[2:]:
-            assert (await task)[0] == 429
-        assert [body.asked for body in bodies] == [1, 1] + [0] * 298
+    for task in parked[2:]:
+        assert (await task)[0] == 429
+    assert [body.asked for body in bodies] == [1, 1] + [0] * 298
 
-        await gone(*parked)
-        again = Body()
-        parked = [sender.park(path, again)]
-        await again.is_parked.wait()
-        await gone(*parked)
-
-    asyncio.run(scene())
+    await gone(*parked)
+    again = Body()
+    parked = [sender.park(path, again)]
+    await again.is_parked.wait()
+    await gone(*parked)
 
 
 @pytest.mark.parametrize("path", WORK)
-def test_requests_a_minute_are_counted_before_a_body_is_read(path: str) -> None:
-    async def scene() -> None:
-        sender, first, second = Sender(requests_per_minute=1), Body(), Body()
-        parked = sender.park(path, first)
-        await first.is_parked.wait()
+async def test_requests_a_minute_are_counted_before_a_body_is_read(path: str) -> None:
+    sender, first, second = Sender(requests_per_minute=1), Body(), Body()
+    parked = sender.park(path, first)
+    await first.is_parked.wait()
 
-        status, text = await sender.send(path, second)
+    status, text = await sender.send(path, second)
 
-        assert (status, json.loads(text)["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert second.asked == 0
-        await gone(parked)
-
-    asyncio.run(scene())
+    assert (status, json.loads(text)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert second.asked == 0
+    await gone(parked)
 
 
 def test_a_wrong_key_and_a_wrong_method_are_told_so_without_a_place() -> None:
@@ -219,31 +213,28 @@ FIRST = b'--x\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\
     [(ENDPOINT, {}, b""), (EDITS, {}, b""), (EDITS, FORM, FIRST)],
     ids=["generations", "edits", "form"],
 )
-def test_bytes_of_bodies_are_bounded_together(
+async def test_bytes_of_bodies_are_bounded_together(
     path: str, headers: dict[str, str], first: bytes
 ) -> None:
-    async def scene() -> None:
-        keys = {name: {"authorization": f"Bearer {name}", **headers} for name in "ab"}
-        sender = Sender(api_key=("a", "b"), max_in_flight_bytes=1_000_000)
-        bodies = [Body(first, bytes(120_000)) for _ in range(4)]
-        parked = [sender.park(path, body, **keys["a"]) for body in bodies]
-        for body in bodies:
-            await body.is_parked.wait()
+    keys = {name: {"authorization": f"Bearer {name}", **headers} for name in "ab"}
+    sender = Sender(api_key=("a", "b"), max_in_flight_bytes=1_000_000)
+    bodies = [Body(first, bytes(120_000)) for _ in range(4)]
+    parked = [sender.park(path, body, **keys["a"]) for body in bodies]
+    for body in bodies:
+        await body.is_parked.wait()
 
-        status, text = await sender.send(path, Body(first, bytes(120_000)), **keys["a"])
-        assert (status, json.loads(text)["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert "hold 480" in text
-        assert "more than 500000 (--max-in-flight-bytes)" in text
+    status, text = await sender.send(path, Body(first, bytes(120_000)), **keys["a"])
+    assert (status, json.loads(text)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "hold 480" in text
+    assert "more than 500000 (--max-in-flight-bytes)" in text
 
-        other = Body(first, bytes(120_000))
-        parked.append(sender.park(path, other, **keys["b"]))
-        await other.is_parked.wait()
-        await gone(*parked)
-
-    asyncio.run(scene())
+    other = Body(first, bytes(120_000))
+    parked.append(sender.park(path, other, **keys["b"]))
+    await other.is_parked.wait()
+    await gone(*parked)
 
 
-def test_pictures_of_requests_that_wait_for_their_turn_are_counted_decoded() -> None:
+async def test_pictures_of_requests_that_wait_for_their_turn_are_counted_decoded() -> None:
     """A black one of a few thousand bytes becomes four million."""
     out = io.BytesIO()
     Image.new("RGB", (1024, 1024)).save(out, "PNG")
@@ -256,28 +247,25 @@ def test_pictures_of_requests_that_wait_for_their_turn_are_counted_decoded() -> 
     headers = {"content-type": form.headers["content-type"], "authorization": "Bearer a"}
     content = form.read()
 
-    async def scene() -> None:
-        worker = Grey(is_slow=True)
-        worker.ready = worker_of(replace(BOTH, max_pixels=2048 * 2048)).ready
-        app = app_of(worker, max_in_flight_bytes=10_000_000, api_key=("a",))
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    worker = Grey(is_slow=True)
+    worker.ready = worker_of(replace(BOTH, max_pixels=2048 * 2048)).ready
+    app = app_of(worker, max_in_flight_bytes=10_000_000, api_key=("a",))
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
 
-            async def edit() -> httpx2.Response:
-                return await client.post(EDITS, content=content, headers=headers)
+        async def edit() -> httpx2.Response:
+            return await client.post(EDITS, content=content, headers=headers)
 
-            for _ in range(2):  # the first one's bytes are free when it has gone
-                drawing = asyncio.create_task(edit())
-                await worker.until(lambda: worker.running == 1)
-                refused = await edit()
-                assert (refused.status_code, refused.json()["error"]["code"]) == (
-                    429,
-                    "rate_limit_exceeded",
-                )
-                await gone(drawing)
-                await worker.until(lambda: worker.running == 0)
-
-    asyncio.run(scene())
+        for _ in range(2):  # the first one's bytes are free when it has gone
+            drawing = asyncio.create_task(edit())
+            await worker.until(lambda: worker.running == 1)
+            refused = await edit()
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                429,
+                "rate_limit_exceeded",
+            )
+            await gone(drawing)
+            await worker.until(lambda: worker.running == 0)
 
 
 @pytest.mark.parametrize(("n", "status"), [(1, 200), (2, 200), (3, 413)])

@@ -228,46 +228,40 @@ def test_options_are_taken_where_they_change_nothing() -> None:
         assert post(worker, "options", sent).status_code == status, sent
 
 
-def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
-    async def scene() -> None:
-        worker = Timed(is_slow=True)
-        keys: Any = {"api_key": ("a=one", "b=two")}
-        async with open_app(worker, **keys) as opened:
+async def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
+    worker = Timed(is_slow=True)
+    keys: Any = {"api_key": ("a=one", "b=two")}
+    async with open_app(worker, **keys) as opened:
 
-            def asked(key: str, path: str, **body: Any) -> Any:
-                headers = {"authorization": f"Bearer {key}"}
-                return opened.http.post(API + path, json=body, headers=headers)
+        def asked(key: str, path: str, **body: Any) -> Any:
+            headers = {"authorization": f"Bearer {key}"}
+            return opened.http.post(API + path, json=body, headers=headers)
 
-            tasks = [asyncio.create_task(asked(key, "txt2img", prompt="a"))
-                     for key in ("one", "two")]  # fmt: skip
-            await worker.until(lambda: worker.running == 2)
-            count = await opened.http.get(API + "progress", headers={"authorization": "Bearer one"})
-            assert count.json()["state"]["job_count"] == 1
-            assert count.json()["progress"] == 0.5
-            assert (await asked("one", "interrupt")).status_code == 200
-            ended = (await tasks[0]).json()
-            assert ended["images"] == []
-            await worker.until(lambda: worker.running == 1)
-            assert not tasks[1].done()
-            await asked("two", "interrupt")
-            await tasks[1]
-
-    asyncio.run(scene())
+        tasks = [asyncio.create_task(asked(key, "txt2img", prompt="a"))
+                 for key in ("one", "two")]  # fmt: skip
+        await worker.until(lambda: worker.running == 2)
+        count = await opened.http.get(API + "progress", headers={"authorization": "Bearer one"})
+        assert count.json()["state"]["job_count"] == 1
+        assert count.json()["progress"] == 0.5
+        assert (await asked("one", "interrupt")).status_code == 200
+        ended = (await tasks[0]).json()
+        assert ended["images"] == []
+        await worker.until(lambda: worker.running == 1)
+        assert not tasks[1].done()
+        await asked("two", "interrupt")
+        await tasks[1]
 
 
-def test_a_disconnect_cancels_the_drawing() -> None:
-    async def scene() -> None:
-        worker = Grey(is_slow=True)
-        async with open_app(worker) as opened:
-            asking = opened.http.post(API + "txt2img", json={"prompt": "a"})
-            task = asyncio.create_task(asking)
-            await worker.until(lambda: worker.running == 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await worker.until(lambda: worker.running == 0)
-
-    asyncio.run(scene())
+async def test_a_disconnect_cancels_the_drawing() -> None:
+    worker = Grey(is_slow=True)
+    async with open_app(worker) as opened:
+        asking = opened.http.post(API + "txt2img", json={"prompt": "a"})
+        task = asyncio.create_task(asking)
+        await worker.until(lambda: worker.running == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await worker.until(lambda: worker.running == 0)
 
 
 @pytest.mark.parametrize(
@@ -284,17 +278,14 @@ def test_a_disconnect_cancels_the_drawing() -> None:
         ({"authorization": "Basic " + b64(b"a:secret"), "origin": "http://localhost"}, 401),
     ],
 )
-def test_the_key_is_the_password(headers: dict[str, str], status: int) -> None:
-    async def scene() -> None:
-        transport = httpx2.ASGITransport(app_of(Grey(), api_key=("secret",)))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            answer = await http.get(API + "sd-models", headers=headers)
-            assert answer.status_code == status
-            if "authorization" in headers:  # a password opens these paths alone
-                other = await http.get("/v1/models", headers=headers)
-                assert (other.status_code == 200) == headers["authorization"].startswith("Bearer")
-
-    asyncio.run(scene())
+async def test_the_key_is_the_password(headers: dict[str, str], status: int) -> None:
+    transport = httpx2.ASGITransport(app_of(Grey(), api_key=("secret",)))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        answer = await http.get(API + "sd-models", headers=headers)
+        assert answer.status_code == status
+        if "authorization" in headers:  # a password opens these paths alone
+            other = await http.get("/v1/models", headers=headers)
+            assert (other.status_code == 200) == headers["authorization"].startswith("Bearer")
 
 
 @pytest.mark.parametrize(

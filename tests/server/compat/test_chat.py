@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx2
@@ -14,7 +13,7 @@ from carpool.request.card import Card
 from carpool.server.compat.chat.bodies import NEUTRAL
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, AppClient, Grey, ask, open_app, refusal
+from support.app import CARD, Grey, ask, open_app, refusal
 from support.forms import BOTH, SEVERAL
 from support.pictures import picture, png
 
@@ -40,14 +39,6 @@ def user(content: Any) -> Any:
 def part(content: bytes) -> dict[str, Any]:
     url = "data:image/png;base64," + base64.b64encode(content).decode()
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def play(scene: Callable[[AppClient], Coroutine[Any, Any, None]], worker: Grey) -> None:
-    async def played() -> None:
-        async with open_app(worker) as opened:
-            await scene(opened)
-
-    asyncio.run(played())
 
 
 def say(worker: Grey | None = None, content: Any = "a cat", **fields: Any) -> httpx2.Response:
@@ -80,10 +71,10 @@ def drawn(url: str) -> Any:
     return picture(base64.b64decode(b64, validate=True))
 
 
-def test_the_sdk_gets_pictures_beside_the_message_as_openrouter_has_them() -> None:
+async def test_the_sdk_gets_pictures_beside_the_message_as_openrouter_has_them() -> None:
     worker = Talking()
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         extra = {"modalities": ["image", "text"], "seed": 7, "num_inference_steps": 3}
         answer = await opened.openai.chat.completions.create(
             model="grey", messages=[user("a cat")], n=2, temperature=0.2, extra_body=extra
@@ -98,15 +89,13 @@ def test_the_sdk_gets_pictures_beside_the_message_as_openrouter_has_them() -> No
         assert answer.usage.total_tokens == answer.usage.prompt_tokens + 2
         assert answer.id.startswith("chatcmpl-")
 
-    play(scene, worker)
-
     assert [job.arguments["prompt"] for job in worker.jobs] == ["a cat"] * 2
     assert [job.arguments["num_inference_steps"] for job in worker.jobs] == [3, 3]
 
 
 @pytest.mark.parametrize("modalities", [["image", "text"], None])
-def test_the_sdk_reads_a_stream_of_chunks(modalities: Any) -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_the_sdk_reads_a_stream_of_chunks(modalities: Any) -> None:
+    async with open_app(Talking()) as opened:
         create: Any = opened.openai.chat.completions.create
         stream = await create(
             model="grey",
@@ -128,8 +117,6 @@ def test_the_sdk_reads_a_stream_of_chunks(modalities: Any) -> None:
         assert chunks[-1].choices == []
         assert chunks[-1].usage is not None
         assert len({chunk.id for chunk in chunks}) == 1
-
-    play(scene, Talking())
 
 
 def test_without_modalities_pictures_are_parts_of_the_content_as_vllm_omni_has_them() -> None:
@@ -264,10 +251,10 @@ def test_a_picture_is_never_fetched_unless_allowed() -> None:
     assert told["code"] == "unsupported_parameter"
 
 
-def test_a_disconnect_cancels_the_drawing() -> None:
+async def test_a_disconnect_cancels_the_drawing() -> None:
     worker = Talking(is_slow=True)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         asking = opened.openai.chat.completions.create(model="grey", messages=[user("a cat")])
         task = asyncio.create_task(asking)
         await worker.until(lambda: worker.running == 1)
@@ -275,8 +262,6 @@ def test_a_disconnect_cancels_the_drawing() -> None:
         with pytest.raises((asyncio.CancelledError, openai.APIError)):
             await task
         await worker.until(lambda: worker.running == 0)
-
-    play(scene, worker)
 
 
 def test_the_last_chunk_of_a_stream_has_metrics_where_they_are_asked_for() -> None:
@@ -289,10 +274,10 @@ def test_the_last_chunk_of_a_stream_has_metrics_where_they_are_asked_for() -> No
         assert ("metrics" in last) == metrics
 
 
-def test_a_retry_with_its_key_gets_the_same_picture() -> None:
+async def test_a_retry_with_its_key_gets_the_same_picture() -> None:
     worker = Talking()
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         for stream in (False, False, True, True):
             body = {"messages": [user("a cat")], "stream": stream}
             headers = {"idempotency-key": f"k{stream}"}
@@ -300,7 +285,5 @@ def test_a_retry_with_its_key_gets_the_same_picture() -> None:
             assert answer.status_code == 200
             assert "data:image/png;base64," in answer.text
             assert not stream or answer.text.rstrip().endswith("[DONE]")
-
-    play(scene, worker)
 
     assert len(worker.jobs) == 2

@@ -15,11 +15,11 @@ import pytest
 
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from support.app import AppClient, Grey, ask, open_app, refusal
+from support.app import Grey, ask, open_app, refusal
 from support.endpoints import EDITS, ENDPOINT, VIDEOS
 from support.forms import BOTH, worker_of
 from support.pictures import png
-from support.video_app import Filming, play
+from support.video_app import Filming
 
 RECORDS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "recorded" / "peer_clients.json").read_text()
@@ -29,10 +29,10 @@ FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda one: f"{one['client']} {one['path']}")
-def test_what_a_peers_client_sent_is_answered_as_it_was(record: dict[str, Any]) -> None:
+async def test_what_a_peers_client_sent_is_answered_as_it_was(record: dict[str, Any]) -> None:
     worker = Filming() if record["makes"] == "2v" else worker_of(BOTH)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         answer = await opened.http.request(
             record["method"],
             record["path"],
@@ -42,8 +42,6 @@ def test_what_a_peers_client_sent_is_answered_as_it_was(record: dict[str, Any]) 
         assert answer.status_code == record["status"] == 200, answer.text
         if record["path"] == VIDEOS:
             assert (await opened.ended(answer.json()["id"]))["status"] == "completed"
-
-    play(scene, worker)
 
     if record["method"] == "POST":
         job = worker.jobs[0]
@@ -213,10 +211,10 @@ class Timed(Filming):
         return {"memory": {"peak_bytes": 2_500_000}}
 
 
-def test_a_video_that_is_done_tells_where_its_time_went_and_what_memory_it_needed() -> None:
+async def test_a_video_that_is_done_tells_where_its_time_went_and_what_memory_it_needed() -> None:
     spent = {"queue": 1.0, "encode": 0.5, "denoise": 2.0, "decode": 0.25, "stage_0_gen_ms": 2750.0}
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(Timed()) as opened:
         video = (await opened.http.post(VIDEOS, json={"prompt": "a"})).json()
         assert video["inference_time_s"] is None
         assert video["stage_durations"] is None
@@ -232,11 +230,9 @@ def test_a_video_that_is_done_tells_where_its_time_went_and_what_memory_it_neede
         assert json.loads(answer.headers["x-stage-durations"]) == spent
         assert answer.headers["x-peak-memory-mb"] == "2.500"
 
-    play(scene, Timed())
 
-
-def test_a_video_at_once_is_the_file() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_a_video_at_once_is_the_file() -> None:
+    async with open_app(Filming()) as opened:
         answer = await opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a", "fps": 8})
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "video/mp4"
@@ -245,48 +241,39 @@ def test_a_video_at_once_is_the_file() -> None:
         content = f"{VIDEOS}/{answer.headers['x-video-id']}/content"
         assert (await opened.http.get(content)).content == answer.content
 
-    play(scene, Filming())
 
-
-def test_a_video_at_once_that_fails_says_why() -> None:
+async def test_a_video_at_once_that_fails_says_why() -> None:
     worker = Filming()
     worker.is_broken = True
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         answer = await opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "it broke"
 
-    play(scene, worker)
 
-
-def test_a_disconnect_cancels_a_video_at_once() -> None:
+async def test_a_disconnect_cancels_a_video_at_once() -> None:
     worker = Filming()
     worker.is_slow = True
 
-    async def scene() -> None:
-        async with open_app(worker) as opened:
-            asking = opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
-            task = asyncio.create_task(asking)
-            await worker.until(lambda: worker.running == 1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await worker.until(lambda: worker.running == 0)
-            [video] = (await opened.http.get(VIDEOS)).json()["data"]
-            assert video["error"]["code"] == "cancelled"
-
-    asyncio.run(scene())
+    async with open_app(worker) as opened:
+        asking = opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
+        task = asyncio.create_task(asking)
+        await worker.until(lambda: worker.running == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await worker.until(lambda: worker.running == 0)
+        [video] = (await opened.http.get(VIDEOS)).json()["data"]
+        assert video["error"]["code"] == "cancelled"
 
 
-def test_a_request_makes_one_video() -> None:
+async def test_a_request_makes_one_video() -> None:
     body = json.dumps({"prompt": "a", "num_outputs_per_prompt": 2})
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(Filming()) as opened:
         answer = await opened.http.post(
             VIDEOS, content=body, headers={"content-type": "application/json"}
         )
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "unsupported_parameter"
-
-    play(scene, Filming())

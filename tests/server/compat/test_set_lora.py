@@ -1,7 +1,6 @@
 """`/v1/set_lora`, `/v1/list_loras`, `/v1/unmerge_lora_weights`: as SGLang's clients send them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,6 @@ def adapter_like(file: Path) -> None:
     file.write_bytes((2).to_bytes(8, "little") + b"{}")
 
 
-def play(scene: Callable[[AppClient], Awaitable[None]], worker: Grey, **settings: Any) -> None:
-    async def run() -> None:
-        async with open_app(worker, **settings) as opened:
-            await scene(opened)
-
-    asyncio.run(run())
-
-
 async def ask(
     opened: AppClient, path: str, body: Any = None, key: str = "a-key"
 ) -> httpx2.Response:
@@ -63,10 +54,10 @@ async def drawn_with(opened: AppClient, worker: Grey, key: str = "a-key", **body
     return worker.jobs[-1].lora
 
 
-def test_a_default_is_for_requests_of_its_key_that_name_no_adapters_until_it_is_taken_off() -> None:
+async def test_a_default_is_for_requests_of_its_key_without_adapters_until_it_goes() -> None:
     worker = Grey()
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker, **KEYED) as opened:
         set_ = await ask(opened, "/v1/set_lora", OUTLINED)
         told = set_.json()
         assert (set_.status_code, told["status"]) == (200, "ok")
@@ -94,29 +85,25 @@ def test_a_default_is_for_requests_of_its_key_that_name_no_adapters_until_it_is_
         assert await drawn_with(opened, worker) == ()
         assert (await ask(opened, "/v1/list_loras")).json()["active"] == {}
 
-    play(scene, worker, **KEYED)
 
-
-def test_a_job_keeps_the_adapters_that_it_was_accepted_with() -> None:
+async def test_a_job_keeps_the_adapters_that_it_was_accepted_with() -> None:
     worker = Grey()
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker, **KEYED) as opened:
         await ask(opened, "/v1/set_lora", OUTLINED)
         job = (await ask(opened, ENDPOINT, {"prompt": "a", "background_job": True})).json()
         await ask(opened, "/v1/unmerge_lora_weights", {})
         await opened.runner.ended(job["id"], Keyring(KEYED["api_key"]).client_of(b"a-key").owner)
 
-    play(scene, worker, **KEYED)
-
     assert [one.lora for one in worker.jobs] == [(("outlined", 0.5),)]
 
 
-def test_lists_are_of_one_length_and_one_value_counts_for_all(tmp_path: Path) -> None:
+async def test_lists_are_of_one_length_and_one_value_counts_for_all(tmp_path: Path) -> None:
     (tmp_path / "ink.safetensors").touch()
     worker = Folded(tmp_path)
     worker._read()
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker, **KEYED) as opened:
         both = {"lora_nickname": ["ink", "outlined"]}
         assert (await ask(opened, "/v1/set_lora", both | {"strength": 0.3})).status_code == 200
         assert await drawn_with(opened, worker) == (("ink", 0.3), ("outlined", 0.3))
@@ -125,21 +112,17 @@ def test_lists_are_of_one_length_and_one_value_counts_for_all(tmp_path: Path) ->
         told = refusal(await ask(opened, "/v1/set_lora", both | {"strength": [1, 2, 3]}))
         assert told["message"] == "strength has 3 entries: must be 2, as many as lora_nickname has"
 
-    play(scene, worker, **KEYED)
 
-
-def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path) -> None:
+async def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path) -> None:
     worker = Folded(tmp_path)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker, lora_dir=str(tmp_path), **KEYED) as opened:
         adapter_like(tmp_path / "ink.safetensors")
         for path in ("ink.safetensors", str(tmp_path / "ink.safetensors")):
             sent = {"lora_nickname": "ink", "lora_path": path}
             answer = await ask(opened, "/v1/set_lora", sent)
             assert answer.status_code == 200, answer.text
             assert await drawn_with(opened, worker) == (("ink", 1.0),)
-
-    play(scene, worker, lora_dir=str(tmp_path), **KEYED)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +146,7 @@ def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path) -> N
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_cannot_be_set_is_refused_and_changes_nothing(
+async def test_what_cannot_be_set_is_refused_and_changes_nothing(
     sent: dict[str, Any], param: str | None, says: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.safetensors").touch()
@@ -173,7 +156,7 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(
     adapter_like(folder / "foreign.safetensors")  # the worker takes it for no adapter of its model
     worker = Folded(folder)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker, lora_dir=str(folder), **KEYED) as opened:
         answer = await ask(opened, "/v1/set_lora", sent)
         told = refusal(answer)
         assert told["param"] == param
@@ -181,13 +164,11 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing(
         assert str(folder) not in told["message"]
         assert await drawn_with(opened, worker) == ()
 
-    play(scene, worker, lora_dir=str(folder), **KEYED)
 
-
-def test_without_api_keys_nobody_sets_what_others_draw() -> None:
+async def test_without_api_keys_nobody_sets_what_others_draw() -> None:
     worker = Grey()
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         for path, body in (("set_lora", OUTLINED), ("unmerge_lora_weights", {})):
             answer = await opened.http.post(f"/v1/{path}", json=body)
             assert answer.status_code == 403
@@ -195,10 +176,6 @@ def test_without_api_keys_nobody_sets_what_others_draw() -> None:
             assert "--api-key" in answer.json()["error"]["message"]
         assert (await opened.http.get("/v1/list_loras")).json()["active"] == {}
 
-    play(scene, worker)
-
-    async def wrong(opened: AppClient) -> None:
+    async with open_app(worker, **KEYED) as opened:
         assert (await ask(opened, "/v1/set_lora", OUTLINED, "c-key")).status_code == 401
         assert (await ask(opened, "/v1/list_loras", key="c-key")).status_code == 401
-
-    play(wrong, worker, **KEYED)

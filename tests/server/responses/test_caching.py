@@ -68,7 +68,6 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("url", FILES)
 @pytest.mark.parametrize(
     ("how", "status"),
     [
@@ -80,15 +79,14 @@ FILES = (
     ],
 )
 def test_a_file_of_a_job_is_for_its_client_alone_and_what_it_says_it_is(
-    url: str, how: dict[str, Any], status: int
+    how: dict[str, Any], status: int
 ) -> None:
-    [answer] = asked({"url": url, **how})
-
-    assert answer.status_code == status
-    assert answer.headers["cache-control"] == "private, no-cache"
-    assert answer.headers["x-content-type-options"] == "nosniff"
-    assert "etag" in answer.headers  # to ask again is cheap
-    assert status == 304 or answer.headers["content-disposition"].startswith("attachment")
+    for answer in asked(*({"url": url, **how} for url in FILES)):
+        assert answer.status_code == status, answer.url
+        assert answer.headers["cache-control"] == "private, no-cache"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "etag" in answer.headers  # to ask again is cheap
+        assert status == 304 or answer.headers["content-disposition"].startswith("attachment")
 
 
 @pytest.mark.parametrize(
@@ -121,38 +119,33 @@ def test_every_other_answer_is_stored_by_nobody(request_: dict[str, Any], status
     assert len(answer.headers.get_list("cache-control")) == 1
 
 
-@pytest.mark.parametrize("path", [*sorted(set(GETS) - OF_THE_WORKER), "/docs", "/openapi.json"])
 @pytest.mark.parametrize("settings", [{}, {"api_key": ("one",)}])
-def test_whatever_can_be_got_says_how_it_may_be_stored(path: str, settings: dict[str, Any]) -> None:
-    url = path.replace("{", "{{").replace("}", "}}")
-    for answer in asked({"url": url}, {"url": url, "method": "HEAD"}, **settings):
-        assert is_stored_by_nobody(answer)
+def test_whatever_can_be_got_says_how_it_may_be_stored(settings: dict[str, Any]) -> None:
+    paths = [*sorted(set(GETS) - OF_THE_WORKER), "/docs", "/openapi.json"]
+    urls = [path.replace("{", "{{").replace("}", "}}") for path in paths]
+    requests = [{"url": url, "method": method} for url in urls for method in ("GET", "HEAD")]
+    for answer in asked(*requests, **settings):
+        assert is_stored_by_nobody(answer), answer.url
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_linked_picture_is_its_clients_for_as_long_as_the_link() -> None:
-    async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(shared_app())
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            wish = {**WORK, "response_format": "url"}
-            url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
-            return await client.get(url)
-
-    answer = asyncio.run(talk())
+async def test_a_linked_picture_is_its_clients_for_as_long_as_the_link() -> None:
+    transport = httpx2.ASGITransport(shared_app())
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        wish = {**WORK, "response_format": "url"}
+        url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
+        answer = await client.get(url)
 
     assert answer.headers["cache-control"] == "private, max-age=3600"
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_failure_that_nobody_foresaw_is_stored_by_nobody() -> None:
+async def test_a_failure_that_nobody_foresaw_is_stored_by_nobody() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ZeroDivisionError
 
-    async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(RequestLogging(app))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/")
-
-    answer = asyncio.run(talk())
+    transport = httpx2.ASGITransport(RequestLogging(app))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/")
 
     assert (answer.status_code, is_stored_by_nobody(answer)) == (500, True)

@@ -125,15 +125,14 @@ def test_what_the_client_has_is_not_sent_again(headers: dict[str, str], status: 
 # A picture that goes while its link is followed
 
 
-def test_a_file_that_is_gone_is_not_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_a_file_that_is_gone_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     monkeypatch.setattr(SignedFiles, "get", lambda *_: tmp_path / "file-gone.png")
 
-    async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings()))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.get("/v1/files/file-gone.png")
-
-    answer = asyncio.run(talk())
+    transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings()))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/v1/files/file-gone.png")
 
     assert (answer.status_code, refusal(answer)["code"]) == (404, "file_not_found")
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from carpool.request.card import Task
-from support.app import AppClient
+from support.app import AppClient, open_app
 from support.artifacts_app import (
     BELL,
     HUM,
@@ -21,7 +21,7 @@ from support.artifacts_app import (
     SOUND,
     Making,
 )
-from support.video_app import Scene, play, url_of
+from support.video_app import url_of
 
 
 def png() -> bytes:
@@ -45,10 +45,12 @@ def error_of(answer: Any) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("format", ["glb", "obj", "ply"])
-def test_a_mesh_of_a_picture_is_a_job_with_a_file_of_the_format_that_was_asked(format: str) -> None:
+async def test_a_mesh_of_a_picture_is_a_job_with_a_file_of_the_format_that_was_asked(
+    format: str,
+) -> None:
     worker = Making(OF_PICTURES)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         body = {"input_reference": {"image_url": url_of(png())}, "seed": 5, "output_format": format}
         job = await completed(opened, body | {"num_inference_steps": 3})
         content = await opened.http.get(f"{MESHES}/{job['id']}/content")
@@ -66,28 +68,23 @@ def test_a_mesh_of_a_picture_is_a_job_with_a_file_of_the_format_that_was_asked(f
         begins = {"glb": b"glTF", "obj": b"# made by a model", "ply": b"ply\n"}
         assert content.content.startswith(begins[format])
         assert content.headers["content-type"].startswith("model/")
-
-    play(scene, worker)
     assert worker.jobs[0].arguments["image"].size == (16, 16)
     assert worker.jobs[0].output_type is None  # the pipeline's own: it has no pictures
 
 
-def test_a_form_with_a_picture_and_words_alone_make_meshes_as_well() -> None:
-    async def of_picture(opened: AppClient) -> None:
+async def test_a_form_with_a_picture_and_words_alone_make_meshes_as_well() -> None:
+    async with open_app(Making(OF_PICTURES)) as opened:
         files: dict[str, Any] = {"image": ("a.png", png()), "num_inference_steps": (None, "2")}
         answer = await opened.http.post(MESHES, files=files)
         assert answer.status_code == 200, answer.text
 
-    async def of_words(opened: AppClient) -> None:
+    async with open_app(Making(OF_WORDS)) as opened:
         job = await completed(opened, {"prompt": "a cup"})
         assert (job["status"], job["prompt"]) == ("completed", "a cup")
 
-    play(of_picture, Making(OF_PICTURES))
-    play(of_words, Making(OF_WORDS))
 
-
-def test_meshes_are_listed_deleted_and_no_other_jobs() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_meshes_are_listed_deleted_and_no_other_jobs() -> None:
+    async with open_app(Making(OF_WORDS)) as opened:
         first, second = [await completed(opened, {"prompt": text}) for text in ("a", "b")]
         listed = (await opened.http.get(MESHES)).json()
         gone = (await opened.http.delete(f"{MESHES}/{first['id']}")).json()
@@ -97,8 +94,6 @@ def test_meshes_are_listed_deleted_and_no_other_jobs() -> None:
         assert [one["id"] for one in listed["data"]] == [second["id"], first["id"]]
         assert gone == {"id": first["id"], "object": "mesh.deleted", "deleted": True}
         assert missing.status_code == unknown.status_code == 404
-
-    play(scene, Making(OF_WORDS))
 
 
 @pytest.mark.parametrize(
@@ -113,34 +108,30 @@ def test_meshes_are_listed_deleted_and_no_other_jobs() -> None:
         (BELL, {"prompt": "a"}, "model", "POST /v1/audio/generations makes them"),
     ],
 )
-def test_what_cannot_be_a_mesh_is_refused_by_name(
+async def test_what_cannot_be_a_mesh_is_refused_by_name(
     task: Task, body: dict[str, Any], param: str, message: str
 ) -> None:
-    async def scene(opened: AppClient) -> None:
+    async with open_app(Making(task)) as opened:
         status, named, text = error_of(await opened.http.post(MESHES, json=body))
         assert status in (400, 422)
         assert named == param
         assert message in text
 
-    play(scene, Making(task))
 
-
-def test_a_mesh_of_too_many_faces_fails_with_the_limit() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_a_mesh_of_too_many_faces_fails_with_the_limit() -> None:
+    async with open_app(Making(OF_WORDS), max_faces=1) as opened:
         job = await completed(opened, {"prompt": "a"})
         assert job["status"] == "failed"
         assert "has 2 faces: at most 1 (--max-faces)" in job["error"]["message"]
-
-    play(scene, Making(OF_WORDS), max_faces=1)
 
 
 @pytest.mark.parametrize(
     ("format", "kind"), [("wav", "audio/wav"), ("flac", "audio/flac"), ("mp3", "audio/mpeg")]
 )
-def test_sound_is_answered_with_its_file(format: str, kind: str) -> None:
+async def test_sound_is_answered_with_its_file(format: str, kind: str) -> None:
     worker = Making(BELL)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         body = {"prompt": "a bell", "seconds": 2, "seed": 3, "output_format": format}
         answer = await opened.http.post(SOUND, json=body)
         assert answer.status_code == 200, answer.text
@@ -150,20 +141,16 @@ def test_sound_is_answered_with_its_file(format: str, kind: str) -> None:
         if format == "wav":
             with wave.open(io.BytesIO(answer.content)) as file:
                 assert (file.getnchannels(), file.getframerate()) == (2, 8000)
-
-    play(scene, worker)
     assert worker.jobs[0].arguments["audio_end_in_s"] == 2.0
     assert worker.jobs[0].output_type == "pt"
 
 
-def test_sound_may_be_a_job() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_sound_may_be_a_job() -> None:
+    async with open_app(Making(BELL)) as opened:
         answer = await opened.http.post(SOUND, json={"prompt": "a bell", "background_job": True})
         assert (answer.status_code, answer.json()["kind"]) == (202, "sound")
         ended = await opened.runner.ended(answer.json()["id"])
         assert list(ended.files) == ["sound.wav"]
-
-    play(scene, Making(BELL))
 
 
 @pytest.mark.parametrize(
@@ -179,34 +166,30 @@ def test_sound_may_be_a_job() -> None:
         (OF_WORDS, {}, "model", "POST /v1/meshes makes them"),
     ],
 )
-def test_what_cannot_be_sound_is_refused_by_name(
+async def test_what_cannot_be_sound_is_refused_by_name(
     task: Task, body: dict[str, Any], param: str, message: str
 ) -> None:
-    async def scene(opened: AppClient) -> None:
+    async with open_app(Making(task)) as opened:
         answer = await opened.http.post(SOUND, json={"prompt": "a", **body})
         status, named, text = error_of(answer)
         assert (status in (400, 422), named) == (True, param), text
         assert message in text
 
-    play(scene, Making(task))
 
-
-def test_a_client_that_goes_away_ends_its_sound() -> None:
+async def test_a_client_that_goes_away_ends_its_sound() -> None:
     worker = Making(BELL, is_slow=True)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         asking = asyncio.create_task(opened.http.post(SOUND, json={"prompt": "a bell"}))
         await worker.until(lambda: worker.running == 1)
         asking.cancel()
         await worker.until(lambda: worker.running == 0)
 
-    play(scene, worker)
 
-
-def test_the_same_key_has_the_same_mesh() -> None:
+async def test_the_same_key_has_the_same_mesh() -> None:
     worker = Making(OF_WORDS)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         headers = {"idempotency-key": "a"}
         answers = [
             await opened.http.post(MESHES, json={"prompt": "a"}, headers=headers) for _ in range(2)
@@ -215,31 +198,26 @@ def test_the_same_key_has_the_same_mesh() -> None:
         assert len({one.json()["id"] for one in answers}) == 1
         assert other.status_code == 422
 
-    play(scene, worker)
 
-
-def test_files_say_what_made_them_without_prompts_unless_they_may() -> None:
+@pytest.mark.parametrize("options", [{}, {"metadata_prompt": True}])
+async def test_files_say_what_made_them_without_prompts_unless_they_may(
+    options: dict[str, Any],
+) -> None:
     def note(of: bytes) -> dict[str, Any]:
         made: dict[str, Any] = json.loads(of[of.index(b"carpool {") + 8 :].split(b"\n")[0])
         return made
 
-    found: list[dict[str, Any]] = []
-
-    async def scene(opened: AppClient) -> None:
+    async with open_app(Making(OF_WORDS), **options) as opened:
         job = await completed(opened, {"prompt": "a cup", "output_format": "obj", "seed": 9})
-        found.append(note((await opened.http.get(f"{MESHES}/{job['id']}/content")).content))
-
-    scenes: list[tuple[Scene, dict[str, Any]]] = [(scene, {}), (scene, {"metadata_prompt": True})]
-    for played, options in scenes:
-        play(played, Making(OF_WORDS), **options)
-    assert [one["seed"] for one in found] == [9, 9]
-    assert ["prompt" in one for one in found] == [False, True]
+        made = note((await opened.http.get(f"{MESHES}/{job['id']}/content")).content)
+    assert made["seed"] == 9
+    assert ("prompt" in made) == bool(options)
 
 
-def test_files_of_meshes_and_sound_have_signed_links_that_need_no_key() -> None:
+async def test_files_of_meshes_and_sound_have_signed_links_that_need_no_key() -> None:
     worker = Making(OF_WORDS)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker, api_key=("secret",)) as opened:
         opened.http.headers["authorization"] = "Bearer secret"
         job = await completed(opened, {"prompt": "a cup"})
         content = (await opened.http.get(f"{MESHES}/{job['id']}/content")).content
@@ -259,25 +237,21 @@ def test_files_of_meshes_and_sound_have_signed_links_that_need_no_key() -> None:
         assert (part.status_code, part.content) == (206, content[:4])
         assert [answer.status_code for answer in others] == [404, 404, 404, 401]
 
-    play(scene, worker, api_key=("secret",))
 
-
-def test_sound_names_the_signed_link_of_its_file() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_sound_names_the_signed_link_of_its_file() -> None:
+    async with open_app(Making(BELL)) as opened:
         answer = await opened.http.post(SOUND, json={"prompt": "a bell"})
         again = await opened.http.get(answer.headers["x-file-url"])
 
         assert (again.status_code, again.content) == (200, answer.content)
         assert again.headers["content-type"] == answer.headers["content-type"]
 
-    play(scene, Making(BELL))
 
-
-def test_the_texture_of_an_obj_is_a_file_of_its_job() -> None:
+async def test_the_texture_of_an_obj_is_a_file_of_its_job() -> None:
     worker = Making(OF_WORDS)
     worker.more = {"places": np.zeros((3, 2), np.float32).tobytes(), "texture": png()}
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         job = await completed(opened, {"prompt": "a cup", "output_format": "obj"})
         content = (await opened.http.get(f"{MESHES}/{job['id']}/content")).content
         files = (await opened.http.get(f"/v1/jobs/{job['id']}")).json()["files"]
@@ -288,5 +262,3 @@ def test_the_texture_of_an_obj_is_a_file_of_its_job() -> None:
         assert answers["mesh.png"].content == png()
         assert answers["mesh.mtl"].headers["content-type"].startswith("model/mtl")
         assert job["bytes"] == len(content)
-
-    play(scene, worker)

@@ -1,6 +1,5 @@
 """Pictures over HTTP, before a worker that is none: links, qualities, and what models lack."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -231,22 +230,19 @@ def test_a_size_is_refused_where_the_model_sets_it() -> None:
 # Links
 
 
-def test_a_link_leads_to_the_picture_without_a_key() -> None:
+async def test_a_link_leads_to_the_picture_without_a_key() -> None:
     app = create_app(Grey(), ServeSettings(port=0, api_key=("secret",)))
 
-    async def talk() -> tuple[Any, list[httpx2.Response]]:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            body = {"prompt": "a", "response_format": "url", "output_format": "webp"}
-            bearer = {"authorization": "Bearer secret"}
-            answer = await client.post(ENDPOINT, json=body, headers=bearer)
-            [image] = answer.json()["data"]
-            url = image["url"]
-            wrong = [url[:-1] + "x", url.split("&")[0], url.replace("file-", "file-0")]
-            wrong += [re.sub(r"expires=\d", "expires=9", url), url.split("?")[0]]
-            return image, [await client.get(one) for one in (url, *wrong)]
-
-    image, (right, *wrong) = asyncio.run(talk())
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        body = {"prompt": "a", "response_format": "url", "output_format": "webp"}
+        bearer = {"authorization": "Bearer secret"}
+        answer = await client.post(ENDPOINT, json=body, headers=bearer)
+        [image] = answer.json()["data"]
+        url = image["url"]
+        wrong = [url[:-1] + "x", url.split("&")[0], url.replace("file-", "file-0")]
+        wrong += [re.sub(r"expires=\d", "expires=9", url), url.split("?")[0]]
+        right, *wrong = [await client.get(one) for one in (url, *wrong)]
 
     assert (image["b64_json"], right.status_code) == (None, 200)
     assert right.headers["content-type"] == "image/webp"

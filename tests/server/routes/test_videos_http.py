@@ -8,10 +8,10 @@ import pytest
 
 from carpool.request.card import Parameter
 from carpool.worker import protocol
-from support.app import AppClient, Grey, refusal
+from support.app import Grey, open_app, refusal
 from support.endpoints import VIDEOS
 from support.forms import BOTH
-from support.video_app import MOVING, TEXT, Filming, play, post
+from support.video_app import MOVING, TEXT, Filming, post
 
 WAN = replace(MOVING, frame_step=4)
 JOB = {"prompt": "a", "background_job": True}
@@ -19,28 +19,25 @@ JOB = {"prompt": "a", "background_job": True}
 
 def shown(body: dict[str, Any], worker: Filming) -> dict[str, Any]:
     """A video's job as its client sees it."""
-    seen: list[dict[str, Any]] = []
 
-    async def scene(opened: AppClient) -> None:
-        answer = await post(opened, **body)
-        assert answer.status_code == 200, answer.text
-        seen.append(answer.json())
-        await opened.ended(seen[0]["id"])
+    async def talk() -> dict[str, Any]:
+        async with open_app(worker) as opened:
+            answer = await post(opened, **body)
+            assert answer.status_code == 200, answer.text
+            await opened.ended(answer.json()["id"])
+            return dict(answer.json())
 
-    play(scene, worker)
-    return seen[0]
+    return asyncio.run(talk())
 
 
 def refused(worker: Grey, path: str = VIDEOS, method: str = "POST", **body: Any) -> dict[str, Any]:
-    told: list[dict[str, Any]] = []
+    async def talk() -> dict[str, Any]:
+        async with open_app(worker) as opened:
+            sent = {"prompt": "a", **body} if method == "POST" else None
+            answer = await opened.http.request(method, path, json=sent)
+            return refusal(answer) | {"status": answer.status_code}
 
-    async def scene(opened: AppClient) -> None:
-        sent = {"prompt": "a", **body} if method == "POST" else None
-        answer = await opened.http.request(method, path, json=sent)
-        told.append(refusal(answer) | {"status": answer.status_code})
-
-    play(scene, worker)
-    return told[0]
+    return asyncio.run(talk())
 
 
 @pytest.mark.parametrize(
@@ -144,8 +141,8 @@ def test_an_unknown_video_is_not_found_as_a_video(method: str, path: str) -> Non
     assert told["message"].startswith("there is no video 'nobody'")
 
 
-def test_a_job_of_several_prompts_has_the_seeds_and_files_of_all() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_a_job_of_several_prompts_has_the_seeds_and_files_of_all() -> None:
+    async with open_app(Grey(), runs=True) as opened:
         said = {**JOB, "prompt": ["a cat", "a dog"], "n": 2, "seed": 5}
         job = (await opened.http.post("/v1/images/generations", json=said)).json()
         while job["status"] in ("queued", "in_progress"):
@@ -155,11 +152,9 @@ def test_a_job_of_several_prompts_has_the_seeds_and_files_of_all() -> None:
         assert (job["status"], job["seeds"]) == ("completed", [5, 6, 7, 8])
         assert [one["name"] for one in job["files"]] == [f"{i}.png" for i in range(4)]
 
-    play(scene, Grey(), runs=True)
 
-
-def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:
+    async with open_app(Grey(), runs=False) as opened:
         job = (await opened.http.post("/v1/images/generations", json=JOB)).json()["id"]
         answer = await opened.http.get(f"{VIDEOS}/{job}")
         told = refusal(answer)
@@ -170,18 +165,14 @@ def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> None:
         told = refusal(await opened.http.get("/v1/jobs/nobody"))
         assert told["code"] == "job_not_found"
 
-    play(scene, Grey(), runs=False)
 
-
-def test_a_video_that_is_not_made_yet_is_not_ready() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_a_video_that_is_not_made_yet_is_not_ready() -> None:
+    async with open_app(Filming(), runs=False) as opened:
         video = (await post(opened, seed=1)).json()["id"]
         answer = await opened.http.get(f"{VIDEOS}/{video}/content")
         told = refusal(answer)
         assert (answer.status_code, told["code"]) == (404, "video_not_ready")
         assert "it is queued" in told["message"]
-
-    play(scene, Filming(), runs=False)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +190,8 @@ def test_what_openai_has_beyond_that_is_told_apart_from_a_wrong_path(
     )
 
 
-def test_files_of_jobs_lie_behind_the_servers_root_path() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_files_of_jobs_lie_behind_the_servers_root_path() -> None:
+    async with open_app(Grey(), root_path="/draw/") as opened:
         job = (await opened.http.post("/v1/images/generations", json=JOB)).json()
         done = await opened.ended(job["id"])
         [file] = done["files"]
@@ -208,8 +199,6 @@ def test_files_of_jobs_lie_behind_the_servers_root_path() -> None:
         [listed] = (await opened.http.get("/v1/jobs")).json()["data"]
         assert listed["files"] == done["files"]
         assert (await opened.http.get(file["url"])).status_code == 200
-
-    play(scene, Grey(), root_path="/draw/")
 
 
 @pytest.mark.parametrize("name", ["user", "safety_identifier"])

@@ -15,14 +15,14 @@ from carpool.request.card import Card
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.protocol import Done
-from support.app import CARD, AppClient, Grey, refusal
+from support.app import CARD, Grey, open_app, refusal
 from support.endpoints import VIDEOS
 from support.engine_driver import driving, plain
 from support.engine_worker import EngineWorker
 from support.forms import BOTH
 from support.pictures import picture, png
 from support.tiny import ARGUMENTS
-from support.video_app import MOVING, NEEDS, SILENT, Filming, play, post, url_of
+from support.video_app import MOVING, NEEDS, SILENT, Filming, post, url_of
 
 pytestmark = [
     pytest.mark.timeout(100),  # checkpoints may have to be made first
@@ -31,7 +31,7 @@ pytestmark = [
 # With a model
 
 
-def test_a_video_with_a_reference_is_what_plain_diffusers_makes_of_it(tmp_path: Path) -> None:
+async def test_a_video_with_a_reference_is_what_plain_diffusers_makes_of_it(tmp_path: Path) -> None:
     """Through the SDK, and with a restart before it is run."""
     own: dict[str, Any] = {
         "num_frames": 5,
@@ -44,18 +44,16 @@ def test_a_video_with_a_reference_is_what_plain_diffusers_makes_of_it(tmp_path: 
     with driving("ltx2") as drive:
         worker, done = EngineWorker(drive), list[Done]()
 
-        async def submit(opened: AppClient) -> None:
+        async with open_app(worker, tmp_path, runs=False) as opened:
             asked: dict[str, Any] = {"prompt": "a cat", "input_reference": ("a.png", content)}
             video: Any = await opened.openai.videos.create(**asked, extra_body={"seed": 3, **own})
             assert (video.status, video.size, video.seed) == ("queued", "64x32", 3)
 
-        async def run(opened: AppClient) -> None:
+        keep_outputs(worker, done)
+        async with open_app(worker, tmp_path) as opened:
             [video] = (await opened.openai.videos.list()).data
             assert (await opened.ended(video.id))["status"] == "completed"
 
-        play(submit, worker, tmp_path, runs=False)
-        keep_outputs(worker, done)
-        play(run, worker, tmp_path)
         [job], [made] = worker.jobs, done
 
     assert job.task == "image-to-video"
@@ -83,10 +81,10 @@ def keep_outputs(worker: EngineWorker, done: list[Done]) -> None:
 # Before a worker that is none
 
 
-def test_a_reference_may_be_a_file_or_a_url_in_a_form_or_in_json() -> None:
+async def test_a_reference_may_be_a_file_or_a_url_in_a_form_or_in_json() -> None:
     worker, content = Filming(), png(32, 48)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         url = url_of(content)
         answers = [
             await post(opened, file=content),
@@ -99,8 +97,6 @@ def test_a_reference_may_be_a_file_or_a_url_in_a_form_or_in_json() -> None:
         assert [answer.status_code for answer in answers] == [200] * 6
         for answer in answers:
             await opened.ended(answer.json()["id"])
-
-    play(scene, worker)
     *with_one, without = worker.jobs
     for job in with_one:
         assert (job.task, job.arguments["width"], job.arguments["height"]) == (
@@ -119,17 +115,15 @@ def test_a_reference_may_be_a_file_or_a_url_in_a_form_or_in_json() -> None:
         ({"width": "16", "height": "48"}, (50, 50), (16, 48)),
     ],
 )
-def test_a_video_has_the_size_that_is_asked_for_or_its_pictures_as_far_as_the_model_goes(
+async def test_a_video_has_the_size_that_is_asked_for_or_its_pictures_as_far_as_the_model_goes(
     said: dict[str, str], size: tuple[int, int], becomes: tuple[int, int]
 ) -> None:
     worker = Filming()
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         video = (await post(opened, said, file=png(*size))).json()
         assert video["size"] == f"{becomes[0]}x{becomes[1]}"
         await opened.ended(video["id"])
-
-    play(scene, worker)
     [job] = worker.jobs
     is_sized = said not in ({}, {"size": "auto"})
     assert job.arguments["image"].size == (size if is_sized else becomes)
@@ -155,47 +149,41 @@ REFUSED: dict[str, tuple[Card, Any, str, str]] = {
 
 
 @pytest.mark.parametrize(("card", "sent", "code", "says"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_wrong_reference_is_refused_with_what_works(
+async def test_a_wrong_reference_is_refused_with_what_works(
     card: Card, sent: dict[str, Any], code: str, says: str
 ) -> None:
     worker = Filming(card)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         told = refusal(await post(opened, **sent))
         assert (told["code"], told["param"]) == (code, "input_reference")
         assert says in told["message"]
         assert (await opened.http.get("/v1/jobs")).json()["data"] == []
         assert opened.inputs() == []
 
-    play(scene, worker)
 
-
-def test_a_model_of_pictures_makes_no_videos_of_them() -> None:
+async def test_a_model_of_pictures_makes_no_videos_of_them() -> None:
     worker = Grey()
     worker.ready = protocol.WorkerReady(BOTH, {}, 0.0)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         assert refusal(await post(opened, file=png()))["param"] == "model"
 
-    play(scene, worker)
 
-
-def test_other_files_than_the_reference_are_refused_by_name() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_other_files_than_the_reference_are_refused_by_name() -> None:
+    async with open_app(Filming()) as opened:
         files: dict[str, Any] = {"prompt": (None, "a"), "mask": ("a.png", png())}
         told = refusal(await opened.http.post(VIDEOS, files=files))
         assert (told["param"], told["message"]) == (
             "mask", "mask is a file: only input_reference, image_reference may be",
         )  # fmt: skip
 
-    play(scene, Filming())
-
 
 @pytest.mark.parametrize("is_ended", [True, False])
-def test_a_remix_begins_with_the_same_picture(is_ended: bool) -> None:
+async def test_a_remix_begins_with_the_same_picture(is_ended: bool) -> None:
     worker, content = Filming(), png(40, 50)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         video = (await post(opened, {"seed": "7"}, file=content)).json()
         if is_ended:
             done = await opened.ended(video["id"])
@@ -207,19 +195,17 @@ def test_a_remix_begins_with_the_same_picture(is_ended: bool) -> None:
         assert (remix.remixed_from_video_id, remix.size) == (video["id"], "32x48")
         for one in (video["id"], remix.id):
             await opened.ended(one)
-
-    play(scene, worker)
     first, second = worker.jobs
     assert (first.arguments["prompt"], second.arguments["prompt"]) == ("a", "b")
     assert first.seed == second.seed == 7
     assert first.arguments["image"].tobytes() == second.arguments["image"].tobytes()
 
 
-def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
+async def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
     worker = Filming()
     worker.is_broken = True
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker) as opened:
         video = (await post(opened, file=png())).json()
         assert (await opened.ended(video["id"]))["status"] == "failed"
         answer = await opened.http.post(f"{VIDEOS}/{video['id']}/remix", json={"prompt": "b"})
@@ -227,30 +213,24 @@ def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
         assert (answer.status_code, told["code"]) == (404, "file_not_ready")
         assert "is not kept any more" in told["message"]
 
-    play(scene, worker)
 
-
-def test_the_same_key_with_another_reference_is_refused() -> None:
-    async def scene(opened: AppClient) -> None:
+async def test_the_same_key_with_another_reference_is_refused() -> None:
+    async with open_app(Filming(), runs=False) as opened:
         opened.http.headers["idempotency-key"] = "mine"
         answers = [await post(opened, file=png(seed=seed)) for seed in (0, 0, 1)]
         assert [answer.status_code for answer in answers] == [200, 200, 422]
         assert answers[0].json()["id"] == answers[1].json()["id"]
 
-    play(scene, Filming(), runs=False)
 
-
-def test_a_phone_holds_a_reference_on_its_side_and_it_is_turned_upright() -> None:
+async def test_a_phone_holds_a_reference_on_its_side_and_it_is_turned_upright() -> None:
     worker = Filming()
     image = Image.new("RGB", (48, 32), "red")
     exif = image.getexif()
     exif[0x0112] = 6
     content = saved_with(image, exif)
 
-    async def scene(opened: AppClient) -> None:
+    async with open_app(worker, runs=False) as opened:
         assert (await post(opened, file=content)).json()["size"] == "32x48"
-
-    play(scene, worker, runs=False)
 
 
 def saved_with(image: Image.Image, exif: Any) -> bytes:

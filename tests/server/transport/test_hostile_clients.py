@@ -36,55 +36,43 @@ FORM = (
      HEAD + b"content-length: 9\r\nexpect: 100-continue\r\n\r\n"],
     ids=lambda sent: f"{sent[-20:]!r}",
 )  # fmt: skip
-def test_a_request_that_does_not_go_on_is_hung_up_on(sent: bytes) -> None:
-    async def talk() -> None:
-        async with wired(Hasty) as server, server.client() as slow:
-            await slow.send(sent)
-            await server.check()
-            assert b" 200 " not in await slow.until_closed()
-            assert server.worker.jobs == []
-
-    asyncio.run(talk())
+async def test_a_request_that_does_not_go_on_is_hung_up_on(sent: bytes) -> None:
+    async with wired(Hasty) as server, server.client() as slow:
+        await slow.send(sent)
+        await server.check()
+        assert b" 200 " not in await slow.until_closed()
+        assert server.worker.jobs == []
 
 
-def test_a_head_that_drips_is_hung_up_on_although_it_goes_on() -> None:
-    async def talk() -> None:
-        async with wired(Hasty) as server, server.client() as slow:
-            await slow.send(HEAD)
-            is_closed = False
-            while not is_closed:
-                with contextlib.suppress(TimeoutError, ConnectionError):
-                    await slow.send(b"x: y\r\n")
-                    async with asyncio.timeout(0.02):
-                        await slow.until_closed()
-                is_closed = slow.reader.at_eof() or slow.reader.exception() is not None
-
-    asyncio.run(talk())
+async def test_a_head_that_drips_is_hung_up_on_although_it_goes_on() -> None:
+    async with wired(Hasty) as server, server.client() as slow:
+        await slow.send(HEAD)
+        is_closed = False
+        while not is_closed:
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                await slow.send(b"x: y\r\n")
+                async with asyncio.timeout(0.02):
+                    await slow.until_closed()
+            is_closed = slow.reader.at_eof() or slow.reader.exception() is not None
 
 
-def test_a_second_request_that_drips_is_hung_up_on_too() -> None:
-    async def talk() -> None:
-        async with wired(Hasty) as server, server.client() as slow:
-            await slow.send(ALIVE)
-            assert await slow.status() == 200
-            await slow.send(b"\r\n\r\nGET /li")
-            assert await slow.until_closed() == b""
-
-    asyncio.run(talk())
+async def test_a_second_request_that_drips_is_hung_up_on_too() -> None:
+    async with wired(Hasty) as server, server.client() as slow:
+        await slow.send(ALIVE)
+        assert await slow.status() == 200
+        await slow.send(b"\r\n\r\nGET /li")
+        assert await slow.until_closed() == b""
 
 
-def test_work_takes_as_long_as_it_takes() -> None:
-    async def talk() -> None:
-        async with wired(Hasty, is_slow=True) as server, server.client() as patient:
-            await patient.send(WHOLE)
-            await server.worker.until(lambda: server.worker.running == 1)
-            await patient.send(b"GET /li")  # the next request has begun meanwhile
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await patient.until_closed()
-            assert server.worker.running == 1
-
-    asyncio.run(talk())
+async def test_work_takes_as_long_as_it_takes() -> None:
+    async with wired(Hasty, is_slow=True) as server, server.client() as patient:
+        await patient.send(WHOLE)
+        await server.worker.until(lambda: server.worker.running == 1)
+        await patient.send(b"GET /li")  # the next request has begun meanwhile
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await patient.until_closed()
+        assert server.worker.running == 1
 
 
 # Endless
@@ -97,48 +85,39 @@ def test_work_takes_as_long_as_it_takes() -> None:
      [HEAD, *[f"x{i}: y\r\n".encode() * 1000 for i in range(100)]]],
     ids=["path", "headers", "header", "name", "hundred thousand headers"],
 )  # fmt: skip
-def test_a_head_without_end_is_refused(pieces: list[bytes]) -> None:
+async def test_a_head_without_end_is_refused(pieces: list[bytes]) -> None:
     assert MOST_HEAD_BYTES < 100_000
 
-    async def talk() -> None:
-        async with wired() as server, server.client() as endless:
-            try:
-                for piece in pieces:
-                    await endless.send(piece)
-                    await server.check()
-            except ConnectionError:
-                return  # hung up on already
-            told = await endless.until_closed()  # nothing, if it was hung up on meanwhile
-            assert not told or told.startswith(b"HTTP/1.1 400 ")
-            assert server.worker.jobs == []
-
-    asyncio.run(talk())
+    async with wired() as server, server.client() as endless:
+        try:
+            for piece in pieces:
+                await endless.send(piece)
+                await server.check()
+        except ConnectionError:
+            return  # hung up on already
+        told = await endless.until_closed()  # nothing, if it was hung up on meanwhile
+        assert not told or told.startswith(b"HTTP/1.1 400 ")
+        assert server.worker.jobs == []
 
 
-def test_a_large_body_is_not_taken_for_a_head() -> None:
+async def test_a_large_body_is_not_taken_for_a_head() -> None:
     large = BODY + b" " * 800_000
     whole = HEAD + b"content-length: %d\r\n\r\n" % len(large) + large
 
-    async def talk() -> list[int]:
-        async with wired() as server, server.client() as client:
-            await client.send(whole + ALIVE + whole)
-            return [await client.status() for _ in range(3)]
-
-    assert asyncio.run(talk()) == [200] * 3
+    async with wired() as server, server.client() as client:
+        await client.send(whole + ALIVE + whole)
+        assert [await client.status() for _ in range(3)] == [200] * 3
 
 
-def test_a_body_without_end_is_refused() -> None:
-    async def talk() -> None:
-        async with wired(max_body_bytes=100_000) as server, server.client() as endless:
-            await endless.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
-            try:
-                for _ in range(200):
-                    await endless.send(b"1000\r\n" + b" " * 4096 + b"\r\n")
-            except ConnectionError:
-                return
-            assert await endless.status() == 413
-
-    asyncio.run(talk())
+async def test_a_body_without_end_is_refused() -> None:
+    async with wired(max_body_bytes=100_000) as server, server.client() as endless:
+        await endless.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        try:
+            for _ in range(200):
+                await endless.send(b"1000\r\n" + b" " * 4096 + b"\r\n")
+        except ConnectionError:
+            return
+        assert await endless.status() == 413
 
 
 @pytest.mark.parametrize(
@@ -151,96 +130,77 @@ def test_a_body_without_end_is_refused() -> None:
      HEAD + b"content-length: 99999999999999999999999999\r\n\r\n", HEAD + b" folded\r\n\r\n"],
     ids=lambda sent: f"{sent[-24:]!r}",
 )  # fmt: skip
-def test_what_is_no_http_is_refused_and_never_drawn(sent: bytes) -> None:
-    async def talk() -> None:
-        async with wired(Hasty) as server, server.client() as odd:
-            await odd.send(sent)
-            assert b" 200 " not in await odd.until_closed()
-            await server.check()
-            assert server.worker.jobs == []
-
-    asyncio.run(talk())
+async def test_what_is_no_http_is_refused_and_never_drawn(sent: bytes) -> None:
+    async with wired(Hasty) as server, server.client() as odd:
+        await odd.send(sent)
+        assert b" 200 " not in await odd.until_closed()
+        await server.check()
+        assert server.worker.jobs == []
 
 
-def test_a_websocket_is_not_spoken_nor_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_websocket_is_not_spoken_nor_worth_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     upgrade = (
         b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
         b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: 13\r\n\r\n"
     )
 
-    async def talk() -> int:
-        async with wired() as server, server.client() as client:
-            await client.send(upgrade)
-            return await client.status()
-
-    assert asyncio.run(talk()) == 200
+    async with wired() as server, server.client() as client:
+        await client.send(upgrade)
+        assert (await client.status()) == 200
     assert [one.message for one in caplog.records if one.levelname != "INFO"] == []
 
 
-def test_expecting_to_continue_is_answered() -> None:
-    async def talk() -> bytes:
-        async with wired() as server, server.client() as client:
-            head, blank, content = WHOLE.partition(b"\r\n\r\n")
-            await client.send(head + b"\r\nexpect: 100-continue" + blank)
-            told = await client.reader.readuntil(b"\r\n\r\n")
-            await client.send(content)
-            assert await client.status() == 200
-            return told
-
-    assert asyncio.run(talk()).startswith(b"HTTP/1.1 100 ")
+async def test_expecting_to_continue_is_answered() -> None:
+    async with wired() as server, server.client() as client:
+        head, blank, content = WHOLE.partition(b"\r\n\r\n")
+        await client.send(head + b"\r\nexpect: 100-continue" + blank)
+        told = await client.reader.readuntil(b"\r\n\r\n")
+        await client.send(content)
+        assert await client.status() == 200
+        assert told.startswith(b"HTTP/1.1 100 ")
 
 
 @pytest.mark.parametrize(
     ("key", "length", "status"), [("wrong", 20, 401), ("right", 2000, 413), ("wrong", 2000, 401)]
 )
-def test_who_expects_to_continue_is_refused_before_a_body_is_sent(
+async def test_who_expects_to_continue_is_refused_before_a_body_is_sent(
     key: str, length: int, status: int
 ) -> None:
     more = f"authorization: Bearer {key}\r\nexpect: 100-continue\r\ncontent-length: {length}"
 
-    async def talk() -> bytes:
-        settings: Any = {"api_key": ("right",), "max_body_bytes": 1000}
-        async with wired(**settings) as server, server.client() as client:
-            await client.send(HEAD + more.encode() + b"\r\n\r\n")
-            return await client.until_closed()  # nobody knows whether a body comes
-
-    assert asyncio.run(talk()).startswith(b"HTTP/1.1 %d " % status)
+    settings: Any = {"api_key": ("right",), "max_body_bytes": 1000}
+    async with wired(**settings) as server, server.client() as client:
+        await client.send(HEAD + more.encode() + b"\r\n\r\n")
+        assert (await client.until_closed()).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_a_hundred_requests_at_once_on_one_connection_are_answered_in_order() -> None:
-    async def talk() -> list[int]:
-        async with wired() as server, server.client() as client:
-            await client.send(ALIVE * 99 + WHOLE)
-            return [await client.status() for _ in range(100)]
-
-    assert asyncio.run(talk()) == [200] * 100
+async def test_a_hundred_requests_at_once_on_one_connection_are_answered_in_order() -> None:
+    async with wired() as server, server.client() as client:
+        await client.send(ALIVE * 99 + WHOLE)
+        assert [await client.status() for _ in range(100)] == [200] * 100
 
 
 # Gone
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
-def test_a_client_that_leaves_before_it_has_said_all_starts_nothing(share: float) -> None:
-    async def talk() -> None:
-        async with wired() as server:
-            async with server.client() as leaving:
-                await leaving.send(WHOLE[: int(len(WHOLE) * share)])
-            await server.check()
-            assert server.worker.jobs == []
-
-    asyncio.run(talk())
+async def test_a_client_that_leaves_before_it_has_said_all_starts_nothing(share: float) -> None:
+    async with wired() as server:
+        async with server.client() as leaving:
+            await leaving.send(WHOLE[: int(len(WHOLE) * share)])
+        await server.check()
+        assert server.worker.jobs == []
 
 
-def test_work_ends_when_its_client_is_gone() -> None:
-    async def talk() -> None:
-        async with wired(is_slow=True) as server:
-            async with server.client() as leaving:
-                await leaving.send(WHOLE)
-                await server.worker.until(lambda: server.worker.running == 1)
-            await server.worker.until(lambda: server.worker.running == 0)
-            await server.check()
-
-    asyncio.run(talk())
+async def test_work_ends_when_its_client_is_gone() -> None:
+    async with wired(is_slow=True) as server:
+        async with server.client() as leaving:
+            await leaving.send(WHOLE)
+            await server.worker.until(lambda: server.worker.running == 1)
+        await server.worker.until(lambda: server.worker.running == 0)
+        await server.check()
 
 
 BEHIND = {
@@ -252,25 +212,22 @@ BEHIND = {
 
 
 @pytest.mark.parametrize("pieces", BEHIND.values(), ids=BEHIND)
-def test_work_ends_when_its_client_is_gone_whatever_it_sent_in_advance(
+async def test_work_ends_when_its_client_is_gone_whatever_it_sent_in_advance(
     pieces: list[bytes],
 ) -> None:
-    async def talk() -> None:
-        async with wired(Watchful, is_slow=True) as server:
-            async with server.client() as leaving:
-                for piece in pieces:
-                    leaving.writer.write(piece)
-                    await server.worker.until(lambda: server.worker.running == 1)
-                await server.check()
-            await server.worker.until(lambda: server.worker.running == 0)
+    async with wired(Watchful, is_slow=True) as server:
+        async with server.client() as leaving:
+            for piece in pieces:
+                leaving.writer.write(piece)
+                await server.worker.until(lambda: server.worker.running == 1)
             await server.check()
-            assert len(server.worker.jobs) == 1
-
-    asyncio.run(talk())
+        await server.worker.until(lambda: server.worker.running == 0)
+        await server.check()
+        assert len(server.worker.jobs) == 1
 
 
 @pytest.mark.parametrize("sent", [WHOLE[:-5], FORM], ids=["JSON", "form"])
-def test_who_leaves_while_uploading_is_logged_as_gone_and_nothing_failed(
+async def test_who_leaves_while_uploading_is_logged_as_gone_and_nothing_failed(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "carpool")
@@ -278,29 +235,23 @@ def test_who_leaves_while_uploading_is_logged_as_gone_and_nothing_failed(
     def statuses() -> list[int]:
         return [vars(one)["status"] for one in caplog.records if "status" in vars(one)]
 
-    async def talk() -> None:
-        async with wired() as server:
-            async with server.client() as leaving:
-                await leaving.send(sent)
+    async with wired() as server:
+        async with server.client() as leaving:
+            await leaving.send(sent)
+            await server.check()
+        async with asyncio.timeout(10):
+            while not statuses():
                 await server.check()
-            async with asyncio.timeout(10):
-                while not statuses():
-                    await server.check()
-
-    asyncio.run(talk())
 
     assert statuses() == [499]
     assert [one.message for one in caplog.records if one.levelname != "INFO"] == []
 
 
-def test_many_idle_connections_keep_nobody_out() -> None:
-    async def talk() -> None:
-        async with wired(Hasty) as server:
-            idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(300)]
-            await server.check()
-            for reader, writer in idle:
-                assert await reader.read() == b""
-                writer.close()
-            assert len(server.state.connections) <= 1  # that of the check may still end
-
-    asyncio.run(talk())
+async def test_many_idle_connections_keep_nobody_out() -> None:
+    async with wired(Hasty) as server:
+        idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(300)]
+        await server.check()
+        for reader, writer in idle:
+            assert await reader.read() == b""
+            writer.close()
+        assert len(server.state.connections) <= 1  # that of the check may still end
