@@ -63,8 +63,9 @@ test-mesh: .venv/ready build/mesh build/torchvision  ## Hunyuan3D-2 against its 
 PYTHONS ?= 3.12 3.13
 OF_PYTHON := $(patsubst %,tests/%, outsiders/test_pythons.py test_public_api.py telemetry media/test_fetch_url.py \
 	$(patsubst %,engine/test_%.py, tokenizers fiber fiber_closing isolation isolation_pipelines failures lifecycle) \
-	engine/adapters/test_hooks.py engine/group/test_group.py matrix/test_matrix.py jobs/test_runner.py worker \
-	server/test_serving_signals.py server/test_openai_sdk.py server/test_events.py server/transport)
+	engine/adapters/test_hooks.py engine/group/test_group.py jobs/test_runner.py worker \
+	server/test_serving_signals.py server/test_openai_sdk.py server/test_events.py server/transport \
+	matrix/test_matrix.py::test_requests_of_all_kinds_ride_together_and_get_what_they_would_get_alone)
 
 test-pythons:  ## some tests on 3.12 and 3.13, where they are here; ONLY=tests for all, PYTHONS="3.14" for another
 	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(PYTHONS)" $(BY_FILE) $(or $(ONLY),$(OF_PYTHON))

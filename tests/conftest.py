@@ -3,11 +3,11 @@
 import asyncio
 import gc
 import inspect
+import itertools
 import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LONG = ("tests/engine/device/", "tests/lab/test_routing.py", "tests/training/")
 PRETENDED = ("tests/engine/device/",)
+NUMBERS = itertools.count()  # of the tests of this process
 
 gc.disable()  # until all is collected: nothing of what is imported is garbage
 torchvision_cpu.install()
@@ -112,12 +113,18 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_learned_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines begin without costs, and leave none in the user's cache folder."""
+def nothing_learned_before(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines begin without costs, and leave none in the user's cache folder.
+
+    The file has a folder with others: to make a folder for each test, pytest lists all before it.
+    """
     if "carpool.engine.cost_store" in sys.modules:
         from carpool.engine.cost_store import StoredCosts
 
-        monkeypatch.setattr(StoredCosts, "_default", lambda self: tmp_path / "costs.json")
+        file = tmp_path_factory.getbasetemp() / f"costs-{next(NUMBERS)}.json"
+        monkeypatch.setattr(StoredCosts, "_default", lambda self: file)
 
 
 @pytest.fixture
