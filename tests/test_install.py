@@ -72,6 +72,8 @@ def test_the_tests_that_a_target_names_are_there(target: str) -> None:
         cwd=SCRIPT.parents[1], capture_output=True, text=True, check=True,
     )  # fmt: skip
 
-    paths = [word for word in done.stdout.split() if word.startswith("tests/")]
-    assert paths
-    assert all((SCRIPT.parents[1] / path).exists() for path in paths)
+    words = [word for word in done.stdout.split() if word.startswith("tests/")]
+    assert words
+    for path, _, name in (word.partition("::") for word in words):
+        assert (SCRIPT.parents[1] / path).exists()
+        assert not name or f"def {name}(" in (SCRIPT.parents[1] / path).read_text()
