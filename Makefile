@@ -71,13 +71,13 @@ test-pythons:  ## some tests on 3.12 and 3.13, where they are here; ONLY=tests f
 	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(PYTHONS)" $(BY_FILE) $(or $(ONLY),$(OF_PYTHON))
 
 # A row of the matrix a family, compiled and streamed ones, and HTTP, in about ten minutes each.
-VERSIONS ?= 3.12 3.13 3.11+torch==2.6.0 3.11+torch
+VERSIONS ?= 3.12 3.13 3.11+torch==2.7.0+torchao==0.16.0 3.11+torch+torchao
 OF_VERSIONS := $(patsubst %,tests/%, matrix/test_matrix.py engine/model/test_compile.py engine/weights \
 	server/test_openai_sdk.py)
 
 test-versions:  ## some tests on other Pythons, and on the oldest and newest torch; VERSIONS="3.13" for one
 	mkdir -p build
-	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(VERSIONS)" $(BY_FILE) $(or $(ONLY),$(OF_VERSIONS))
+	$(KEEP_COMPILED) $(ONE_THREAD) .ci/pythons "$(VERSIONS)" $(BY_FILE) -m "versions or not (slow or ray or bitsandbytes)" $(or $(ONLY),$(OF_VERSIONS))
 	$(if $(ONLY),,$(MAKE) gpu-dry-run)
 
 test-noise: .venv/ready build/torchvision  ## all tests, slow ones too, with other last bits in every shared forward
@@ -148,7 +148,7 @@ build/gpu-machine/ready: benchmarks/gpu_wheels.txt
 
 gpu-dry-run: build/gpu-machine/ready  ## all parts of gpu-page with tiny models, on Python 3.12 and torch 2.11, no driver (ten minutes)
 	rm -rf build/gpu-dry-run
-	PYTHONPATH=src:build/gpu-machine/site HF_HUB_OFFLINE=1 $(ONE_THREAD) build/gpu-machine/bin/python \
+	$(KEEP_COMPILED) PYTHONPATH=src:build/gpu-machine/site HF_HUB_OFFLINE=1 $(ONE_THREAD) build/gpu-machine/bin/python \
 	  -m benchmarks.gpu_page all --device cpu --tiny --output build/gpu-dry-run
 
 real-size: .venv/ready  ## FLUX.1-schnell and Wan 2.2 of published size under 8 GiB, on a CPU: docs/streaming.md (an hour, 60 GB of disk)

@@ -22,7 +22,7 @@ def here(link: float) -> DeviceSpec:
     Args:
         link: bytes a second of the disk with the streamed weights.
     """
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     marks = Marks(torch.device("cpu"))
     flops = matmul_tflops(marks, SIDE, torch.bfloat16) * 1e12
     source = torch.ones(1 << 26)

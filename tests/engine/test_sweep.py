@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.fiber import in_fiber
+from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.sweep import Sweeps, wait_for_others
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import Cancelled, PipelineFailed, TooLate
@@ -100,6 +101,28 @@ def test_a_sweep_takes_little_more_than_the_longer_of_copying_and_computing(
 
     least_s = 10 * blocks * max(1.0, 3 * compute_s)
     assert least_s / clock() >= 0.9
+
+
+def test_a_sweep_of_any_length_stalls_only_for_one_block_of_one_forward(
+    sweeps_over: Make,
+) -> None:
+    model, clock, stalls = Tower(blocks=5), VirtualClock(), list[float]()
+    heartbeat = LoopProgress(clock)
+    sweeps = sweeps_over(model, clock, 1e9)
+    sweeps._progressed = heartbeat.progressed
+
+    def compute(_: Tensor) -> None:
+        clock.pass_by(400.0)
+        stalls.append(heartbeat.read()[0])
+
+    for block in model.blocks:
+        block.on_forward = compute
+    heartbeat.beat(None)  # the first forward of its kind: ten timeouts until a kill
+    sweeps.run([lambda: model(torch.zeros(1, 64))] * 3)
+
+    assert len(stalls) == 15
+    assert max(stalls) == pytest.approx(400.0, abs=1.0)
+    assert heartbeat.read()[1] is None
 
 
 FLUX, UNET = [36, 36, 15, 15, 15, 15], [10, 20, 40, 40, 20, 10] * 2

@@ -24,14 +24,16 @@ pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with nump
 )
 STAGES = "pyramid_num_inference_steps_list"  # Helios's word for steps
 FIELDS = ("images", "frames", "audio", "audios", "meshes")  # of a pipeline's output
+FIRST = {case.name.partition("-")[0]: case for case in reversed(CASES)}.values()  # a family each
+
+
+def marks(case: Case) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * (not case.is_fast) + [pytest.mark.versions] * (case in FIRST)
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(case, marks=[] if case.is_fast else [pytest.mark.slow], id=case.name)
-        for case in CASES
-    ],
+    params=[pytest.param(case, marks=marks(case), id=case.name) for case in CASES],
 )
 def case(request: pytest.FixtureRequest) -> Case:
     one: Case = request.param

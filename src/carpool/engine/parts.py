@@ -114,8 +114,8 @@ class EngineParts:
         is_exact = settings.numerics == "exact"
         installation = Installation(loaded, heartbeat, is_exact=is_exact)
         watch, streamer, off_loop = Stopwatch(loaded.device), loaded.streamer, OffLoop(run_off_loop)
-        adapters = installation.adapters
-        sweeps = None if streamer is None else Sweeps(streamer, adapters, clock, watch)
+        adapters, progressed = installation.adapters, heartbeat.progressed
+        sweeps = None if streamer is None else Sweeps(streamer, adapters, clock, watch, progressed)
         queue = RequestQueue(settings.max_queue, clock, timelines)
         deliver_here = partial(
             deliver, device=loaded.device, settings=SettingsUsed(loaded, settings),

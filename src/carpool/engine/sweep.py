@@ -94,13 +94,15 @@ class Sweeps:
 
     Args:
         watch: times forwards on the device; stopped while they pause.
+        progressed: called before each block of a forward, since a sweep may outlast the watchdog.
     """
 
     def __init__(
-        self, streamer: Streamer, adapters: Adapters, clock: Clock, watch: Stopwatch | None = None
-    ) -> None:
+        self, streamer: Streamer, adapters: Adapters, clock: Clock, watch: Stopwatch | None = None,
+        progressed: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
         self._streamer, self._adapters, self._clock = streamer, adapters, clock
-        self._watch = watch
+        self._watch, self._progressed = watch, progressed
         self._running: ForwardContext | None = None
         self._pausing: dict[Hashable, bool] = {}  # keyed by sharing key: see `may_pause`
         self._unsettled: Counter[Hashable] = Counter()
@@ -149,7 +151,9 @@ class Sweeps:
                 together[number] = partial(execute, ready, run, widths, last)
         if together:
             first = selections[next(iter(together))][0].call
-            look = self._looking(first) if len(together) == 1 else None
+            look = None
+            if len(together) == 1 and _sharing_key(first) not in self._pausing:
+                look = _ForwardState(first.target.module, self._streamer)
             results = self.run(list(together.values()), look.look if look else lambda: None)
             answers |= zip(together, results, strict=True)
             if look is not None:
@@ -195,6 +199,7 @@ class Sweeps:
         ended: dict[int, Returned | Raised] = {}
 
         def go_on(number: int) -> None:
+            stands.pop(number, None)
             fiber, self._running = fibers[number], contexts[number]
             outcome = fiber.resume(None) if fiber.is_alive else fiber.start()
             self._running = None
@@ -225,25 +230,17 @@ class Sweeps:
         """Advance the forwards that are furthest behind by one block."""
         groups = [outcome for outcome in stands.values() if isinstance(outcome, BlockGroup)]
         if not groups:
-            number = next(iter(stands))
-            del stands[number]
-            go_on(number)
+            go_on(next(iter(stands)))
             return
         group = min(groups, key=lambda candidate: candidate.place)
         here = [number for number, outcome in stands.items() if outcome is group]
-        for number in here:
-            del stands[number]
         self._streamer.require(group)
         try:
             for number in here:
+                self._progressed()
                 go_on(number)
         finally:
             self._streamer.release(group)
-
-    def _looking(self, call: Call) -> "_ForwardState | None":
-        """An observer of the forward, unless `may_pause` is already known for its calls."""
-        kind = _sharing_key(call)
-        return None if kind in self._pausing else _ForwardState(call.target.module, self._streamer)
 
     def _note(self, call: Call, look: "_ForwardState") -> None:
         kind = _sharing_key(call)

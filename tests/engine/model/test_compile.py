@@ -19,6 +19,7 @@ from support.tiny import checkpoint
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.versions,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),

@@ -25,6 +25,11 @@ class LoopProgress:
             expected_s = None if queued_s is None else expected_s + queued_s
         self._now = self.clock(), expected_s
 
+    def progressed(self) -> None:
+        """Note that a part of the current task has ended, such as a block of a sweep."""
+        if self._now is not None:
+            self._now = self.clock(), self._now[1]
+
     def launched(self, expected_s: float | None) -> None:
         """Note that a forward is queued on the device; all earlier ones have ended."""
         self._queued_s = expected_s

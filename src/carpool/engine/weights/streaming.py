@@ -184,19 +184,16 @@ class Streamer:
         self._last = group
         self.prefetch(self._after(group))
         try:
-            self._wait_for(slot)
+            if slot.arrive is not None:
+                began_s = self.bus.clock()
+                slot.arrive()
+                slot.arrive = None
+                self.waited_s += self.bus.clock() - began_s
         except BaseException:
             slot.users -= 1
             raise
         for place in group.places:
             place.put(place.in_(slot.buffer))
-
-    def _wait_for(self, slot: Slot) -> None:
-        if slot.arrive is not None:
-            began_s = self.bus.clock()
-            slot.arrive()
-            slot.arrive = None
-            self.waited_s += self.bus.clock() - began_s
 
     def release(self, group: BlockGroup) -> None:
         """Release a group's weights: one user has finished."""
