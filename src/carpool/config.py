@@ -163,7 +163,7 @@ class ServeSettings(EngineSettings, ScaleSettings):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **flags: Any) -> Self:
-        """Read settings from `CARPOOL_*` variables; `flags` that are not None win.
+        """Read settings from `CARPOOL_*` variables; `flags` that are not None or empty win.
 
         Raises:
             SettingRejected: an unknown variable, or a value that breaks its rule.
@@ -178,7 +178,7 @@ class ServeSettings(EngineSettings, ScaleSettings):
                 variables = [ENV_PREFIX + field.upper() for field in hints]
                 raise SettingRejected(f"unknown variable {variable}{nearest(variable, variables)}")
             values[name] = parse(variable, text, hints[name])
-        values |= {name: value for name, value in flags.items() if value is not None}
+        values |= {name: value for name, value in flags.items() if value not in (None, ())}
         return cls(**with_mode(values))
 
 

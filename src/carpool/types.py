@@ -106,6 +106,7 @@ class CheckedRequest:
     scheduler: str | None = None  # a sampler of `request.samplers`; None: the model's own
     enhance_prompt: bool = False  # the server's rewriter rewrites the prompt
     prompt_weights: bool | None = None  # weights in prompts are read; None: not set
+    warnings: tuple[str, ...] = ()  # for its answer, about fields that change nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,5 +140,4 @@ class Event:
     steps: int = 0  # total denoising steps
     error: Exception | None = None  # error of `finished`; None: success
     picture: Any = None  # `preview`: an array (height, width, 3), 0-255
-    text: str = ""  # `prompt`: the rewritten prompt so far; `preview` of a text: the new part
-    # since the last preview; steps are tokens
+    text: str = ""  # `prompt`: the rewritten prompt so far; `preview`: a text's new part

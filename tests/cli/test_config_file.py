@@ -45,6 +45,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path)
         ("- a", "NAME: VALUE"),
         ("a: [", "cannot be read"),
         ("max-queue: 1\nmax_queue: 2", "there twice"),
+        ("max_queue: 1\nmax_queue: 2", "'max_queue' is there twice"),
+        ('{"port": 1, "port": 1}', "'port' is there twice"),
         ("!!python/object/apply:os.system [false]", "cannot be read"),
         ("model: 7", "model must be text"),
     ],
@@ -82,13 +84,14 @@ def test_serve_takes_its_model_and_settings_from_a_file(
 
 
 def test_config_tells_what_is_in_force_and_hides_keys(run: Run, tmp_path: Path) -> None:
-    file = written(tmp_path, "api_key: secret\nport: 9000\n")
+    file = written(tmp_path, "api_key: secret\nport: 9000\nwebhook_secret: whsec_hidden\n")
 
     some, all_ = run("config", "--config", str(file)), run("config", "--show")
 
     assert f"# {file}" in some.out
     assert "port:" in some.out
-    assert "secret" not in some.out
+    assert '"secret"' not in some.out
+    assert "whsec" not in some.out
     assert len(all_.out.splitlines()) == len(dataclasses.fields(ServeSettings))
 
 

@@ -275,13 +275,22 @@ def test_the_size_is_told_also_when_only_one_side_was_said(run: Run) -> None:
         (["a", "--prompts-file", "nowhere.txt"], "nowhere.txt"),
         (["a", "--nonsense"], "--nonsense"),
         (["a", "--dtype", "int8"], "float32"),
+        (["a", "-o", "folder.png"], "is a folder"),
+        (["a", "--steps", "2", "-p", "num_inference_steps=3"], "given twice"),
+        (["a", "-p", "width=64", "--size", "64x64"], "given twice"),
+        (["a", "--n", "1000000000"], "--n"),
+        (["a", "--fps", "8"], "the model makes pictures"),
+        (["a", "--fps", "0", "--model", "shapes-video"], "--fps"),
         (["a", "--max-running", "0"], "at least 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_use_ends_with_2_before_anything_is_loaded(
-    run: Run, arguments: list[str], message: str
+    run: Run, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+
     ended = run("generate", *arguments)
 
     assert (ended.status, ended.out) == (2, "")

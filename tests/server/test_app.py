@@ -3,11 +3,13 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from carpool.config import ServeSettings
@@ -24,9 +26,14 @@ KEYED = ServeSettings(api_key=KEYS)
 ENDPOINT = "/v1/images/generations"
 
 
+@cache
+def _app(settings: ServeSettings) -> FastAPI:
+    return create_app(Lone(), settings)
+
+
 def ask(settings: ServeSettings, path: str, authorization: str | None = None) -> httpx2.Response:
     """Ask the application itself; an exception that leaves it fails the test."""
-    app = create_app(Lone(), settings)
+    app = _app(settings)
     headers = [(b"authorization", authorization.encode())] if authorization is not None else []
 
     async def talk() -> httpx2.Response:
@@ -213,6 +220,26 @@ def test_the_document_has_every_error_of_a_path_and_a_start_makes_no_validators_
         for field in route.response_fields.values()
     ]
     assert fields.count(schema.Error) <= 2  # downloads: these bring the schema in
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "says"),
+    [
+        ("/v1/jobs?limt=3", "limt", "did you mean 'limit'?"),
+        ("/v1/jobs?limit=3&limit=4", "limit", "given twice"),
+        ("/v1/models?limit=3", "limit", "no query parameter"),
+        ("/v1/models/grey?x", "x", "no query parameter"),
+        ("/v1/events?second=0", "second", "did you mean 'seconds'?"),
+    ],
+)
+def test_an_unknown_or_repeated_query_parameter_is_refused_by_name(
+    path: str, param: str, says: str
+) -> None:
+    error = in_process.refusal(in_process.ask(b"", path, method="GET"))
+
+    assert (error["code"] == "invalid_value") is (says == "given twice")
+    assert error["param"] == param
+    assert says in error["message"]
 
 
 @pytest.mark.parametrize(

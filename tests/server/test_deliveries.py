@@ -75,7 +75,7 @@ def test_the_openai_sdk_checks_the_event_of_a_video(is_broken: bool) -> None:
 
 def test_a_webhook_to_an_address_that_is_not_public_is_never_connected_to() -> None:
     with listening(Site()) as receiver:
-        body = {**JOB, "webhook": receiver.url}
+        body = {**JOB, "webhook": receiver.url.replace("127.0.0.1", "localhost")}
         job = sent(Grey(), ENDPOINT, body, webhook_secret=SECRET)
 
     webhook = job["deliveries"]["webhook"]
@@ -90,6 +90,8 @@ def test_a_webhook_to_an_address_that_is_not_public_is_never_connected_to() -> N
         ({"webhook": "https://a.example", **JOB}, {}, "--webhook-secret"),
         ({"webhook": "ftp://a", **JOB}, SIGNED, "http: or https:"),
         ({"webhook": "https://me@a", **JOB}, SIGNED, "names a user"),
+        ({"webhook": "http://169.254.169.254/a", **JOB}, SIGNED, "not public"),
+        ({"webhook": "http://[::1]:80", **JOB}, SIGNED, "not public"),
     ],
 )
 async def test_a_webhook_that_cannot_be_sent_is_refused(

@@ -101,8 +101,9 @@ class Grey(Lone):
             self._count(-1)
         picture = protocol.Picture(16, 16, b"\x80" * 3 * 16 * 16)
         return protocol.Done(
-            request.request_id, request.seed, [picture], Timings(), protocol.TokenUsage(1, 1)
-        )
+            request.request_id, request.seed, [picture], Timings(), protocol.TokenUsage(1, 1),
+            warnings=list(request.warnings),
+        )  # fmt: skip
 
     def _count(self, by: int) -> None:
         self.running += by

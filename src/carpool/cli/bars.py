@@ -82,8 +82,8 @@ def bars(
         every = progress.add_task(_all(0, count), total=count or 1, visible=count > 1)
         are_few = count <= MOST_SHOWN
         tasks = [
-            progress.add_task(_short(name), total=1.0, start=False, visible=are_few)
-            for name in names
+            progress.add_task(text, total=1.0, start=False, visible=are_few)
+            for text in (name if len(name) <= 48 else f"{name[:47]}…" for name in names)
         ]
         started, ended = set[int](), set[int]()
 
@@ -108,7 +108,3 @@ def bars(
 
 def _all(count: int, total: int) -> str:
     return f"{count} of {total} done"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 48 else f"{name[:47]}…"

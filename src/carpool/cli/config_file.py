@@ -17,7 +17,7 @@ from carpool.config import ENV_PREFIX, ServeSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.rules import base_type
 
-SECRETS = ("api_key",)
+SECRETS = ("api_key", "webhook_secret")
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
@@ -136,10 +136,6 @@ def config(file: Path | None, show: bool, as_schema: bool, **flags: Any) -> None
         value, source = getattr(settings, field.name), origins[field.name]
         if source == "default" and not show:
             continue
-        text = "(hidden)" if field.name in SECRETS and value else _text(value)
+        plain = list(value) if isinstance(value, tuple) else value  # JSON is valid YAML
+        text = "(hidden)" if field.name in SECRETS and value else json.dumps(plain)
         click.echo(f"{field.name + ':':28} {text:24} # {source}")
-
-
-def _text(value: Any) -> str:
-    """A value as YAML; JSON is valid YAML."""
-    return json.dumps(list(value) if isinstance(value, tuple) else value)

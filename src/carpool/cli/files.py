@@ -60,12 +60,16 @@ def check_output(output: Path) -> None:
     if output.suffix.lower() not in known:
         rule = f"the name must end in one of {', '.join(known)}"
         raise click.UsageError(f"--output {output}: {rule}")
+    if output.is_dir():
+        raise click.UsageError(f"--output {output}: it is a folder, name a file")
     if not output.parent.is_dir():
         raise click.UsageError(f"--output {output}: there is no folder {output.parent}")
 
 
-def output_for(makes: str, output: Path | None) -> Path:
+def output_for(makes: str, output: Path | None, fps: float | None = None) -> Path:
     """The file to write: the requested one, if its format fits the model's output."""
+    if fps is not None and makes != "videos":
+        raise click.UsageError(f"--fps: the model makes {makes}, leave it out")
     endings = ENDINGS[makes]
     if output is None:
         return Path(f"out{endings[0]}")

@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from click.core import ParameterSource
 
 import carpool
 from carpool import jsonfile
 from carpool.cli.bars import AdvanceBar, Previews, bars
 from carpool.cli.files import FORMATS, check_output, output_for, path_of, write
 from carpool.cli.jobs import ServerClient
-from carpool.cli.options import GenerateHelp, parameter_option, settings_from, settings_options
+from carpool.cli.options import (
+    GenerateHelp,
+    parameter_option,
+    refuse,
+    settings_from,
+    settings_options,
+)
 from carpool.cli.show import Protocol, protocol_of, show, why_not
 from carpool.config import EngineSettings
+from carpool.request.expand import MAX_N
 from carpool.types import Event
 
 if TYPE_CHECKING:
@@ -50,12 +56,12 @@ PREVIEWS = 8  # of each picture, with --show; servers send fewer
 )
 @click.option("--url", "server", metavar="URL", help="draw on a running server, instead of here")
 @click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server", show_envvar=False)
-@click.option("--model", default="shapes", show_default=True, help="as for serve")
+@click.option("--model", default="", help="as for serve  [default: shapes; on a server, its own]")
 @click.option("--steps", type=int, help="denoising steps")
 @click.option("--size", help="WIDTHxHEIGHT in pixels")
 @click.option("--seed", type=int, help="seed of the first picture of each prompt")
 @click.option(
-    "--n", type=click.IntRange(1), default=1, show_default=True, help="pictures for each prompt"
+    "--n", type=click.IntRange(1, MAX_N), default=1, show_default=True, help="pictures per prompt"
 )
 @click.option("--guidance", type=float, help="guidance scale")
 @click.option("--scheduler", help="sampler, such as dpmpp_2m_karras  [default: the model's own]")
@@ -68,21 +74,21 @@ PREVIEWS = 8  # of each picture, with --show; servers send fewer
     help="an input or reference picture; repeatable if the model takes several",
 )
 @click.option("--mask", type=click.Path(path_type=Path), help="mask, white where to redraw")
-@click.option("--fps", type=float, default=16, show_default=True, help="frames a second of videos")
+@click.option(
+    "--fps", type=click.FloatRange(1, 240), help="frames a second of videos  [default: 16]"
+)
 @parameter_option
 @click.option(
     "--metadata/--no-metadata",
     envvar="CARPOOL_METADATA",
-    default=True,
-    show_default=True,
-    help="write the settings into files, and that a model made them",
+    default=None,
+    help="write the settings into files, and that a model made them  [default: metadata]",
 )
 @click.option(
     "--metadata-prompt/--no-metadata-prompt",
     envvar="CARPOOL_METADATA_PROMPT",
-    default=True,
-    show_default=True,
-    help="include prompts in this metadata",
+    default=None,
+    help="include prompts in this metadata  [default: metadata-prompt]",
 )
 @click.option("--show", "is_shown", is_flag=True, help="preview pictures in the terminal too")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON line for each picture")
@@ -108,9 +114,11 @@ def generate(
     rest = {f.name: flags.pop(f.name) for f in fields(_Options) if f.name in flags}
     options = _Options(texts or [""], parameters, protocol, **rest)
     if server is None:
+        options = replace(options, model=options.model or "shapes")
         _draw_here(options, settings_from(flags).engine())
     else:
-        _refuse_settings(flags | {name: _flag(name) for name in ("metadata", "metadata_prompt")})
+        files = {"metadata": options.metadata, "metadata_prompt": options.metadata_prompt}
+        refuse(flags | files, "is the server's to decide: leave it out, or --url")
         _on_server(server, api_key, options)
 
 
@@ -121,16 +129,16 @@ class _Options:
     prompts: list[str]  # "": none, for a model that takes only an image
     parameters: dict[str, Any]  # of the pipeline, except for the fields below
     shown: Protocol | None  # pictures in the terminal
-    model: str
+    model: str  # "": the default
     output: Path | None
     images: tuple[Path, ...]
     mask: Path | None
-    fps: float
+    fps: float | None
     size: str | None
     seed: int | None  # seed of each prompt's first picture
     n: int  # pictures of each prompt
-    metadata: bool
-    metadata_prompt: bool
+    metadata: bool | None
+    metadata_prompt: bool | None
     as_json: bool
 
 
@@ -142,8 +150,13 @@ def _parameters(flags: dict[str, Any]) -> dict[str, Any]:
         "negative_prompt": flags.pop("negative_prompt"),
         "scheduler": flags.pop("scheduler"),
     }
-    parameters = dict(pairs(flags.pop("parameter"))) | sides(flags["size"])
-    return parameters | {name: value for name, value in named.items() if value is not None}
+    named = {name: v for name, v in named.items() if v is not None} | sides(flags["size"])
+    parameters: dict[str, Any] = {}
+    for name, value in (*pairs(flags.pop("parameter")), *named.items()):
+        if name in parameters:
+            raise click.UsageError(f"--parameter {name}: it is given twice, say it once")
+        parameters[name] = value
+    return parameters
 
 
 def _draw_here(options: _Options, settings: EngineSettings) -> None:
@@ -154,7 +167,7 @@ def _draw_here(options: _Options, settings: EngineSettings) -> None:
 
     check(options.model, settings)
     if makes := grid.makes(pipeline_of(options.model)):
-        output_for(makes, options.output)
+        output_for(makes, options.output, options.fps)
     from carpool.engine.model.libraries import log_as_others
     from carpool.media import read_picture
     from carpool.request.sizes import area_of, check_size
@@ -174,7 +187,7 @@ def _draw_here(options: _Options, settings: EngineSettings) -> None:
         if task.makes == "text":
             way = f"carpool serve {options.model}, or carpool.load({options.model!r})"
             raise click.UsageError(f"{engine.card.id} writes texts, and this command draws: {way}")
-        output = output_for(task.makes, options.output)
+        output = output_for(task.makes, options.output, options.fps)
         if read := [picture.convert(task.image_mode) for picture in read]:
             pictures["image"] = read[0] if len(read) == 1 else read
         if task.takes("output_type") and task.file_type is not None:
@@ -222,9 +235,11 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
         first = _first_picture(item)
         data |= {} if first is None else {"width": first.width, "height": first.height}
         metadata = permitted(
-            data, metadata=options.metadata, metadata_prompt=options.metadata_prompt
+            data,
+            metadata=options.metadata is not False,
+            metadata_prompt=options.metadata_prompt is not False,
         )
-        content = _content(item, path, options.fps, metadata)
+        content = _content(item, path, options.fps or 16, metadata)
         write(path, content, item.seed, item.timings.total_s)
         if (mesh := item.mesh) is not None:
             format = cast("media.MeshFormat", path.suffix[1:].lower())
@@ -284,30 +299,13 @@ def _shown(is_wanted: bool) -> Protocol | None:
 def _update_bar(move: AdvanceBar, previews: Previews | None, i: int, event: Event) -> None:
     """Update the bar of a request for an event."""
     if event.kind == "preview" and previews is not None:
-        from carpool.worker.encoding import image_of
-        from carpool.worker.protocol import Picture
+        from PIL import Image
 
-        height, width, _ = event.picture.shape
-        previews.put(i, image_of(Picture(width, height, event.picture.tobytes())))
+        previews.put(i, Image.fromarray(event.picture))
     if event.kind == "step":
         move(i, min(event.step / max(event.steps, 1), 0.99))  # decoding follows
     elif event.kind in ("started", "finished"):
         move(i, float(event.kind == "finished"))
-
-
-def _flag(name: str) -> Any:
-    """The value of an explicit flag; None if it was not given."""
-    context = click.get_current_context()
-    if context.get_parameter_source(name) is ParameterSource.DEFAULT:
-        return None
-    return context.params[name]
-
-
-def _refuse_settings(flags: dict[str, Any]) -> None:
-    for name, value in flags.items():
-        if value not in (None, ()):
-            flag = name.replace("_", "-")
-            raise click.UsageError(f"--{flag} is the server's to decide: leave it out, or --url")
 
 
 def _on_server(url: str, api_key: str | None, options: _Options) -> None:
@@ -316,11 +314,11 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
     from carpool.media import read_picture
     from carpool.media.inputs import transparent_mask
 
-    images, mask, model = options.images, options.mask, _flag("model")
+    images, mask, model = options.images, options.mask, options.model
     with closing(ServerClient(url, api_key)) as server:
-        kind = remote.makes(server, model)
-        output = output_for(kind, options.output)
-        body = _body_for(kind, output, options) | ({} if model is None else {"model": model})
+        kind = remote.makes(server, model or None)
+        output = output_for(kind, options.output, options.fps)
+        body = _body_for(kind, output, options) | ({"model": model} if model else {})
         read = [remote.data_url(remote.read(path), path.name) for path in images]
         painted = None if mask is None else transparent_mask(remote.read(mask))
         results = remote.draw(
@@ -357,7 +355,7 @@ def _body_for(kind: str, output: Path, options: _Options) -> dict[str, Any]:
         raise click.UsageError(f"a server's {kind} begin with one --image, and no --mask")
     if kind != "videos":
         return body | {"output_format": output.suffix.lower()[1:]}
-    return body if _flag("fps") is None else body | {"fps": options.fps}
+    return body if options.fps is None else body | {"fps": options.fps}
 
 
 def pairs(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:

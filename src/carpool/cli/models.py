@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from carpool.cli.jobs import ServerClient
-from carpool.cli.options import GenerateHelp, settings_from, settings_options
+from carpool.cli.options import GenerateHelp, refuse, settings_from, settings_options
 from carpool.config import EngineSettings
 
 
@@ -28,6 +28,8 @@ def models(
     """
     from carpool.models.grid import rows, table
 
+    if url is not None or model is None:
+        refuse(flags, "is for a MODEL that is loaded: name one, or leave it out")
     if url is not None:
         if model is not None:
             raise click.UsageError("--url lists what a server serves: leave MODEL out")

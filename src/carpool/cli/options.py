@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -153,8 +153,14 @@ def _joined(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> s
 
 def settings_from(flags: dict[str, Any]) -> ServeSettings:
     """Settings from the command line, otherwise from the environment."""
-    explicit = {name: value for name, value in flags.items() if value not in (None, ())}
-    return ServeSettings.from_environment(os.environ, **explicit)
+    return ServeSettings.from_environment(os.environ, **flags)
+
+
+def refuse(flags: Mapping[str, Any], rule: str) -> None:
+    """Refuse flags that have no effect in a command."""
+    for name, value in flags.items():
+        if value not in (None, ()):
+            raise click.UsageError(f"--{name.replace('_', '-')} {rule}")
 
 
 def measures_one_process(command: Command) -> Command:

@@ -103,8 +103,10 @@ def draw(
         with bars(names, previews) as move:
             jobs.run(move)
         yield from jobs.made(n, videos=kind == "videos")
-        for job_id in jobs.ids:
-            _check(jobs.ended[job_id])
+        for job in map(jobs.ended.__getitem__, jobs.ids):
+            if job["status"] != "completed":
+                message = (job["error"] or {}).get("message", "")
+                raise CarpoolError(f"job {job['id']} {job['status']}: {message}")
     finally:
         is_over.set()
         jobs.cancel()
@@ -185,12 +187,6 @@ def _follow(
             if kind == "preview" and data["id"] in ids:
                 picture = read_picture(BytesIO(base64.b64decode(data["webp"])))
                 previews.put(ids.index(data["id"]), picture)
-
-
-def _check(job: Mapping[str, Any]) -> None:
-    if job["status"] != "completed":
-        error = job["error"] or {}
-        raise CarpoolError(f"job {job['id']} {job['status']}: {error.get('message', '')}")
 
 
 def read(path: Path) -> bytes:

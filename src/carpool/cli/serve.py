@@ -13,7 +13,6 @@ from carpool.cli.config_file import read_config
 from carpool.cli.options import settings_from, settings_options
 from carpool.cli.peer_flags import PeerFlagsCommand, peer_options, translated
 from carpool.config import ENV_PREFIX, ServeSettings
-from carpool.errors import CarpoolError
 from carpool.settings.batching_mode import MODES_OF, with_mode
 from carpool.telemetry import standard_streams
 
@@ -133,10 +132,7 @@ def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:
         return {}
     from carpool.settings.peers.vllm_omni_deploy import load_deploy
 
-    try:
-        deploy = load_deploy(file, overrides)
-    except CarpoolError as error:
-        raise click.UsageError(str(error)) from error
+    deploy = load_deploy(file, overrides)
     for key in deploy.unused:
         click.echo(f"carpool: {file or '--stage-overrides'}: {key} is passed over", err=True)
     return dict(deploy.settings)

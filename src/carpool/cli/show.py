@@ -58,10 +58,11 @@ def show(picture: "Image.Image", protocol: Protocol) -> None:
 
     # iTerm2 and kitty scale it; a cell is about twice as tall as wide
     columns = min(WIDTH, max(8, picture.width // 8))
-    png = base64.b64encode(encode_image(picture, "png", 100, None)).decode()
-    sys.stdout.write(
-        "".join(_kitty(png, columns) if protocol == "kitty" else _iterm2(png, columns))
-    )
+    file = encode_image(picture, "png", 100, None)
+    png = base64.b64encode(file).decode()
+    options = f"inline=1;size={len(file)};width={columns};preserveAspectRatio=1"
+    iterm2 = f"\033]1337;File={options}:{png}\a"
+    sys.stdout.write("".join(_kitty(png, columns)) if protocol == "kitty" else iterm2)
     sys.stdout.write("\n")
     sys.stdout.flush()
 
@@ -72,11 +73,6 @@ def _kitty(png: str, columns: int) -> Iterator[str]:
         first = f"a=T,f=100,q=2,c={columns}," if at == 0 else ""
         has_more = int(at + CHUNK < len(png))
         yield f"\033_G{first}m={has_more};{png[at : at + CHUNK]}\033\\"
-
-
-def _iterm2(png: str, columns: int) -> Iterator[str]:
-    size = len(base64.b64decode(png))
-    yield f"\033]1337;File=inline=1;size={size};width={columns};preserveAspectRatio=1:{png}\a"
 
 
 def blocks(picture: "Image.Image", columns: int) -> Iterator["Segments"]:

@@ -160,8 +160,8 @@ class RequestState:
         self.effects = effects = EffectObserver(card, task, request.arguments)
         context.request_id, context.warnings = request.request_id, self.warnings
         context.names, context.note_texts = effects.arguments.keys(), effects.tokenizes
-        if (warning := rounded_size(card, task, request.arguments)) is not None:
-            self.warnings.append(warning)
+        rounded = rounded_size(card, task, request.arguments)
+        self.warnings += [*request.warnings, *([rounded] if rounded else [])]
         if request.prompt_weights is None and task.makes != "text":
             for name in PROMPTS:
                 self.warnings += weights_warning(request.arguments.get(name), name, card)

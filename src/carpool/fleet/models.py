@@ -106,7 +106,7 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
         entry.get("devices", settings.devices),
     )
     devices = ",".join(map(str, devices)) if isinstance(devices, list) else devices
-    if workers is not None and (not isinstance(workers, int) or not 1 <= workers <= 1024):
+    if workers is not None and (type(workers) is not int or not 1 <= workers <= 1024):
         raise SettingRejected(
             f"config={path!r}: workers={workers!r}: must be a whole number from 1"
         )

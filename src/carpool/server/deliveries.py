@@ -11,11 +11,13 @@ import hmac
 import json
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from ipaddress import ip_address
 from typing import Any
 
 from carpool.config import ServeSettings
-from carpool.errors import FileNotReady, SettingRejected, UnsupportedParameter
+from carpool.errors import FileNotReady, InvalidValue, SettingRejected, UnsupportedParameter
 from carpool.jobs.database import Record
 from carpool.jobs.outbox import Courier, waiting
 from carpool.jobs.store import JobStore
@@ -36,7 +38,11 @@ def deliveries_of(settings: ServeSettings, webhook: Any) -> dict[str, Any]:
         if not settings.webhook_secret:
             rule = "this server signs none (--webhook-secret): leave it out, and poll the job"
             raise UnsupportedParameter(f"webhook: {rule}", param="webhook")
-        check_url(webhook, "webhook")
+        host = check_url(webhook, "webhook").host
+        with suppress(ValueError):  # names are resolved, and checked, at delivery
+            if not is_public(ip_address(host)) and host not in settings.webhook_host:
+                rule = "leads to an address that is not public (--webhook-host allows one)"
+                raise InvalidValue(f"webhook: the URL {rule}", param="webhook")
         deliveries["webhook"] = waiting(url=webhook)
     return deliveries
 

@@ -1,6 +1,6 @@
 """FastAPI dependencies and route classes: authenticate before the body is read."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.types import Receive, Scope, Send
 
+from carpool.errors import InvalidValue, UnknownParameter, nearest
 from carpool.server.bodies.json_bodies import check_is_json, read
 from carpool.server.state import AppState, AuthenticatedRequest
 
@@ -69,8 +70,11 @@ class AuthenticatedRoute(APIRoute):
 
     def get_route_handler(self) -> Any:
         handle = super().get_route_handler()
+        parts = (self.dependant, *self.dependant.dependencies)
+        names = [parameter.alias for part in parts for parameter in part.query_params]
 
         async def handle_strictly(request: Request) -> Response:
+            _check_query(request, names)
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return handle_strictly
@@ -86,6 +90,17 @@ def router_of(route: type[AuthenticatedRoute], prefix: str = "") -> APIRouter:
     """A router for routes of one class."""
     before = Depends(trace_span if route.is_work else request_context)
     return APIRouter(prefix=prefix, route_class=route, responses=ERRORS, dependencies=[before])
+
+
+def _check_query(request: Request, names: Sequence[str]) -> None:
+    """Refuse unknown and repeated query parameters: the framework ignores them."""
+    sent = [name for name, _ in request.query_params.multi_items()]
+    for name in dict.fromkeys(sent):
+        if name not in names:
+            problem = f"this path takes no query parameter {name[:60]!r}"
+            raise UnknownParameter(f"{problem}{nearest(name, names)}", param=name[:60])
+        if sent.count(name) > 1:
+            raise InvalidValue(f"{name} is given twice: say it once", param=name)
 
 
 class _StrictRequest(Request):

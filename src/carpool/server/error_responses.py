@@ -101,5 +101,7 @@ def _invalid(problem: Any) -> CarpoolError:
         return InvalidJSON(f"{text}: {problem['msg']}")
     if is_missing:
         return errors.MissingParameter(f"{name} is missing: every request needs one", param=name)
+    if problem["type"] == "extra_forbidden":
+        return errors.UnknownParameter(f"{name[:60]} is not taken here: leave it out", param=name)
     rule = re.sub(r"^\w+ should ", "must ", problem["msg"])
     return errors.InvalidValue(f"{name}={show(problem['input'])}: {rule}", param=name)

@@ -30,6 +30,13 @@ from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import encoding, protocol
 
+WITHOUT_EFFECT = {  # rules of fields that some kinds of answers leave without effect
+    "output_compression": "is for jpeg and webp: png loses nothing",
+    "webhook": "is for jobs: send background_job too, or leave it out",
+    "response_format": "is not url in a stream, whose events carry the pictures: leave it out",
+    "partial_images": "is for streams and jobs: send stream or background_job too, or leave it out",
+    "return_stage_metrics": "is not for streams and jobs: leave it out",
+}
 Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
 WriteEvent = Callable[["ParsedImageRequest", int, protocol.Preview | protocol.Done, int], bytes]
@@ -49,6 +56,7 @@ class ParsedImageRequest:
     kind: WorkKind = "image_generation"
     pictures: dict[str, Any] = field(default_factory=dict)  # pipeline arguments, with implied sizes
     digests: list[str] = field(default_factory=list)  # digests of the pictures as they were sent
+    warnings: list[str] = field(default_factory=list)  # of fields that change nothing
     write_event: WriteEvent | None = None  # writer of a stream's events; None: OpenAI's format
 
     @cached_property
@@ -92,31 +100,35 @@ class ParsedImageRequest:
         """
         model, body, card = self.model, self.body, self.model.card
         parameters = pipeline_parameters(model, body, self.sent, "pictures", self.client)
-        if body.output_compression is not None and body.output_format in (None, "png"):
-            rule = "is for jpeg and webp: png loses nothing"
-            raise UnsupportedParameter(f"output_compression {rule}", param="output_compression")
-        if body.webhook is not None and not body.background_job:
-            rule = "is for jobs: send background_job too, or leave it out"
-            raise UnsupportedParameter(f"webhook {rule}", param="webhook")
         for name in schema.NULL_FIELDS:
             if parameters.pop(name, None) is not None:
                 raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
-        if body.stream and body.response_format == "url":
-            rule = "a stream's events carry the pictures themselves: leave it out"
-            raise UnsupportedParameter(f"response_format=url: {rule}", param="response_format")
+        self._refuse_without_effect()
         if not self.pictures:
             refuse_edits(card, parameters)
         parameters |= size_fields(card, body.size, parameters) | self.pictures
         parameters |= area_of(card, parameters)
         n, whole = self.n, engine_request(body, self.client.key, parameters, None)
         first_to_last = seeds(body.seed, self.outputs)
-        parameters |= quality_steps(card, body.quality, parameters)
-        previews = body.partial_images or 0 if body.stream or body.background_job else 0
+        parameters |= quality_steps(card, body.quality, parameters, self.warnings)
+        extra = {"previews": body.partial_images or 0, "warnings": (*self.warnings,)}
         checked = [
-            replace(check(card, request, from_json=True), previews=previews, model=model.id)
+            replace(check(card, request, from_json=True), model=model.id, **extra)
             for request in fanned_out(whole, parameters, first_to_last, n)
         ]
         return grouped(checked, n)
+
+    def _refuse_without_effect(self) -> None:
+        body, is_now = self.body, not (self.body.stream or self.body.background_job)
+        idle = {
+            "output_compression": body.output_compression is not None and self.format == "png",
+            "webhook": body.webhook is not None and not body.background_job,
+            "response_format": body.stream and body.response_format == "url",
+            "partial_images": body.partial_images and is_now,
+            "return_stage_metrics": body.return_stage_metrics and not is_now,
+        }
+        for name in filter(idle.get, idle):
+            raise UnsupportedParameter(f"{name} {WITHOUT_EFFECT[name]}", param=name)
 
     @property
     def inputs(self) -> list[Any]:

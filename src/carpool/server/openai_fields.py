@@ -188,21 +188,26 @@ def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
             raise UnsupportedParameter(f"{name} is not taken here: {rule}", param=name)
 
 
-def quality_steps(card: Card, quality: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:
+def quality_steps(
+    card: Card, quality: str | None, parameters: Mapping[str, Any], warnings: list[str]
+) -> dict[str, int]:
     """Scale the model's default steps by a quality.
 
-    Empty if the request sets steps itself, and for models distilled to a few steps: they were
-    trained for just those steps.
+    Empty, with a warning, if the request sets steps itself, and for models distilled to a few
+    steps: they were trained for just those steps.
     """
     names = {name for name, value in parameters.items() if value is not None}
-    if names & {"num_inference_steps", "sigmas", "timesteps"}:
-        return {}
     defaults = {p.name: p.default for p in card.task_for(names).parameters}
     steps = card.defaults.get("num_inference_steps", defaults.get("num_inference_steps"))
+    is_own = bool(names & {"num_inference_steps", "sigmas", "timesteps"})
     factor = QUALITIES[quality or "auto"]
-    if not isinstance(steps, int) or steps <= FEW_STEPS or factor == 1:
-        return {}
-    return {"num_inference_steps": min(card.max_steps, max(1, round(steps * factor)))}
+    if factor != 1 and (is_own or not isinstance(steps, int) or steps <= FEW_STEPS):
+        rule = f"models of up to {FEW_STEPS} steps keep theirs"
+        rule = "the request sets its steps" if is_own else rule
+        warnings.append(f"quality={quality} changes nothing: {rule}")
+    elif factor != 1:
+        return {"num_inference_steps": min(card.max_steps, max(1, round(steps * factor)))}
+    return {}
 
 
 def size_fields(card: Card, size: str | None, parameters: Mapping[str, Any]) -> dict[str, int]:

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 from carpool.errors import LibraryMissing
 from carpool.media.reader import ImageIntake
+from carpool.request.card import Card
 from carpool.server.bodies import forms, schema
 from carpool.server.bodies.input_images import edit_images, edit_task, reference_images
 from carpool.server.bodies.named_pictures import check_count, decoded, digests_of, taken
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.openai_fields import video_request
-from carpool.server.state import AuthenticatedRequest, ServedModel
+from carpool.server.state import AuthenticatedRequest, Needs, ServedModel
 from carpool.types import CheckedRequest
 
 MakeMask = Callable[[ImageIntake, Any], Awaitable[tuple[Any, Any]]]
@@ -26,7 +27,7 @@ MakeMask = Callable[[ImageIntake, Any], Awaitable[tuple[Any, Any]]]
 
 async def read_form(
     context: AuthenticatedRequest,
-    needs: Literal["ready", "restarting"],
+    needs: Needs,
     *names: str,
     takes_nested: bool = False,
 ) -> forms.Form:
@@ -43,6 +44,13 @@ async def read_form(
     own_card = await state.card_of(named) if isinstance(named, str) else None
     form.values = state.translate(form.values, own_card or card)
     return form
+
+
+def translated(context: AuthenticatedRequest, body: forms.Body, card: Card) -> forms.Body:
+    """A body with the field names of other servers translated to this API's."""
+    fields = body.model_dump(exclude_unset=True)
+    values = context.state.translate(fields, card)
+    return body if values == fields else forms.validated(type(body), values)
 
 
 async def parse_image_request(
@@ -68,14 +76,11 @@ async def parse_image_request(
     Raises:
         CarpoolError: the model or a picture cannot be used.
     """
-    needs: Literal["ready", "restarting"] = "restarting" if body.background_job else "ready"
-    model = model or await context.load(body.model, needs)
+    needs: Needs = "restarting" if body.background_job else "ready"
+    model = await context.model_of(body, needs, model)
     if form is None:
-        fields = body.model_dump(exclude_unset=True)
-        if (translated := context.state.translate(fields, model.card)) != fields:
-            body = forms.validated(schema.ImageRequest, translated)
+        body = translated(context, body, model.card)
         form = forms.Form(nested=taken(body.model_extra or {}, model.card))
-    context.with_headers(body)
     image_request = ParsedImageRequest(model, body, context.client)
     if form.nested:
         check_count(form.nested)
@@ -141,8 +146,7 @@ async def video_work(
         CarpoolError: the request is invalid.
     """
     body = forms.validated(schema.VideoRequest, form.values)
-    context.with_headers(body)
-    model = await context.load(body.model, "restarting")
+    model = await context.model_of(body, "restarting")
     if importlib.util.find_spec("av") is None:
         raise LibraryMissing("videos need PyAV: pip install av")
     reading = reference_images(model.card, form, body, context.intake())

@@ -96,9 +96,11 @@ async def _serve(
     traces: Tracing,
     starter: ForkingStarter,
 ) -> int:
-    journals = None
+    journals = job_journals = None
     if settings.journal != "off":
         journals = Journals(of_all=settings.journal != "jobs")
+        if settings.journal != "memory":
+            job_journals = JobJournals(store.journals, journals, settings.max_store_bytes // 10)
     cluster = None
     if settings.ray is not None:
         from carpool.fleet.ray import connected
@@ -132,8 +134,8 @@ async def _serve(
         },
         model=lambda: served_names(backend, settings),
         max_running=at_once,
-        read=_read,
-        journals=_job_journals(store, journals, settings),
+        read=lambda file, mode: encoding.pack(unpacked(file, mode)),
+        journals=job_journals,
     )
     runner.listen(courier)
     server = DrainingServer(backend, settings, runner, keys, traces)
@@ -168,19 +170,6 @@ async def _serve(
         if cluster is not None:
             await asyncio.to_thread(cluster.disconnect)
         await starter.close()
-
-
-def _job_journals(
-    store: JobStore, journals: Journals | None, settings: ServeSettings
-) -> JobJournals | None:
-    if journals is None or settings.journal == "memory":
-        return None
-    return JobJournals(store.journals, journals, settings.max_store_bytes // 10)
-
-
-def _read(file: bytes, mode: Any) -> Any:
-    """Read a stored picture of a job, serialized for the worker. Blocks: call it on a thread."""
-    return encoding.pack(unpacked(file, mode))
 
 
 def _reload(backend: Serving, keys: Keyring) -> None:

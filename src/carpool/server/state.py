@@ -37,6 +37,8 @@ from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
 
 T = TypeVar("T")
+Needs = Literal["ready", "restarting", "loaded"]
+"""Needed state of a model's worker: see `AppState.model`."""
 PARSED_INLINE_BYTES = 64 << 10  # larger JSON is parsed on a thread
 
 Replay = schema.ImagesResponse | list[bytes]
@@ -142,9 +144,7 @@ class AppState:
         """
         return self.backend if self.fleet is None else self.fleet.of(name).pool
 
-    async def load(
-        self, name: str | None, needs: Literal["ready", "restarting", "loaded"]
-    ) -> ServedModel:
+    async def load(self, name: str | None, needs: Needs) -> ServedModel:
         """Load a model on demand and wait for it; then as `model`.
 
         Raises:
@@ -156,11 +156,7 @@ class AppState:
                 await self.fleet.loaded(name)
         return self.model(needs, name)
 
-    def model(
-        self,
-        needs: Literal["ready", "restarting", "loaded"] = "ready",
-        name: str | None = None,
-    ) -> ServedModel:
+    def model(self, needs: Needs = "ready", name: str | None = None) -> ServedModel:
         """A served model.
 
         Args:
@@ -191,7 +187,7 @@ class AppState:
             {owner: lora for (model, owner), lora in self.default_lora.items() if model == id_},
         )
 
-    async def any_loaded_model(self, needs: Literal["ready", "restarting"]) -> ServedModel:
+    async def any_loaded_model(self, needs: Needs) -> ServedModel:
         """A loaded model; its card serves to parse a body before the body's own model is known."""
         name = None
         if self.fleet is not None:
@@ -245,26 +241,27 @@ class AuthenticatedRequest:
     request: Request
     client: APIClient
 
-    async def load(
-        self, name: str | None, needs: Literal["ready", "restarting", "loaded"]
-    ) -> ServedModel:
+    async def load(self, name: str | None, needs: Needs) -> ServedModel:
         """Load the model of the request; see `AppState.load`."""
         if self.state.fleet is not None:
             self.request.scope[OF_MODEL] = self.state.fleet.of(name).name
         return await self.state.load(name, needs)
 
-    def intake(self, n: int = 1) -> ImageIntake:
-        """The reader of the request's pictures, for `n` outputs."""
-        return ImageIntake(self.state.reader, self.client.owner, self.request.state.memory, n)
-
-    def with_headers(self, body: schema.GenerationRequest) -> None:
-        """Fill missing fields of the body from headers."""
+    async def model_of(
+        self, body: schema.GenerationRequest, needs: Needs, model: ServedModel | None = None
+    ) -> ServedModel:
+        """Load the model of a body, unless it is, and fill missing fields from headers."""
         header = self.request.headers.get("x-step-cache")
         if header is not None and body.step_cache is None:
             try:
                 body.step_cache = number(header)
             except ValueError:
                 body.step_cache = header  # the later check reports invalid values
+        return model or await self.load(body.model, needs)
+
+    def intake(self, n: int = 1) -> ImageIntake:
+        """The reader of the request's pictures, for `n` outputs."""
+        return ImageIntake(self.state.reader, self.client.owner, self.request.state.memory, n)
 
     async def unless_disconnected(self, work: Awaitable[T]) -> T:
         """Run the work; raise Cancelled as soon as the client disconnects."""

@@ -146,6 +146,8 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"script_name": "x/y/z plot"}, "unsupported_parameter", "script_name"),
     ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "unsupported_parameter",
      "alwayson_scripts"),
+    ({"alwayson_scripts": {"ADetailer": {"arg": []}}}, "unsupported_parameter",
+     "alwayson_scripts"),
     ({"override_settings": {"sd_model_checkpoint": "other"}}, "model_not_found", None),
     ({"override_settings": {"eta_noise": 1}}, "unsupported_parameter", "eta_noise"),
     ({"override_settings": {"CLIP_stop_at_last_layers": 99}}, "invalid_value",

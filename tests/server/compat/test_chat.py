@@ -197,6 +197,7 @@ def test_fields_about_text_change_nothing() -> None:
     assert worker.jobs[0].arguments.keys() == {"prompt"}
 
 
+UNSUPPORTED, OPTIONS = "unsupported_parameter", "stream_options"
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": []}, "invalid_value", "messages"),
     ({"messages": "a"}, "invalid_value", "messages"),
@@ -217,6 +218,13 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
     ({"background_job": True}, "unsupported_parameter", "background_job"),
     ({"model": "other"}, "model_not_found", None),
     ({"tempo": 1}, "unknown_parameter", "tempo"),
+    ({"modalities": ["image", "audio"]}, "unsupported_parameter", "modalities"),
+    ({"stream": True, "stream_options": {"include_usge": True}}, UNSUPPORTED, OPTIONS),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "invalid_value", OPTIONS),
+    ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+    ({"messages": [{"role": "user", "contnt": "a"}]}, "unsupported_parameter", "messages"),
+    ({"messages": [{"role": "user", "content": "a", "contnt": "a"}]}, UNSUPPORTED, "messages"),
+    ({"messages": [{"role": "user"}]}, "invalid_value", "messages"),
 ]
 
 

@@ -187,6 +187,7 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"messages": [{"role": "user", "content": [_picture()]}]}, "messages", "texts alone"),
         ({"messages": [{"role": "poet", "content": "a"}]}, "messages", "must be one of system"),
         ({"messages": [{"role": "user", "content": [3]}]}, "messages", "must be"),
+        ({"messages": [{"role": "user", "contnt": "a"}]}, "messages", "did you mean 'content'"),
         ({"stop": [f"stop {i}" for i in range(1000)]}, "stop", "at most 16"),
         ({"stop": [""]}, "stop", "1 to 256"),
         ({"stop": 5}, "stop", "1 to 256"),
@@ -214,6 +215,10 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"extra_body": {"lora": [{"id": "ink", "scale": 1}]}}, "lora", "ink"),
         ({"extra_body": {"scheduler": "euler"}}, "scheduler", "euler"),
         ({"model": "nonsense"}, None, "not served here"),
+        ({"extra_body": {"size": "64x64"}}, "size", "not supported"),
+        ({"extra_body": {"webhook": "https://a.example"}}, "webhook", "not supported"),
+        ({"extra_body": {"image_config": {"image_size": "1K"}}}, "image_config", "not taken"),
+        ({"extra_body": {"return_stage_metrics": True}}, "return_stage_metrics", "not taken"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -97,7 +97,7 @@ def test_the_answer_is_of_the_kind_that_is_accepted() -> None:
 WRONG: list[tuple[Any, str, str | None]] = [
     ({}, "missing_parameter", "inputs"),
     ({"inputs": 7}, "invalid_value", "inputs"),
-    ({"inputs": "a", "options": {}}, "invalid_value", "options"),
+    ({"inputs": "a", "options": {}}, "unknown_parameter", "options"),
     ({"inputs": "a", "parameters": {"prompt": "b"}}, "invalid_value", "prompt"),
     ({"inputs": "a", "parameters": {"n": 2}}, "unsupported_parameter", "n"),
     ({"inputs": "a", "parameters": {"stream": True}}, "unsupported_parameter", "stream"),

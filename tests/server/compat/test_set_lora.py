@@ -143,6 +143,7 @@ async def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path
         ({"lora_nickname": []}, "lora_nickname", "or a list of some"),
         ({"lora_nickname": 5}, "lora_nickname", "must be the name of an adapter"),
         ({"lora_nickname": "a", "lora_path": 5}, "lora_path", "or null"),
+        ({"lora_nickname": "outlined", "strenght": 0.5}, "strenght", "is not taken"),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -74,6 +74,8 @@ def test_a_quality_gives_way(
 
     assert draw(worker, quality="high", **body).status_code == 200
 
+    has_effect = expected == 60 or "max_steps" in card
+    assert ("quality=high changes nothing" in " ".join(worker.jobs[0].warnings)) is not has_effect
     assert worker.jobs[0].arguments.get("num_inference_steps") == expected
 
 
@@ -83,6 +85,22 @@ def test_a_model_that_counts_no_steps_has_one_quality() -> None:
     assert draw(worker, quality="low").status_code == 200
 
     assert "num_inference_steps" not in worker.jobs[0].arguments
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"partial_images": 2}, "partial_images"),
+        ({"stream": True, "return_stage_metrics": True}, "return_stage_metrics"),
+        ({"background_job": True, "return_stage_metrics": True}, "return_stage_metrics"),
+        ({"stream": True, "response_format": "url"}, "response_format"),
+        ({"output_compression": 0}, "output_compression"),
+    ],
+)
+def test_a_field_without_effect_on_the_answer_is_refused(body: dict[str, Any], param: str) -> None:
+    error = refusal(draw(**body))
+
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
 
 
 def test_an_unknown_quality_is_refused() -> None:

@@ -47,8 +47,7 @@ class EffectObserver:
         self.texts: list[str] = []  # texts tokenized for the request
         self._is_guided: bool | None = None  # None: the pipeline does not report it
         self._is_embedded: bool | None = None  # guidance is an input of the denoiser
-        self._takes_eta = True
-        self.has_begun = False
+        self._takes_eta, self.has_begun = True, False
 
     def tokenizes(self, value: Any) -> None:
         """Record tokenized texts, in nested lists and dicts."""
@@ -80,30 +79,31 @@ class EffectObserver:
         """Yield each argument that had no effect, and why."""
         cls: type = type(pipe)
         unread = unread_parameters(cls) if self.arguments else frozenset()
+        steps = self.arguments.get("sigmas", self.arguments.get("timesteps"))
         for name, value in self.arguments.items():
+            is_off = name == "guidance_rescale" and self._is_guided is False
             if name in unread:
                 yield name, "the pipeline does not read it"
-            elif _NEGATIVE.fullmatch(name):
-                if isinstance(value, str) and not self._reads_negative(value):
-                    yield name, f"guidance is off for this request{self._switch()}"
+            elif is_off or (_NEGATIVE.fullmatch(name) and not self._reads(value)):
+                yield name, f"guidance is off for this request{self._switch()}"
+            elif name == "num_inference_steps" and isinstance(steps, list) and len(steps) != value:
+                yield name, "the request's sigmas or timesteps set the steps"
             elif name == "guidance_scale" and not self._takes_guidance(value):
                 yield name, "the pipeline does not use it with this model"
             elif name == "true_cfg_scale" and self._lacks_negative(pipe, value):
                 yield name, "it needs a negative_prompt"
-            elif name == "guidance_rescale" and self._is_guided is False:
-                yield name, f"guidance is off for this request{self._switch()}"
             elif name == "eta" and not self._takes_eta:
                 yield name, f"{type(pipe.scheduler).__name__} takes none"
             elif name == "strength" and not any(source in self.arguments for source in _SOURCES):
                 yield name, "it needs an input image, and there is none"
 
-    def _reads_negative(self, text: str) -> bool:
-        if self._is_guided is False:
-            return False
-        words = re.findall(r"\w+", text.casefold())
+    def _reads(self, negative: Any) -> bool:
+        if self._is_guided is False or not isinstance(negative, str):
+            return not isinstance(negative, str)
+        words = re.findall(r"\w+", negative.casefold())
         if not (words and self.texts) or len(self.texts) >= MOST_TEXTS:
             return True  # unknown: assume it is read
-        texts = [text.casefold() for text in self.texts]
+        texts = [set(re.findall(r"\w+", text.casefold())) for text in self.texts]
         return any(2 * sum(word in tokens for word in words) >= len(words) for tokens in texts)
 
     def _switch(self) -> str:

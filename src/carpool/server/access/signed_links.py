@@ -22,7 +22,6 @@ from carpool.types import Clock
 
 TTL_S = 3600
 MOST_BYTES = 1 << 30  # limit for all files; the oldest are evicted first
-TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
 
 _NO_FILE = "no file is behind this link: links end after an hour"
 _NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
@@ -70,7 +69,7 @@ class SignedFiles:
             raise StoreFailed(f"{folder} cannot hold pictures: {error}") from error
 
     def keep(self, content: bytes, kind: str) -> str:
-        """Store a file of a kind in `TYPES`; returns the path of its link.
+        """Store a picture of a format, such as png; returns the path of its link.
 
         Raises:
             StoreFailed: the disk refuses the file.

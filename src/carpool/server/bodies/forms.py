@@ -334,6 +334,12 @@ def validated(model: type[Body], values: Any) -> Body:
         raise RequestValidationError(problems) from error
 
 
+def json_document(model: type[BaseModel]) -> dict[str, Any]:
+    """OpenAPI schema of a JSON body that its route reads itself."""
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def document(
     model: type[BaseModel],
     required: Sequence[str],

@@ -2,12 +2,12 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from carpool.media.mesh import MeshFormat
 from carpool.media.sound import SoundFormat
 from carpool.server.bodies.schema import GenerationRequest, Prompt, ours
-from carpool.server.bodies.schema_jobs import JobRecord, Page
+from carpool.server.bodies.schema_jobs import JobRecord
 
 
 class MeshRequest(GenerationRequest):
@@ -46,13 +46,3 @@ class MeshJob(JobRecord):
     url: str | None = Field(description="path to its file that works for an hour without a key")
     seed: int
     settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
-
-
-class MeshList(Page[MeshJob]):
-    pass
-
-
-class MeshDeleted(BaseModel):
-    id: str
-    object: Literal["mesh.deleted"] = "mesh.deleted"
-    deleted: bool = True

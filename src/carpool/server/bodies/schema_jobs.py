@@ -101,26 +101,16 @@ class Page(BaseModel, Generic[Item]):
     has_more: bool
 
     @classmethod
+    def model_parametrized_name(cls, params: tuple[type[Any], ...]) -> str:
+        return f"{params[0].__name__}List"
+
+    @classmethod
     def of(cls, data: list[Item], has_more: bool) -> Self:
         first, last = (data[0].id, data[-1].id) if data else (None, None)
         return cls(data=data, first_id=first, last_id=last, has_more=has_more)
 
 
-class VideoList(Page[Video]):
-    pass
-
-
-class JobList(Page[JobStatus]):
-    pass
-
-
-class VideoDeleted(BaseModel):
+class Deleted(BaseModel):
     id: str
-    object: Literal["video.deleted"] = "video.deleted"
-    deleted: bool = True
-
-
-class JobDeleted(BaseModel):
-    id: str
-    object: Literal["job.deleted"] = "job.deleted"
+    object: Literal["job.deleted", "video.deleted", "mesh.deleted"]
     deleted: bool = True

@@ -142,22 +142,21 @@ async def events(
                     yield update
             else:
                 number, sight = update
-                is_first = isinstance(sight, protocol.Preview) and not any(last_step)
-                if isinstance(sight, protocol.Preview) and sight.is_prompt:
-                    if image_request.write_event is not None:
-                        continue  # chats have no such event
-                    is_first = False
-                elif isinstance(sight, protocol.Preview):
+                is_prompt = isinstance(sight, protocol.Preview) and sight.is_prompt
+                if is_prompt and image_request.write_event is not None:
+                    continue  # chats have no such event
+                is_first = not (is_prompt or any(last_step) or isinstance(sight, protocol.Done))
+                if isinstance(sight, protocol.Done):
+                    open_outputs -= 1
+                    on_output(1, image_request.usage([sight.usage]))
+                elif not is_prompt:
                     if sight.step <= last_step[number]:
                         continue  # sent before the worker died
                     last_step[number] = sight.step
-                else:
-                    open_outputs -= 1
-                    on_output(1, image_request.usage([sight.usage]))
                 event = await run(partial(_event, image_request, number, sight, previews[number]))
                 if is_first:
                     previewed(time.monotonic() - began_s)
-                previews[number] += not (isinstance(sight, protocol.Preview) and sight.is_prompt)
+                previews[number] += not is_prompt
                 yield event
             is_begun = True
         yield DONE

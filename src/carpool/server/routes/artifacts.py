@@ -17,20 +17,18 @@ from carpool.server.bodies import forms
 from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.schema import GenerationRequest
 from carpool.server.bodies.schema_artifacts import (
-    MeshDeleted,
     MeshJob,
-    MeshList,
     MeshRequest,
     SoundRequest,
 )
+from carpool.server.bodies.schema_jobs import Deleted, Page
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.openai_fields import engine_request, number_of, pipeline_parameters
-from carpool.server.requests import read_form
+from carpool.server.requests import read_form, translated
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
 from carpool.server.routes.jobs import (
     ACCEPTED,
-    Limit,
-    Order,
+    PageQuery,
     common_fields,
     file_of,
     settings_of,
@@ -103,19 +101,16 @@ def _checked(
     return replace(check(model.card, request, from_json=True), model=model.id)
 
 
-async def _submit(
-    context: AuthenticatedRequest,
-    kind: Literal["mesh", "sound"],
-    content: dict[str, Any],
-    body: MeshRequest | SoundRequest,
-    checked: CheckedRequest,
-    pictures: dict[str, Any],
-    **output: Any,
-) -> Record:
-    model = await context.load(body.model, "restarting")
-    output |= {"format": body.output_format, "told": model.file_metadata(checked)}
-    fields = {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt}
-    return await submit(context, kind, content, fields, [checked], pictures, **output)
+def _work(
+    model: ServedModel, body: MeshRequest | SoundRequest, checked: CheckedRequest
+) -> dict[str, Any]:
+    """The arguments of `submit` that meshes and sound share."""
+    return {
+        "fields": {"model": model.id, "seeds": [checked.seed], "prompt": body.prompt},
+        "requests": [checked],
+        "format": body.output_format,
+        "told": model.file_metadata(checked),
+    }
 
 
 _MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE})
@@ -126,15 +121,14 @@ async def create_mesh(context: Context) -> MeshJob:
     """Make a mesh from a picture or a prompt; answers with a job to poll."""
     form = await read_form(context, "restarting", *_PICTURE)
     body = forms.validated(MeshRequest, form.values)
-    context.with_headers(body)
-    model = await context.load(body.model, "restarting")
+    model = await context.model_of(body, "restarting")
     intake = context.intake()
     digests = await context.unless_disconnected(intake.run(form.digests))
     pictures = await context.unless_disconnected(reference_images(model.card, form, body, intake))
     checked = _checked(context, model, body, "meshes", pictures)
     content = form.values | ({"pictures": digests} if digests else {})
-    limit = context.state.settings.max_faces
-    record = await _submit(context, "mesh", content, body, checked, pictures, max_faces=limit)
+    work, max_faces = _work(model, body, checked), context.state.settings.max_faces
+    record = await submit(context, "mesh", content, pictures=pictures, max_faces=max_faces, **work)
     return await _mesh(context, record)
 
 
@@ -165,15 +159,11 @@ async def _get(mesh_id: str, context: AuthenticatedRequest) -> Record:
 
 
 @router.get("/meshes")
-async def list_meshes(
-    context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
-) -> MeshList:
+async def list_meshes(context: Context, part: PageQuery) -> Page[MeshJob]:
     """List this client's meshes, newest first."""
-    records, has_more = await context.state.runner.page(
-        context.client.owner, kind="mesh", after=after, limit=limit,
-        is_newest_first=order == "desc",
-    )  # fmt: skip
-    return MeshList.of([await _mesh(context, record) for record in records], has_more)
+    owner = context.client.owner
+    records, has_more = await context.state.runner.page(owner, kind="mesh", **part)
+    return Page[MeshJob].of([await _mesh(context, record) for record in records], has_more)
 
 
 @router.get("/meshes/{mesh_id}")
@@ -182,11 +172,11 @@ async def get_mesh(mesh_id: str, context: Context) -> MeshJob:
 
 
 @router.delete("/meshes/{mesh_id}")
-async def delete_mesh(mesh_id: str, context: Context) -> MeshDeleted:
+async def delete_mesh(mesh_id: str, context: Context) -> Deleted:
     """Delete a mesh and its file; a running job stops before its next step."""
     await _get(mesh_id, context)
     await context.state.runner.remove(mesh_id, context.client.owner)
-    return MeshDeleted(id=mesh_id)
+    return Deleted(id=mesh_id, object="mesh.deleted")
 
 
 @router.get("/meshes/{mesh_id}/content", response_class=Download, responses=PARTS)
@@ -198,11 +188,8 @@ async def get_mesh_content(mesh_id: str, context: Context) -> Download:
 @router.post("/audio/generations", response_class=Download, responses={**PARTS, **ACCEPTED})
 async def create_sound(body: SoundRequest, context: Context) -> Any:
     """Make sound and answer with its file; a disconnect cancels the request."""
-    model = await context.load(body.model, "restarting")
-    fields = body.model_dump(exclude_unset=True)
-    if (translated := context.state.translate(fields, model.card)) != fields:
-        body = forms.validated(SoundRequest, translated)  # other servers' field names
-    context.with_headers(body)
+    model = await context.model_of(body, "restarting")
+    body = translated(context, body, model.card)
     limit_s = context.state.settings.max_sound
     checked = _checked(context, model, body, "sound", _duration(model, body, limit_s))
     values = {p.name: p.default for p in model.card.task(checked.task).parameters}
@@ -211,7 +198,7 @@ async def create_sound(body: SoundRequest, context: Context) -> Any:
         if isinstance(length_s := values.get(name), (int, float)):
             _check_length(name, length_s, limit_s)
     content = body.model_dump(exclude_unset=True)
-    record = await _submit(context, "sound", content, body, checked, {})
+    record = await submit(context, "sound", content, pictures={}, **_work(model, body, checked))
     if body.background_job:
         status = await status_of(context, record)
         return JSONResponse(status.model_dump(), 202)

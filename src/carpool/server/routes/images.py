@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from carpool.errors import ModelNotFound
 from carpool.fleet.pool import Pool
 from carpool.request.card import Card
-from carpool.server.access.signed_links import TTL_S, TYPES
+from carpool.server.access.signed_links import TTL_S
 from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import FILE, MOST_IMAGES, REFERENCE, document, validated
@@ -21,8 +21,8 @@ from carpool.server.responses.downloads import PARTS, Download
 from carpool.server.responses.respond import respond
 from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED
-from carpool.server.routes.jobs import ACCEPTED, file_of, status_of, submit_images
-from carpool.server.state import AppState, AuthenticatedRequest
+from carpool.server.routes.jobs import ACCEPTED, TYPES, file_of, status_of, submit_images
+from carpool.server.state import AppState, AuthenticatedRequest, Needs
 
 _NAMES = "image", "images"  # field in a form, field in JSON
 _LIST = {"type": "array", "maxItems": MOST_IMAGES}
@@ -67,7 +67,7 @@ async def create_variation(context: Context) -> Any:
 
 
 async def _edit(context: AuthenticatedRequest, task: Literal["edit", "variation"]) -> Any:
-    needs: Literal["restarting", "ready"] = "restarting" if context.state.has_jobs else "ready"
+    needs: Needs = "restarting" if context.state.has_jobs else "ready"
     form = await read_form(context, needs, *_NAMES, "url", "mask", takes_nested=True)
     if task == "variation":
         form.values.setdefault("prompt", "")
@@ -184,7 +184,7 @@ def get_file(state: ServerState, file_id: str, expires: str = "", signature: str
     """Download a picture requested with `response_format` "url"."""
     path = state.files.get(file_id, expires, signature)
     headers = {"cache-control": f"private, max-age={TTL_S}"}
-    return Download(path, media_type=TYPES[path.suffix[1:]], headers=headers)
+    return Download(path, media_type=TYPES[path.suffix], headers=headers)
 
 
 @links.get("/v1/files/{job_id}/{name}", response_class=Download, responses=PARTS)

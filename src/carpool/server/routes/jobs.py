@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import Query
+from fastapi import Depends, Query
 
 from carpool.errors import FileNotReady, UnsupportedParameter, by_code, without_paths
 from carpool.jobs.database import Record
@@ -18,7 +18,7 @@ from carpool.media.inputs import packed
 from carpool.media.metadata import with_used, without_prompts
 from carpool.media.outputs import write_pictures
 from carpool.server.access.idempotency import digest_of, key_of
-from carpool.server.bodies.schema_jobs import JobDeleted, JobFile, JobList, JobStatus
+from carpool.server.bodies.schema_jobs import Deleted, JobFile, JobStatus, Page
 from carpool.server.deliveries import deliveries_of
 from carpool.server.dependencies import AuthenticatedRoute, Context, router_of
 from carpool.server.image_request import ParsedImageRequest
@@ -28,15 +28,11 @@ from carpool.telemetry import tracing
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
 
-TYPES = {".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg"}
-TYPES |= {".webp": "image/webp", ".mp4": "video/mp4", ".wav": "audio/wav", ".flac": "audio/flac"}
-TYPES |= {
-    ".mp3": "audio/mpeg",
-    ".glb": "model/gltf-binary",
-    ".obj": "model/obj",
-    ".ply": "model/ply",
-    ".mtl": "model/mtl",
-}
+TYPES = {  # media types of the files that the server writes
+    ".png": "image/png", ".jpeg": "image/jpeg", ".jpg": "image/jpeg", ".webp": "image/webp",
+    ".mp4": "video/mp4", ".wav": "audio/wav", ".flac": "audio/flac", ".mp3": "audio/mpeg",
+    ".glb": "model/gltf-binary", ".obj": "model/obj", ".ply": "model/ply", ".mtl": "model/mtl",
+}  # fmt: skip
 KINDS: dict[str, Literal["video", "mesh", "sound"]]
 KINDS = {"video": "video", "mesh": "mesh", "sound": "sound"}
 ACCEPTED: dict[int | str, dict[str, Any]] = {
@@ -44,10 +40,19 @@ ACCEPTED: dict[int | str, dict[str, Any]] = {
 }
 """OpenAPI description of an answer that may be a job."""
 
-Order = Annotated[Literal["asc", "desc"], Query()]
-Limit = Annotated[int, Query(ge=1, le=100)]
-
 router = router_of(AuthenticatedRoute, "/v1")
+
+
+async def _page(
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> dict[str, Any]:
+    return {"after": after, "limit": limit, "is_newest_first": order == "desc"}
+
+
+PageQuery = Annotated[dict[str, Any], Depends(_page)]
+"""The part of a list that a client asks for."""
 
 
 async def submit(
@@ -246,14 +251,10 @@ async def file_of(state: AppState, record: Record, name: str) -> Download:
 
 
 @router.get("/jobs")
-async def list_jobs(
-    context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
-) -> JobList:
+async def list_jobs(context: Context, part: PageQuery) -> Page[JobStatus]:
     """List this client's jobs, newest first."""
-    records, has_more = await context.state.runner.page(
-        context.client.owner, after=after, limit=limit, is_newest_first=order == "desc"
-    )
-    return JobList.of([await status_of(context, record) for record in records], has_more)
+    records, has_more = await context.state.runner.page(context.client.owner, **part)
+    return Page[JobStatus].of([await status_of(context, record) for record in records], has_more)
 
 
 @router.get("/jobs/{job_id}")
@@ -269,10 +270,10 @@ async def cancel_job(job_id: str, context: Context) -> JobStatus:
 
 
 @router.delete("/jobs/{job_id}")
-async def delete_job(job_id: str, context: Context) -> JobDeleted:
+async def delete_job(job_id: str, context: Context) -> Deleted:
     """Delete a job and its files; a running job stops before its next step."""
     await context.state.runner.remove(job_id, context.client.owner)
-    return JobDeleted(id=job_id)
+    return Deleted(id=job_id, object="job.deleted")
 
 
 @router.get("/jobs/{job_id}/files/{name}", response_class=Download, responses=PARTS)

@@ -26,14 +26,13 @@ from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
 from carpool.server.bodies import forms
 from carpool.server.bodies.input_images import REFERENCE
 from carpool.server.bodies.schema import RemixRequest, VideoRequest
-from carpool.server.bodies.schema_jobs import Video, VideoDeleted, VideoList
+from carpool.server.bodies.schema_jobs import Deleted, Page, Video
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import read_form, video_work
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
 from carpool.server.responses.stage_metrics import peak_memory_mb, stage_durations
 from carpool.server.routes.jobs import (
-    Limit,
-    Order,
+    PageQuery,
     common_fields,
     file_of,
     settings_of,
@@ -177,16 +176,12 @@ async def create_video_at_once(context: Context) -> Download:
 
 
 @router.get("/videos")
-async def list_videos(
-    context: Context, after: str | None = None, limit: Limit = 20, order: Order = "desc"
-) -> VideoList:
+async def list_videos(context: Context, part: PageQuery) -> Page[Video]:
     """List this client's videos, newest first."""
-    owner, is_newest_first = context.client.owner, order == "desc"
+    owner = context.client.owner
     with _video_errors():
-        records, has_more = await context.state.runner.page(
-            owner, kind="video", after=after, limit=limit, is_newest_first=is_newest_first
-        )
-    return VideoList.of([await _video(context.state, record) for record in records], has_more)
+        records, has_more = await context.state.runner.page(owner, kind="video", **part)
+    return Page[Video].of([await _video(context.state, record) for record in records], has_more)
 
 
 @router.get("/videos/{video_id}")
@@ -199,12 +194,12 @@ async def get_video(video_id: str, response: Response, context: Context) -> Vide
 
 
 @router.delete("/videos/{video_id}")
-async def delete_video(video_id: str, context: Context) -> VideoDeleted:
+async def delete_video(video_id: str, context: Context) -> Deleted:
     """Delete a video and its files; a running job stops before its next step."""
     await _get(video_id, context)
     with _video_errors():
         await context.state.runner.remove(video_id, context.client.owner)
-    return VideoDeleted(id=video_id)
+    return Deleted(id=video_id, object="video.deleted")
 
 
 @router.get("/videos/{video_id}/content", response_class=Download, responses=PARTS)

@@ -110,6 +110,16 @@ def _read(path: Path, max_depth: int) -> tuple[Any, list[str]]:
     return overlaid(below, data), [path.stem, *names]
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice: YAML's own loader takes the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if repeated := [name for name in names if name != "<<" and names.count(name) > 1]:
+            raise ValueError(f"{repeated[0]!r:.60} is there twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, source: str) -> Any:
     """Read a YAML file, with limits on its size.
 
@@ -119,7 +129,7 @@ def read_yaml(path: Path, source: str) -> Any:
     try:
         text = jsonfile.read(path, MOST_BYTES)
         _check_bounds(text)
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_Loader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())  # YAML's has several lines
         raise SettingRejected(f"{source} cannot be read: {reason}") from error

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -112,36 +112,6 @@ class ProgressResponse(BaseModel):
     textinfo: str | None = None
 
 
-class SDModel(BaseModel):
-    title: str = Field(description="the name for requests")
-    model_name: str
-    hash: None = None
-    sha256: None = None
-    filename: str = ""
-    config: None = None
-
-
-class Sampler(BaseModel):
-    name: str
-    aliases: list[str] = []
-    options: dict[str, str] = {}
-
-
-class SchedulerName(BaseModel):
-    name: str
-    label: str
-    aliases: list[str] | None = None
-    default_rho: float = -1
-    need_inner_model: bool = False
-
-
-class Lora(BaseModel):
-    name: str
-    alias: str
-    path: str = ""
-    metadata: dict[str, Any] = {}
-
-
 class Options(BaseModel):
     """AUTOMATIC1111's settings; only the model is one here."""
 
@@ -153,12 +123,7 @@ class Options(BaseModel):
     samples_format: str | None = "png"
 
 
-def info(
-    body: Text2Image,
-    values: Mapping[str, Any],
-    answer: schema.ImagesResponse,
-    warnings: Sequence[str] = (),
-) -> str:
+def info(body: Text2Image, values: Mapping[str, Any], answer: schema.ImagesResponse) -> str:
     """The `info` of an answer: the settings of its pictures, as JSON."""
     width, _, height = answer.size.partition("x")
     seeds = [image.seed for image in answer.data]
@@ -182,6 +147,6 @@ def info(
         "denoising_strength": settings.get("strength"),
         "sd_model_name": answer.model,
         "infotexts": [as_text(drawn | {"seed": seed}) for seed in seeds],
-        "warnings": list(dict.fromkeys([*warnings, *(answer.warnings or [])])),
+        "warnings": answer.warnings or [],
     }
     return json.dumps(fields)

@@ -123,16 +123,13 @@ def _add_sampler(translation: Translation, fields: Mapping[str, Any], card: Card
     names = {
         name: value
         for name in _SAMPLERS
-        if isinstance(value := fields.get(name), str) and not _rests(name, value)
+        if isinstance(value := fields.get(name), str)
+        and not (value in _RESTING[name] or _is_own(name, value))
     }
     sampler = names.get("sampler_name") or names.get("sampler_index")
     if card.schedulers and sampler:
         schedule = names.get("scheduler", "")
         translation.values["scheduler"] = f"{sampler} {schedule}".strip()
-
-
-def _rests(name: str, value: str) -> bool:
-    return value in _RESTING[name] or _is_own(name, value)
 
 
 def _is_own(name: str, value: Any) -> bool:
@@ -222,7 +219,8 @@ def check_model(name: Any, card: Card, model: str) -> None:
 def _check_scripts(scripts: Mapping[str, Any]) -> None:
     """Refuse enabled scripts."""
     for name, script in scripts.items():
-        arguments = script.get("args") if isinstance(script, dict) else script
+        is_known = isinstance(script, dict) and script.keys() <= {"args"}
+        arguments = script.get("args") if is_known else script
         if not all(map(_is_off, arguments if isinstance(arguments, list) else [arguments])):
             rule = "is not known here: leave it out"
             raise UnsupportedParameter(

@@ -23,19 +23,15 @@ from carpool.request.card import Card
 from carpool.request.sizes import within
 from carpool.request.values import is_int
 from carpool.server.bodies import schema
-from carpool.server.bodies.forms import Form, validated
+from carpool.server.bodies.forms import Form, json_document, validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
 from carpool.server.compat.automatic1111.bodies import (
     SAMPLER,
     Drawn,
     Image2Image,
-    Lora,
     Options,
     ProgressResponse,
     ProgressState,
-    Sampler,
-    SchedulerName,
-    SDModel,
     Text2Image,
     info,
 )
@@ -104,12 +100,7 @@ def _interruptible(context: AuthenticatedRequest) -> dict[asyncio.Task[Any], str
     return owners.setdefault(context.client.owner, {})
 
 
-def _body(model: Any) -> dict[str, Any]:
-    content = {"application/json": {"schema": model.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-@router.post("/txt2img", openapi_extra=_body(Text2Image))
+@router.post("/txt2img", openapi_extra=json_document(Text2Image))
 async def txt2img(context: Context) -> Drawn:
     """Draw from a prompt."""
     values = without_pictures(await read_json(context.request))
@@ -118,7 +109,7 @@ async def txt2img(context: Context) -> Drawn:
     return await _drawn(context, model, body, translated(body, model.card, model.id), values)
 
 
-@router.post("/img2img", openapi_extra=_body(Image2Image))
+@router.post("/img2img", openapi_extra=json_document(Image2Image))
 async def img2img(context: Context) -> Drawn:
     """Redraw pictures; with a mask, its white parts."""
     values = await read_json(context.request, takes_base64=True)
@@ -160,6 +151,7 @@ async def _drawn(
         image_request = await parse_image_request(
             context, drawing, form, model=model, size=size, mask=mask
         )
+        image_request.warnings += translation.warnings
         return await respond(context, image_request)
 
     task = asyncio.ensure_future(draw())
@@ -178,7 +170,7 @@ async def _drawn(
     if answer is None:  # interrupted: that program answers without pictures
         return Drawn(images=[], parameters=values, info='{"all_seeds": [], "infotexts": []}')
     files = [image.b64_json or "" for image in answer.data] if body.send_images is not False else []
-    text = info(body, translation.values, answer, translation.warnings)
+    text = info(body, translation.values, answer)
     return Drawn(images=files, parameters=values, info=text)
 
 
@@ -281,29 +273,36 @@ async def set_options(body: Options, context: Context) -> dict[str, Any]:
 
 
 @lists.get("/sd-models")
-async def sd_models(context: Context) -> list[SDModel]:
-    return [SDModel(title=name, model_name=name) for name in context.state.model_names]
+async def sd_models(context: Context) -> list[dict[str, Any]]:
+    unknown = {"hash": None, "sha256": None, "filename": "", "config": None}
+    names = context.state.model_names
+    return [{"title": name, "model_name": name, **unknown} for name in names]
 
 
 @lists.get("/samplers")
-async def samplers(context: Context) -> list[Sampler]:
+async def samplers(context: Context) -> list[dict[str, Any]]:
     """List the model's sampler and its alternatives."""
     model = await context.load(None, "loaded")
-    return [Sampler(name=name) for name in (SAMPLER, *model.card.schedulers)]
+    names = (SAMPLER, *model.card.schedulers)
+    return [{"name": name, "aliases": [], "options": {}} for name in names]
 
 
 @lists.get("/schedulers")
-async def schedulers(context: Context) -> list[SchedulerName]:
+async def schedulers(context: Context) -> list[dict[str, Any]]:
     """List the only one, the model's."""
-    return [SchedulerName(name=SAMPLER.lower(), label=SAMPLER)]
+    name = {"name": SAMPLER.lower(), "label": SAMPLER, "aliases": None}
+    return [name | {"default_rho": -1.0, "need_inner_model": False}]
 
 
 @lists.get("/loras")
-async def loras(context: Context) -> list[Lora]:
+async def loras(context: Context) -> list[dict[str, Any]]:
     """List the adapters for `<lora:NAME:1>`."""
     model = await context.load(None, "loaded")
     offered = model.card.usable_adapters
-    return [Lora(name=name_for_tag(adapter, offered), alias=adapter.id) for adapter in offered]
+    return [
+        {"name": name_for_tag(adapter, offered), "alias": adapter.id, "path": "", "metadata": {}}
+        for adapter in offered
+    ]
 
 
 @lists.get("/embeddings")

@@ -34,7 +34,6 @@ def completion(
     images: schema.ImagesResponse,
     *,
     has_parts: bool,
-    warnings: Sequence[str] = (),
     metrics: schema.StageMetrics | None = None,
 ) -> ChatCompletion:
     """The answer to a conversation.
@@ -53,7 +52,7 @@ def completion(
         choices=[ChatChoice(message=ChatMessage.model_validate(_placed(parts, has_parts)))],
         usage=usage_of(images.usage),
         metrics=metrics,
-        warnings=list(dict.fromkeys([*warnings, *(images.warnings or [])])) or None,
+        warnings=images.warnings,
         settings=images.settings,
     )
 
@@ -72,15 +71,42 @@ def usage_of(usage: schema.UsageBody) -> ChatUsage:
     )
 
 
-@dataclass(slots=True)
-class ChunkWriter:
-    """Writes the events of a stream: a chunk for each picture, the finish reason, the usage."""
+@dataclass(slots=True, kw_only=True)
+class Chunks:
+    """Writes the events of a stream."""
 
     request_id: str
-    has_parts: bool
-    has_usage: bool
-    has_metrics: bool
+    model: str
+    has_usage: bool  # a last chunk has the usage
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def chunk(
+        self,
+        delta: dict[str, Any],
+        number: int = 0,
+        *,
+        finish_reason: str | None = None,
+        **extra: Any,
+    ) -> bytes:
+        choice = {"index": number, "delta": delta, "finish_reason": finish_reason}
+        return self.event(choices=[choice], **extra)
+
+    def event(self, **fields: Any) -> bytes:
+        chunk = {
+            "id": f"chatcmpl-{self.request_id}",
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+        }
+        return format_sse_event(data_str=json.dumps(chunk | fields))
+
+
+@dataclass(slots=True, kw_only=True)
+class ImageChunks(Chunks):
+    """A chunk for each picture, the finish reason, the usage."""
+
+    has_parts: bool
+    has_metrics: bool
     _usages: list[protocol.TokenUsage] = field(default_factory=list)
     _timings: list[Timings] = field(default_factory=list)
     _warnings: dict[str, None] = field(default_factory=dict)  # in order of arrival
@@ -99,37 +125,18 @@ class ChunkWriter:
         self._warnings |= dict.fromkeys(update.warnings)
         file = image_request.file(number, update.pictures[0], update.settings)
         part = _part(encoded(file), image_request.format, update.seed, update.skipped_steps)
-        events = [self._chunk(image_request, _placed([part], self.has_parts), modality="image")]
+        # vLLM-Omni's clients read `modality`
+        events = [self.chunk(_placed([part], self.has_parts), modality="image")]
         if len(self._usages) == len(image_request.requests):
             timings = max(self._timings, key=lambda timings: timings.total_s)
             metrics = {"metrics": {"stage_durations": stage_durations(timings)}}
             extra: dict[str, Any] = metrics if self.has_metrics else {}
             extra = extra | ({"warnings": [*self._warnings]} if self._warnings else {})
-            events.append(self._chunk(image_request, {}, finish_reason="stop", **extra))
+            events.append(self.chunk({}, finish_reason="stop", **extra))
             if self.has_usage:
                 usage = usage_of(image_request.usage(self._usages)).model_dump()
-                events.append(self._event(image_request, choices=[], usage=usage))
+                events.append(self.event(choices=[], usage=usage))
         return b"".join(events)
-
-    def _chunk(
-        self,
-        image_request: ParsedImageRequest,
-        delta: dict[str, Any],
-        *,
-        finish_reason: str | None = None,
-        **extra: Any,  # vLLM-Omni's clients read `modality`
-    ) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        return self._event(image_request, choices=[choice], **extra)
-
-    def _event(self, image_request: ParsedImageRequest, **fields: Any) -> bytes:
-        chunk = {
-            "id": f"chatcmpl-{self.request_id}",
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": image_request.model.id,
-        }
-        return format_sse_event(data_str=json.dumps(chunk | fields))
 
 
 def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> ImagePart:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from carpool.errors import InvalidValue, UnsupportedParameter, show
+from carpool.errors import InvalidValue, UnsupportedParameter, nearest, show
 from carpool.media.reader import ImageData
 from carpool.request.card import Card
 from carpool.server.bodies import schema
@@ -29,6 +29,9 @@ NEUTRAL = frozenset(_NEUTRAL.split())
 """Fields about text or routing: they change no picture."""
 
 AREAS = {"1K": 1024 * 1024, "2K": 2048 * 2048, "4K": 4096 * 4096}  # pixels of an `image_size`
+FIELDS = frozenset({"role", "content", "name", "images"})  # of a user's message
+STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
+"""Of OpenAI and vLLM; only the first has an effect."""
 MessagePart = tuple[Literal["text", "image"], Any]
 """A text, or a picture as it was sent."""
 _RATIO = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
@@ -138,6 +141,26 @@ class Conversation:
     has_parts: bool = False  # pictures are parts of `content`, not in `images`
 
 
+def includes_usage(body: ChatRequest) -> bool:
+    """Return whether a stream ends with its usage.
+
+    Raises:
+        UnsupportedParameter, InvalidValue: an option is unknown, or there is no stream.
+    """
+    options = body.stream_options or {}
+    for name, value in options.items():
+        if name not in STREAM_OPTIONS:
+            text = f"stream_options.{name[:60]} is not supported{nearest(name, STREAM_OPTIONS)}"
+            raise UnsupportedParameter(text, param="stream_options")
+        if not isinstance(value, bool):
+            text = f"stream_options.{name}={show(value)}: must be true or false"
+            raise InvalidValue(text, param="stream_options")
+    if options and not body.stream:
+        rule = "is for streams: send stream=true too, or leave it out"
+        raise InvalidValue(f"stream_options {rule}", param="stream_options")
+    return bool(options.get("include_usage"))
+
+
 def conversation(card: Card, body: ChatRequest) -> Conversation:
     """Read a conversation.
 
@@ -145,7 +168,8 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
         InvalidValue: a message is invalid.
         UnsupportedParameter: it requests something other than pictures.
     """
-    if body.modalities is not None and "image" not in body.modalities:
+    modalities = set(body.modalities or ["image"])
+    if "image" not in modalities or modalities - {"image", "text"}:
         raise UnsupportedParameter.of(
             "modalities", body.modalities, 'only pictures are made here: send ["image", "text"]'
         )
@@ -156,6 +180,7 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
             "text is the prompt",
             param="messages",
         )
+    check_fields(last)
     prompt, images = _content(last)
     values = peers.translated(body.model_extra or {}, card)
     names = {parameter.name for task in card.tasks for parameter in task.parameters}
@@ -176,6 +201,15 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
     if any(m.get("role") in ("system", "developer") or _content(m)[0] for m in history):
         talk.warnings = ["only the last message is the prompt: earlier texts were not read"]
     return talk
+
+
+def check_fields(message: Mapping[str, Any]) -> None:
+    """Refuse a user's message without content, or with unknown fields."""
+    for name in message.keys() - FIELDS:
+        text = f"messages: {name[:60]!r} is no field of a user's message{nearest(name, FIELDS)}"
+        raise UnsupportedParameter(text, param="messages")
+    if "content" not in message:
+        raise InvalidValue("messages: a user's message has no content", param="messages")
 
 
 def _content(message: Mapping[str, Any]) -> tuple[str, list[ImageData]]:

@@ -6,10 +6,15 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from carpool.server.bodies import schema
-from carpool.server.bodies.forms import Form, validated
+from carpool.server.bodies.forms import Form, json_document, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
-from carpool.server.compat.chat.answers import ChunkWriter, completion
-from carpool.server.compat.chat.bodies import ChatCompletion, ChatRequest, conversation
+from carpool.server.compat.chat.answers import ImageChunks, completion
+from carpool.server.compat.chat.bodies import (
+    ChatCompletion,
+    ChatRequest,
+    conversation,
+    includes_usage,
+)
 from carpool.server.compat.chat.text_answers import limit_name, respond_with_texts
 from carpool.server.compat.chat.texts import parse_text_request
 from carpool.server.dependencies import Context, WorkRoute, router_of
@@ -19,8 +24,6 @@ from carpool.server.responses.stage_metrics import stage_metrics
 from carpool.server.responses.stream import STREAMED
 from carpool.server.state import AuthenticatedRequest, ServedModel
 
-_BODY = {"application/json": {"schema": ChatRequest.model_json_schema()}}
-
 router = router_of(WorkRoute, "/v1")
 
 
@@ -29,7 +32,7 @@ router = router_of(WorkRoute, "/v1")
     response_model=ChatCompletion,
     response_model_exclude_none=True,
     responses=STREAMED,
-    openapi_extra={"requestBody": {"required": True, "content": _BODY}},
+    openapi_extra=json_document(ChatRequest),
 )
 async def create_chat_completion(context: Context) -> Any:
     """Answer a conversation: language models write, other models draw the last message."""
@@ -37,8 +40,7 @@ async def create_chat_completion(context: Context) -> Any:
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
     chat = validated(ChatRequest, values)
-    options = chat.stream_options or {}
-    has_usage = options.get("include_usage") is True
+    has_usage = includes_usage(chat)
     if (writer := await _language_model(context, chat.model)) is not None:
         work = await parse_text_request(context, *writer, chat)
         return await respond_with_texts(
@@ -49,20 +51,18 @@ async def create_chat_completion(context: Context) -> Any:
     body = validated(schema.ImageRequest, talk.values)
     request_id = request.scope["request_id"]
     has_metrics = bool(chat.return_stage_metrics) or talk.has_parts
-    chunks = ChunkWriter(request_id, talk.has_parts, has_usage, has_metrics)
-
     form = Form(images=talk.images, name="image_url")
     image_request = await parse_image_request(context, body, form, model=model)
-    image_request.write_event = chunks
-    answer = await respond(
-        context, image_request, modalities=chat.modalities, stream_options=options
-    )
+    image_request.warnings += talk.warnings
+    image_request.write_event = ImageChunks(
+        request_id=request_id, model=model.id, has_usage=has_usage,
+        has_parts=talk.has_parts, has_metrics=has_metrics,
+    )  # fmt: skip
+    answer = await respond(context, image_request, modalities=chat.modalities, has_usage=has_usage)
     if not isinstance(answer, schema.ImagesResponse):
         return answer
     metrics = await stage_metrics(state, model.id, answer.timings) if has_metrics else None
-    complete = completion(
-        request_id, answer, has_parts=talk.has_parts, warnings=talk.warnings, metrics=metrics
-    )
+    complete = completion(request_id, answer, has_parts=talk.has_parts, metrics=metrics)
     return JSONResponse(complete.model_dump(exclude_none=True))
 
 

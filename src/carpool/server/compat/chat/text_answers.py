@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -10,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from fastapi.responses import JSONResponse
-from fastapi.sse import format_sse_event
 
 from carpool.errors import PipelineFailed, Rejected
 from carpool.server.bodies import schema
+from carpool.server.compat.chat.answers import Chunks
 from carpool.server.compat.chat.bodies import (
     ChatChoice,
     ChatCompletion,
@@ -31,15 +30,11 @@ from carpool.types import CheckedRequest
 from carpool.worker import encoding, protocol
 
 
-@dataclass(slots=True)
-class TextChunks:
-    """The chunks of one stream; a `stream.StreamedRequest`."""
+@dataclass(slots=True, kw_only=True)
+class TextChunks(Chunks):
+    """The chunks of texts; a `stream.StreamedRequest`."""
 
-    request_id: str
-    model: str
     requests: Sequence[CheckedRequest]
-    has_usage: bool
-    created: int = field(default_factory=lambda: int(time.time()))
     texts: list[protocol.RawText] = field(default_factory=list)  # finished texts
 
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
@@ -55,32 +50,17 @@ class TextChunks:
     ) -> bytes:
         """The events of a piece of a text, or of its end."""
         role = {"role": "assistant", "content": ""}
-        chunks = [self._chunk(number, role)] if index == 0 else []
+        chunks = [self.chunk(role, number)] if index == 0 else []
         if isinstance(update, protocol.Preview):
-            return b"".join([*chunks, self._chunk(number, {"content": update.text})])
+            return b"".join([*chunks, self.chunk({"content": update.text}, number)])
         text = text_of(update)
         self.texts.append(text)
         extra = {"warnings": update.warnings} if update.warnings else {}
-        chunks.append(self._chunk(number, {}, finish_reason=text.finish_reason, **extra))
+        chunks.append(self.chunk({}, number, finish_reason=text.finish_reason, **extra))
         if self.has_usage and len(self.texts) == len(self.requests):
             usage = usage_of(self.texts).model_dump(exclude_none=True)
-            chunks.append(self._event(choices=[], usage=usage))
+            chunks.append(self.event(choices=[], usage=usage))
         return b"".join(chunks)
-
-    def _chunk(
-        self, number: int, delta: dict[str, Any], *, finish_reason: str | None = None, **extra: Any
-    ) -> bytes:
-        choice = {"index": number, "delta": delta, "finish_reason": finish_reason}
-        return self._event(choices=[choice], **extra)
-
-    def _event(self, **fields: Any) -> bytes:
-        chunk = {
-            "id": f"chatcmpl-{self.request_id}",
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-        }
-        return format_sse_event(data_str=json.dumps(chunk | fields))
 
 
 async def respond_with_texts(
@@ -94,7 +74,10 @@ async def respond_with_texts(
     """
     state, request, owner = context.state, context.request, context.client.owner
     live: asyncio.Queue[bytes | None] = asyncio.Queue()
-    chunks = TextChunks(request.scope["request_id"], work.model, work.requests, bool(has_usage))
+    chunks = TextChunks(
+        request_id=request.scope["request_id"], model=work.model, has_usage=bool(has_usage),
+        requests=work.requests,
+    )  # fmt: skip
 
     async def answer_once() -> list[bytes]:
         await context.check_room()

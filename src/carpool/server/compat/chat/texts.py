@@ -15,7 +15,7 @@ from carpool.request.values import is_int
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import MOST_IMAGES, url_of, validated
 from carpool.server.bodies.named_pictures import decoded
-from carpool.server.compat.chat.bodies import ChatRequest, MessagePart, parts_of
+from carpool.server.compat.chat.bodies import ChatRequest, MessagePart, check_fields, parts_of
 from carpool.server.openai_fields import engine_request, pipeline_parameters
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
@@ -42,6 +42,8 @@ _OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
     "step_cache": (0,),
     "background_job": (False,),
     "partial_images": (0,),
+    "size": ("auto",),
+    "webhook": (),
 }
 _INSTEAD = {"background_job": "texts have no jobs: stream=true sends them as they are written"}
 _UNREAD = ("tool_calls", "function_call", "audio")  # unsupported fields of messages
@@ -87,6 +89,9 @@ async def parse_text_request(
     if modalities:
         rule = 'only texts are written here: leave it out, or send ["text"]'
         raise UnsupportedParameter.of("modalities", chat.modalities, rule)
+    for name in ("image_config", "return_stage_metrics"):
+        if getattr(chat, name):
+            raise UnsupportedParameter(f"{name} is not taken for texts: leave it out", param=name)
     body = validated(TextRequest, values)
     fields = body.model_dump(exclude_unset=True)
     parameters = pipeline_parameters(model, body, fields, "text", context.client)
@@ -142,6 +147,8 @@ def _conversation(
     """Messages with placeholders for their pictures, and the pictures in order."""
     plain, pictures = [], list[ImageData]()
     for message in messages:
+        if message.get("role") == "user":
+            check_fields(message)
         for name in _UNREAD:
             if message.get(name):
                 rule = "is not supported: leave such messages out"

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from carpool.errors import (
     InvalidValue,
@@ -37,6 +37,8 @@ router = router_of(AuthenticatedRoute, "/v1")
 class SetLora(BaseModel):
     """`POST /v1/set_lora`. Lists have equal lengths; a single value applies to all adapters."""
 
+    model_config = ConfigDict(extra="forbid")
+
     lora_nickname: Any = Field(description="an adapter of `GET /v1/models`; or a list")
     lora_path: Any = Field(
         None, description="a new file of --lora-dir, NICKNAME.safetensors, to be read first"
@@ -52,6 +54,8 @@ class SetLora(BaseModel):
 
 class Unmerge(BaseModel):
     """`POST /v1/unmerge_lora_weights`."""
+
+    model_config = ConfigDict(extra="forbid")
 
     target: str = Field("all", description="all")
     model: str | None = Field(None, description="of several; default: the first")
