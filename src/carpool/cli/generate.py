@@ -232,7 +232,8 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
         if (text := item.settings.get("revised_prompt")) is not None:
             data["revised_prompt"] = text
             click.echo(f"carpool: drawn as {text!r}", err=True)
-        first = _first_picture(item)
+        pictures = item.frames[0] if item.frames is not None else item.images
+        first = pictures[0] if pictures and hasattr(pictures[0], "width") else None
         data |= {} if first is None else {"width": first.width, "height": first.height}
         metadata = permitted(
             data,
@@ -261,12 +262,6 @@ def _report(
     click.echo(json.dumps({"path": str(path), **facts}) if options.as_json else str(path))
     if options.shown is not None and picture is not None:
         show(picture, options.shown)
-
-
-def _first_picture(output: "carpool.Output") -> Any:
-    """The picture or first frame of an output; None if it has neither."""
-    pictures = output.frames[0] if output.frames is not None else output.images
-    return pictures[0] if pictures and hasattr(pictures[0], "width") else None
 
 
 def _content(

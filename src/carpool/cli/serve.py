@@ -84,7 +84,10 @@ def serve(
     names = models or (model_path or model_of_file or "shapes",)
     settings = settings_from(values)
     if "batching_mode" not in values and settings.batching_mode in MODES_OF.values():
-        _print_mode(settings)
+        mode = settings.batching_mode
+        cap = "max_num_seqs" if mode == "request" else "batching_max_size"
+        alone = f"; {cap} is 1, so nothing is batched" if getattr(settings, cap) == 1 else ""
+        click.echo(f"carpool: the settings choose batching mode {mode}{alone}", err=True)
     from carpool.fleet.models import models_of, read_models, settings_on
     from carpool.preflight import check  # slow import, not needed for `--help`
 
@@ -112,14 +115,6 @@ def serve(
     finally:
         gc.enable()
     sys.exit(run(specs, settings, starter))
-
-
-def _print_mode(settings: ServeSettings) -> None:
-    """Print the chosen batching mode, and whether it can batch."""
-    mode = settings.batching_mode
-    cap = "max_num_seqs" if mode == "request" else "batching_max_size"
-    alone = f"; {cap} is 1, so nothing is batched" if getattr(settings, cap) == 1 else ""
-    click.echo(f"carpool: the settings choose batching mode {mode}{alone}", err=True)
 
 
 def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:

@@ -218,7 +218,7 @@ class Events(JobListener):
         """A request for a viewer, with times in milliseconds' precision."""
         fields = asdict(request)
         own = self._own(fields.pop("request_id"), owner)
-        times = {name: _rounded(fields[name]) for name in fields if name.endswith("_s")}
+        times = {name: s and round(s, 3) for name, s in fields.items() if name.endswith("_s")}
         return fields | times | own
 
     def _own(self, request_id: str, owner: str) -> dict[str, Any]:
@@ -270,10 +270,6 @@ class Events(JobListener):
         for viewer in self._viewers:
             if viewer.owner == owner:
                 viewer.put(event)
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
 
 
 def _event(kind: str, data: Any) -> bytes:

@@ -111,9 +111,9 @@ class ParsedImageRequest:
         n, whole = self.n, engine_request(body, self.client.key, parameters, None)
         first_to_last = seeds(body.seed, self.outputs)
         parameters |= quality_steps(card, body.quality, parameters, self.warnings)
-        extra = {"previews": body.partial_images or 0, "warnings": (*self.warnings,)}
+        rest: dict[str, Any] = {"previews": body.partial_images or 0, "warnings": (*self.warnings,)}
         checked = [
-            replace(check(card, request, from_json=True), model=model.id, **extra)
+            replace(check(card, request, from_json=True), model=model.id, **rest)
             for request in fanned_out(whole, parameters, first_to_last, n)
         ]
         return grouped(checked, n)

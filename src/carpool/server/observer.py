@@ -36,6 +36,7 @@ class Observer(JobListener):
     def __init__(self, backend: Serving, settings: ServeSettings, runner: Runner | None) -> None:
         self._backend, self._settings, self._runner = backend, settings, runner
         self._metrics = Metrics()
+        self.first_preview = self._metrics.previewed
         self._request_ids: OrderedDict[Origin, list[str]] = OrderedDict()
         self._origins: dict[str, Origin] = {}  # key: id of an engine request
         if runner is not None:
@@ -97,10 +98,6 @@ class Observer(JobListener):
             self._metrics.drew(model, drawings)
         for clip in clips:
             self._metrics.filmed(model, clip.length / record.work["output"]["fps"])
-
-    def first_preview(self, model: str, after_s: float) -> None:
-        """Record the time from a request to its first preview."""
-        self._metrics.previewed(model, after_s)
 
     def drew(self, model: str, images: int, usage: schema.UsageBody) -> None:
         """Count the pictures and tokens of an answer."""

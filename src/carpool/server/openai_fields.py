@@ -201,12 +201,13 @@ def quality_steps(
     steps = card.defaults.get("num_inference_steps", defaults.get("num_inference_steps"))
     is_own = bool(names & {"num_inference_steps", "sigmas", "timesteps"})
     factor = QUALITIES[quality or "auto"]
-    if factor != 1 and (is_own or not isinstance(steps, int) or steps <= FEW_STEPS):
-        rule = f"models of up to {FEW_STEPS} steps keep theirs"
-        rule = "the request sets its steps" if is_own else rule
-        warnings.append(f"quality={quality} changes nothing: {rule}")
-    elif factor != 1:
+    if factor == 1:
+        return {}
+    if not is_own and isinstance(steps, int) and steps > FEW_STEPS:
         return {"num_inference_steps": min(card.max_steps, max(1, round(steps * factor)))}
+    rule = f"models of up to {FEW_STEPS} steps keep theirs"
+    rule = "the request sets its steps" if is_own else rule
+    warnings.append(f"quality={quality} changes nothing: {rule}")
     return {}
 
 

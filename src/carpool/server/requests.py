@@ -121,17 +121,14 @@ async def _fit(
 ) -> None:
     """Resize the first picture, and read its mask."""
     pictures, intake = image_request.pictures, context.intake(image_request.outputs)
-    first, *rest = _listed(pictures["image"])
+    image = pictures["image"]
+    first, *rest = image if isinstance(image, list) else [image]
     if size is not None and first.size != size:
         first = await context.unless_disconnected(intake.run(partial(first.resize, size)))
     if mask is not None:
         making = mask(intake, first)
         pictures["mask_image"], first = await context.unless_disconnected(making)
     pictures["image"] = [first, *rest] if rest else first
-
-
-def _listed(image: Any) -> list[Any]:
-    return image if isinstance(image, list) else [image]
 
 
 async def video_work(

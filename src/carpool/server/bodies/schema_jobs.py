@@ -101,7 +101,7 @@ class Page(BaseModel, Generic[Item]):
     has_more: bool
 
     @classmethod
-    def model_parametrized_name(cls, params: tuple[type[Any], ...]) -> str:
+    def model_parametrized_name(cls, params: Any) -> str:
         return f"{params[0].__name__}List"
 
     @classmethod
