@@ -72,13 +72,15 @@ def test_serve_takes_its_model_and_settings_from_a_file(
         return 0
 
     monkeypatch.setattr("carpool.server.run.serve", serve)
+    monkeypatch.setattr("carpool.worker.start.ForkingStarter.start_server", lambda _: None)
+    monkeypatch.setattr("carpool.server.startup.set_limits", lambda: None)
     file = written(tmp_path, "model: shapes-video\nport: 0\nmax_queue: 5\nmax_n: 2\n")
     monkeypatch.setenv("CARPOOL_MAX_N", "3")
 
     ended = run("serve", "--config", str(file), "--max-queue", "6")
 
     assert ended.status == 0, ended.err
-    [([spec], settings)] = served
+    [([spec], settings, _)] = served
     assert spec.model == "shapes-video"
     assert (settings.port, settings.max_queue, settings.max_n) == (0, 6, 3)
 

@@ -19,12 +19,14 @@ def serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Runs `carpool serve`, without a server: its end, and what would have been served."""
     served: list[tuple[str, ServeSettings]] = []
 
-    def note(specs: Sequence[ModelSpec], settings: ServeSettings) -> int:
+    def note(specs: Sequence[ModelSpec], settings: ServeSettings, _: object) -> int:
         served.append((specs[0].model, settings))
         return 0
 
     monkeypatch.setattr(carpool.server.run, "serve", note)
     monkeypatch.setattr("carpool.preflight.check", lambda *_: None)  # models are names here
+    monkeypatch.setattr("carpool.worker.start.ForkingStarter.start_server", lambda _: None)
+    monkeypatch.setattr("carpool.server.startup.set_limits", lambda: None)
 
     def invoke(*arguments: Any) -> tuple[Ended, list[tuple[str, ServeSettings]]]:
         served.clear()

@@ -24,14 +24,14 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 4_285),
     "worker": (2_500, 3_315),
-    "server": (5_000, 7_230),
-    "compat": (1_300, 2_330),
+    "server": (5_000, 7_222),
+    "compat": (1_300, 2_326),
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_200),
     "others": (4_200, 4_768),
     "lab": (4_200, 5_377),
     "benchmarks, proof": (7_000, 7_116),
-    "tests": (50_000, 80_839),
+    "tests": (50_000, 80_919),
 }
 
 

@@ -294,9 +294,11 @@ def _shown(is_wanted: bool) -> Protocol | None:
 def _update_bar(move: AdvanceBar, previews: Previews | None, i: int, event: Event) -> None:
     """Update the bar of a request for an event."""
     if event.kind == "preview" and previews is not None:
-        from PIL import Image
+        from carpool.worker.encoding import image_of
+        from carpool.worker.protocol import Picture
 
-        previews.put(i, Image.fromarray(event.picture))
+        height, width, _ = event.picture.shape
+        previews.put(i, image_of(Picture(width, height, event.picture.tobytes())))
     if event.kind == "step":
         move(i, min(event.step / max(event.steps, 1), 0.99))  # decoding follows
     elif event.kind in ("started", "finished"):
