@@ -7,6 +7,7 @@ watched more closely, and a module that contains it has to prove its table first
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -68,5 +69,14 @@ def is_of_a_library(cls: type) -> bool:
     return _package(cls) in LIBRARIES
 
 
+def is_nameless(code: Any) -> bool:
+    """Whether a class or function was executed without a module, as by `exec(source, {})`."""
+    if isinstance(code, type):  # such a class names `builtins`, whose own types are no heap types
+        return code.__module__ == "builtins" and bool(code.__flags__ & 1 << 9)
+    return isinstance(code, FunctionType) and "__name__" not in code.__globals__
+
+
 def _package(code: Any) -> str:
+    if is_nameless(code):
+        return ""
     return str(getattr(code, "__module__", None) or "builtins").partition(".")[0]

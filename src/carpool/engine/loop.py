@@ -332,10 +332,12 @@ class EngineCore:
             self.stages.reach("turn")
         began_s, forward_s = self._clock(), 0.0
         self.running.fiber_s = self.running.longest_s = 0.0
+        self.running.have_advanced = False
         self.heartbeat.beat()
-        has_resumed = self._queue.has_news and self.running.take_news()
+        if self._queue.has_news:
+            self.running.take_news()
         if self.running.postponed:
-            has_resumed |= self.running.resume_held()
+            self.running.resume_held()
         while self.running.private is None and (
             states := self.scheduler.admit(len(self.running.by_number))
         ):
@@ -363,4 +365,4 @@ class EngineCore:
             kind, learn = self.scheduler.kind, self.scheduler.learning.turn
             turn = kind, len(selected), loop_s, fiber_s, longest_s
             self.stages.contain("learn", None, learn, *turn)
-        return bool(selected) or has_resumed or self._queue.has_news
+        return bool(selected) or self.running.have_advanced or self._queue.has_news

@@ -37,10 +37,8 @@ def _is_quantized(part: nn.Module) -> bool:
     if not hasattr(part, "in_features") or not hasattr(part, "weight"):
         return False
     weight = part._parameters.get("weight")
-    return type(part) is not nn.Linear or type(weight) is not nn.Parameter or _is_wrapped(weight)
-
-
-def _is_wrapped(weight: Tensor) -> bool:
+    if type(part) is not nn.Linear or type(weight) is not nn.Parameter:
+        return True
     return type(weight.data) is not Tensor
 
 

@@ -60,6 +60,7 @@ class RunningRequests:
         self.postponed: list[Callable[[], None]] = []  # runs after the private ride
         self._calls = 0  # calls parked so far
         self.fiber_s = self.longest_s = 0.0  # in the pipelines' code this turn; longest stretch
+        self.have_advanced = False  # whether a pipeline's code has run this turn
 
     @property
     def states(self) -> list[RequestState]:
@@ -171,12 +172,11 @@ class RunningRequests:
         drawing = [call for call in parked if call is not None and call.phase == "denoise"]
         return self._scheduler.prompt_part(component, tokens, drawing)
 
-    def resume_held(self) -> bool:
-        """Do the work postponed during a private ride. Returns whether there was any."""
+    def resume_held(self) -> None:
+        """Do the work postponed during a private ride."""
         postponed, self.postponed = ([], self.postponed) if self.private else (self.postponed, [])
         for work in postponed:
             work()
-        return len(self.postponed) < len(postponed)
 
     def end_cancelled(self) -> None:
         """End the requests, running or queued, that were cancelled or have timed out."""
@@ -184,21 +184,16 @@ class RunningRequests:
             for state, error in self._queue.take_ended(self.by_number.values()):
                 self._end(state, None, error)
 
-    def take_news(self) -> bool:
+    def take_news(self) -> None:
         """Process the inbox from other threads: cancellations, releases, results of host calls.
 
         A released request continues in another engine.
-
-        Returns:
-            Whether there were results.
         """
         self.end_cancelled()
         for state in self._queue.take_released(self.states):
             state.timeline.is_moved = True
             self._end(state, None, Released("another engine goes on with it"))
-        results = self._queue.take_host_results()
-        self.resume(results)
-        return bool(results)
+        self.resume(self._queue.take_host_results())
 
     def end_all(self, error: CarpoolError) -> None:
         """End all requests, running or queued, even in a lost engine."""
@@ -222,6 +217,7 @@ class RunningRequests:
         """
         began_s, failed_forward = self._clock(), None
         self._heartbeat.beat()
+        self.have_advanced = True
         if isinstance(answer, Failure):
             failed_forward = answer.error if state.is_parked else None
             outcome: FiberState = state.resume(error=answer.error)

@@ -36,7 +36,8 @@ def decoder_of(module: nn.Module) -> nn.Module | None:
     """
     if getattr(getattr(module, "config", None), "is_encoder_decoder", True):
         return None
-    takers = [part for part in module.modules() if _parameters(part) >= _TAKES]
+    signatures = [(part, inspect.signature(type(part).forward)) for part in module.modules()]
+    takers = [part for part, signature in signatures if signature.parameters.keys() >= _TAKES]
     inner = [part for part in takers if sum(x in takers for x in part.modules()) == 1]
     if len(inner) != 1 or inner[0] is module:
         return None
@@ -54,7 +55,3 @@ def head_of(module: nn.Module) -> nn.Module | None:
 
 
 _TAKES = {"inputs_embeds", "position_ids", "past_key_values"}
-
-
-def _parameters(part: nn.Module) -> set[str]:
-    return set(inspect.signature(type(part).forward).parameters)

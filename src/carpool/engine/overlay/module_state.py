@@ -25,8 +25,10 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 @dataclass(slots=True)
 class ModuleState:
-    """The state of one module: entries of its containers, storage of its weights and buffers."""
+    """The state of one module: class, entries of its containers, storage of weights and buffers."""
 
+    module: nn.Module
+    kind: type  # its class, which a parametrization exchanges
     dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
     collections: list[tuple[Any, list[Any]]] = field(default_factory=list)  # lists and sets
     tensors: list[tuple[Tensor, Tensor, bool]] = field(default_factory=list)
@@ -45,7 +47,7 @@ class ModuleState:
             children: its children at the engine's start: diffusers removes one from the
                 dictionary itself before it sets an attention processor.
         """
-        state = cls()
+        state = cls(module, type(module))
         for container in _containers(module):
             if isinstance(container, dict):
                 entries = dict(container)
@@ -73,16 +75,12 @@ class ModuleState:
 
     def is_now(self) -> bool:
         """Whether the module still has the saved state."""
-        return (
-            all(_are_same(now, then) for now, then in self.dicts)
-            and all(_has_same(now, then) for now, then in self.collections)
-            and self.has_same_weights()
-        )
+        return all(_are_same(now, then) for now, then in self.dicts) and self.differs_in_entries()
 
     def differs_in_entries(self) -> bool:
         """Whether only entries of its dictionaries differ from the saved state."""
         are_same = all(_has_same(now, then) for now, then in self.collections)
-        return are_same and self.has_same_weights()
+        return are_same and type(self.module) is self.kind and self.has_same_weights()
 
     def has_same_weights(self) -> bool:
         """Whether the saved weights and buffers still have their storages."""
@@ -93,6 +91,8 @@ class ModuleState:
 
     def restore(self) -> None:
         """Restore the module's state; other threads may read it at the same time."""
+        if type(self.module) is not self.kind:
+            object.__setattr__(self.module, "__class__", self.kind)
         for place, (container, entries) in enumerate(self.dicts):
             for name in [name for name in container if name not in entries]:
                 del container[name]

@@ -10,16 +10,18 @@ SHIPPED = LIBRARIES | set(sys.stdlib_module_names)  # packages whose code is not
 BLOCKING = {
     *("_asyncio", "_multiprocessing", "_queue", "_thread", "anyio", "asyncio", "concurrent"),
     *("ctypes", "fcntl", "gevent", "greenlet", "multiprocessing", "queue", "sched", "signal"),
-    *("socket", "sqlite3", "subprocess", "threading", "trio"),
+    *("socket", "sqlite3", "subprocess", "threading", "trio", "unittest"),
 }
 FORBIDDEN = re.compile(
-    r"builtins\.(eval|exec|globals|compile|__import__)$|importlib\.import_module$"
+    r"builtins\.((del|set)attr|eval|exec|globals|compile|__import__)$|_io\.open$|"
+    r"importlib\.import_module$"
 )
 ANYWHERE = re.compile(  # names that change modules, pipelines or files, wherever they are used
     r"(functional_call|swap_tensors|set_adapters|set_attn_processor|(en|dis)able_freeu|chdir|"
     r"(un)?fuse_(lora|qkv_projections)|(un)?load_(lora_weights|ip_adapter|textual_inversion)|"
     r"register_(module_)?(forward|full_backward)_(pre_)?hook|check_if_exists_or_initialize|putenv|"
-    r"write_(bytes|text)|unsetenv|currentframe|(Named)?TemporaryFile|set(_printoptions|locale))$"
+    r"write_(bytes|text)|unsetenv|currentframe|_getframe|set(_printoptions|locale|Level)|"
+    r"(Named)?TemporaryFile|(add|remove)(Handler|Filter)|redirect_std(out|err))$"
 )
 WRITERS = re.compile(  # methods that change their object
     r"(add|append(left)?|clear|discard|extend(left)?|fill|insert|move_to_end|partition|put(_nowait)?|"

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from carpool.engine.foreign_code import is_nameless
 from carpool.engine.reach import names
 
 Ownership = Literal["own", "given", "shared"]
@@ -50,7 +51,7 @@ class Ref:
     kind: Ownership = "shared"
 
     @property
-    def cls(self) -> type:
+    def cls(self) -> Any:  # a type, which mypy does not call hashable
         return self.obj if isinstance(self.obj, type) else type(self.obj)
 
     def __eq__(self, other: object) -> bool:
@@ -67,6 +68,8 @@ UNSEEN: Value = frozenset({Ref(UNKNOWN)})
 
 def package(code: Any) -> str:
     """The package where a class or function was written, even if it is wrapped."""
+    if is_nameless(code):
+        return ""
     outer = getattr(code, "__globals__", None)  # `functools.wraps` copies `__module__`
     name = outer.get("__name__") if type(outer) is dict else getattr(code, "__module__", None)
     return str(name or "builtins").partition(".")[0]
@@ -77,14 +80,9 @@ def is_foreign(code: Any) -> bool:
     return package(code) not in names.SHIPPED
 
 
-def foreign_functions(cls: type) -> tuple[tuple[str, Any], ...]:
-    """The foreign code attributes of a class and its bases, without descriptor access."""
-    return functions_by_class(cast("Any", cls))
-
-
 @functools.cache  # a walk looks up each object; the next walk clears the cache
-def functions_by_class(cls: Any) -> tuple[tuple[str, Any], ...]:
-    """The cached part of `foreign_functions`."""
+def foreign_functions(cls: Any) -> tuple[tuple[str, Any], ...]:
+    """The foreign code attributes of a class and its bases, without descriptor access."""
     return tuple(
         (name, member)
         for base in cls.__mro__
@@ -141,7 +139,7 @@ def entries(container: Any, key: Any = ABSENT) -> Iterable[Any]:
 
 def cause(obj: Any, pipe: Any, *, is_own: bool) -> str:
     """Why an object that code has excludes its request from a shared ride; "" if it does not."""
-    cls = type(obj)
+    cls: Any = type(obj)
     if isinstance(obj, ModuleType):
         return "a module that blocks" if obj.__name__.partition(".")[0] in names.BLOCKING else ""
     if isinstance(obj, CODE):

@@ -91,7 +91,8 @@ def _of_argument(pipe: Any, parts: Any, name: str, value: Any) -> list[str]:
     walk.enter(value, "shared" if callable(value) else "own", name, *first)
     reasons, names = walk.read(), [(find, _contents(obj)) for find, obj in walk.names]
     with suppress(TypeError):
-        if is_key and all(map(_is_constant, (obj for _, contents in names for obj in contents))):
+        objects = [obj for _, contents in names for obj in contents if not is_plain(obj)]
+        if is_key and all(obj is ABSENT or isinstance(obj, (*CODE, *DATA)) for obj in objects):
             _callbacks[owner] = parts, function, names, reasons
     return reasons
 
@@ -103,7 +104,3 @@ def _is_same(name: tuple[Any, list[Any]]) -> bool:
 
 def _contents(obj: Any) -> list[Any]:
     return list(entries(obj)) if type(obj) in CONTAINERS else [obj]
-
-
-def _is_constant(obj: Any) -> bool:
-    return obj is ABSENT or is_plain(obj) or isinstance(obj, (*CODE, *DATA))

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -43,7 +43,7 @@ class Walk:
     """Follows code; `reasons` are the reasons against a shared ride."""
 
     def __init__(self, pipe: Any, *, is_brought: bool = False) -> None:
-        objects.functions_by_class.cache_clear()
+        objects.foreign_functions.cache_clear()
         self.is_brought = is_brought  # the code comes with a request
         self.reasons: dict[str, None] = {}
         self.names: list[tuple[Callable[[], Any], Any]] = []  # lookups, and their results then
@@ -94,7 +94,7 @@ class Walk:
 
         These are its overrides of library methods; all methods, if no library knows its class.
         """
-        cls, order = type(obj), type(obj).__mro__[:-1]
+        order, cls = type(obj).__mro__[:-1], cast("Any", type(obj))
         functions = {} if cls in self._entered else dict(objects.foreign_functions(cls))
         if not functions:
             self._entered[cls] = cls

@@ -3,12 +3,15 @@
 import contextlib
 import decimal
 import gc
+import io
+import logging.handlers
 import os
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -204,7 +207,49 @@ within("the precision of products of one whole request", matmul_precision, net=S
 within("the recursion limit of one whole request", recursion, net=Spaced)
 within("the decimal context of one whole request", precision, net=Spaced)
 within("the collector switched off for one whole request", collector, net=Spaced)
+within("a function of torch patched by mock", lambda: mock.patch("torch.tanh", torch.sin))
 within("warnings ignored for one whole request", warnings.catch_warnings)
+
+
+_LOGGER = logging.getLogger("custom.logging")
+_LOGGER.propagate = False
+
+
+class Noisy(Net):
+    def forward(self, sample: Tensor, timestep: Tensor, words: Tensor) -> Any:
+        _LOGGER.error("a step")
+        print("a step")
+        return (self.body(sample, timestep, words),)
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[Callable[[], int]]:
+    handler = logging.handlers.BufferingHandler(1000)
+    _LOGGER.addHandler(handler)
+    try:
+        yield lambda: len(handler.buffer)
+    finally:
+        _LOGGER.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def printed() -> Iterator[Callable[[], int]]:
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        yield lambda: len(text.getvalue())
+
+
+def counted(name: str, record: Callable[[], Any]) -> None:
+    class Recorded(Custom):
+        def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+            with record() as count:
+                noise = super().predict(i, x, t, words)
+            return noise * (1 + 0.1 * count())
+
+    kind(name, net=Noisy)(Recorded)
+
+
+counted("records of a logger counted around each call", logged)
+counted("what is printed counted around each call", printed)
 
 
 @kind("a gradient through the net")

@@ -122,6 +122,11 @@ def _written_function(value: float) -> None:
     _written_function.value = value  # type: ignore[attr-defined]
 
 
+def _alias(value: float) -> None:
+    write = setattr
+    write(Holder, "ali" + "as", value)
+
+
 def _default(value: float | None = None, box: list[float] = [0.0]) -> float:  # noqa: B006
     if value is not None:
         box[0] = value
@@ -168,6 +173,14 @@ PLACES: dict[str, tuple[Write, Read]] = {
         lambda pipe: _written_function.value,  # type: ignore[attr-defined]
     ),
     "a default argument": (lambda pipe, v: _default(v), lambda pipe: _default()),
+    "an attribute written by an alias of setattr": (
+        lambda pipe, v: _alias(v),
+        lambda pipe: Holder.alias,  # type: ignore[attr-defined]
+    ),
+    "a frame's globals": (
+        lambda pipe, v: sys._getframe().f_globals.update(_OF_FRAME=v),
+        lambda pipe: sys._getframe().f_globals["_OF_FRAME"],
+    ),
     "the environment": (_environ, lambda pipe: float(os.environ["KEPT"])),
     "a file": (
         lambda pipe, v: _file().write_text(repr(v)),

@@ -4,6 +4,7 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from support.custom.base import ODD, Custom, kind
 
@@ -177,3 +178,33 @@ class Configured(Custom):
 
     def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
         return super().predict(i, x, t, words) * self.unet.config.scale
+
+
+@kind("a copy of the net for each request, which waits for no forward")
+class Copied(Custom):
+    def begin(self, prompt: str) -> None:
+        self.copy = copy.deepcopy(self.unet)
+        self.copy.last.bias.add_(len(prompt) / 10)
+
+    def predict(self, i: int, x: Tensor, t: Tensor, words: Tensor) -> Tensor:
+        noise: Tensor = self.copy(x, t, words)[0]
+        return noise
+
+
+class Gain(nn.Module):
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.gain
+
+
+@kind("a parametrization of a request, before its first call")
+class Parametrized(Custom):
+    def begin(self, prompt: str) -> None:
+        parametrize.register_parametrization(self.unet.middle, "weight", Gain(len(prompt) / 4))
+
+    def end(self, x: Tensor) -> Tensor:
+        parametrize.remove_parametrizations(self.unet.middle, "weight", leave_parametrized=False)
+        return x
