@@ -38,7 +38,7 @@ class Fuser:
         self.stacks = Stacks()
 
     def describe(self, call: Call) -> tuple[Hashable, int]:
-        """The fuse key and the number of rows of a call.
+        """The fuse key and the number of rows of a call, in units of its table.
 
         A call that cannot fuse gets a key of its own, equal to no other, and counts one row.
         """
@@ -62,18 +62,25 @@ class Fuser:
             return _Alone(call), 1
         if target.modes:
             parts.append(("modes", target.modes))
-        return (target.component, target.method, tuple(parts)), rows
+        return (target.component, target.method, tuple(parts)), -(-rows // target.spec.unit)
 
     def alone(self, call: Call) -> Hashable:
         """A key that no other call shares."""
         return _Alone(call)
+
+    def entries(self, calls: Sequence[Call], rows: Sequence[int]) -> Sequence[int]:
+        """The entries on axis 0 of each call of a forward, by its rows from `describe`."""
+        spec = calls[0].target.spec
+        if spec is None or spec.unit == 1:
+            return rows
+        return [len(call.kwargs[spec.rows]) for call in calls]
 
     def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         """Run calls of one key as one forward.
 
         Args:
             calls: calls with equal keys, all of one method.
-            rows: the number of rows of each call, from `describe`.
+            rows: the number of rows of each call, from `entries`.
 
         Returns:
             The answer that each call would have got alone, in order.

@@ -13,6 +13,7 @@ replaces `_compiled_call_impl`, which `Module.__call__` runs first.
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -21,7 +22,7 @@ from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
-from carpool.engine.language.parts import PREFILL, called_parts
+from carpool.engine.language.parts import PREFILL, PartRead, called_parts
 from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import SPECS, Spec
 from carpool.engine.specs.plugins import spec_of
@@ -303,12 +304,16 @@ def _parking(
         if context.is_running:
             return original(*args, **kwargs)
         called = token if token and context.is_generating(component) else target
-        if called is None or (called is token and reader is not None and reader.is_token(kwargs)):
+        if called is None:
             return original(*args, **kwargs)
-        own, prompt = context.own(called), None
-        if called is token and reader is not None and not args and context.reads_in_parts:
-            prompt = reader.prompt(called.module, kwargs)
-        return _parked(Call(own, args, kwargs)) if prompt is None else _read(prompt, own, context)
+        if called is token and reader is not None:
+            if reader.parks_inside(kwargs):
+                return original(*args, **kwargs)
+            if not args and context.reads_in_parts:
+                with reader.reading(called.module, kwargs) as prompt:
+                    if prompt is not None:
+                        return _read(prompt, original, called.component, context)
+        return _parked(Call(context.own(called), args, kwargs))
 
     method.intercepted = original  # type: ignore[attr-defined]
     return method
@@ -319,33 +324,35 @@ def _parked(call: Call) -> Any:
     return answer.run() if isinstance(answer, Inside) else answer
 
 
-def _read(prompt: "PromptReading", own: Target, context: Any) -> Any:
-    """Read a prompt, in as many calls as the time of others asks for; the answer of the last."""
+def _read(
+    prompt: "PromptReading", forward: Callable[..., Any], component: str, context: Any
+) -> Any:
+    """Read a prompt, in as many calls as the time of others asks for; the answer of the last.
+
+    The model's forward runs in the fiber, and its decoder parks.
+    """
     while True:
         left = prompt.tokens - prompt.read
-        until = prompt.read + min(left, context.prompt_part(own.component, left))
-        is_last = until == prompt.tokens
-        run = functools.partial(prompt.run, own.original)
-        part = replace(own, original=run, positional=(), method=own.method if is_last else PREFILL)
-        answer = _parked(Call(part, (), prompt.part(until)))
-        if is_last:
-            return answer
+        prompt.until = prompt.read + min(left, context.prompt_part(component, left))
+        with suppress(PartRead):
+            return forward(**prompt.part())
 
 
 def _parking_packed(token: Target, reader: "PackedTokens") -> Callable[..., Any]:
     """The forward of a language model's layers, wrapped to park in fibers during generation.
 
-    Calls of one token share forwards.
+    Calls of one token share forwards, and so do parts of prompts.
     """
     decoder, original, component = reader.decoder, token.original, token.module
     has_foreign_code = not is_of_a_library(type(decoder)) or token.is_doubted
-    run = reader.run(original)
+    run, packs_prompts = reader.run(original), reader.packs_prompts and not has_foreign_code
     packed = {
-        rows: replace(
-            token, module=decoder, original=run, positional=(), defaults={}, spec=spec,
-            is_doubted=has_foreign_code,
+        (rows, method, is_prompt): replace(
+            token, module=decoder, method=method, original=run, positional=(), defaults={},
+            spec=spec if packs_prompts or not is_prompt else None, is_doubted=has_foreign_code,
         )
         for rows, spec in reader.specs.items()
+        for method, is_prompt in (("generate", False), ("generate", True), (PREFILL, True))
     }  # fmt: skip
 
     @functools.wraps(original)
@@ -353,14 +360,22 @@ def _parking_packed(token: Target, reader: "PackedTokens") -> Callable[..., Any]
         context = current_context()
         if context is None or context.is_running or not context.is_generating(component):
             return original(*args, **kwargs)
-        call = Call(token, args, kwargs)
-        packed_kwargs = reader.packable(call.arguments())
+        arguments = Call(token, args, kwargs).arguments()
+        prompt, packed_kwargs = reader.prompt_in(arguments), reader.packable(arguments)
+        name = "generate" if prompt is None or prompt.is_last else PREFILL
         if packed_kwargs is None:
-            return _parked(Call(context.own(token), args, kwargs))
-        rows = "input_ids" if "input_ids" in packed_kwargs else "inputs_embeds"
-        answer = _parked(Call(context.own(packed[rows]), (), packed_kwargs))
-        answer.past_key_values = packed_kwargs["past_key_values"].cache
-        return answer
+            target = token
+            if prompt is not None:
+                run_again = functools.partial(prompt.run, original)
+                target = replace(token, method=name, original=run_again)
+            answer = _parked(Call(context.own(target), args, kwargs))
+        else:
+            rows = "input_ids" if "input_ids" in packed_kwargs else "inputs_embeds"
+            target = packed[rows, name, prompt is not None]
+            answer = _parked(Call(context.own(target), (), packed_kwargs))
+        if name == PREFILL or answer is None:  # None: a longer prefix is cached by now
+            raise PartRead
+        return answer if packed_kwargs is None else packed_kwargs["past_key_values"].whole(answer)
 
     method.intercepted = original  # type: ignore[attr-defined]
     return method

@@ -21,6 +21,7 @@ from torch import nn
 from carpool.engine import pinned_copies, provenance, random_state
 from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
+from carpool.engine.language.parts import WRITING
 from carpool.engine.model.pins import Pins
 from carpool.engine.model.upcast import HeldVae, in_half
 from carpool.engine.overlay import writes
@@ -187,7 +188,7 @@ class RequestContext:
             PipelineFailed: other processes also compute the component, and cannot enter such modes.
         """
         is_usual = self._modes.can_share and contextvars.copy_context() == self._variables
-        is_usual = is_usual and (target.method != "generate" or target.spec is not None)
+        is_usual = is_usual and (target.method not in WRITING or target.spec is not None)
         if self.changes.has_state or self.changes.before:
             is_usual = not self.changes.has_own(target.module) and is_usual
         is_usual = is_usual and (id(target.module), target.method) not in self.drawing

@@ -139,7 +139,7 @@ class Journal:
         Raises:
             Mismatch: the recorded answers do not match this request.
         """
-        if call.target.method == PREFILL:
+        if _is_prompt(call):
             return None  # how a prompt is cut differs from run to run
         self._calls, self._asked_arguments = self._calls + 1, call.kwargs
         self._mark, self._versions = None, []
@@ -179,7 +179,8 @@ class Journal:
 
     def ran(self, call: Call, answer: Any) -> None:
         """Observe an answer; a call not passed to `answer` was answered by an earlier source."""
-        if call.target.method == PREFILL:
+        if _is_prompt(call):
+            self._missing_answers += 1
             return
         if call.kwargs is not self._asked_arguments:
             self._calls, self._mark = self._calls + 1, None
@@ -238,6 +239,12 @@ def _is_kept(call: Call) -> bool:
     """Whether an answer may be written down; logits are large, and soon made again."""
     target = call.target
     return target.phase != "decode" and not target.is_exclusive and target.method != "logits"
+
+
+def _is_prompt(call: Call) -> bool:
+    """Whether a call prefills a part of a prompt."""
+    cache = _cache_of(call)
+    return call.target.method == PREFILL or (cache is not None and cache.prompt is not None)
 
 
 def _cache_of(call: Call) -> OwnCache | None:

@@ -138,7 +138,8 @@ class ModelRunner:
             began_s, spent_s = self._clock(), -self._forward_clock()
             try:
                 if any(state.call.lora for state in states):
-                    with self._adapters.applied([state.call for state in states], rows):
+                    calls = [state.call for state in states]
+                    with self._adapters.applied(calls, self.fuser.entries(calls, rows)):
                         answers = run(states)
                 else:
                     answers = run(states)
@@ -157,7 +158,8 @@ class ModelRunner:
         return observed
 
     def _launch(self, states: Sequence[RequestState]) -> list[Any]:
-        answers = self.fuser.run([state.call for state in states], [s.rows for s in states])
+        calls = [state.call for state in states]
+        answers = self.fuser.run(calls, self.fuser.entries(calls, [s.rows for s in states]))
         if self._device_can_lag:
             self._device.launched()
         return answers

@@ -42,7 +42,8 @@ class Installation:
         self._loaded, self._heartbeat = loaded, heartbeat
         pipelines = loaded.originals.values()
         self.isolation = Isolation(loaded.modules, loaded.device.torch, pipelines)
-        self.interception = Interception(loaded.modules, reader_of)
+        read = partial(reader_of, is_exact=is_exact)
+        self.interception = Interception(loaded.modules, read)
         truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)
         self._encoders = FlattenedEncoders(loaded.modules.values())

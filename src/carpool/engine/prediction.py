@@ -1,15 +1,13 @@
 """Predict the work of requests from learned costs, and build the policies' views."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
 from math import isfinite
 from typing import Any
 
 from torch import Tensor
 
 from carpool.engine.intercept import Call
-from carpool.engine.language.parts import PREFILL, WRITING
-from carpool.engine.language.prompt import BLOCK
+from carpool.engine.language.parts import BLOCK, PREFILL, WRITING
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.request import RequestState
 from carpool.request.card import Card
@@ -71,6 +69,7 @@ class Predictor:
             queued.arrived_s, left_s, whole_s, queued.deadline_s, queued.priority, queued.tenant,
             queued.user, steps=timeline.steps,
             is_token=timeline.tokens > 0 and state.call.target.method in WRITING,
+            is_text=state.call.target.method in WRITING and state.call.target.spec is not None,
         )  # fmt: skip
 
     def queued_request(self, state: RequestState) -> QueuedRequest:
@@ -102,11 +101,12 @@ class Predictor:
         of a single token: less of it takes no less time.
         """
         part, costs = 1 << (tokens - 1).bit_length(), self._costs
-        kind = partial(_kind_of_tokens, f"{component}.generate")
+        name = f"{component}.generate"
+        token, block = _kind_of_tokens(name, 1), _kind_of_tokens(name, BLOCK)
         steps_s = [costs.baseline_s(call.kind, call.rows) for call in drawing]
-        if steps_s and not costs.curve(kind(part)).is_empty:
-            bound_s = max(*steps_s, costs.baseline_s(kind(1), 1))
-            while part > BLOCK and costs.baseline_s(kind(part), 1) > bound_s:
+        if steps_s and not costs.curve(block).is_empty:
+            bound_s = max(*steps_s, costs.baseline_s(token, 1))
+            while part > BLOCK and costs.baseline_s(block, part // BLOCK) > bound_s:
                 part //= 2
         return part
 
@@ -208,7 +208,11 @@ def _kind(call: Call, rows: int) -> CallKind:
     target, arguments = call.target, call.arguments()
     name = f"{target.component}.{target.method}"
     if target.method in ("generate", PREFILL):
-        return _token_kind(f"{target.component}.generate", arguments)
+        name = f"{target.component}.generate"
+        if target.spec is None:
+            return _token_kind(name, arguments)
+        is_prompt = arguments["past_key_values"].prompt is not None  # rows: its blocks
+        return _kind_of_tokens(name, BLOCK if is_prompt else 1)
     leading = arguments.get(target.spec.rows) if target.spec else None
     shape = leading.shape[1:] if isinstance(leading, Tensor) else ()
     size = sum(tensor.numel() for tensor in tensors_in(arguments))

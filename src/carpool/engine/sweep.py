@@ -23,6 +23,7 @@ from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.execute import Ready, RunCalls, WidthLimits, execute
 from carpool.engine.fiber import Fiber, Raised, Returned, in_fiber, park
 from carpool.engine.intercept import Call, Target
+from carpool.engine.language.parts import WRITING
 from carpool.engine.model.stopwatch import Laps, Stopwatch
 from carpool.engine.probation.snapshot import ModuleSnapshot
 from carpool.engine.thread_modes import ThreadModes
@@ -118,8 +119,8 @@ class Sweeps:
         That was observed: at every block, its module and the random numbers were in their
         initial state.
         """
-        is_token = call.target.method == "generate"  # its forward changes its module temporarily
-        is_apart = call.target.is_exclusive or is_token
+        is_text = call.target.method in WRITING  # its forward changes its module temporarily
+        is_apart = call.target.is_exclusive or is_text
         return not is_apart and self._pausing.get(_sharing_key(call), False)
 
     def execute(

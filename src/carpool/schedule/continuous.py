@@ -23,6 +23,7 @@ Source: iteration-level scheduling, Yu et al., Orca, OSDI 2022.
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 
 from msgspec.structs import replace
@@ -114,24 +115,30 @@ class Continuous:
             if not due:
                 continue
             first = min(due, key=lambda call: call.order)
-            remainder = [call for call in due if call.key == first.key and call is not first]
-            remainder.sort(key=lambda call: self._rank(call, now_s))
-            side = self._fill([first, *remainder], work_s, now_s)
+            others = [call for call in due if call.key == first.key and call is not first]
+            group = [first, *sorted(others, key=lambda call: self._rank(call, now_s))]
+            side = (
+                self._packed(group, denoise) if first.is_text else self._fill(group, work_s, now_s)
+            )
             if denoise is None or self._runs_before(side, denoise, now_s):
                 return side
         assert denoise is not None  # at least one call is parked
         return denoise
 
-    def _due(
-        self, calls: Sequence[ParkedCall], side_calls: Sequence[ParkedCall]
-    ) -> Sequence[ParkedCall]:
-        """With fair shares, only calls of tenants with no more service than `side_calls` have.
+    def _packed(self, calls: Sequence[ParkedCall], denoise: Choice | None) -> Choice:
+        """Texts share forwards of any width; prompts for the time of the step that waits."""
+        first, seconds = calls[0], self.costs.baseline_s
+        most_s = inf if denoise is None or first.is_token else self._baseline_s(denoise)
+        ends = accumulate([call.rows for call in calls])
+        fit = [n for n in ends if n <= first.max_rows and seconds(first.kind, n) <= most_s]
+        is_whole = len(fit) == len(calls)
+        return Choice(tuple(calls[: max(1, len(fit))]), "nobody" if is_whole else "cap")
 
-        Otherwise a tenant with many encodes or decodes would get more than its share.
-        """
+    def _due(self, calls: Sequence[ParkedCall], side: Sequence[ParkedCall]) -> Sequence[ParkedCall]:
+        """With fair shares, only calls of tenants with no more service than those of `side`."""
         if self._shares is None:
             return calls
-        least_s = min(self._shares.rank(call)[0] for call in side_calls)
+        least_s = min(self._shares.rank(call)[0] for call in side)
         return [call for call in calls if self._shares.rank(call)[0] <= least_s]
 
     def _runs_before(self, side: Choice, denoise: Choice, now_s: float) -> bool:
@@ -156,10 +163,7 @@ class Continuous:
     def _grouped(
         self, calls: Sequence[ParkedCall], now_s: float
     ) -> dict[Hashable, list[ParkedCall]]:
-        """Calls by key, sorted by rank; groups sorted by their first call.
-
-        Ranks are cached unless a call has a deadline, or tenants have shares.
-        """
+        """Calls by key, sorted by rank (cached, without deadlines); groups by their first call."""
         cached = self._ranks
         if self._shares is not None or min([call.deadline_s for call in calls]) < inf:
             cached = {}
@@ -193,10 +197,7 @@ class Continuous:
     def _joined(
         self, cohort: list[ParkedCall], group: Sequence[ParkedCall], *, is_alone: bool
     ) -> list[ParkedCall]:
-        """The calls of a group's cohort, and those that may join them.
-
-        While other keys wait, only calls that slow the forward a little may join.
-        """
+        """A group's cohort, and those that may join: if others wait, at little cost to it."""
         newcomers = [call for call in group if call.request not in self._cohort]
         if is_alone:
             return cohort + newcomers

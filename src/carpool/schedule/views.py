@@ -65,6 +65,7 @@ class ParkedCall(Struct, frozen=True):
     user: str = ""
     steps: int = 0  # denoising steps of its request; 0: unknown
     is_token: bool = False  # decodes the next token of a text in progress
+    is_text: bool = False  # more calls in a forward of its key always pay
 
 
 class Admission(Struct, frozen=True):

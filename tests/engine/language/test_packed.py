@@ -9,7 +9,7 @@ from transformers import LlamaModel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from carpool.engine.language import parts
-from carpool.engine.language.prompt import BLOCK
+from carpool.engine.language.parts import BLOCK
 from support.engine_driver import Drive, Recorder, driving
 from support.language import Author, Text, author, texts
 
@@ -72,8 +72,9 @@ def test_a_forward_that_fails_leaves_no_text_a_token_twice(
 
     def forward(self: LlamaMLP, x: Tensor) -> Tensor:
         nonlocal calls, prompts
-        calls, prompts = calls + 1, prompts + (x.shape[1] > BLOCK)
-        is_prompt = x.shape[1] > BLOCK and prompts == 2 and type(error) is torch.OutOfMemoryError
+        tokens = x.shape[0] * x.shape[1]
+        calls, prompts = calls + 1, prompts + (tokens > BLOCK)
+        is_prompt = tokens > BLOCK and prompts == 2 and type(error) is torch.OutOfMemoryError
         if is_prompt or (x.shape[0] > 2 and calls % 3 == 0):  # behind a layer that has grown caches
             raise error
         y: Tensor = plain(self, x)

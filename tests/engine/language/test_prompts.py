@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from carpool.engine.language.prompt import BLOCK
+from carpool.engine.language.parts import BLOCK
 from carpool.schedule.cost import Costs, Curve
 from carpool.schedule.views import CallKind
 from carpool.types import Request
@@ -80,14 +80,14 @@ def test_without_company_or_in_exact_numerics_a_prompt_is_read_whole(numerics: s
     assert_as_alone("llama", heard, is_exact=numerics == "exact")
 
 
-@pytest.mark.parametrize(("sharing", "tokens"), [("per-key", 0), ("shared", 3 * BLOCK)])
-def test_beginnings_are_shared_as_the_conditioning_cache_is(sharing: str, tokens: int) -> None:
+@pytest.mark.parametrize(("sharing", "blocks"), [("per-key", 3), ("shared", 6)])
+def test_beginnings_are_shared_as_the_conditioning_cache_is(sharing: str, blocks: int) -> None:
     settings: Any = {"conditioning_cache": 64.0, "conditioning_sharing": sharing}
     with driving(reading("llama"), **settings) as drive:
         for number, tenant in enumerate("aab"):
             drive.put(Request(str(number), seed=number, tenant=tenant))
         drive.finish()
-        assert saved(drive) == tokens
+        assert saved(drive) == blocks * BLOCK
 
 
 class Stepping(Author):
@@ -103,7 +103,7 @@ def test_a_drawing_waits_about_a_step_of_its_own_while_prompts_are_read() -> Non
 
         def timed(calls: Any, rows: Any) -> Any:
             ids = calls[0].kwargs.get("input_ids")
-            clock.pass_by(step_s if ids is None else 0.005 + 0.002 * ids.shape[1])
+            clock.pass_by(step_s if ids is None else 0.005 + 0.002 * sum(rows))
             return run(calls, rows)
 
         fuser.run = timed  # type: ignore[method-assign]
@@ -123,8 +123,9 @@ def test_a_drawing_waits_about_a_step_of_its_own_while_prompts_are_read() -> Non
 def test_parts_are_as_long_as_a_step_or_a_token_but_a_block_at_least() -> None:
     def part(step_s: float, token_s: float) -> int:
         token = CallKind("text_encoder.generate", 1, "token")
-        curves = {CallKind(token.name, 512, "512 tokens"): 0.512, token: token_s, call.kind: step_s}
-        predictor._costs = Costs({kind: Curve({1: seconds}) for kind, seconds in curves.items()})
+        block, rows = CallKind(token.name, BLOCK, f"{BLOCK} tokens"), 512 // BLOCK
+        curves = {block: {1: 0.016, rows: 0.512}, token: {1: token_s}, call.kind: {1: step_s}}
+        predictor._costs = Costs({kind: Curve(seconds) for kind, seconds in curves.items()})
         return predictor.prompt_part("text_encoder", 500, [call])
 
     with driving(author("llama")) as drive:

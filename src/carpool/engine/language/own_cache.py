@@ -1,5 +1,7 @@
 """The keys and values of one text, as an argument of a call that may run more than once.
 
+In a call's arguments, and in a shared forward, each token of a text is a row: (tokens, 1, ...).
+
 A failed forward runs again in parts, and a forward on probation runs twice. So the cache is rewound
 to its state before the call whenever the call runs.
 """
@@ -24,23 +26,31 @@ class OwnCache:
     """A key-value cache with its state before a call.
 
     Args:
-        positions: the token's positions, (axes, 1, 1), for models with several axes.
+        tokens: number of tokens of the call.
+        positions: their positions, (axes, tokens, 1), for models with several axes.
         mask: the hidden tokens of a padded text: (1, tokens), or complete masks by kind of layer.
+        prompt: the `PromptReading` of which the call prefills a part.
     """
 
-    def __init__(self, cache: Cache, positions: Tensor | None = None, mask: Any = None) -> None:
-        self.cache, self.positions, self.mask = cache, positions, mask
+    def __init__(
+        self,
+        cache: Cache,
+        tokens: int = 1,
+        positions: Tensor | None = None,
+        mask: Any = None,
+        prompt: Any = None,
+    ) -> None:
+        self.cache, self.tokens, self.positions = cache, tokens, positions
+        self.mask, self.prompt = mask, prompt
         self._before = [dict(vars(layer)) for layer in cache.layers]
 
     @property
     def form(self) -> tuple[Any, ...]:
         """The part that must be equal to share a forward: all but the length."""
-        first, axes = self.cache.layers[0], 1
-        if self.positions is not None:
-            axes = self.positions.shape[0]
         kinds = tuple([getattr(layer, "sliding_window", 0) for layer in self.cache.layers])
         kinds += tuple(self.mask) if isinstance(self.mask, Mapping) else ()
-        return kinds, first.dtype, first.device, first.keys.shape[1], axes
+        axes = 1 if self.positions is None else self.positions.shape[0]
+        return kinds, axes, self.prompt is None
 
     def rewound(self) -> Cache:
         """Rewind the cache to its state before the call, and return it."""
@@ -55,6 +65,20 @@ class OwnCache:
         copied = copy.copy(self)
         copied.cache = cache
         return copied
+
+    def whole(self, answer: Any) -> Any:
+        """The decoder's answer as alone: with the text's cache, its tokens on axis 1."""
+        answer.past_key_values = self.cache
+        if self.tokens > 1:
+            for name, value in answer.items():
+                answer[name] = self._by_token(value)
+        return answer
+
+    def _by_token(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple([self._by_token(entry) for entry in value])
+        has_rows = isinstance(value, Tensor) and value.shape[0] == self.tokens
+        return by_row(value) if has_rows else value
 
     def growth(self) -> Tensor:
         """Keys and values of the token that the call has added: (2 x layers, 1, heads, 1, width).
@@ -89,6 +113,11 @@ def can_pack(cache: Any) -> bool:
     )
 
 
+def by_row(tensor: Tensor) -> Tensor:
+    """Tokens on axis 0 instead of axis 1, or back."""
+    return tensor if tensor.shape[0] == tensor.shape[1] else tensor.transpose(0, 1)
+
+
 def is_open(mask: Any) -> bool:
     """Whether a mask hides nothing; one that is no tensor does."""
     if not isinstance(mask, Tensor):
@@ -97,17 +126,23 @@ def is_open(mask: Any) -> bool:
 
 
 class PackedCache(Cache):  # type: ignore[misc]
-    """The caches of several texts for one forward of a token of each: one row per text.
+    """The caches of several texts for one forward of tokens of each.
 
-    It has no layers: code that reads them would read those of one text. `update` returns each row's
-    own keys and values, as lists.
+    It has no layers: code that reads them would read those of one text. `update` returns each
+    text's own keys and values, as lists.
     """
 
     is_compileable = False
 
-    def __init__(self, caches: list[Cache], masks: list[Any], implementation: str) -> None:
-        self.caches, self.masks, self.implementation = caches, masks, implementation
+    def __init__(self, texts: list[OwnCache], implementation: str) -> None:
+        self.caches, self.implementation = [text.rewound() for text in texts], implementation
+        self.masks, self.tokens = [text.mask for text in texts], [text.tokens for text in texts]
         self.layer = 0  # layer of the last mask request
+
+    def split(self, states: Tensor) -> list[Tensor]:
+        """Each text's part of queries, keys or values, (rows, heads, 1, width), as alone."""
+        parts = states.split_with_sizes(self.tokens)
+        return [part.transpose(0, 2) if len(part) > 1 else part for part in parts]
 
     @property
     def is_sliding(self) -> list[bool]:
@@ -124,9 +159,8 @@ class PackedCache(Cache):  # type: ignore[misc]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> Any:
         with torch._C.DisableTorchFunction():  # exact numerics must not intercept this
-            keys, values = key_states.chunk(len(self.caches)), value_states.chunk(len(self.caches))
-            rows = zip(self.caches, keys, values, strict=True)
-            pairs = [cache.update(k, v, layer_idx, *args, **kwargs) for cache, k, v in rows]
+            texts = zip(self.caches, self.split(key_states), self.split(value_states), strict=True)
+            pairs = [cache.update(k, v, layer_idx, *args, **kwargs) for cache, k, v in texts]
         return [key for key, _ in pairs], [value for _, value in pairs]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""One forward for one token of each of several texts: one row per text.
+"""One forward for tokens of several texts, of prompts or in progress: one row per token.
 
 Linear layers see all rows. Attention runs per text, over its own keys and values, of its own
 length, by the function that the model would use alone. That function, and its masks, are installed
@@ -17,7 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from carpool.engine.language.own_cache import OwnCache, PackedCache
+from carpool.engine.language.own_cache import OwnCache, PackedCache, by_row
+from carpool.engine.language.parts import BLOCK
 from carpool.engine.specs.rules import STACK, Spec, State
 
 NAME = "carpool_packed"  # name of a packed forward's attention
@@ -31,21 +32,23 @@ SPECS = {
         rules={
             rows: STACK,
             "position_ids": STACK,
+            "per_layer_inputs": STACK,  # of the smaller Gemma 4
             "past_key_values": State(
                 state_key=lambda cache: cache.form, joined=list, copied=OwnCache.copied
             ),
         },
         unread=("past_key_values",),
+        unit=BLOCK,
     )
     for rows in ("input_ids", "inputs_embeds")
 }
-"""The tables for a decoder's calls, by the argument with its token."""
+"""The tables for a decoder's calls, by the argument with its tokens."""
 
 HEAD = Spec(rows="input", rules={"input": STACK})
 
 
 class Decoder:
-    """Runs the layers of a language model for the tokens of one or several texts.
+    """Runs the layers of a language model for tokens of one or several texts.
 
     Args:
         original: the module's forward.
@@ -61,18 +64,19 @@ class Decoder:
         parts = past_key_values if isinstance(past_key_values, list) else [past_key_values]
         if parts[0].positions is not None:
             arguments["position_ids"] = torch.cat([part.positions for part in parts], dim=1)
-        caches = [part.rewound() for part in parts]
         if len(parts) == 1:
-            mask = parts[0].mask
-            answer = self._original(past_key_values=caches[0], attention_mask=mask, **arguments)
+            if parts[0].tokens > 1:
+                arguments = {name: _by_text(value) for name, value in arguments.items()}
+            cache, mask = parts[0].rewound(), parts[0].mask
+            answer = self._original(past_key_values=cache, attention_mask=mask, **arguments)
             fields = {name: field for name, field in answer.items() if name != "past_key_values"}
             return type(answer)(**fields)
-        masks = [part.mask for part in parts]
+        packed = PackedCache(parts, self._config._attn_implementation)
+        masks = packed.masks
         if isinstance(masks[0], Mapping):
             arguments["attention_mask"] = {
                 kind: [mask[kind] for mask in masks] for kind in masks[0]
             }
-        packed = PackedCache(caches, masks, self._config._attn_implementation)
         with self._packing(packed, has_axes=parts[0].positions is not None):
             answer = self._original(past_key_values=packed, **arguments)
         answer.past_key_values = None  # each text has its own
@@ -90,6 +94,13 @@ class Decoder:
             if has_axes and torch._C._len_torch_function_stack():  # exact numerics
                 undo.enter_context(_rotating_by_row(self._module))
             yield
+
+
+def _by_text(value: Any) -> Any:
+    """An argument of a single call, with its tokens on the axis where the model has them."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.transpose(1, 2) if value.shape[1] > 1 else by_row(value)
 
 
 @contextmanager
@@ -117,13 +128,13 @@ def _attention(
     """Attention of each text by itself, as the model computes it alone."""
     names = vars(sys.modules[type(module).__module__])
     interface = names.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    eager = names.get("eager_attention_forward")
-    alone = interface.get_interface(_running.get().implementation, eager)
+    eager, packed = names.get("eager_attention_forward"), _running.get()
+    alone = interface.get_interface(packed.implementation, eager)
     masks = attention_mask if isinstance(attention_mask, list) else [attention_mask] * len(key)
     kwargs.pop("position_ids", None)  # meant for packed sequences, not for single tokens
     with torch._C.DisableTorchFunction():  # each row already runs as alone
-        rows = zip(torch.split(query, 1), key, value, masks, strict=True)
-        answer = torch.cat([alone(module, *row, **kwargs)[0] for row in rows])
+        texts = zip(packed.split(query), key, value, masks, strict=True)
+        answer = torch.cat([by_row(alone(module, *text, **kwargs)[0]) for text in texts])
     for name, mark in vars(query).items():  # marks of exact numerics: the rows are the same
         if name.startswith("_rows_"):
             setattr(answer, name, mark)
@@ -135,10 +146,11 @@ def _mask(**kwargs: Any) -> Any:
     packed = _running.get()
     alone = ALL_MASK_ATTENTION_FUNCTIONS[packed.implementation]
     masks = []
-    for cache, mask in zip(packed.caches, packed.masks, strict=True):
-        length, offset = cache.get_mask_sizes(kwargs["q_length"], packed.layer)
+    for cache, mask, tokens in zip(packed.caches, packed.masks, packed.tokens, strict=True):
+        length, offset = cache.get_mask_sizes(tokens, packed.layer)
         single = {
             "batch_size": 1,
+            "q_length": tokens,
             "kv_length": length,
             "kv_offset": offset,
             "q_offset": cache.get_query_offset(packed.layer),

@@ -11,10 +11,16 @@ from collections.abc import Iterator
 
 from torch import nn
 
+BLOCK = 16  # tokens of a prompt that count as one text; half: narrower prefills, twice the digests
 PREFILL = "prefill"  # the method for a part of a prompt before the last one
 WRITING = ("generate", PREFILL, "logits")  # methods that generate text
 LARGE_HEAD = 2**22  # weights
 _UNCALLED = nn.Module.forward  # containers have this forward, and are never called themselves
+
+
+class PartRead(Exception):
+    """Ends a model's forward after its decoder: the part of a prompt before the last has no use of
+    logits."""
 
 
 def called_parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -1,9 +1,10 @@
 """Prefill of a prompt in parts, after its cached prefix.
 
 Prefilling a long prompt takes longer than a denoising step. So it is split into parts, each a call
-that appends to the text's cache; other requests' forwards run in between. A prefix shared by
-several prompts is computed once: see `prefixes.py`. Keys and values differ in the last bits from
-those of one prefill, so exact numerics does neither.
+of the decoder that appends to the text's cache; other requests' forwards run in between, and parts
+of several prompts share a forward. A prefix shared by several prompts is computed once: see
+`prefixes.py`. Keys and values differ in the last bits from those of one prefill, so exact numerics
+does none of this.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ from transformers.cache_utils import DynamicCache
 from carpool.engine.foreign_code import is_of_a_library
 from carpool.engine.language.own_cache import OwnCache, is_open, is_plain
 
-BLOCK = 16  # tokens: parts and cached prefixes end at a multiple; half: twice the digests
 _BY_TOKEN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids")
 _ARGUMENTS = {*_BY_TOKEN, "attention_mask", "past_key_values", "use_cache", "return_dict",
               "logits_to_keep"}  # fmt: skip
@@ -29,48 +29,47 @@ class PromptReading:
         module: the language model.
         by_token: arguments with an entry for each token on the last axis.
         tokens: length of the prompt.
+        until: end of the part that is being prefilled.
+        marks: digests of its prefixes, see `prefixes.py`; None: not computed.
     """
+
+    marks: list[bytes] | None = None
 
     def __init__(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
         self.module, self._arguments = module, dict(arguments)
         self.cache: DynamicCache = self._arguments.pop("past_key_values")
-        self._mask = self._arguments.pop("attention_mask", None)
+        self._mask: Tensor | None = self._arguments.pop("attention_mask", None)
         names = [name for name in _BY_TOKEN if name in self._arguments]
         self.by_token: dict[str, Tensor] = {name: self._arguments.pop(name) for name in names}
-        self.tokens = self.by_token["input_ids"].shape[1]
-        self._before = OwnCache(self.cache)
+        self.until = self.tokens = self.by_token["input_ids"].shape[1]
 
     @property
     def read(self) -> int:
         """Number of tokens whose keys and values are in the cache."""
         return int(self.cache.get_seq_length())
 
-    def part(self, until: int) -> dict[str, Any]:
-        """Arguments of a call that prefills up to token `until`."""
+    @property
+    def is_last(self) -> bool:
+        """Whether the part ends the prompt."""
+        return self.until == self.tokens
+
+    def part(self) -> dict[str, Any]:
+        """The model's arguments for the tokens after the cached ones, up to `until`."""
         self._before = OwnCache(self.cache)
-        ids = self.by_token["input_ids"][:, self.read : until]
-        return {"input_ids": ids, "prompt": self, "until": until}
+        part = {name: value[..., self.read : self.until] for name, value in self.by_token.items()}
+        mask = None if self._mask is None else self._mask[:, : self.until]
+        others = self._arguments
+        return {**part, "attention_mask": mask, "past_key_values": self.cache, **others}
+
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the part, perhaps again: tokens that a failed forward has cached are dropped."""
+        self._before.rewound()
+        return forward(*args, **kwargs)
 
     def fill(self, layers: list[tuple[Tensor, Tensor]]) -> None:
         """Add keys and values of the next tokens, (1, heads, tokens, width) for each layer."""
         for index, (keys, values) in enumerate(layers):
             self.cache.update(keys, values, index)
-        self._before = OwnCache(self.cache)
-
-    def run(self, forward: Callable[..., Any], *, input_ids: Tensor, until: int, **_: Any) -> Any:
-        """Prefill the call's number of tokens after the cached ones; the last call ends the prompt.
-
-        Tokens that an earlier, failed forward added to the cache are dropped first.
-        """
-        self._before.rewound()
-        if until < self.tokens:  # the last token belongs to the last call
-            until = min(self.read + input_ids.shape[1], self.tokens - 1)
-        part = {name: value[..., self.read : until] for name, value in self.by_token.items()}
-        if not part["input_ids"].shape[1]:
-            return ()
-        mask = None if self._mask is None else self._mask[:, :until]
-        others = self._arguments
-        return forward(**part, attention_mask=mask, past_key_values=self.cache, **others)
 
 
 def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading | None:
@@ -87,7 +86,7 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading 
     columns = [present[name] for name in _BY_TOKEN if name in present]
     if not all(isinstance(value, Tensor) for value in (ids, *columns)) or ids.ndim != 2:
         return None
-    if ids.shape[0] != 1 or (tokens := ids.shape[1]) <= BLOCK:
+    if ids.shape[0] != 1 or not (tokens := ids.shape[1]):
         return None
     if any(value.shape[-1:] != (tokens,) for value in columns) or not is_open(mask):
         return None

@@ -1,62 +1,94 @@
-"""Find single-token calls of language models, which share forwards with other texts' calls."""
+"""Find calls of language models that share forwards with other texts' calls: tokens, prompts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from carpool.engine.language.own_cache import OwnCache, can_pack, is_open
+from carpool.engine.language.own_cache import OwnCache, by_row, can_pack, is_open
 from carpool.engine.language.packed import HEAD, SPECS, Decoder
 from carpool.engine.language.parts import decoder_of, head_of
-from carpool.engine.language.prompt import prompt_of
+from carpool.engine.language.prompt import PromptReading, prompt_of
 
 
 class PackedTokens:
-    """Reads the calls of a language model: finds single-token calls that can be packed.
+    """Reads the calls of a language model: finds those that can be packed.
 
     Args:
         decoder: the layers of the model.
         head: computes logits from the decoder's output; None: it is too small to matter.
+        packs_prompts: prompts share forwards.
     """
 
     specs, of_head = SPECS, HEAD  # how their calls fuse
-    prompt = staticmethod(prompt_of)
 
-    def __init__(self, decoder: nn.Module, head: nn.Module | None) -> None:
-        self.decoder, self.head = decoder, head
+    def __init__(
+        self, decoder: nn.Module, head: nn.Module | None, *, packs_prompts: bool = True
+    ) -> None:
+        self.decoder, self.head, self.packs_prompts = decoder, head, packs_prompts
         self._open: WeakKeyDictionary[Cache, bool] = WeakKeyDictionary()  # texts without padding
+        self._prompts: WeakKeyDictionary[Cache, PromptReading] = WeakKeyDictionary()
 
     def run(self, original: Callable[..., Any]) -> Decoder:
         """The decoder's forward for calls in the form of `SPECS`."""
         return Decoder(self.decoder, original)
 
-    def is_token(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call of a whole model is for one token of one text."""
-        ids = arguments.get("input_ids")
+    @contextmanager
+    def reading(self, module: nn.Module, arguments: Mapping[str, Any]) -> Iterator[Any]:
+        """The prompt of a whole model's call, while it is prefilled; None: it runs in one call."""
+        prompt = prompt_of(module, arguments)
+        if prompt is not None:
+            self._prompts[prompt.cache] = prompt
+        try:
+            yield prompt
+        finally:
+            if prompt is not None:
+                del self._prompts[prompt.cache]
+
+    def prompt_in(self, arguments: Mapping[str, Any]) -> PromptReading | None:
+        """The prompt of which a call prefills a part."""
+        cache = arguments.get("past_key_values")
+        return self._prompts.get(cache) if isinstance(cache, Cache) else None
+
+    def parks_inside(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call of a whole model is for one token, or a part of a prompt, of one text."""
+        ids, cache = arguments.get("input_ids"), arguments.get("past_key_values")
         is_single = isinstance(ids, Tensor) and ids.shape == (1, 1)
-        return is_single and can_pack(arguments.get("past_key_values"))
+        return (is_single and can_pack(cache)) or self.prompt_in(arguments) is not None
 
     def packable(self, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         """The arguments of a decoder's call in the form of `SPECS`; None if it runs alone."""
         present = {name: value for name, value in arguments.items() if value is not None}
         cache, mask = present.pop("past_key_values", None), present.pop("attention_mask", None)
-        positions = present.get("position_ids")
-        leads = [present[name] for name in ("input_ids", "inputs_embeds") if name in present]
-        if len(leads) != 1 or leads[0].shape[:2] != (1, 1) or not can_pack(cache):
+        positions, prompt = present.get("position_ids"), self.prompt_in(arguments)
+        leads = [name for name in ("input_ids", "inputs_embeds") if name in present]
+        if len(leads) != 1 or not (can_pack(cache) or prompt):
             return None
-        if not isinstance(positions, Tensor) or positions.shape[-2:] != (1, 1):
+        tokens = present[leads[0]].shape[1] if prompt else 1
+        if not isinstance(positions, Tensor) or positions.shape[-2:] != (1, tokens):
             return None
         if positions.ndim == 3:
             del present["position_ids"]
-        tensors = sum(isinstance(value, Tensor) for value in present.values())
-        mask = None if self._sees_all(cache, mask) else mask
-        is_plain = mask is None or isinstance(mask, Mapping) or getattr(mask, "ndim", 0) == 2
-        if tensors != 1 + (positions.ndim == 2) or not is_plain:
+        names = [name for name, value in present.items() if isinstance(value, Tensor)]
+        if any(present[name].shape[:2] != (1, tokens) for name in names):
             return None
-        axes = positions if positions.ndim == 3 else None
-        present["past_key_values"] = OwnCache(cache, axes, mask)
+        if not SPECS[leads[0]].rules.keys() >= set(names):
+            return None
+        is_whole = isinstance(mask, Mapping)
+        if prompt is not None:  # its mask hides nothing
+            is_plain, mask = getattr(mask, "ndim", 2) == 2, mask if is_whole else None
+        else:
+            mask = None if self._sees_all(cache, mask) else mask
+            is_plain = mask is None or is_whole or getattr(mask, "ndim", 0) == 2
+        if not is_plain:
+            return None
+        if tokens > 1:
+            present |= {name: by_row(present[name]) for name in names}
+        axes = positions.transpose(1, 2) if positions.ndim == 3 else None
+        present["past_key_values"] = OwnCache(cache, tokens, axes, mask, prompt)
         return present
 
     def _sees_all(self, cache: Cache, mask: Any) -> bool:
@@ -67,7 +99,8 @@ class PackedTokens:
         return self._open[cache]
 
 
-def reader_of(module: nn.Module) -> PackedTokens | None:
-    """The reader of a model's tokens; None for a model whose tokens run alone."""
-    decoder = decoder_of(module)
-    return None if decoder is None else PackedTokens(decoder, head_of(module))
+def reader_of(module: nn.Module, *, is_exact: bool = False) -> PackedTokens | None:
+    """The reader of a model's calls; None for a model whose calls run alone."""
+    if (decoder := decoder_of(module)) is None:
+        return None
+    return PackedTokens(decoder, head_of(module), packs_prompts=not is_exact)
