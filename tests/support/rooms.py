@@ -20,8 +20,8 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_534),
-    "schedule": (2_200, 2_200),
+    "engine": (13_800, 25_698),
+    "schedule": (2_200, 2_193),
     "fleet": (3_200, 4_285),
     "worker": (2_500, 3_315),
     "server": (5_000, 7_222),
@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_768),
     "lab": (4_200, 5_377),
     "benchmarks, proof": (7_000, 7_116),
-    "tests": (50_000, 81_035),
+    "tests": (50_000, 81_150),
 }
 
 

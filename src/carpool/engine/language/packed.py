@@ -32,7 +32,6 @@ SPECS = {
         rules={
             rows: STACK,
             "position_ids": STACK,
-            "per_layer_inputs": STACK,  # of the smaller Gemma 4
             "past_key_values": State(
                 state_key=lambda cache: cache.form, joined=list, copied=OwnCache.copied
             ),
