@@ -195,7 +195,7 @@ def test_a_text_goes_on_at_its_next_token(
         assert again.outcome.fields["text"].tolist() == ran.outcome.fields["text"].tolist()
         assert torch.equal(tensor_of(again), tensor_of(ran))
         assert replayed(other, request) == len(entries) == 9
-        assert len(other.forwards) == left + 1 + heads * 8  # the prompt; and logits
+        assert len(other.forwards) == left + 1 + heads * 9  # the prompt; and logits
 
 
 def test_noise_that_each_step_draws_is_the_same_again() -> None:
