@@ -13,12 +13,12 @@ from diffusers.hooks import apply_group_offloading
 
 from benchmarks.gpu_build import Rig
 from benchmarks.gpu_records import Rows
+from benchmarks.stream_bus import swept
 from carpool import Request
 
 PUBLISHED = {"FLUX.1-dev": "167.6 -> 34.5 s", "Qwen-Image": "586.7 -> 81.9 s"}
 NAMES = ("flux", "qwen-image")
 COUNT, STEPS = 8, 10
-GIB = 2**30
 
 
 def measure(rig: Rig, rows: Rows) -> None:
@@ -50,13 +50,9 @@ def _through_engine(subject: Any, sets: list[list[Request]]) -> dict[str, Any]:
     short = subject.requests(subject.model.sizes[0], 2, (2,))
     with subject.engine(stream="transformer", max_batch_size=COUNT) as engine:
         engine.generate(short, progress=False)
-        before, began_s = engine.statistics()["streaming"], time.monotonic()
-        for requests in sets:
-            engine.generate(requests, progress=False)
-        took_s, after = time.monotonic() - began_s, engine.statistics()["streaming"]
-    moved = (after["moved_bytes"] - before["moved_bytes"]) / GIB
-    return {"s for 8": took_s, "sweeps": after["sweeps"] - before["sweeps"], "GiB moved": moved,
-            "copying s": moved * after["seconds_a_gib"]}  # fmt: skip
+        took_s, sweeps, moved = swept(engine, sets)
+        copying_s = moved * engine.statistics()["streaming"]["seconds_a_gib"]
+    return {"s for 8": took_s, "sweeps": sweeps, "GiB moved": moved, "copying s": copying_s}
 
 
 def _diffusers(subject: Any, requests: list[Request]) -> dict[str, Any]:

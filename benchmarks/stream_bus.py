@@ -1,14 +1,17 @@
-"""A bus from disk to host with the limited speed of a bus from host to device."""
+"""A bus from disk to host with the speed of one from host to device; sweeps over it, measured."""
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from carpool import Engine, Request
 from carpool.engine.weights.backing_store import Store
 from carpool.engine.weights.bus import Bus, Slot
 from carpool.engine.weights.groups import BlockGroup
+
+GIB = 2**30
 
 
 class HeldBus(Bus):
@@ -35,6 +38,16 @@ class HeldBus(Bus):
         self._free_s = began_s + group.n_bytes / self.bytes_per_s
         hold(began_s, group.n_bytes / self.bytes_per_s)
         return event
+
+
+def swept(engine: Engine, sets: Sequence[Sequence[Request]]) -> tuple[float, int, float]:
+    """Draw sets of requests in sequence; returns seconds, sweeps, and GiB that were moved."""
+    before, began_s = engine.statistics()["streaming"], time.monotonic()
+    for requests in sets:
+        engine.generate(requests, progress=False)
+    took_s, after = time.monotonic() - began_s, engine.statistics()["streaming"]
+    moved = (after["moved_bytes"] - before["moved_bytes"]) / GIB
+    return took_s, after["sweeps"] - before["sweeps"], moved
 
 
 def hold(began_s: float, seconds: float) -> None:

@@ -24,9 +24,9 @@ from carpool.config import EngineSettings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load
 from carpool.engine.observe.timeline import Forward
-from carpool.engine.request import Outcome
 from carpool.request.parameters import check
-from carpool.types import Event, Request
+from carpool.types import Request
+from carpool_lab.check.lockstep import OutcomeListener
 
 TEXTS, WRITERS, STEPS = 16, 6, 1000
 LENGTHS = (20, 33, 48, 48, 40, 25, 48, 37)
@@ -74,17 +74,6 @@ class Author(DiffusionPipeline):  # type: ignore[misc]
         return {"images": x, "text": text}
 
 
-class Answer:
-    """Listener of a request."""
-
-    outcome: Outcome | None = None
-
-    def event(self, event: Event) -> None: ...
-
-    def done(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-
-
 def built() -> Author:
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -108,13 +97,13 @@ def plainly(pipe: Author, **arguments: Any) -> tuple[float, list[Tensor]]:
     return time.process_time() - began_s, texts
 
 
-def submit(engine: EngineCore, prompt: str, seed: int, **arguments: Any) -> Answer:
-    answer = Answer()
+def submit(engine: EngineCore, prompt: str, seed: int, **arguments: Any) -> OutcomeListener:
+    answer = OutcomeListener()
     engine.submit(check(engine.card, Request(prompt, seed=seed, **arguments)), answer)
     return answer
 
 
-def until(engine: EngineCore, answers: list[Answer]) -> None:
+def until(engine: EngineCore, answers: list[OutcomeListener]) -> None:
     while any(answer.outcome is None for answer in answers):
         engine.step()
 

@@ -300,9 +300,8 @@ async def _break(
         httpx2.AsyncClient(
             base_url=house.url, timeout=None, limits=limits, trust_env=False
         ) as http,
-        open_house(house, http),
+        open_house(house, http, workers),
     ):
-        await house.all_ready(http, workers)
         plan = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
         silence_s = SILENCE_S if there is None else PLACING_S
         clients = Clients(http, plan, diary, silence_s=silence_s)

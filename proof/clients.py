@@ -62,29 +62,19 @@ class Clients:
         """Run one client."""
         rng = random.Random(f"{seed} {kind} {number}")
         do = {"waits": self._wait, "streams": self._stream, "polls": self._poll}.get(kind)
+        clock = asyncio.get_running_loop().time
         while not self.is_over:
             await asyncio.sleep(rng.uniform(0, self.think_s))
             ticket = rng.choice(self.tickets)
             if do is None:
                 await self.vanish(ticket, rng)
-            else:
-                await self._see_through(kind, ticket, do, rng)
-
-    async def _see_through(
-        self,
-        kind: str,
-        ticket: Ticket,
-        do: Callable[[Ticket, random.Random], Awaitable[list[bytes]]],
-        rng: random.Random,
-    ) -> None:
-        clock = asyncio.get_running_loop().time
-        began_s, files, failure = clock(), list[bytes](), ""
-        try:
-            files = await do(ticket, rng)
-        except _Told as error:
-            failure = str(error)
-        took_s = clock() - began_s
-        self.diary.endings.append(Ending(kind, ticket, files, failure, took_s))
+                continue
+            began_s, files, failure = clock(), list[bytes](), ""
+            try:
+                files = await do(ticket, rng)
+            except _Told as error:
+                failure = str(error)
+            self.diary.endings.append(Ending(kind, ticket, files, failure, clock() - began_s))
 
     async def _patiently(self, kind: str, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Call `ask` with retries; returns its result.

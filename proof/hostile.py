@@ -177,9 +177,11 @@ async def measure(names: Sequence[str], setups: Sequence[str] = SETUPS) -> list[
             continue
         with tempfile.TemporaryDirectory(prefix="carpool-proof-") as folder:
             house = house_of(setup, Path(folder))
-            async with httpx2.AsyncClient(trust_env=False) as http, open_house(house, http):
-                if setup in ("two workers", "two models"):
-                    await house.all_ready(http, 2)
+            workers = 2 if setup in ("two workers", "two models") else 1
+            async with (
+                httpx2.AsyncClient(trust_env=False) as http,
+                open_house(house, http, workers),
+            ):
                 headers = {"authorization": f"Bearer {neighbour_key}"} if neighbour_key else {}
                 neighbour = Neighbour(house, http, headers)
                 async with neighbour.living():

@@ -109,15 +109,20 @@ class House:
         self.process.kill()
         self.process.wait()
 
-    async def ready(self, http: httpx2.AsyncClient, within_s: float = START_LIMIT_S) -> float:
+    async def ready(
+        self, http: httpx2.AsyncClient, workers: int = 1, within_s: float = START_LIMIT_S
+    ) -> float:
         """Wait until the server accepts requests; returns the time, by `now_s`.
+
+        Args:
+            workers: of several workers, all must have loaded their model.
 
         Raises:
             RuntimeError: the front exited, or the wait is too long.
         """
         deadline_s = now_s() + within_s
         while now_s() < deadline_s:
-            if await self.is_ready(http):
+            if await self.is_ready(http) and (workers == 1 or await self.is_whole(http, workers)):
                 return now_s()
             self.check_alive()
             await asyncio.sleep(0.05)
@@ -128,18 +133,6 @@ class House:
         assert self.process is not None
         if (status := self.process.poll()) is not None:
             raise RuntimeError(f"the server ended with {status}:\n{self.last_words()}")
-
-    async def all_ready(self, http: httpx2.AsyncClient, workers: int) -> None:
-        """Wait until every worker has loaded its model.
-
-        Raises:
-            RuntimeError: the wait is too long.
-        """
-        for _ in range(int(START_LIMIT_S / 0.5)):
-            if await self.is_whole(http, workers):
-                return
-            await asyncio.sleep(0.5)
-        raise RuntimeError(f"not all workers are ready:\n{self.last_words()}")
 
     async def is_whole(self, http: httpx2.AsyncClient, workers: int) -> bool:
         """Return whether every worker is ready."""
@@ -161,24 +154,30 @@ class House:
         """The end of the log."""
         return self.log.read_text(errors="replace")[-2000:]
 
+    def kill_all(self) -> None:
+        """Kill all processes of the server, and wait for the front's end."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+
 
 @contextlib.asynccontextmanager
-async def open_house(house: House, http: httpx2.AsyncClient) -> AsyncIterator[House]:
+async def open_house(
+    house: House, http: httpx2.AsyncClient, workers: int = 1
+) -> AsyncIterator[House]:
     """Start a server and wait until it is ready; at the end all its processes are killed."""
     try:
         house.start()
-        await house.ready(http)
+        await house.ready(http, workers)
         yield house
         assert house.process is not None
         house.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(house.process.wait, 40)
     finally:
-        for pid in house.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if house.process is not None:
-            house.process.wait()
+        house.kill_all()
 
 
 def fleet_of(folder: Path, workers: int) -> tuple[str, ...]:

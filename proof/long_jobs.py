@@ -82,9 +82,8 @@ async def run(jobs: int, steps: int, seed: int, workers: int, calm_s: float) -> 
         volume = stack.enter_context(disk(folder / "state", lambda: house.front))
         async with (
             httpx2.AsyncClient(base_url=house.url, timeout=30, trust_env=False) as http,
-            open_house(house, http),
+            open_house(house, http, workers),
         ):
-            await house.all_ready(http, workers)
             bodies = [
                 {"prompt": prompt, "seed": number, "num_inference_steps": steps}
                 for number, prompt in enumerate(prompts(jobs))

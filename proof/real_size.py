@@ -11,6 +11,7 @@ docs/streaming.md.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import re
@@ -128,29 +129,18 @@ def serving(folder: Path, model: Path, flags: Sequence[str]) -> Iterator[Served]
     house.start()
     threading.Thread(target=look, daemon=True).start()
     try:
-        wait_until_healthy(served)
+        asyncio.run(ready(house))
         served.ready_s = time.monotonic() - began_s
         yield served
     finally:
         is_over.set()
         http.close()
-        for pid in house.processes():
-            os.kill(pid, signal.SIGKILL)
-        assert house.process is not None
-        house.process.wait()
+        house.kill_all()
 
 
-def wait_until_healthy(served: Served) -> None:
-    deadline_s = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline_s:
-        served.house.check_alive()
-        try:
-            if served.http.get("/health").status_code == 200:
-                return
-        except httpx2.TransportError:
-            pass
-        time.sleep(LOOK_S)
-    raise RuntimeError(f"not healthy after {START_LIMIT_S:g} s:\n{served.house.last_words()}")
+async def ready(house: House) -> None:
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        await house.ready(http, within_s=START_LIMIT_S)
 
 
 def bytes_of(pid: int) -> tuple[int, int]:

@@ -3,16 +3,14 @@
 Loads of streamed blocks are limited to that bandwidth; the engine decides what is loaded when.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import carpool
-from benchmarks.stream_bus import HeldBus
+from benchmarks.stream_bus import HeldBus, swept
 from carpool.engine.weights import placement
 
-GIB = 2**30
 STEPS = 1  # without sharing, each step of a request needs a sweep
 
 
@@ -43,12 +41,7 @@ def measure(
                 ("one sweep for all", [requests]),
                 ("one by one", [[request] for request in requests]),
             ):
-                before, began_s = engine.statistics()["streaming"], time.monotonic()
-                for requests_of_set in sets:
-                    engine.generate(requests_of_set, progress=False)
-                took_s, after = time.monotonic() - began_s, engine.statistics()["streaming"]
-                moved = (after["moved_bytes"] - before["moved_bytes"]) / GIB
-                sweeps = after["sweeps"] - before["sweeps"]
+                took_s, sweeps, moved = swept(engine, sets)
                 yield [f"{way}, {speed / 1e9:g} GB/s", f"{took_s:.0f}", str(sweeps), f"{moved:.0f}"]
     finally:
         setattr(placement, "Bus", bus)  # noqa: B010

@@ -20,6 +20,7 @@ import gguf
 import numpy as np
 import torch
 from diffusers import ModelMixin
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -30,7 +31,8 @@ from carpool_lab.plan.shapes import part
 
 DTYPE = torch.bfloat16
 POOL = 1 << 24  # pool of random numbers; each weight uses its own offset
-SHARD_BYTES = {"diffusers": 9.98e9, "transformers": 4.99e9}  # shard sizes of the libraries
+STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+SHARDS = {"diffusers": "10GB", "transformers": "5GB"}  # shard sizes of the libraries
 BASES = {"flux": ("FLUX.1-dev", MODEL_DIR), "wan": ("Wan2.2-T2V-A14B", VIDEO_MODEL_DIR)}
 SCHNELL = {"guidance_embeds": False}  # its transformer's differences to FLUX.1-dev's
 RANK = 16
@@ -94,42 +96,25 @@ def _write_module(module: Any, library: str, folder: Path) -> None:
     else:
         module.config.architectures, module.config.dtype = [type(module).__name__], DTYPE
         module.config.save_pretrained(folder)
-    stem = "diffusion_pytorch_model" if library == "diffusers" else "model"
-    shards = list(_shards(_weights(module), SHARD_BYTES[library]))
-    by_name: dict[str, str] = {}
-    total = 0
-    for number, shard in enumerate(shards, 1):
-        suffix = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
-        file = folder / f"{stem}{suffix}.safetensors"
-        total += _write_shard(file, shard)
-        by_name |= dict.fromkeys(shard, file.name)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": by_name}
+    stem, weights = STEMS[library], _weights(module)
+    split = split_torch_state_dict_into_shards(
+        weights, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=SHARDS[library]
+    )
+    for file, names in split.filename_to_tensors.items():
+        _write_shard(folder / file, {name: weights[name].shape for name in names})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
 
 
-def _weights(module: nn.Module) -> dict[str, torch.Size]:
-    """Shapes by name; shared weights appear once."""
+def _weights(module: nn.Module) -> dict[str, Tensor]:
+    """Weights on the meta device by name; shared weights appear once."""
     weights = module.state_dict(keep_vars=True)
     names = {id(weight): name for name, weight in reversed(weights.items())}
-    return {name: weights[name].shape for name in weights if names[id(weights[name])] == name}
+    return {name: weight for name, weight in weights.items() if names[id(weight)] == name}
 
 
-def _shards(shapes: Mapping[str, torch.Size], limit: float) -> Iterator[dict[str, torch.Size]]:
-    shard: dict[str, torch.Size] = {}
-    for name, shape in shapes.items():
-        if shard and _bytes(shard) + 2 * math.prod(shape) > limit:
-            yield shard
-            shard = {}
-        shard[name] = shape
-    yield shard
-
-
-def _bytes(shard: Mapping[str, torch.Size]) -> int:
-    return sum(DTYPE.itemsize * math.prod(shape) for shape in shard.values())
-
-
-def _write_shard(file: Path, shard: Mapping[str, torch.Size]) -> int:
+def _write_shard(file: Path, shard: Mapping[str, torch.Size]) -> None:
     """Write one safetensors file, tensor by tensor."""
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -143,7 +128,6 @@ def _write_shard(file: Path, shard: Mapping[str, torch.Size]) -> int:
         for name, shape in shard.items():
             for values in _drawn(name, shape):
                 out.write(values.view(torch.uint8).numpy().data)
-    return end
 
 
 def _drawn(name: str, shape: torch.Size) -> Iterator[Tensor]:
@@ -189,7 +173,8 @@ def write_gguf(folder: Path, file: Path) -> None:
     """Write a random denoiser of a folder's configuration as GGUF, its matrices as Q8_0."""
     config = json.loads((folder / "config.json").read_text())
     values = {name: value for name, value in config.items() if not name.startswith("_")}
-    shapes = _weights(part([config["_class_name"], values], DTYPE))
+    weights = _weights(part([config["_class_name"], values], DTYPE))
+    shapes = {name: weight.shape for name, weight in weights.items()}
     writer, kind = gguf.GGUFWriter(file, "flux"), gguf.GGMLQuantizationType.Q8_0
     widths = {  # bytes of a row of blocks
         n: shape[1] // Q8_ROW * (Q8_ROW + 2)

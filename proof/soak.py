@@ -141,9 +141,8 @@ async def run(minutes: float, seed: int, workers: int = 1) -> Run:
         house = House(Path(name), flags, model)
         async with (
             httpx2.AsyncClient(base_url=house.url, timeout=None, trust_env=False) as http,
-            open_house(house, http),
+            open_house(house, http, workers),
         ):
-            await house.all_ready(http, workers)
             requests = await tickets(http, TICKETS, seed, MODELS if workers > 1 else ())
             await asyncio.gather(*(http.get("/v1/jobs") for _ in range(CROWD)))
             clients = Clients(http, requests, diary, has_keys=False)
