@@ -53,8 +53,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "ray": ("carpool/fleet/ray.py",),
     "torch": ("carpool/engine/", "carpool_lab/check/", "carpool_lab/plan/"),
     "yaml": (
-        "carpool/settings/peers/vllm_omni_deploy.py",
-        "carpool/cli/config_file.py",
+        "carpool/settings/yaml_file.py",
         "carpool/engine/model/hunyuan3d.py",
     ),
     "peft": ("carpool/engine/adapters/parts.py", "carpool/engine/adapters/loading.py"),

@@ -6,14 +6,19 @@ from typing import Any
 
 import pytest
 
+from carpool.cli.config_file import read_config
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected
 from carpool.fleet.local import name_of
-from carpool.fleet.models import cuda_devices, devices_of, models_of, read_models
+from carpool.fleet.models import ModelSpec, cuda_devices, devices_of, listed_models, models_of
 
 
 def settings(**others: object) -> ServeSettings:
     return ServeSettings(**others)  # type: ignore[arg-type]
+
+
+def models_in(file: Path, chosen: ServeSettings) -> list[ModelSpec]:
+    return listed_models(read_config(file).get("models"), chosen, str(file))
 
 
 def test_models_of_a_command_line_have_the_names_that_they_are_given_or_their_own() -> None:
@@ -67,8 +72,8 @@ def test_more_models_at_the_start_than_may_be_loaded_are_refused(tmp_path: Path)
     file = tmp_path / "models.yaml"
     file.write_text("models: [shapes, {model: shapes-video, load: on_demand}]\n")
     with pytest.raises(SettingRejected, match=r"max_loaded=1: 1 of the 2 models .* is 2 at least"):
-        read_models(file, settings(max_loaded=1))
-    assert len(read_models(file, settings(max_loaded=2))) == 2
+        models_in(file, settings(max_loaded=1))
+    assert len(models_in(file, settings(max_loaded=2))) == 2
 
 
 def test_a_file_says_of_each_model_what_the_flags_say_of_all(tmp_path: Path) -> None:
@@ -86,7 +91,7 @@ def test_a_file_says_of_each_model_what_the_flags_say_of_all(tmp_path: Path) -> 
         "    dtype: bfloat16\n"
     )
 
-    first, second = read_models(file, settings(max_batch_size=16))
+    first, second = models_in(file, settings(max_batch_size=16))
 
     assert (first.name, first.settings.max_batch_size, first.is_on_demand) == ("shapes", 16, False)
     assert (second.name, second.devices) == ("clips", ("cpu", "cpu"))
@@ -114,7 +119,7 @@ def test_a_file_that_breaks_a_rule_is_refused_by_it(tmp_path: Path, text: str, t
     file.write_text(text)
 
     with pytest.raises(SettingRejected, match=told):
-        read_models(file, settings())
+        models_in(file, settings())
 
 
 def test_workers_are_spread_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:

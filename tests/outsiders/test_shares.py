@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -11,7 +10,7 @@ import pytest
 
 from carpool.config import EngineSettings, ServeSettings
 from carpool.errors import Overloaded
-from carpool.fleet.models import models_of, read_models
+from carpool.fleet.models import listed_models, models_of
 from carpool.fleet.pool import Pool
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
@@ -29,14 +28,14 @@ SHARED: dict[str, Any] = {"fair_share": ("*=1",), "max_running": 4, "max_queue":
      ({"api_key": ("a=1",), "fair_share": ("a=3",)}, ("a=3",))],
 )  # fmt: skip
 def test_keys_have_equal_shares_unless_weights_are_set(
-    settings: dict[str, Any], shares: tuple[str, ...], tmp_path: Path
+    settings: dict[str, Any], shares: tuple[str, ...]
 ) -> None:
     chosen = ServeSettings(**settings)
-    (file := tmp_path / "models.yaml").write_text("models: [{model: shapes, name: a}]")
+    entries = [{"model": "shapes", "name": "a"}]
 
     assert chosen.engine().fair_share == shares
     assert models_of(["shapes"], chosen)[0].settings.fair_share == shares
-    assert read_models(file, chosen)[0].settings.fair_share == shares
+    assert listed_models(entries, chosen, "models.yaml")[0].settings.fair_share == shares
 
 
 def request(name: str, tenant: str) -> CheckedRequest:

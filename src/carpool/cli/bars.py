@@ -85,22 +85,17 @@ def bars(
             progress.add_task(text, total=1.0, start=False, visible=are_few)
             for text in (name if len(name) <= 48 else f"{name[:47]}…" for name in names)
         ]
-        started, ended = set[int](), set[int]()
 
         def move(place: int, share: float) -> None:
+            task = tasks[place]
             with lock:
-                if place not in started:
-                    started.add(place)
-                    progress.start_task(tasks[place])
-                    progress.update(tasks[place], visible=True)
-                progress.update(tasks[place], completed=share)
-                if share >= 1 and place not in ended:
-                    ended.add(place)
+                progress.start_task(task)
+                progress.update(task, completed=share, visible=share < 1 or are_few)
+                if share >= 1:
                     if previews is not None:
                         previews.drop(place)
-                    progress.stop_task(tasks[place])
-                    progress.update(tasks[place], visible=are_few)
-                    so_far = len(ended)
+                    progress.stop_task(task)
+                    so_far = sum(one.finished for one in progress.tasks if one.id != every)
                     progress.update(every, completed=so_far, description=_all(so_far, count))
 
         yield move

@@ -23,12 +23,12 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read the settings of a file, with `model` or `models` if present. Lists become tuples, and
-    numbers get the setting's type; `carpool.fleet.models` reads the entries of `models`.
+    numbers get the setting's type; `carpool.fleet.models` checks the entries of `models`.
 
     Raises:
         SettingRejected: the file cannot be read, or has other content.
     """
-    from carpool.settings.peers.vllm_omni_deploy import read_yaml  # slow import of yaml
+    from carpool.settings.yaml_file import read_yaml  # slow import of yaml
 
     content = read_yaml(path, f"config={str(path)!r}")
     if content is None:
@@ -103,10 +103,9 @@ def sources(
     """
     explicit = {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = read_config(file) if file is not None else {}
-    for name in ("model", "models"):
-        of_file.pop(name, None)
     names = {key.removeprefix(ENV_PREFIX).lower() for key in environ if key.startswith(ENV_PREFIX)}
-    remainder = {name: value for name, value in of_file.items() if name not in names}
+    above = {*names, "model", "models"}
+    remainder = {name: value for name, value in of_file.items() if name not in above}
     settings = ServeSettings.from_environment(environ, **{**remainder, **explicit})
     origins = {}
     for field in dataclasses.fields(ServeSettings):

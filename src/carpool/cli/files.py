@@ -14,7 +14,6 @@ FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
     ".webp": "webp",
 }
 
-
 ENDINGS: dict[str, tuple[str, ...]] = {
     "pictures": tuple(FORMATS),
     "videos": (".mp4",),

@@ -68,8 +68,8 @@ def serve(
     }
     given_flags = {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = {} if config is None else read_config(config)
-    has_models = of_file.pop("models", None) is not None
-    if has_models and (models or model_path or pipeline):
+    entries = of_file.pop("models", None)
+    if entries is not None and (models or model_path or pipeline):
         raise click.UsageError("--config names the models: leave MODEL out")
     of_file.pop("model", None) if pipeline else None
     mode = with_mode(of_file | variables | given_flags).get("batching_mode")
@@ -88,13 +88,13 @@ def serve(
         cap = "max_num_seqs" if mode == "request" else "batching_max_size"
         alone = f"; {cap} is 1, so nothing is batched" if getattr(settings, cap) == 1 else ""
         click.echo(f"carpool: the settings choose batching mode {mode}{alone}", err=True)
-    from carpool.fleet.models import models_of, read_models, settings_on
+    from carpool.fleet.models import listed_models, models_of, settings_on
     from carpool.preflight import check  # slow import, not needed for `--help`
 
     specs = (
-        read_models(config, settings)
-        if config is not None and has_models
-        else models_of(names, settings, pipeline)
+        models_of(names, settings, pipeline)
+        if entries is None
+        else listed_models(entries, settings, str(config))
     )
     if len(specs) == 1 and specs[0].name and not settings.served_model_name:
         settings = replace(settings, served_model_name=specs[0].name)

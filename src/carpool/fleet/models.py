@@ -13,7 +13,6 @@ from carpool.fleet.autoscaler import Scale
 from carpool.models.published import name_of
 from carpool.models.source import find
 from carpool.settings.batching_mode import with_mode
-from carpool.settings.peers.vllm_omni_deploy import read_yaml
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 _MODEL_KEYS = ("model", "name", "workers", "devices", "load", "keep_alive")
@@ -67,18 +66,16 @@ def models_of(
     return _checked(specs, settings)
 
 
-def read_models(path: Path, settings: ServeSettings) -> list[ModelSpec]:
-    """The models of a YAML or JSON file, under `models:`.
+def listed_models(entries: Any, settings: ServeSettings, path: str) -> list[ModelSpec]:
+    """The models of a file: the entries under its `models:`.
 
     Raises:
-        SettingRejected: the file cannot be read, or an entry breaks a rule.
+        SettingRejected: an entry breaks a rule.
         LoadFailed: a model does not exist.
     """
-    data = read_yaml(path, f"config {path}")
-    entries = data.get("models") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise SettingRejected(f"config={str(path)!r}: write `models:` and a list of models")
-    return _checked([_spec(entry, settings, str(path)) for entry in entries], settings)
+        raise SettingRejected(f"config={path!r}: write `models:` and a list of models")
+    return _checked([_spec(entry, settings, path) for entry in entries], settings)
 
 
 def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
