@@ -10,11 +10,11 @@ from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.guilt import CrashEvidence, Death
 from carpool.worker.requests import Moved
-from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
+from carpool.worker.supervisor import OnActivity, Supervisor, WorkerListener, WorkerState
 from support.app import CARD
 
 
-class FakeWorker:
+class FakeWorker(Supervisor):
     """One worker: `load`, `die`, `finish` are what its process would do."""
 
     def __init__(self, device: str, listener: WorkerListener) -> None:

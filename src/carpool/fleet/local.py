@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from carpool.config import LogFormat, LogLevel
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
-from carpool.worker.connection import Connector
 from carpool.worker.guilt import Deadlock, DeathLog
 from carpool.worker.journals import Journals
 from carpool.worker.start import Start, spawn
 from carpool.worker.supervisor import Supervisor, WorkerListener
 
-
-class Remote(Protocol):
-    """Places remote workers; see `RayCluster`."""
-
-    def workers(self, model: str) -> int: ...
-    def connector(self, model: str, spool: Path | None, ranks: int) -> Connector: ...
+if TYPE_CHECKING:
+    from carpool.fleet.ray import RayCluster
 
 
 class PoolOptions(TypedDict, total=False):
@@ -31,7 +26,7 @@ class PoolOptions(TypedDict, total=False):
     log: tuple[LogLevel, LogFormat, bool]
     otel: bool
     journals: Journals | None
-    remote: Remote | None
+    remote: "RayCluster | None"
     start: Start
     deaths: DeathLog
 
@@ -72,7 +67,7 @@ def local_pool(
     log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
     otel: bool = False,
     journals: Journals | None = None,
-    remote: Remote | None = None,
+    remote: "RayCluster | None" = None,
     start: Start = spawn,
     deaths: DeathLog | None = None,
 ) -> Pool:
@@ -83,14 +78,14 @@ def local_pool(
             `Supervisor`.
     """
 
-    deaths, deadlock = deaths or DeathLog(), Deadlock()
+    deaths, deadlock, ranks = deaths or DeathLog(), Deadlock(), spec.settings.context_parallel
 
     def make(device: str, listener: WorkerListener) -> Supervisor:
         return Supervisor(
             spec.model,
             settings_on(spec, device),
             spool=spool,
-            connector=None if remote is None else _elsewhere(remote, spec, spool),
+            connector=None if remote is None else remote.connector(name_of(spec), spool, ranks),
             timeout_s=timeout_s,
             log=log,
             otel=otel,
@@ -116,10 +111,6 @@ def local_pool(
         scale=spec.scale,
         is_fixed=remote is None,
     )
-
-
-def _elsewhere(remote: Remote, spec: ModelSpec, spool: Path | None) -> Connector:
-    return remote.connector(name_of(spec), spool, spec.settings.context_parallel)
 
 
 def name_of(spec: ModelSpec) -> str:

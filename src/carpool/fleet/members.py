@@ -6,17 +6,19 @@ import logging
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from carpool.errors import CarpoolError, LoraRejected, Starting, WorkerLost
-from carpool.fleet.serving import WorkerHandle
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from carpool.worker.supervisor import OnActivity, WorkerListener, WorkerState
+from carpool.worker.supervisor import OnActivity, Supervisor, WorkerListener, WorkerState
+
+if TYPE_CHECKING:
+    from carpool.fleet.pool import Pool
 
 log = logging.getLogger("carpool")
 
-MakeWorker = Callable[[str, WorkerListener], WorkerHandle]
+MakeWorker = Callable[[str, WorkerListener], Supervisor]
 """Creates the worker of a device."""
 
 _DIFFERS = (
@@ -26,16 +28,6 @@ _DIFFERS = (
 _ORDER: tuple[WorkerState, ...] = ("ready", "draining", "starting", "worker_lost", "stopped")
 
 
-class PoolListener(Protocol):
-    """Receives changes and reports of a pool's workers, on the event loop."""
-
-    def worker_changed(self, member: "Member") -> None:
-        """A worker starts or stops accepting requests."""
-
-    def worker_reported(self, member: "Member", report: protocol.Report) -> None:
-        """A worker reports seconds of steps, and remaining steps of requests."""
-
-
 class Member(WorkerListener):
     """One worker of a pool.
 
@@ -43,7 +35,7 @@ class Member(WorkerListener):
         pool: receives its changes and reports.
     """
 
-    def __init__(self, pool: PoolListener, number: int, device: str, make: MakeWorker) -> None:
+    def __init__(self, pool: "Pool", number: int, device: str, make: MakeWorker) -> None:
         self._pool, self.number, self.device = pool, number, device
         self.handle = make(device, self)
         self.error = ""  # its load error
@@ -91,7 +83,7 @@ class Members:
         del self._members[member.number]
 
     @property
-    def handles(self) -> list[WorkerHandle]:
+    def handles(self) -> list[Supervisor]:
         return [member.handle for member in self]
 
     @property

@@ -17,13 +17,12 @@ from carpool.fleet.autoscaler import Demand, Scale
 from carpool.fleet.dispatcher import Dispatcher
 from carpool.fleet.members import MakeWorker, Member, Members
 from carpool.fleet.resizing import Resizer
-from carpool.fleet.serving import WorkerHandle
 from carpool.fleet.worker_tasks import RETRY_S, WorkerTasks
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
 from carpool.worker.journals import Journals
 from carpool.worker.requests import OnPreview
-from carpool.worker.supervisor import OnActivity, WorkerState
+from carpool.worker.supervisor import OnActivity, Supervisor, WorkerState
 
 log = logging.getLogger("carpool")
 
@@ -83,7 +82,7 @@ class Pool:
     # State
 
     @property
-    def handles(self) -> list[WorkerHandle]:
+    def handles(self) -> list[Supervisor]:
         return self._members.handles
 
     @property

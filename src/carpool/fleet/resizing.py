@@ -5,29 +5,19 @@ No request fails: a worker to remove gets no more requests, and ends when it has
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from carpool.fleet.autoscaler import Autoscaler, Demand, Scale
+from carpool.fleet.autoscaler import Autoscaler, Scale
 from carpool.fleet.members import Member
 from carpool.fleet.worker_tasks import RETRY_S
 from carpool.worker.watchdog import INTERVAL_S
 
+if TYPE_CHECKING:
+    from carpool.fleet.pool import Pool
+
 log = logging.getLogger("carpool")
 
 PLACE_S = 2 * RETRY_S  # wait for a new worker before an old one makes room
-
-
-class Resizable(Protocol):
-    """A pool; see `Pool`."""
-
-    @property
-    def has_several(self) -> bool: ...
-    @property
-    def demand(self) -> Demand: ...
-    def members(self) -> list[Member]: ...
-    def workers(self) -> list[dict[str, Any]]: ...
-    def add_worker(self, device: str | None = None) -> Member: ...
-    async def remove_worker(self, member: Member) -> None: ...
 
 
 class Resizer:
@@ -37,7 +27,7 @@ class Resizer:
         scale: bounds for scaling with the load; None: no scaling.
     """
 
-    def __init__(self, pool: Resizable, scale: Scale | None) -> None:
+    def __init__(self, pool: "Pool", scale: Scale | None) -> None:
         self._pool, self._scale = pool, scale
         self._rolling: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
