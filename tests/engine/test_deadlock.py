@@ -57,7 +57,7 @@ class Engine:
 
     def blocked_after_s(self, most_s: float = 3600.0) -> float | None:
         """When the watch has enough; None: it never has."""
-        watch = DeadlockWatch(self, self.clock)
+        watch = DeadlockWatch(self, self.clock)  # type: ignore[arg-type]
         while self.clock() < most_s:
             self.clock.pass_by(LOOK_S)
             if watch.look():

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -371,13 +371,11 @@ def test_a_method_that_somebody_replaces_meanwhile_is_named() -> None:
 def test_a_listener_is_told_of_compilations_and_of_nothing_where_nothing_is_compiled() -> None:
     module, plain = Doubler(), Doubler()
     heard: list[str] = []
-    listener = SimpleNamespace(
-        compiling=lambda: heard.append("compiling"), compiled=lambda: heard.append("compiled")
-    )
+    notes = [partial(heard.append, note) for note in ("compiling", "compiled")]
     module.compile(backend="eager", dynamic=False)
 
-    tell_of_compilations([plain], listener)()
-    stop = tell_of_compilations([nn.Sequential(module)], listener)
+    tell_of_compilations([plain], *notes)()
+    stop = tell_of_compilations([nn.Sequential(module)], *notes)
     module(torch.ones(3, 5))
     module(torch.ones(3, 5))
     stop()

@@ -117,13 +117,7 @@ def streamed(model: nn.Module, folder: Path, bus: Bus | None = None) -> Streamer
 class OneEach(InLine):
     """Every call has a forward of its own, whatever may fuse with it: encoders first."""
 
-    def choose(
-        self,
-        parked: Sequence[ParkedCall],
-        waiting_s: float,
-        now_s: float,
-        all_parked: Sequence[ParkedCall] | None = None,
-    ) -> Choice:
+    def choose(self, parked: Sequence[ParkedCall], *_: Any, **__: Any) -> Choice:
         if not parked:
             return Choice(())
         return Choice((min(parked, key=lambda call: (call.phase == "denoise", call.order)),))

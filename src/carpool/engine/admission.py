@@ -67,6 +67,9 @@ class AdmissionControl:
     ) -> None:
         """Refuse a new request that would miss its deadline or wait too long.
 
+        Predicted by the durations of forwards so far: it runs alone, after the running requests
+        with earlier deadlines. With `admit_late` a late request is only logged.
+
         Args:
             waited_s: seconds it waited elsewhere.
 
@@ -74,40 +77,17 @@ class AdmissionControl:
             TooLate: its deadline cannot be met.
             Overloaded: with the time to retry.
         """
-        if request.deadline_s is not None:
-            self._check_deadline(request, request.deadline_s, running, waited_s)
-        self._check_wait(request.priority, self._predictor.whole_s(request))
-
-    def _check_deadline(
-        self,
-        request: CheckedRequest,
-        deadline_s: float,
-        running: Iterable[RequestState],
-        waited_s: float,
-    ) -> None:
-        """Refuse a request whose deadline cannot be met, by the durations of forwards so far.
-
-        The prediction: it runs alone, after the running requests with earlier deadlines. With
-        `admit_late` it is only logged.
-        """
-        if not self._predictor.is_informed:
-            return
-        due_s = self._clock() + deadline_s - waited_s
-        before = [state.parked for state in running]
-        ahead_s = sum(entry.left_s for entry in before if entry and entry.deadline_s <= due_s)
-        work_s = (self._predictor.whole_s(request) + ahead_s) * self._predictor.slowdown
-        self._overload.check_deadline(request.request_id, deadline_s, waited_s + work_s)
-
-    def _check_wait(self, priority: int, whole_s: float) -> None:
-        """Refuse a request if its priority is too low for the overload stage.
-
-        Args:
-            whole_s: its predicted work, in seconds alone on the device.
-        """
+        predictor, whole_s = self._predictor, self._predictor.whole_s(request)
+        if request.deadline_s is not None and predictor.is_informed:
+            due_s = self._clock() + request.deadline_s - waited_s
+            before = [state.parked for state in running]
+            ahead_s = sum(entry.left_s for entry in before if entry and entry.deadline_s <= due_s)
+            end_s = waited_s + (whole_s + ahead_s) * predictor.slowdown
+            self._overload.check_deadline(request.request_id, request.deadline_s, end_s)
         self._newest_s = whole_s
         wait_s, fill = self._update_stage()
         self._overload.check_wait(
-            priority,
+            request.priority,
             waiting=len(self._queue),
             wait_s=wait_s,
             fill=fill,

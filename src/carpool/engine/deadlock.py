@@ -7,9 +7,9 @@ while several requests have begun, and no other thread of that code is at work.
 """
 
 import threading
-from typing import Protocol
 
 from carpool.engine.thread_wait import THREAD_PREFIX, ThreadWait
+from carpool.engine.watched_engine import WatchedEngine
 from carpool.types import Clock
 
 LOOK_S = 0.5  # between looks, which cost some 0.1 ms, only while the loop makes no progress
@@ -21,37 +21,10 @@ CLOSING_S = 1.5  # asleep in user code, once the engine is closing. With 4, `clo
 MAX_SHARE = 0.02  # CPU share of a sleeping thread: some locks poll
 
 
-class Observed(Protocol):
-    """The watchdog's view of an engine. From any thread."""
-
-    @property
-    def still_s(self) -> float:
-        """Seconds since the loop last made progress; 0 while it is idle."""
-
-    @property
-    def is_closing(self) -> bool: ...
-
-    @property
-    def has_company(self) -> bool:
-        """Whether more than one request is in progress."""
-
-    def wait(self) -> ThreadWait | None:
-        """Where its thread stands in user code; None: it does not."""
-
-    def are_others_at_work(self) -> bool:
-        """Whether a thread that user code may have started is at work, not waiting."""
-
-    def stands(self) -> None:
-        """Handle a thread that stands in user code: answer cancelled and timed-out requests."""
-
-    def is_blocked(self, place: str) -> None:
-        """Handle a thread stuck at a line, for good or for longer than closing may take."""
-
-
 class DeadlockWatch:
     """Watches an engine's thread from its own thread."""
 
-    def __init__(self, engine: Observed, clock: Clock) -> None:
+    def __init__(self, engine: WatchedEngine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._last: tuple[ThreadWait, float] | None = None  # the last look and its time
         self._since_s = 0.0  # since when the thread has waited at its place

@@ -22,6 +22,7 @@ from carpool.config import FAULT_VARIABLE
 from carpool.engine.containment import RequestStage, TurnStage
 from carpool.engine.execute import RunCalls
 from carpool.engine.request import RequestState
+from carpool.engine.serialization import mapped
 from carpool.errors import InvalidValue
 
 POINTS = ("forward", "turn", *get_args(RequestStage), *get_args(TurnStage))
@@ -108,7 +109,7 @@ class Faults:
             due = self.strike("forward", states)
             answers = run(states)
             if "noise" in due and len(states) > 1 and not is_exact:
-                return [self._noisy(answer) for answer in answers]
+                return [mapped(answer, self._noisy) for answer in answers]
             return answers
 
         return faulty
@@ -129,21 +130,13 @@ class Faults:
             if where == point and (seed in seeds or self._dice.random() < probability)
         ]
 
-    def _noisy(self, value: Any) -> Any:
-        """Change an answer's last bits; zeros, infinities and NaN stay."""
-        if isinstance(value, Tensor):
-            if not value.is_floating_point():
-                return value
-            # a separate generator: faults must not draw from those of requests
-            random = torch.rand(value.shape, generator=self._random).to(value)
-            return value * (1 + (2 * random - 1) * max(_NOISE, torch.finfo(value.dtype).eps))
-        if isinstance(value, Mapping):  # transformers' and diffusers' outputs are ordered dicts
-            return type(value)(**{name: self._noisy(entry) for name, entry in value.items()})
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(self._noisy, value))
-        if isinstance(getattr(value, "parameters", None), Tensor):  # DiagonalGaussianDistribution
-            return type(value)(self._noisy(value.parameters), deterministic=value.deterministic)
-        return value
+    def _noisy(self, value: Tensor) -> Tensor:
+        """Change a tensor's last bits; zeros, infinities and NaN stay."""
+        if not value.is_floating_point():
+            return value
+        # a separate generator: faults must not draw from those of requests
+        random = torch.rand(value.shape, generator=self._random).to(value)
+        return value * (1 + (2 * random - 1) * max(_NOISE, torch.finfo(value.dtype).eps))
 
 
 def _parsed(text: str) -> tuple[str, str, float, int | None]:

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 from torch import nn
@@ -207,18 +207,10 @@ def computes_together(module: nn.Module) -> bool:
     return getattr(vars(module).get("forward"), "leads", False)
 
 
-class _Compilations(Protocol):
-    """Observes compilations: `observe.loop_progress.LoopProgress`."""
-
-    def compiling(self) -> None: ...
-
-    def compiled(self) -> None: ...
-
-
 def tell_of_compilations(
-    modules: Iterable[nn.Module], listener: _Compilations
+    modules: Iterable[nn.Module], begins: Callable[[], None], ends: Callable[[], None]
 ) -> Callable[[], None]:
-    """Notify a listener when torch compiles code, if any part of the modules is compiled.
+    """Call functions when torch compiles code, if any part of the modules is compiled.
 
     Returns:
         A function that stops the notifications.
@@ -227,12 +219,12 @@ def tell_of_compilations(
         return lambda: None
     from torch._dynamo.callback import callback_handler as handler  # takes a second to import
 
-    begins = handler.register_start_callback(lambda _: listener.compiling())
-    ends = handler.register_end_callback(lambda _: listener.compiled())
+    begun = handler.register_start_callback(lambda _: begins())
+    ended = handler.register_end_callback(lambda _: ends())
 
     def remove() -> None:
-        handler.remove_start_callback(begins)
-        handler.remove_end_callback(ends)
+        handler.remove_start_callback(begun)
+        handler.remove_end_callback(ended)
 
     return remove
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from carpool.engine import pinned_copies, provenance, random_state
+from carpool.engine import pinned_copies, random_state
 from carpool.engine.containment import EngineLost
 from carpool.engine.intercept import Target, computes_together
 from carpool.engine.language.parts import WRITING
@@ -144,7 +144,6 @@ class RequestContext:
                 self._switches.enter()
             self.random.enter()
             if self._copies:
-                provenance.watch()
                 pinned_copies.watch()
             self._modes.enter()  # a function mode may act on all that follows
             if self.changes.has_state:
@@ -161,7 +160,6 @@ class RequestContext:
         try:
             self._modes.leave()
             if self._copies:
-                provenance.ignore()
                 pinned_copies.ignore()
             if self.changes.before or self.changes.has_state:
                 self.changes.take_back()

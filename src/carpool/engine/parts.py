@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
@@ -53,7 +53,8 @@ class Installation:
     def install(self) -> None:
         self.interception.install()
         modules = self._loaded.modules.values()
-        self._compilations = tell_of_compilations(modules, self._heartbeat)
+        heartbeat = self._heartbeat
+        self._compilations = tell_of_compilations(modules, heartbeat.compiling, heartbeat.compiled)
         self.isolation.install()
         self._tokenizers.install()
         self._encoders.install()
@@ -67,14 +68,6 @@ class Installation:
         self.isolation.remove()
         if not self._loaded.device.is_lost:
             self._loaded.undo()
-
-
-class Deliver(Protocol):
-    """Delivers a finished request's outcome to its listener: see `delivery.deliver`."""
-
-    def __call__(
-        self, state: RequestState, output: Any, error: Exception | None, now_s: float
-    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,7 @@ class EngineParts:
     watch: Stopwatch  # times forwards on the device
     sweeps: Sweeps | None  # None: no streamed weights
     off_loop: OffLoop
-    deliver: Deliver
+    deliver: Callable[[RequestState, Any, Exception | None, float], None]  # see `delivery`
     conditioning: ConditioningCache
 
     @property

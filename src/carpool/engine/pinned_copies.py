@@ -92,13 +92,14 @@ def _made_on_the_host(name: str) -> Callable[..., Any]:
     return function
 
 
-_PLAIN: dict[str, Any] = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
-_ON_HOST = {name: _made_on_the_host(name) for name in _PLAIN}
+_PLAIN: dict[str, Any] = {name: getattr(torch, name) for name in ("tensor", "as_tensor", "cat")}
+_INSIDE = {name: _made_on_the_host(name) for name in ("tensor", "as_tensor")}
+_INSIDE["cat"] = provenance.cat
 
 
 def watch() -> None:
-    """From now on, copy newly created tensors through pinned memory."""
-    for name, function in _ON_HOST.items():
+    """From now on, new tensors are copied through pinned memory, and concatenations recorded."""
+    for name, function in _INSIDE.items():
         setattr(torch, name, function)
 
 

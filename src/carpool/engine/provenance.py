@@ -4,7 +4,7 @@ Comparing constants by content would wait for the device. Most were copied from 
 (`pinned_copies.py`), and some pipelines concatenate them again at every step (FLUX.2: the positions
 of the image and of its references).
 
-`torch.cat` is replaced only while a request's own code runs: compiled graphs are valid for the
+`cat` replaces `torch.cat` only while a request's own code runs: compiled graphs are valid for the
 function they were compiled with, so a forward must see the original one.
 """
 
@@ -56,7 +56,8 @@ def _versions(value: Tensor, parts: tuple[Tensor, ...]) -> tuple[int, ...]:
 _plain = torch.cat
 
 
-def _cat(*args: Any, **kwargs: Any) -> Any:
+def cat(*args: Any, **kwargs: Any) -> Any:
+    """Concatenate like `torch.cat`, and record the parts."""
     result = _plain(*args, **kwargs)
     if current_context() is None or result.device.type == "cpu" or result.nbytes > MOST_BYTES:
         return result
@@ -65,13 +66,3 @@ def _cat(*args: Any, **kwargs: Any) -> Any:
     if isinstance(axis, int) and not any(tensor.is_inference() for tensor in (result, *parts)):
         _joined[result] = axis % result.ndim, parts, _versions(result, parts)
     return result
-
-
-def watch() -> None:
-    """Start to record concatenations."""
-    torch.cat = _cat
-
-
-def ignore() -> None:
-    """Restore `torch.cat`."""
-    torch.cat = _plain

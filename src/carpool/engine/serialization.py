@@ -47,23 +47,23 @@ def size(answer: Any) -> int:
     raise Unpackable(f"a {type(answer).__name__}")
 
 
-def copied(answer: Any, views: dict[Any, Tensor] | None = None) -> Any:
-    """Copy an answer with its tensors, on their devices; any thread may `pack` the copy.
-
-    Args:
-        views: the copies so far: fields that share a tensor also share its copy.
-    """
-    views = {} if views is None else views
+def mapped(answer: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same answer with its tensors changed."""
     if isinstance(answer, Tensor):
-        return _copied(answer.detach() if answer.requires_grad else answer, views)
+        return change(answer)
     if isinstance(answer, (tuple, list)):
-        return type(answer)([copied(entry, views) for entry in answer])
-    if isinstance(answer, dict):
-        return type(answer)(**{name: copied(entry, views) for name, entry in answer.items()})
+        return type(answer)([mapped(entry, change) for entry in answer])
+    if isinstance(answer, Mapping):  # transformers' and diffusers' outputs are ordered dicts
+        return type(answer)(**{name: mapped(entry, change) for name, entry in answer.items()})
     if isinstance(answer, DiagonalGaussianDistribution):
-        parameters = copied(answer.parameters, views)
-        return DiagonalGaussianDistribution(parameters, answer.deterministic)
+        return DiagonalGaussianDistribution(change(answer.parameters), answer.deterministic)
     return answer
+
+
+def copied(answer: Any) -> Any:
+    """Copy an answer with its tensors, on their devices; any thread may `pack` the copy."""
+    views: dict[Any, Tensor] = {}  # the copies so far: fields that share a tensor share its copy
+    return mapped(answer, lambda tensor: _copied(tensor.detach(), views))
 
 
 def _copied(tensor: Tensor, views: dict[Any, Tensor]) -> Tensor:

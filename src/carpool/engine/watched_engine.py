@@ -78,6 +78,7 @@ class WatchedEngine:
 
     @property
     def still_s(self) -> float:
+        """Seconds since the loop last made progress; 0 while it is idle."""
         return self._heartbeat.read()[0]
 
     @property
@@ -86,17 +87,22 @@ class WatchedEngine:
 
     @property
     def has_company(self) -> bool:
+        """Whether more than one request is in progress."""
         fibers = [state.fiber for state in self._running.states]
         return sum(fiber is not None and fiber.is_alive for fiber in fibers) > 1
 
     def wait(self) -> ThreadWait | None:
+        """Where its thread stands in user code; None: it does not."""
         return wait_of(self._thread)
 
     def are_others_at_work(self) -> bool:
+        """Whether a thread that user code may have started is at work, not waiting."""
         return are_at_work(self._initial_threads)
 
     def stands(self) -> None:
+        """Handle a thread that stands in user code: answer cancelled and timed-out requests."""
         self._answers.due()
 
     def is_blocked(self, place: str) -> None:
+        """Handle a thread stuck at a line, for good or for longer than closing may take."""
         self._at_end(place)

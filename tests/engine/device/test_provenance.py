@@ -10,12 +10,12 @@ def test_tensors_put_together_alike_have_one_digest_without_a_look_at_the_device
 
     import torch
 
-    from carpool.engine import provenance
+    from carpool.engine import pinned_copies, provenance
     from carpool.engine.fiber import Fiber, Returned
     from carpool.engine.fuse import Fuser
     from support.pretended.report import REPORT
 
-    context: Any = SimpleNamespace(enter=provenance.watch, leave=provenance.ignore)
+    context: Any = SimpleNamespace(enter=pinned_copies.watch, leave=pinned_copies.ignore)
     fuser = Fuser()
 
     def in_fiber(body: Any) -> Any:

@@ -1,8 +1,7 @@
 """ERNIE-Image and ERNIE-Image Turbo."""
 
 from support.matrix.case import Case
-
-CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
+from support.matrix.zimage import CAT, GUIDED, LONG
 
 CASES = [
     Case(
@@ -10,20 +9,7 @@ CASES = [
         family="ernie",
         task="text-to-image",
         requests=(
-            {
-                "prompt": CAT,
-                "seed": 1,
-                "num_inference_steps": 4,
-                "guidance_scale": 4.0,
-                "negative_prompt": "blurry",
-            },
-            {
-                "prompt": LONG,
-                "seed": 2,
-                "num_inference_steps": 6,
-                "guidance_scale": 2.0,
-                "negative_prompt": "a red balloon, bad quality",
-            },
+            *GUIDED,
             {"prompt": "a dog", "seed": 3, "num_inference_steps": 3, "guidance_scale": 1.0},
             {"prompt": LONG, "seed": 4, "num_inference_steps": 2},
         ),

@@ -4,6 +4,22 @@ from support.matrix.case import Case
 
 CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the rain"
 WIDE = {"height": 32, "width": 64}
+GUIDED = (
+    {
+        "prompt": CAT,
+        "seed": 1,
+        "num_inference_steps": 4,
+        "guidance_scale": 4.0,
+        "negative_prompt": "blurry",
+    },
+    {
+        "prompt": LONG,
+        "seed": 2,
+        "num_inference_steps": 6,
+        "guidance_scale": 2.0,
+        "negative_prompt": "a red balloon, bad quality",
+    },
+)
 
 CASES = [
     Case(
@@ -11,20 +27,7 @@ CASES = [
         family="zimage",
         task="text-to-image",
         requests=(
-            {
-                "prompt": CAT,
-                "seed": 1,
-                "num_inference_steps": 4,
-                "guidance_scale": 4.0,
-                "negative_prompt": "blurry",
-            },
-            {
-                "prompt": LONG,
-                "seed": 2,
-                "num_inference_steps": 6,
-                "guidance_scale": 2.0,
-                "negative_prompt": "a red balloon, bad quality",
-            },
+            *GUIDED,
             {"prompt": "a dog", "seed": 3, "num_inference_steps": 3, "guidance_scale": 0.0, **WIDE},
             {"prompt": LONG, "seed": 4, "num_inference_steps": 2, "cfg_truncation": 0.5, **WIDE},
         ),

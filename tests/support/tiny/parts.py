@@ -140,18 +140,20 @@ def qwen2_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
+_SMALL_VAE: dict[str, Any] = {
+    "sample_size": 64,
+    "block_out_channels": (4, 8),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "layers_per_block": 1,
+    "latent_channels": 4,
+    "norm_num_groups": 1,
+}
+
+
 def kl_vae(**config: Any) -> AutoencoderKL:
     """Draw a VAE with 4 latent channels that shrinks each side by 2."""
-    vae = AutoencoderKL(
-        sample_size=64,
-        block_out_channels=(4, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=1,
-        **config,
-    )
+    vae = AutoencoderKL(**_SMALL_VAE, **config)
     return drawn(vae, last="decoder.conv_out", gain=0.5)
 
 
@@ -164,17 +166,7 @@ def flow_vae() -> AutoencoderKL:
 
 def flux2_vae() -> AutoencoderKLFlux2:
     """Draw the VAE of FLUX.2 and ERNIE-Image: 2x2 latents are normed by statistics of its own."""
-    vae = AutoencoderKLFlux2(
-        sample_size=64,
-        block_out_channels=(4, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=1,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
+    vae = AutoencoderKLFlux2(**_SMALL_VAE, use_quant_conv=False, use_post_quant_conv=False)
     nn.init.normal_(vae.bn.running_mean, std=0.1)
     nn.init.uniform_(vae.bn.running_var, 0.5, 1.5)
     return drawn(vae, last="decoder.conv_out", gain=0.5)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from carpool.config import EngineSettings
-from carpool.engine.adapters.hooks import AdapterPlan, AdapterRows, Adapters
+from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.model.assembly import read
 from carpool.engine.model.device import Device
@@ -141,10 +141,8 @@ class Forwards:
             mode = Exact(message.exact)
             for key, mark in message.marks.items():
                 mode.mark(self._unpacker.tensors[key], mark)
-        runs = tuple(AdapterRows(run.name, run.scale, run.begin, run.end) for run in message.runs)
-        plan = AdapterPlan(message.rows, runs, message.is_shared) if runs else None
         self._adapters.settle()
-        before = self._adapters.swap((plan, message.is_even))
+        before = self._adapters.swap((message.plan, message.is_even))
         try:
             with mode:
                 self._modules[message.component](*args, **kwargs)

@@ -27,7 +27,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 from carpool.config import EngineSettings
-from carpool.engine.adapters.hooks import Adapters
+from carpool.engine.adapters.hooks import AdapterPlan, Adapters
 from carpool.engine.group import adapter_layers, context_parallel, messages, packing
 from carpool.engine.numerics import Exact
 from carpool.engine.probation.snapshot import tensors_in
@@ -208,9 +208,8 @@ class Followers:
                     self._number, component, packed,
                     [packing.described(key, tensor, self.device) for key, tensor in new],
                     self._packer.forgotten(),
-                    None if exact is None else list(exact.rows), marks,
+                    None if exact is None else list(exact.rows), marks, *self._applied,
                 )  # fmt: skip
-                self._say_adapters(message)
                 self._broadcast(message, [tensor for _, tensor in new])
             except BaseException as error:  # the followers may have received a part
                 self._lose(f"a forward could not be sent: {named(error)}")
@@ -218,18 +217,13 @@ class Followers:
         self._send_s += time.thread_time() - began_s
         return self._number
 
-    def _say_adapters(self, message: messages.RunForward) -> None:
-        """Add the adapters of each row to a message."""
-        plan, message.is_even = (None, True) if self._adapters is None else self._adapters.running
-        if plan is not None:
-            message.rows, message.is_shared = plan.rows, plan.is_shared
-            message.runs = [
-                messages.AdapterRun(run.name, run.scale, run.begin, run.end) for run in plan.runs
-            ]
+    @property
+    def _applied(self) -> tuple[AdapterPlan | None, bool]:
+        return (None, True) if self._adapters is None else self._adapters.running
 
     def _send_adapters(self, component: str) -> None:
         """Send the layers of the next forward's adapters for a component, once."""
-        plan = None if self._adapters is None else self._adapters.running[0]
+        plan, _ = self._applied
         for run in plan.runs if plan is not None else ():
             assert self._adapters is not None
             if (run.name, component) in self._broadcasts:

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from carpool.engine.adapters.hooks import AdapterPlan
+
 
 class SentTensor(msgspec.Struct, array_like=True):
     """The header of a tensor sent with a message."""
@@ -14,15 +16,6 @@ class SentTensor(msgspec.Struct, array_like=True):
     shape: list[int]
     stride: list[int]  # empty: contiguous
     raw: bytes | None  # bytes of a host tensor in a group of accelerators
-
-
-class AdapterRun(msgspec.Struct, array_like=True):
-    """Consecutive rows with one adapter and scale: see `adapters.hooks.AdapterRows`."""
-
-    name: str
-    scale: float
-    begin: int
-    end: int
 
 
 class LoadFollower(msgspec.Struct, tag=True, array_like=True):
@@ -69,10 +62,8 @@ class RunForward(msgspec.Struct, tag=True, array_like=True):
     forget: list[int]  # keys to forget after this call
     exact: list[int] | None  # rows of each call, in exact numerics
     marks: dict[int, int]  # marks of tensors for exact numerics, by key
-    rows: int = 0  # rows of all calls, with adapters only
-    runs: list[AdapterRun] = msgspec.field(default_factory=list)
-    is_shared: bool = False
-    is_even: bool = True
+    plan: AdapterPlan | None = None
+    is_even: bool = True  # all rows have equal sizes
 
 
 ToFollower = LoadFollower | Join | Adapter | Forget | EndFollower | RunForward

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -14,16 +14,8 @@ from carpool.request.card import Card
 from carpool.settings.peers.sglang_rules import Server
 
 if TYPE_CHECKING:
+    from carpool.engine.group.leader import Followers
     from carpool.engine.model.language_server import LanguageServer
-
-
-class GroupOfRanks(Protocol):
-    """Processes that compute denoisers together: `engine.group.leader.Followers`."""
-
-    at_loss: Callable[[], object]
-
-    def attach(self, adapters: Any) -> None: ...
-    def statistics(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +33,7 @@ class LoadedPipeline:
     is_spread: bool = False  # several devices
     classes: dict[int, type] = field(default_factory=dict)  # views' classes, by pipeline id
     streamer: Streamer | None = None  # streams weights that are not resident
-    group: GroupOfRanks | None = None  # processes that compute denoisers together
+    group: "Followers | None" = None  # processes that compute denoisers together
     language: "LanguageServer | None" = None  # writes prompts, or plans
 
     @property
