@@ -76,6 +76,7 @@ def test_serve_takes_its_model_and_settings_from_a_file(
     monkeypatch.setattr("carpool.server.startup.set_limits", lambda: None)
     file = written(tmp_path, "model: shapes-video\nport: 0\nmax_queue: 5\nmax_n: 2\n")
     monkeypatch.setenv("CARPOOL_MAX_N", "3")
+    monkeypatch.setenv("CARPOOL_FORKSERVER", "off")
 
     ended = run("serve", "--config", str(file), "--max-queue", "6")
 

@@ -20,18 +20,18 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_698),
+    "engine": (13_800, 25_600),
     "schedule": (2_200, 2_193),
-    "fleet": (3_200, 4_285),
-    "worker": (2_500, 3_315),
+    "fleet": (3_200, 4_220),
+    "worker": (2_500, 3_312),
     "server": (5_000, 7_222),
     "compat": (1_300, 2_326),
     "jobs, media": (3_000, 3_995),
-    "python, cli, settings": (4_800, 5_200),
+    "python, cli, settings": (4_800, 5_199),
     "others": (4_200, 4_768),
     "lab": (4_200, 5_377),
-    "benchmarks, proof": (7_000, 7_116),
-    "tests": (50_000, 81_150),
+    "benchmarks, proof": (7_000, 6_996),
+    "tests": (50_000, 81_116),
 }
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ async def received(
         begun: a file that it writes, named after it.
     """
     ours, theirs = socket.socketpair()
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    process: Any = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     if begun is not None:
         (spool / f"{process.pid}-{begun}").write_bytes(CONTENT)
     connection = WorkerConnection(process, *await asyncio.open_unix_connection(sock=ours), spool)

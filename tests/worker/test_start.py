@@ -225,7 +225,7 @@ def test_a_worker_whose_front_closes_its_request_is_killed_even_if_it_is_stopped
         one, first, _ = await front.start()
         os.kill(one.pid, signal.SIGSTOP)
 
-        one._writer.close()  # type: ignore[attr-defined]  # as the end of the front does
+        one._writer.close()  # type: ignore[union-attr]  # as the end of the front does
         assert await asyncio.get_running_loop().sock_recv(first, 1) == b""
         first.close()
         await one.wait()

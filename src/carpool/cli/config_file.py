@@ -135,6 +135,5 @@ def config(file: Path | None, show: bool, as_schema: bool, **flags: Any) -> None
         value, source = getattr(settings, field.name), origins[field.name]
         if source == "default" and not show:
             continue
-        plain = list(value) if isinstance(value, tuple) else value  # JSON is valid YAML
-        text = "(hidden)" if field.name in SECRETS and value else json.dumps(plain)
+        text = "(hidden)" if field.name in SECRETS and value else json.dumps(value)  # also YAML
         click.echo(f"{field.name + ':':28} {text:24} # {source}")

@@ -101,9 +101,9 @@ class ServerClient:
         with self._reachable():
             models = self._checked(self._http.get("v1/models"))["data"]
             health = self._http.get("health")
-        if health.status_code == 503:  # 503 means not ready: not an error here
-            return {"models": models, "workers": health.json().get("workers", [])}
-        return {"models": models, "workers": self._checked(health).get("workers", [])}
+        is_ready = health.status_code != 503  # not an error here
+        workers = (self._checked(health) if is_ready else health.json()).get("workers", [])
+        return {"models": models, "workers": workers}
 
     def fetch(self, job_id: str, name: str, to: Path) -> None:
         """Download a file of a job; a partial file is removed."""

@@ -202,12 +202,9 @@ class WorkerEngine:
             check_header(adapter_file(file))
         except OSError as error:
             raise LoraRejected(f"adapter {name!r}: {error}") from error
-        self._ask(self._add_lora(name, f"{file}@{target}" if target else str(file)))
-
-    async def _add_lora(self, name: str, path: str) -> None:
+        added = self._pool.add_lora(name, f"{file}@{target}" if target else str(file))
         try:
-            async with asyncio.timeout(_LORA_S):
-                await self._pool.add_lora(name, path)
+            self._ask(asyncio.wait_for(added, _LORA_S))
         except TimeoutError:
             raise LoraRejected(f"adapter {name!r}: not read within {_LORA_S:g} s") from None
 

@@ -39,15 +39,8 @@ log = logging.getLogger("carpool")
 ROOM_AGAIN_S = 1.0  # retry interval on a full disk; each try opens the database
 
 
-def serve(
-    models: Sequence[ModelSpec], settings: ServeSettings, starter: ForkingStarter | None = None
-) -> int:
-    """Serve until a signal; returns the exit status of the process.
-
-    Args:
-        starter: starts the workers; its fork server may run already.
-    """
-    starter = starter or ForkingStarter(settings.worker_python)
+def serve(models: Sequence[ModelSpec], settings: ServeSettings, starter: ForkingStarter) -> int:
+    """Serve until a signal; returns the exit status. The starter's fork server may run already."""
     logs.set_up(settings.log_level, settings.log_format, prompts=settings.log_prompts)
     check_address(settings)
     set_limits()

@@ -12,6 +12,7 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.fleet.models import models_of
 from carpool.server import run
+from carpool.worker.start import ForkingStarter
 
 
 def serve(model: "str | Path | Callable[[], Any]" = "shapes", **settings: Any) -> int:
@@ -37,7 +38,8 @@ def serve(model: "str | Path | Callable[[], Any]" = "shapes", **settings: Any) -
     own_settings = ServeSettings.from_environment(os.environ, **settings)
     factory = None if isinstance(model, (str, Path)) else name_of(model)
     preflight.check(str(model), own_settings.engine(), factory)
-    return run.serve(models_of([str(model)], own_settings, factory), own_settings)
+    starter = ForkingStarter(own_settings.worker_python)
+    return run.serve(models_of([str(model)], own_settings, factory), own_settings, starter)
 
 
 def name_of(factory: Any) -> str:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeAlias
 
 from carpool import __version__
 from carpool.config import FORKSERVER_VARIABLE
@@ -27,24 +27,9 @@ from carpool.worker.fork_protocol import NUMBER_BYTES, REFUSED, ForkRequest, as_
 
 log = logging.getLogger("carpool")
 _SECRETS = (b"CARPOOL_API_KEY", b"CARPOOL_API_KEY_FILE")  # workers run models' code
-
-
-class Process(Protocol):
-    """The part of `asyncio.subprocess.Process` that a connection needs."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def kill(self) -> None: ...
-
-    async def wait(self) -> int: ...
-
-
 FORK_S = 100.0  # timeout for a fork server, which may have to import first
 
+Process: TypeAlias = "PythonProcess | ForkedProcess"
 Start = Callable[[socket.socket], Awaitable[Process]]
 """Starts a worker that serves the other end of a socket."""
 
@@ -55,7 +40,7 @@ async def spawn(connection: socket.socket, python: str = sys.executable) -> Proc
     Raises:
         OSError: out of memory or file descriptors.
     """
-    return await _run_python("carpool.worker.process", connection, python)
+    return PythonProcess("carpool.worker.process", connection, python)
 
 
 def check_python(python: str) -> None:
@@ -91,22 +76,22 @@ class ForkingStarter:
         setting = "" if python else os.environ.get(FORKSERVER_VARIABLE, "")
         self._path = "" if setting == "off" else setting  # another process's fork server
         self._may_fork = sys.platform == "linux" and setting != "off"
-        self._server: Process | None = None
+        self._server: PythonProcess | None = None
         self._channel: socket.socket | None = None  # socket to the server
         self._has_forked = False
-        self._is_starting = asyncio.Lock()
 
     def start_server(self) -> None:
-        """Start the fork server before the event loop, so that both import at the same time.
+        """Start the fork server, if there is to be one; it imports torch meanwhile.
 
         Raises:
             OSError: out of memory or file descriptors.
         """
         if self._may_fork and not self._path:
+            if self._channel is not None:
+                self._channel.close()
             self._channel, peer = socket.socketpair()
             with peer:
-                command = _command("carpool.worker.forkserver", peer, self._python)
-                self._server = _EarlyProcess(subprocess.Popen(command, **_options(peer)))
+                self._server = PythonProcess("carpool.worker.forkserver", peer, self._python)
 
     async def start(self, connection: socket.socket) -> Process:
         """Start a worker that serves the other end of a socket.
@@ -129,13 +114,12 @@ class ForkingStarter:
         if self._channel is not None:
             self._channel.close()
         if self._server is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._server.kill()
+            self._server.kill()
             await self._server.wait()
 
     async def _fork(self, connection: socket.socket) -> Process:
         with contextlib.ExitStack() as cleanup:
-            request = cleanup.enter_context(await self._request_socket())
+            request = cleanup.enter_context(self._request_socket())
             socket.send_fds(request, [b"\0"], [connection.fileno(), 1, 2])
             reader, writer = await asyncio.open_unix_connection(sock=request)
             cleanup.callback(writer.close)
@@ -150,9 +134,9 @@ class ForkingStarter:
                 worker, self._server, self._may_fork = self._server, None, False
                 return worker
             cleanup.pop_all()
-            return _ForkedProcess(pid, reader, writer)
+            return ForkedProcess(pid, reader, writer)
 
-    async def _request_socket(self) -> socket.socket:
+    def _request_socket(self) -> socket.socket:
         """A socket to the fork server to request one worker."""
         if self._path:
             channel = socket.socket(socket.AF_UNIX)
@@ -162,9 +146,8 @@ class ForkingStarter:
                 channel.close()
                 raise
             return channel
-        async with self._is_starting:
-            if self._server is None or self._server.returncode is not None:
-                await self._start_server()
+        if self._server is None or self._server.returncode is not None:
+            self.start_server()
         assert self._channel is not None
         channel, peer = socket.socketpair()
         with peer:
@@ -175,20 +158,18 @@ class ForkingStarter:
                 raise
         return channel
 
-    async def _start_server(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-        self._channel, peer = socket.socketpair()
-        with peer:
-            self._server = await _run_python("carpool.worker.forkserver", peer, self._python)
 
+class PythonProcess:
+    """A module that runs as a process, with a socket's descriptor number as its argument."""
 
-class _EarlyProcess:
-    """A process that was started before the event loop."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.pid, self.kill = process.pid, process.kill
+    def __init__(self, module: str, inherited: socket.socket, python: str) -> None:
+        self._process = subprocess.Popen(
+            _command(module, inherited, python),
+            pass_fds=[inherited.fileno()], stdin=subprocess.DEVNULL,
+            start_new_session=True,  # the front handles Ctrl-C
+            env=_environ(),
+        )  # fmt: skip
+        self.pid, self.kill = self._process.pid, self._process.kill
 
     @property
     def returncode(self) -> int | None:
@@ -198,7 +179,7 @@ class _EarlyProcess:
         return await asyncio.to_thread(self._process.wait)
 
 
-class _ForkedProcess:
+class ForkedProcess:
     """A forked worker; its parent, the fork server, reports its end."""
 
     def __init__(
@@ -230,26 +211,11 @@ class _ForkedProcess:
 
 def has_lost_parent(process: Process) -> bool:
     """Whether a process ended because its fork server died."""
-    return isinstance(process, _ForkedProcess) and process.has_lost_parent
-
-
-async def _run_python(module: str, inherited: socket.socket, python: str) -> Process:
-    """Run a module as a process, with a socket's descriptor number as its argument."""
-    command = _command(module, inherited, python)
-    return await asyncio.create_subprocess_exec(*command, **_options(inherited))
+    return isinstance(process, ForkedProcess) and process.has_lost_parent
 
 
 def _command(module: str, inherited: socket.socket, python: str) -> list[str]:
     return [python, "-m", module, str(inherited.fileno())]
-
-
-def _options(inherited: socket.socket) -> dict[str, Any]:
-    return {
-        "pass_fds": [inherited.fileno()],
-        "stdin": subprocess.DEVNULL,
-        "start_new_session": True,  # the front handles Ctrl-C
-        "env": _environ(),
-    }
 
 
 def _environ() -> dict[bytes, bytes]:

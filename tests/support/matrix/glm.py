@@ -26,6 +26,12 @@ def edit_of(*pictures: int) -> dict[str, Any]:
     }
 
 
+PLANNED: list[dict[str, Any]] = [
+    {"seed": 1, "num_inference_steps": 4, "guidance_scale": 1.5, "prior_token_ids": PLANS[0]},
+    {"seed": 2, "num_inference_steps": 6, "guidance_scale": 3.0, "prior_token_ids": PLANS[1]},
+    {"seed": 3, "num_inference_steps": 3, "guidance_scale": 1.0, "prior_token_ids": PLANS[2]},
+    {"seed": 4, "num_inference_steps": 2, "prior_token_ids": PLANS[3]},
+]
 CASES = [
     Case(
         name="glm-t2i",
@@ -56,28 +62,10 @@ CASES = [
         family="glm",
         task="text-to-image",
         requests=(
-            {
-                "prompt": "a sign that says 'cat'",
-                "seed": 1,
-                "num_inference_steps": 4,
-                "guidance_scale": 1.5,
-                "prior_token_ids": PLANS[0],
-            },
-            {
-                "prompt": "a sign that says 'astronaut' and 'red balloon'",
-                "seed": 2,
-                "num_inference_steps": 6,
-                "guidance_scale": 3.0,
-                "prior_token_ids": PLANS[1],
-            },
-            {
-                "prompt": "a dog",
-                "seed": 3,
-                "num_inference_steps": 3,
-                "guidance_scale": 1.0,
-                "prior_token_ids": PLANS[2],
-            },
-            {"prompt": "", "seed": 4, "num_inference_steps": 2, "prior_token_ids": PLANS[3]},
+            PLANNED[0] | {"prompt": "a sign that says 'cat'"},
+            PLANNED[1] | {"prompt": "a sign that says 'astronaut' and 'red balloon'"},
+            PLANNED[2] | {"prompt": "a dog"},
+            PLANNED[3] | {"prompt": ""},
         ),
         matters=("prompt", "seed", "guidance_scale"),
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 1.8, "vae.decode": 1.5},
@@ -88,36 +76,10 @@ CASES = [
         family="glm",
         task="edit",
         requests=(
-            {
-                "prompt": "make the 'cat' blue",
-                "seed": 1,
-                "num_inference_steps": 4,
-                "guidance_scale": 1.5,
-                "prior_token_ids": PLANS[0],
-                **edit_of(0),
-            },
-            {
-                "prompt": "write 'astronaut' in the sky",
-                "seed": 2,
-                "num_inference_steps": 6,
-                "guidance_scale": 3.0,
-                "prior_token_ids": PLANS[1],
-                **edit_of(1, 2),
-            },
-            {
-                "prompt": "a dog",
-                "seed": 3,
-                "num_inference_steps": 3,
-                "guidance_scale": 1.0,
-                "prior_token_ids": PLANS[2],
-                **edit_of(2),
-            },
-            {
-                "prompt": "a horse",  # from scratch, beside them
-                "seed": 4,
-                "num_inference_steps": 2,
-                "prior_token_ids": PLANS[3],
-            },
+            PLANNED[0] | {"prompt": "make the 'cat' blue", **edit_of(0)},
+            PLANNED[1] | {"prompt": "write 'astronaut' in the sky", **edit_of(1, 2)},
+            PLANNED[2] | {"prompt": "a dog", **edit_of(2)},
+            PLANNED[3] | {"prompt": "a horse"},  # from scratch, beside them
         ),
         matters=("prompt", "seed", "guidance_scale", "image"),
         fuses={
