@@ -89,9 +89,9 @@ async def parse_text_request(
     if modalities:
         rule = 'only texts are written here: leave it out, or send ["text"]'
         raise UnsupportedParameter.of("modalities", chat.modalities, rule)
-    for name in ("image_config", "return_stage_metrics"):
-        if getattr(chat, name):
-            raise UnsupportedParameter(f"{name} is not taken for texts: leave it out", param=name)
+    for field in ("image_config", "return_stage_metrics"):
+        if getattr(chat, field):
+            raise UnsupportedParameter(f"{field} is not taken for texts: leave it out", param=field)
     body = validated(TextRequest, values)
     fields = body.model_dump(exclude_unset=True)
     parameters = pipeline_parameters(model, body, fields, "text", context.client)
