@@ -1,6 +1,8 @@
 """Code in a fiber stands still at `park`, and nothing of it leaks into the code around it."""
 
+import contextlib
 import contextvars
+import random
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -228,3 +230,24 @@ def test_grad_mode_stays_off_however_fibers_interleave() -> None:
         torch.set_grad_enabled(before)
 
     assert not any(forwards)
+
+
+def test_an_error_of_torch_walks_no_further_down_than_its_fiber() -> None:
+    def fails() -> None:
+        for _ in range(20):
+            park(None)
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(2) * torch.zeros(3)
+
+    def from_a_depth(calls: int, switch: Callable[[], Any]) -> Any:
+        if not calls:
+            return switch()
+        return next(map(from_a_depth, [calls - 1], [switch]))  # a call from C
+
+    depths = random.Random(0)
+    for _ in range(10):
+        fibers = [Fiber(fails) for _ in range(6)]
+        for fiber in fibers:
+            from_a_depth(depths.randrange(12), fiber.start)
+        while alive := [fiber for fiber in fibers if fiber.is_alive]:
+            from_a_depth(depths.randrange(30), partial(depths.choice(alive).resume, None))

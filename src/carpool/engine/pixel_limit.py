@@ -81,7 +81,8 @@ class PixelLimit:
         if isinstance(height, int) and isinstance(width, int):
             return height * width * self._scale_px**2
         if shapes := arguments.get("img_shapes"):  # [[(layers, rows, columns), ...], ...]
-            areas = [rows * columns for layers in shapes for _, rows, columns in _triples(layers)]
+            rows = [[row] if row and isinstance(row[0], int) else row for row in shapes]
+            areas = [height * width for row in rows for _, height, width in row]
             return max(areas, default=0) * self._token_px
         places = arguments.get("img_ids")
         if isinstance(places, Tensor):  # (..., positions, axes): the image's, then inputs'
@@ -108,11 +109,6 @@ def _area(value: Tensor, config: Any = None) -> int | None:
     channels = config.get("in_channels") if isinstance(config, Mapping) else None
     is_last = columns == channels and channels not in (before, value.shape[1])
     return int(before * rows if is_last else rows * columns)
-
-
-def _triples(layers: Any) -> list[Any]:
-    """The entries of `img_shapes` for one row, possibly a single entry."""
-    return [layers] if layers and isinstance(layers[0], int) else list(layers)
 
 
 def _scale_of(pipe: Any) -> int:
