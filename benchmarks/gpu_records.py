@@ -1,15 +1,19 @@
 """Rows of a part of `gpu_page`: each is stored on the disk at once, as a line of JSON.
 
-A row with only a start line was ended by a crash, or by the part's time limit.
+A row with only a start line was ended by a crash, or by the part's time limit. A part that runs
+again measures what it lacks; a row that has failed or crashed has a second try.
 """
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 Cells = Mapping[str, Any]
+TRIES = 2  # of a row, so that one that always crashes does not keep others from their turn
 
 
 class Rows:
@@ -22,14 +26,17 @@ class Rows:
 
     def __init__(self, file: Path, ends_s: float) -> None:
         self._file, self._ends_s = file, ends_s
-        self._rows = {line["row"] for line in read(file) if line["state"] != "left out"}
+        lines = read(file)
+        began = Counter(line["row"] for line in lines if line["state"] == "began")
+        self._rows = {line["row"] for line in lines if line["state"] == "measured"}
+        self._rows |= {row for row, tries in began.items() if tries >= TRIES}
 
     @property
     def left_s(self) -> float:
         return self._ends_s - time.monotonic()
 
     def has(self, name: str) -> bool:
-        """Return whether a row was measured or has failed."""
+        """Return whether a row was measured, or has failed for good."""
         return name in self._rows
 
     def measure(
@@ -69,10 +76,8 @@ def read(file: Path) -> list[dict[str, Any]]:
     """The lines of a file, without a truncated last line."""
     lines = []
     for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
+        with suppress(ValueError):
             lines.append(json.loads(line))
-        except ValueError:
-            continue
     return lines
 
 

@@ -152,24 +152,19 @@ def main() -> int:
     parser.add_argument("--checkpoint", action="store_true", help="print the model's folder")
     parser.add_argument("--write", action="store_true", help="write to docs/benchmarks.md")
     options = parser.parse_args()
-    servers = {options.name: Server(options.url, options.pid)} if options.url else {}
-    caps = tuple(int(cap) for cap in options.caps.split(",") if cap)
-    here = parties(caps) if caps else [LOCKED]
     for name in options.model or ["flux", "qwen-image"]:
         model = MODELS[name]
         if options.checkpoint:
             print(model.checkpoint())
             continue
-        asyncio.run(_report(model, options, here, servers))
+        asyncio.run(_report(model, options))
     return 0
 
 
-async def _report(
-    model: PeerModel,
-    options: argparse.Namespace,
-    here: Sequence[Party],
-    servers: Mapping[str, Server],
-) -> None:
+async def _report(model: PeerModel, options: argparse.Namespace) -> None:
+    servers = {options.name: Server(options.url, options.pid)} if options.url else {}
+    caps = tuple(int(cap) for cap in options.caps.split(",") if cap)
+    here = parties(caps) if caps else [LOCKED]
     async for results in measure(model, options.rounds, here, servers):
         text = section(model, results)
         if options.write:

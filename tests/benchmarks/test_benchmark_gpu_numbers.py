@@ -151,6 +151,23 @@ def test_a_part_that_is_run_again_measures_what_it_lacks(tmp_path: Path) -> None
     assert [line["cells"].get("ms") for line in lines] == [1, 3]
 
 
+def test_a_row_that_failed_or_crashed_has_a_second_try_and_no_third(tmp_path: Path) -> None:
+    rows_of(tmp_path).measure("failed", raises)
+    rows_of(tmp_path).write("crashed", "began", {})
+
+    for ms in (1, 2):
+        again = rows_of(tmp_path)
+        again.measure("failed", raises if ms == 1 else lambda: {"ms": 2})
+        again.measure("crashed", lambda ms=ms: {"ms": ms})  # type: ignore[misc]
+
+    lines = outcome(read(tmp_path / "check.jsonl"))
+    assert [(line["row"], line["state"]) for line in lines] == [
+        ("failed", "failed"),
+        ("crashed", "measured"),
+    ]
+    assert lines[1]["cells"]["ms"] == 1
+
+
 def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
     rows_of(tmp_path).measure("first", lambda: {"ms": 1})
     with (tmp_path / "check.jsonl").open("a") as file:

@@ -24,14 +24,14 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "schedule": (2_200, 2_193),
     "fleet": (3_200, 4_220),
     "worker": (2_500, 3_312),
-    "server": (5_000, 7_222),
+    "server": (5_000, 7_217),
     "compat": (1_300, 2_326),
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_199),
     "others": (4_200, 4_768),
     "lab": (4_200, 5_377),
     "benchmarks, proof": (7_000, 6_996),
-    "tests": (50_000, 81_139),
+    "tests": (50_000, 81_156),
 }
 
 
