@@ -80,7 +80,7 @@ class Fuser:
 
         Args:
             calls: calls with equal keys, all of one method.
-            rows: the number of rows of each call, from `entries`.
+            rows: the number of rows of each call, from `describe`.
 
         Returns:
             The answer that each call would have got alone, in order.
@@ -92,6 +92,7 @@ class Fuser:
             return [target.original(*first.args, **first.kwargs)]
         if len(calls) == 1 and not spec.casts:
             return [target.original(*first.args, **{**spec.adds, **first.kwargs})]
+        rows = self.entries(calls, rows)
         exact = Exact(rows) if self.is_exact and len(calls) > 1 else None
         return self.fused(calls, rows, exact)
 

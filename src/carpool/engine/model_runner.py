@@ -158,8 +158,7 @@ class ModelRunner:
         return observed
 
     def _launch(self, states: Sequence[RequestState]) -> list[Any]:
-        calls = [state.call for state in states]
-        answers = self.fuser.run(calls, self.fuser.entries(calls, [s.rows for s in states]))
+        answers = self.fuser.run([state.call for state in states], [s.rows for s in states])
         if self._device_can_lag:
             self._device.launched()
         return answers
