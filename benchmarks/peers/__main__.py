@@ -54,13 +54,15 @@ def row(name: str, figures: Sequence[Figures], plain: Sequence[Figures]) -> list
         plain: of the server with the lock, whose pictures are the right ones.
     """
     rates = [f"{median(figures, 'per_s', mix):.1f}/s{_cpu(figures, mix)}" for mix in MIXES]
-    lone_s, cells = median(figures, "lone_s") or 0.0, [name, *rates]
+    lone_s, cells, is_plain = median(figures, "lone_s") or 0.0, [name, *rates], figures is plain
     ratios = [a.lone_s / b.lone_s for a, b in zip(figures, plain, strict=False)]
-    times = f", {statistics.median(ratios):.2f} of plain" if figures is not plain else ""
+    times = "" if is_plain else f", {statistics.median(ratios):.2f} of plain"
     cells.append(f"{lone_s * 1e3:.0f} ms{times}{_cpu(figures, 'lone')}")
     if latencies_s := [latency for round_ in figures for latency in round_.poisson_s]:
         mean_s, p99_s = statistics.fmean(latencies_s), np.percentile(latencies_s, 99)
-        cells.append(f"{mean_s:.2f} / {p99_s:.2f} s")
+        ratio = mean_s / statistics.fmean(s for round_ in plain for s in round_.poisson_s)
+        times = "" if is_plain else f", {ratio:.2f} of plain"
+        cells.append(f"{mean_s:.2f} / {p99_s:.2f} s{times}")
     else:
         cells.append("")
     cells.append(f"{median(figures, 'late_s'):.2f} s")
@@ -141,7 +143,7 @@ async def measure(
             yield {name: visitor.rounds for name, visitor in visitors.items()}
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, action="append", help="  [flux, qwen-image]")
     parser.add_argument("--rounds", type=int, default=5)
@@ -156,9 +158,8 @@ def main() -> int:
         model = MODELS[name]
         if options.checkpoint:
             print(model.checkpoint())
-            continue
-        asyncio.run(_report(model, options))
-    return 0
+        else:
+            asyncio.run(_report(model, options))
 
 
 async def _report(model: PeerModel, options: argparse.Namespace) -> None:
@@ -173,4 +174,4 @@ async def _report(model: PeerModel, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

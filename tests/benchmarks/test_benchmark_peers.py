@@ -153,13 +153,13 @@ def test_a_lone_request_is_a_ratio_of_the_same_round() -> None:
 def test_the_page_says_what_was_wrong_and_what_others_had() -> None:
     flux = MODELS["flux"]
     results = {
-        LOCKED.name: [figures(0.1)],
+        LOCKED.name: [figures(0.1, poisson_s=[4.0])],
         "ours": [figures(0.1, pictures={}, poisson_s=[1.0, 3.0])],
     }
 
     text = section(flux, results)
 
-    assert "| 2.00 / 2.98 s | 0.00 s | 1 of 1 |" in text
+    assert "| 2.00 / 2.98 s, 0.50 of plain | 0.00 s | 1 of 1 |" in text
     assert (PUBLISHED / "flux.md").read_text().rstrip() in text
 
 
