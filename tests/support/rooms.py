@@ -21,7 +21,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "engine": (13_800, 25_600),
-    "schedule": (2_200, 2_193),
+    "schedule": (2_200, 2_200),
     "fleet": (3_200, 4_220),
     "worker": (2_500, 3_312),
     "server": (5_000, 7_217),
@@ -30,7 +30,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "python, cli, settings": (4_800, 5_199),
     "others": (4_200, 4_768),
     "lab": (4_200, 5_377),
-    "benchmarks, proof": (7_000, 6_996),
+    "benchmarks, proof": (7_000, 7_000),
     "tests": (50_000, 81_156),
 }
 
