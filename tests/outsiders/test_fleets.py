@@ -246,6 +246,7 @@ def test_metrics_name_the_model_that_a_request_is_about(server: Server, setup: s
     }
 
 
+PARAMS = {"/v1/events": {"seconds": 0}}  # else it would not end
 OF_WORKERS = {
     "/metrics",
     "/stats",
@@ -277,7 +278,7 @@ async def test_no_route_fails_where_meshes_or_sound_are_made(task: Task) -> None
             path = route.replace("{model}", "grey").replace("{name}", "sound.wav")
             path = re.sub(r"\{\w+\}", job, path)
             for body in BODIES.get(route, [{}]):
-                sent = {"json": body} if method == "post" else {"params": {"seconds": 0}}
+                sent = {"json": body} if method == "post" else {"params": PARAMS.get(route)}
                 answer = await opened.http.request(method, path, **sent)
                 answers[f"{method} {route}"].append(answer)
 
@@ -328,7 +329,9 @@ def test_no_route_fails_before_a_model_was_ever_loaded() -> None:
                                 one.pool = one.last_ready = None
                             body = BODIES.get(route, [{}])[0] | ({"model": name} if name else {})
                             sent = (
-                                {"json": body} if method == "post" else {"params": {"seconds": 0}}
+                                {"json": body}
+                                if method == "post"
+                                else {"params": PARAMS.get(route)}
                             )
                             answer = await http.request(method, route, **sent)
                             if answer.status_code >= 500:
