@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import carpool
+from carpool.engine.cost_store import StoredCosts
 from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind
 from support.engine_driver import CLOSE, gap
@@ -22,8 +23,9 @@ Damage = Callable[[Path], object]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the files of an engine that has drawn: where all tests have their cache."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of an engine that has drawn: the default one of all engines."""
+    monkeypatch.setattr(StoredCosts, "_default", lambda self: tmp_path / "costs.json")
     draw()
     return tmp_path
 
