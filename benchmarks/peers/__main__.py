@@ -145,7 +145,7 @@ async def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=MODELS, action="append", help="  [flux, qwen-image]")
+    parser.add_argument("--model", choices=MODELS, action="append", help="  [all]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--caps", default="4,8", help="requests of a batch; none: only --url")
     parser.add_argument("--url", help="a server that runs, too")
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", action="store_true", help="print the model's folder")
     parser.add_argument("--write", action="store_true", help="write to docs/benchmarks.md")
     options = parser.parse_args()
-    for name in options.model or ["flux", "qwen-image"]:
+    for name in options.model or MODELS:
         model = MODELS[name]
         if options.checkpoint:
             print(model.checkpoint())
