@@ -95,7 +95,7 @@ def bars(
                     if previews is not None:
                         previews.drop(place)
                     progress.stop_task(task)
-                    so_far = sum(one.finished for one in progress.tasks if one.id != every)
+                    so_far = sum(other.finished for other in progress.tasks if other.id != every)
                     progress.update(every, completed=so_far, description=_all(so_far, count))
 
         yield move

@@ -1,5 +1,6 @@
 """YAML in users' files, read with limits on its size."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ MOST_ENTRIES = 10_000  # entries of lists and mappings, with keys
 class _Loader(yaml.SafeLoader):
     """Refuses a mapping that has a key twice: YAML's own loader takes the last value."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if repeated := [name for name in names if name != "<<" and names.count(name) > 1]:
-            raise ValueError(f"{repeated[0]!r:.60} is there twice")
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)  # before `<<` adds other mappings' keys
+        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, count in counts.items():
+            if count > 1 and name != "<<":
+                raise ValueError(f"{name!r:.60} is there twice")
+        return node
 
 
 def read_yaml(path: Path, source: str) -> Any:

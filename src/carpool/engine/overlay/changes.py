@@ -133,7 +133,7 @@ class Changes:
         for module_id, (_, state) in self.before.items():
             if state.is_now():
                 continue
-            if module_id in self._parts and state.differs_in_entries():
+            if module_id in self._parts and state.is_same_but_entries():
                 self._changed.add(module_id)
                 for container, before in state.dicts:
                     self._keep(container, before)

@@ -75,10 +75,10 @@ class ModuleState:
 
     def is_now(self) -> bool:
         """Whether the module still has the saved state."""
-        return all(_are_same(now, then) for now, then in self.dicts) and self.differs_in_entries()
+        return all(_are_same(now, then) for now, then in self.dicts) and self.is_same_but_entries()
 
-    def differs_in_entries(self) -> bool:
-        """Whether only entries of its dictionaries differ from the saved state."""
+    def is_same_but_entries(self) -> bool:
+        """Whether at most entries of its dictionaries differ from the saved state."""
         are_same = all(_has_same(now, then) for now, then in self.collections)
         return are_same and type(self.module) is self.kind and self.has_same_weights()
 
