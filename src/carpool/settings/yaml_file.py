@@ -1,6 +1,5 @@
 """YAML in users' files, read with limits on its size."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ MOST_ENTRIES = 10_000  # entries of lists and mappings, with keys
 class _Loader(yaml.SafeLoader):
     """Refuses a mapping that has a key twice: YAML's own loader takes the last value."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)  # before `<<` adds other mappings' keys
-        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        for name, count in counts.items():
-            if count > 1 and name != "<<":
-                raise ValueError(f"{name!r:.60} is there twice")
+        names = [
+            k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode) and k.value != "<<"
+        ]
+        if len({*names}) < len(names):
+            raise ValueError(f"{max(names, key=names.count)!r:.60} is there twice")
         return node
 
 
@@ -35,9 +35,8 @@ def read_yaml(path: Path, source: str) -> Any:
         text = jsonfile.read(path, MOST_BYTES)
         _check_bounds(text)
         return yaml.load(text, Loader=_Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())  # YAML's has several lines
-        raise SettingRejected(f"{source} cannot be read: {reason}") from error
+    except (OSError, ValueError, yaml.YAMLError) as error:  # YAML's text has several lines
+        raise SettingRejected(f"{source} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _check_bounds(text: bytes) -> None:
