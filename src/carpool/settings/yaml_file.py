@@ -17,9 +17,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)  # before `<<` adds other mappings' keys
-        names = [
-            k.value for k, _ in node.value if isinstance(k, yaml.ScalarNode) and k.value != "<<"
-        ]
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if len({*names}) < len(names):
             raise ValueError(f"{max(names, key=names.count)!r:.60} is there twice")
         return node
