@@ -22,7 +22,7 @@ def sparse(transformer: WanTransformer3DModel, cls: Any, share: float) -> WanTra
     missing = model.load_state_dict(transformer.state_dict(), strict=False).missing_keys
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for name in {name.rpartition(".")[0] for name in missing}:
+        for name in sorted({name.rpartition(".")[0] for name in missing}):
             drawn(nn.Sequential(model.get_submodule(name)))
     for block in model.blocks:
         block.attn1.processor.share = share
