@@ -1,5 +1,8 @@
 """A small pipeline whose steps, modules and callbacks are a test's own."""
 
+import itertools
+import linecache
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 
 from carpool.engine.reach import private_reasons
 
-Case = tuple[Callable[..., Any], str]
+_files = itertools.count()
 
 
 class Net(nn.Module):
@@ -66,27 +69,20 @@ def stepping(step: Any = None, net: nn.Module | None = None, **attributes: Any) 
     return cls(net or Net(), DDIMScheduler())
 
 
-class Cases:
-    """Functions with what is expected of them, in the order in which they are written."""
-
-    def __init__(self) -> None:
-        self.all: list[Case] = []
-
-    def clean(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        self.all.append((function, ""))
-        return function
-
-    def private(self, reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Expected with `reason` as a part of a sentence."""
-
-        def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.all.append((function, reason))
-            return function
-
-        return add
+def written(
+    space: dict[str, Any], text: str, arguments: str = "self, x, t", answer: str = "x"
+) -> dict[str, Callable[..., Any]]:
+    """Functions by name, of a text with `name: body` for each; `space` has the names they use."""
+    code, functions, file = "", dict[str, Callable[..., Any]](), f"/nowhere/{next(_files)}.py"
+    for part in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
+        name, body = part.split(":", 1)
+        code += f"def {name}({arguments}):\n    {body.lstrip(' ')}    return {answer}\n"
+    linecache.cache[file] = len(code), None, code.splitlines(keepends=True), file
+    exec(compile(code, file, "exec"), space, functions)
+    return functions
 
 
-def judge(reason: str, pipe: Any, **arguments: Any) -> None:
-    """Check that a request is private if there is a reason, and shares without one."""
+def judge(is_private: bool, pipe: Any, **arguments: Any) -> None:
+    """Check whether a request has a reason to be private."""
     reasons = private_reasons(pipe, arguments)
-    assert bool(reasons) == bool(reason), reasons
+    assert bool(reasons) == is_private, reasons

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 
-from support.reach import Cases, judge, stepping
+from support.reach import judge, stepping, written
 
 PIPE = stepping()
 OTHER: Any = None
 BOX: dict[str, Any] = {"pipe": PIPE}
 STEPS: list[int] = []
-cases = Cases()  # callbacks, or functions without parameters that give one
+callbacks = functools.partial(written, globals(), arguments="pipe, i, t, kwargs", answer="kwargs")
 
 
 class Helper:
@@ -61,75 +61,32 @@ class Leaking(Cutoff):
         return kwargs
 
 
-@cases.clean
-def changes_latents(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
+CLEAN = callbacks("""
+changes_latents:
     kwargs["latents"] = kwargs["latents"] * 1.01
     kwargs["latents"][0] += 1
     kwargs.update(more=1)
-    return kwargs
-
-
-@cases.clean
-def changes_the_pipeline_it_is_given(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
+changes_the_pipeline_it_is_given:
     pipe._interrupt = i == 1
     pipe._guidance_scale = 1.5
     pipe.scheduler.timesteps[0] = 3
     pipe._num_timesteps += 1
     return {}
-
-
-@cases.clean
-def stops_by_itself(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
+stops_by_itself:
     if i > 2:
         raise StopIteration
-    return {}
-
-
-@cases.private("the pipeline itself as `PIPE`")
-def stops_the_pipeline_by_its_global_name(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
-    PIPE._interrupt = True
-    return {}
-
-
-@cases.private("the pipeline itself")
-def reads_the_pipeline_in_a_dictionary(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
+""")
+PRIVATE = callbacks("""
+stops_the_pipeline_by_its_global_name: PIPE._interrupt = True
+reads_the_pipeline_in_a_dictionary:
     return {"latents": kwargs["latents"] * (BOX["pipe"].scheduler.step_index or 0)}
-
-
-@cases.private("`STEPS.append`")
-def reports_to_a_list(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
-    STEPS.append(i)
-    return {}
-
-
-@cases.private("writes `pipe.net.scale` on the module Net")
-def writes_on_a_module(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
-    pipe.net.scale = 2.0
-    return {}
-
-
-@cases.private("pipe.net.first.weight")
-def writes_on_weights(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
-    pipe.net.first.weight.data.zero_()
-    return {}
-
-
-@cases.private("on the class Mine")
-def writes_on_the_class(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
-    type(pipe).last = t
-    return {}
-
-
-@cases.private("pipe.net.set_adapters")
-def sets_adapters(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
-    pipe.net.set_adapters(["a"])
-    return {}
-
-
-@cases.private("load_lora_weights")
-def loads_adapters(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
-    pipe.load_lora_weights("x")
-    return {}
+reports_to_a_list: STEPS.append(i)
+writes_on_a_module: pipe.net.scale = 2.0
+writes_on_weights: pipe.net.first.weight.data.zero_()
+writes_on_the_class: type(pipe).last = t
+sets_adapters: pipe.net.set_adapters(["a"])
+loads_adapters: pipe.load_lora_weights("x")
+""")
 
 
 def _closure(value: Any) -> Callable[..., Any]:
@@ -170,48 +127,43 @@ def _decorated(function: Any) -> Any:
     return inner
 
 
-BROUGHT: dict[str, tuple[Any, str]] = {
-    "closure over the pipeline": (_closure(PIPE), "the pipeline itself as `value`"),
-    "closure over its scheduler": (_closure(PIPE.scheduler), "DDIMScheduler"),
-    "closure over plain data": (_reader({"scale": 2.0}), ""),
-    "default": (_default, "the pipeline itself"),
-    "keyword default": (_keyword, "the pipeline itself"),
-    "partial": (functools.partial(_first, PIPE), "the pipeline itself"),
-    "clean partial": (functools.partial(changes_latents), ""),
-    "decorated": (_decorated(_closure(PIPE)), "the pipeline itself"),
-    "clean and decorated": (_decorated(changes_latents), ""),
-    "decorated twice": (_decorated(_decorated(reports_to_a_list)), "`STEPS.append`"),
-    "method of the pipeline": (PIPE.step, "the pipeline itself"),
-    "method": (Helper().callback, ""),
-    "method of an owner that counts": (Helper().counting, "`Helper.counting` writes `self.n`"),
-    "method of an owner that has the pipeline and does not use it": (Helper(PIPE).callback, ""),
-    "method that reads the pipeline": (Helper(PIPE).reading, "the pipeline itself"),
-    "object": (Calling(), ""),
-    "object that counts": (CallingAndCounting(), "writes `self.n`"),
-    "callback of diffusers": (Cutoff(), ""),
-    "callback of diffusers that leaks": (Leaking(), "`STEPS.append`"),
-    "callbacks of diffusers": (MultiPipelineCallbacks([Cutoff(), Leaking()]), "`STEPS.append`"),
-    "lambda": (lambda pipe, i, t, kwargs: {}, ""),
-    "lambda with the pipeline": (lambda pipe, i, t, kwargs: PIPE, "the pipeline itself"),
-    "builtin": (dict, ""),
-    "None": (None, ""),
+BROUGHT_CLEAN: dict[str, Any] = {
+    **CLEAN,
+    "closure over plain data": _reader({"scale": 2.0}),
+    "partial": functools.partial(CLEAN["changes_latents"]),
+    "decorated": _decorated(CLEAN["changes_latents"]),
+    "method": Helper().callback,
+    "method of an owner that has the pipeline and does not use it": Helper(PIPE).callback,
+    "object": Calling(),
+    "callback of diffusers": Cutoff(),
+    "lambda": lambda pipe, i, t, kwargs: {},
+    "builtin": dict,
+    "None": None,
+}
+BROUGHT_PRIVATE: dict[str, Any] = {
+    **PRIVATE,
+    "closure over the pipeline": _closure(PIPE),
+    "closure over its scheduler": _closure(PIPE.scheduler),
+    "default": _default,
+    "keyword default": _keyword,
+    "partial with the pipeline": functools.partial(_first, PIPE),
+    "decorated closure": _decorated(_closure(PIPE)),
+    "decorated twice": _decorated(_decorated(PRIVATE["reports_to_a_list"])),
+    "method of the pipeline": PIPE.step,
+    "method of an owner that counts": Helper().counting,
+    "method that reads the pipeline": Helper(PIPE).reading,
+    "object that counts": CallingAndCounting(),
+    "callback of diffusers that leaks": Leaking(),
+    "callbacks of diffusers": MultiPipelineCallbacks([Cutoff(), Leaking()]),
+    "lambda with the pipeline": lambda pipe, i, t, kwargs: PIPE,
 }
 
 
-@pytest.mark.parametrize(
-    ("callback", "reason"), cases.all, ids=lambda one: getattr(one, "__name__", "")
-)
-def test_a_callback_is_private_where_it_reaches_past_its_arguments(
-    callback: Any, reason: str
-) -> None:
-    judge(reason, PIPE, callback_on_step_end=callback)
+@pytest.mark.parametrize("name", [*BROUGHT_CLEAN, *BROUGHT_PRIVATE])
+def test_a_callback_is_private_where_it_reaches_past_its_arguments(name: str) -> None:
+    callback = (BROUGHT_CLEAN | BROUGHT_PRIVATE)[name]
 
-
-@pytest.mark.parametrize("name", BROUGHT)
-def test_owners_closures_and_defaults_of_callbacks_are_reached(name: str) -> None:
-    callback, reason = BROUGHT[name]
-
-    judge(reason, PIPE, callback_on_step_end=callback)
+    judge(name in BROUGHT_PRIVATE, PIPE, callback_on_step_end=callback)
 
 
 def test_what_a_callback_reaches_is_looked_at_for_each_request(
@@ -224,16 +176,16 @@ def test_what_a_callback_reaches_is_looked_at_for_each_request(
     def harmless(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
         return {"latents": kwargs["latents"] * (OTHER is None)}
 
-    judge("", PIPE, callback_on_step_end=harmless)
+    judge(False, PIPE, callback_on_step_end=harmless)
     monkeypatch.setitem(globals(), "OTHER", PIPE)
-    judge("the pipeline itself as `OTHER`", PIPE, callback_on_step_end=callback)
-    judge("the pipeline itself as `OTHER`", PIPE, callback_on_step_end=harmless)
+    judge(True, PIPE, callback_on_step_end=callback)
+    judge(True, PIPE, callback_on_step_end=harmless)
 
 
 def test_the_reasons_of_one_request_are_not_those_of_the_next() -> None:
-    judge("the pipeline itself", PIPE, callback_on_step_end=_default)
-    judge("", PIPE, callback_on_step_end=changes_latents)
-    judge("", PIPE, prompt="a cat", num_inference_steps=3)
+    judge(True, PIPE, callback_on_step_end=_default)
+    judge(False, PIPE, callback_on_step_end=CLEAN["changes_latents"])
+    judge(False, PIPE, prompt="a cat", num_inference_steps=3)
 
 
 class Controller:
@@ -252,20 +204,20 @@ class Global(Controller):
 
 
 @pytest.mark.parametrize(
-    ("helper", "reason"),
+    ("helper", "is_private"),
     [
-        (Controller(), ""),
-        (Controller(values=[1, 2], names={"a": 1}), ""),
-        (Controller(pipe=PIPE), "the argument `helper` holds the pipeline itself"),
-        (Controller(parts=[{"pipe": PIPE}]), "the pipeline itself"),
-        (Controller(lock=threading.Lock()), "which blocks"),
-        (Global(), "`STEPS.append`"),
-        ([Global()], "`STEPS.append`"),
-        ({"a": Global()}, "`STEPS.append`"),
-        (lambda net: net.weight.mul_(2), "mul_"),
-        (lambda net: setattr(net, "gain", 3.0), "setattr"),
-        (lambda x: x + 1, ""),
+        (Controller(), False),
+        (Controller(values=[1, 2], names={"a": 1}), False),
+        (Controller(pipe=PIPE), True),
+        (Controller(parts=[{"pipe": PIPE}]), True),
+        (Controller(lock=threading.Lock()), True),
+        (Global(), True),
+        ([Global()], True),
+        ({"a": Global()}, True),
+        (lambda net: net.weight.mul_(2), True),
+        (lambda net: setattr(net, "gain", 3.0), True),
+        (lambda x: x + 1, False),
     ],
 )
-def test_objects_that_a_request_brings_are_walked(helper: Any, reason: str) -> None:
-    judge(reason, PIPE, helper=helper)
+def test_objects_that_a_request_brings_are_walked(helper: Any, is_private: bool) -> None:
+    judge(is_private, PIPE, helper=helper)

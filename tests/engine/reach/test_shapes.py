@@ -1,5 +1,7 @@
 """Shapes of code that people write around their state: seen through, or private in doubt."""
 
+# ruff: noqa: F401 (texts use what is imported)
+
 import collections
 import contextlib
 import dataclasses
@@ -16,9 +18,8 @@ import torch
 from torch import nn
 
 from carpool.engine.reach import private_reasons
-from support.reach import Cases, Net, judge, stepping
+from support.reach import Net, judge, stepping, written
 
-cases = Cases()
 STATE: dict[str, Any] = {"n": 0}
 SEEN: list[Any] = []
 SIZES = {"small": (1, 2), "large": [3, 4]}
@@ -178,189 +179,17 @@ def steps(x: Any) -> Iterator[Any]:
         yield x
 
 
-@cases.private("the registered function writes")
-def by_single_dispatch(self: Any, x: Any, t: Any) -> Any:
-    return dispatched(x)
+steps_of = functools.partial(written, globals())
 
-
-@cases.private("a partial method writes")
-def by_a_partial_method(self: Any, x: Any, t: Any) -> Any:
-    return Partial().add(x)
-
-
-@cases.private("a cell of the decorator is written")
-def by_a_decorator_with_memory(self: Any, x: Any, t: Any) -> Any:
-    return remembered(x)
-
-
-@cases.clean
-def by_decorators_without_state(self: Any, x: Any, t: Any) -> Any:
-    return decorated(x)
-
-
-@cases.private("below two decorators")
-def below_decorators(self: Any, x: Any, t: Any) -> Any:
-    return decorated_with_state(x)
-
-
-@cases.private("a closure counts")
-def by_a_closure_of_a_module(self: Any, x: Any, t: Any) -> Any:
-    return x * UP()
-
-
-@cases.private("a generator function writes")
-def in_a_generator(self: Any, x: Any, t: Any) -> Any:
-    return sum(steps(x))
-
-
-@cases.private("awaited code writes")
-def in_a_coroutine(self: Any, x: Any, t: Any) -> Any:
-    async def later() -> None:
-        SEEN.append(x)
-
-    return later()
-
-
-@cases.private("a walrus writes nothing, the list does")
-def with_a_walrus(self: Any, x: Any, t: Any) -> Any:
-    if (seen := SEEN) is not None:
-        seen += [x]
-    return x
-
-
-@cases.private("a comprehension pops")
-def in_a_nested_comprehension(self: Any, x: Any, t: Any) -> Any:
-    return [y for part in [SEEN] for y in [part.pop()]]
-
-
-@cases.private("in a lambda, in a dictionary")
-def in_a_dictionary_of_lambdas(self: Any, x: Any, t: Any) -> Any:
-    return {"a": lambda: STATE.update(n=1)}["a"]()
-
-
-@cases.private("a subject is matched, and written")
-def in_a_match(self: Any, x: Any, t: Any) -> Any:
-    match SEEN:
-        case [_, *_]:
-            SEEN.clear()
-    return x
-
-
-@cases.private("the module's own dictionary")
-def by_globals(self: Any, x: Any, t: Any) -> Any:
-    space = globals()
-    space["STATE"] = x
-    return x
-
-
-@cases.private("by the attributes of a function")
-def on_a_function(self: Any, x: Any, t: Any) -> Any:
-    steps.n = 1  # type: ignore[attr-defined]
-    return x
-
-
-@cases.private("by a name that is made")
-def by_a_name_that_is_made(self: Any, x: Any, t: Any) -> Any:
-    return getattr(self, "re" + "member")(x)
-
-
-@cases.private("code that is typed in")
-def in_text(self: Any, x: Any, t: Any) -> Any:
-    return eval("STATE.update(n=1)")
-
-
-@cases.private("slots of a shared object")
-def in_slots(self: Any, x: Any, t: Any) -> Any:
-    return x * SLOTS.up()
-
-
-@cases.private("a metaclass")
-def on_a_metaclass(self: Any, x: Any, t: Any) -> Any:
-    OfMeta.level = 3
-    return x
-
-
-@cases.private("a class above appends")
-def in_a_class_above(self: Any, x: Any, t: Any) -> Any:
-    return Remembering().scale(x)
-
-
-@cases.clean
-def by_a_class_that_overrides(self: Any, x: Any, t: Any) -> Any:
-    return Derived().scale(x)
-
-
-@cases.private("the pipeline by a weak reference")
-def by_a_weak_reference(self: Any, x: Any, t: Any) -> Any:
-    pipe = WEAK()
-    return x * (pipe is not None)
-
-
-@cases.private("a bound method of a list")
-def by_a_bound_method(self: Any, x: Any, t: Any) -> Any:
-    APPEND(x)
-    return x
-
-
-@cases.private("a deque without a method")
-def in_a_deque(self: Any, x: Any, t: Any) -> Any:
-    DEQUE[-1] = x
-    return x
-
-
-@cases.private("a function of `operator`")
-def by_operator(self: Any, x: Any, t: Any) -> Any:
-    operator.setitem(STATE, "n", 1)
-    return x
-
-
-@cases.private("an own attribute is the shared list")
-def kept_on_itself(self: Any, x: Any, t: Any) -> Any:
-    self.kept = SEEN
-    self.kept.append(x)
-    return x
-
-
-@cases.private("in a tuple, out of a tuple")
-def through_a_tuple(self: Any, x: Any, t: Any) -> Any:
-    (seen, _), y = (SEEN, 1), x
-    seen.append(y)
-    return x
-
-
-@cases.private("a default of a lambda")
-def in_a_default_of_a_lambda(self: Any, x: Any, t: Any) -> Any:
-    return (lambda y, seen=SEEN: seen.append(y))(x)
-
-
-@cases.private("in a `finally`")
-def in_a_finally(self: Any, x: Any, t: Any) -> Any:
-    try:
-        return self.net(x)
-    finally:
-        STATE["n"] += 1
-
-
-@cases.private("in a class of the function")
-def in_a_class_of_the_function(self: Any, x: Any, t: Any) -> Any:
-    class Inner:
-        def put(self) -> None:
-            SEEN.append(x)
-
-    Inner().put()
-    return x
-
-
-@cases.clean
-def reads_settings(self: Any, x: Any, t: Any) -> Any:
+CLEAN = steps_of("""
+by_decorators_without_state: return decorated(x)
+by_a_class_that_overrides: return Derived().scale(x)
+reads_settings:
     scale = SETTINGS.scale * len(SETTINGS.names)
     small, large = SIZES["small"], SIZES.get("large")
     with scope() as sizes:
-        return x * scale * small[0] * large[0] * sizes[1] * VIEW["n"]  # type: ignore[index]
-
-
-@cases.clean
-def changes_copies(self: Any, x: Any, t: Any) -> Any:
+        return x * scale * small[0] * large[0] * sizes[1] * VIEW["n"]
+changes_copies:
     sizes = [*SEEN, x]
     sizes.append(t)
     options = dict(STATE, more=1)
@@ -370,24 +199,64 @@ def changes_copies(self: Any, x: Any, t: Any) -> Any:
     table = TABLE.clone().mul_(2)
     table[0] = 1
     return x * table
-
-
-@cases.clean
-def keeps_to_itself(self: Any, x: Any, t: Any) -> Any:
+keeps_to_itself:
     self.history = [*getattr(self, "history", ()), x]
     self.settings = Settings(2.0)
     self.settings.scale += 1
     self.cache = collections.defaultdict(list)
     self.cache[int(t)].append(x)
-    return x
+""")
+PRIVATE = steps_of("""
+by_single_dispatch: return dispatched(x)
+by_a_partial_method: return Partial().add(x)
+by_a_decorator_with_memory: return remembered(x)
+below_decorators: return decorated_with_state(x)
+by_a_closure_of_a_module: return x * UP()
+in_a_generator: return sum(steps(x))
+in_a_coroutine:
+    async def later() -> None:
+        SEEN.append(x)
+    return later()
+with_a_walrus:
+    if (seen := SEEN) is not None:
+        seen += [x]
+in_a_nested_comprehension: return [y for part in [SEEN] for y in [part.pop()]]
+in_a_dictionary_of_lambdas: return {"a": lambda: STATE.update(n=1)}["a"]()
+in_a_match:
+    match SEEN:
+        case [_, *_]:
+            SEEN.clear()
+by_globals: space = globals(); space["STATE"] = x
+on_a_function: steps.n = 1
+by_a_name_that_is_made: return getattr(self, "re" + "member")(x)
+in_text: return eval("STATE.update(n=1)")
+in_slots: return x * SLOTS.up()
+on_a_metaclass: OfMeta.level = 3
+in_a_class_above: return Remembering().scale(x)
+by_a_weak_reference: pipe = WEAK(); return x * (pipe is not None)
+by_a_bound_method: APPEND(x)
+in_a_deque: DEQUE[-1] = x
+by_operator: operator.setitem(STATE, "n", 1)
+kept_on_itself: self.kept = SEEN; self.kept.append(x)
+through_a_tuple: (seen, _), y = (SEEN, 1), x; seen.append(y)
+in_a_default_of_a_lambda: return (lambda y, seen=SEEN: seen.append(y))(x)
+in_a_finally:
+    try:
+        return self.net(x)
+    finally:
+        STATE["n"] += 1
+in_a_class_of_the_function:
+    class Inner:
+        def put(self) -> None:
+            SEEN.append(x)
+    Inner().put()
+""")
 
 
-@pytest.mark.parametrize(
-    ("step", "reason"), cases.all, ids=lambda one: getattr(one, "__name__", "")
-)
-def test_shapes_of_steps(step: Any, reason: str) -> None:
-    attributes: Any = {"remember": Base.remember, "seen": SEEN} if "made" in step.__name__ else {}
-    judge(reason, stepping(step, **attributes))
+@pytest.mark.parametrize("name", [*CLEAN, *PRIVATE])
+def test_shapes_of_steps(name: str) -> None:
+    attributes: Any = {"remember": Base.remember, "seen": SEEN} if "made" in name else {}
+    judge(name in PRIVATE, stepping((CLEAN | PRIVATE)[name], **attributes))
 
 
 def test_a_descriptor_keeps_what_its_owners_set() -> None:
@@ -395,7 +264,7 @@ def test_a_descriptor_keeps_what_its_owners_set() -> None:
         self.memory = x
         return x
 
-    judge("in the descriptor", stepping(step, memory=Descriptor()))
+    judge(True, stepping(step, memory=Descriptor()))
 
 
 def test_a_setter_is_run_by_an_assignment() -> None:
@@ -406,7 +275,7 @@ def test_a_setter_is_run_by_an_assignment() -> None:
         self.memory = x
         return x
 
-    judge("the setter appends", stepping(step, memory=property(lambda self: 1, setter)))
+    judge(True, stepping(step, memory=property(lambda self: 1, setter)))
 
 
 def test_a_cached_property_of_a_net_is_kept_on_it() -> None:
@@ -419,7 +288,7 @@ def test_a_cached_property_of_a_net_is_kept_on_it() -> None:
         def forward(self, x: Any, t: Any = None) -> Any:
             return super().forward(x) * self.scale
 
-    judge("the cached property writes", stepping(net=Cached()))
+    judge(True, stepping(net=Cached()))
 
 
 def in_a_file(text: str, name: str) -> Any:
@@ -431,25 +300,25 @@ def in_a_file(text: str, name: str) -> Any:
     return space["step"]
 
 
-CLEAN = "def step(self, x, t):\n    return self.net(x, t)\n"
+STEP = "def step(self, x, t):\n    return self.net(x, t)\n"
 KEEPING = "STATE = {}\ndef step(self, x, t):\n    STATE['x'] = x\n    return x\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "reason"),
+    ("text", "name", "is_private"),
     [
-        (CLEAN, "/nowhere/modeling_mine.py", ""),
-        (KEEPING, "/nowhere/modeling_more.py", "written"),
-        (CLEAN, "<stdin>", "no source"),
-        (CLEAN.replace("\n    ", " ").replace(":", ": "), "<string>", "no source"),
+        (STEP, "/nowhere/modeling_mine.py", False),
+        (KEEPING, "/nowhere/modeling_more.py", True),
+        (STEP, "<stdin>", True),
+        (STEP.replace("\n    ", " ").replace(":", ": "), "<string>", True),
     ],
 )
-def test_code_without_source_is_private(text: str, name: str, reason: str) -> None:
-    judge(reason, stepping(in_a_file(text, name)))
+def test_code_without_source_is_private(text: str, name: str, is_private: bool) -> None:
+    judge(is_private, stepping(in_a_file(text, name)))
 
 
 def test_compiled_code_is_private() -> None:
-    judge("compiled", stepping(lambda self, x, t: COMPILED(x)))
+    judge(True, stepping(lambda self, x, t: COMPILED(x)))
 
 
 def test_a_callback_may_fill_a_list_of_its_request() -> None:
@@ -463,8 +332,8 @@ def test_a_callback_may_fill_a_list_of_its_request() -> None:
         seen.append(i)
         return {"latents": kwargs["latents"] * len(seen)}
 
-    judge("", PIPE, callback_on_step_end=logging)
-    judge("it reads the list", PIPE, callback_on_step_end=reading)
+    judge(False, PIPE, callback_on_step_end=logging)
+    judge(True, PIPE, callback_on_step_end=reading)
 
 
 def test_a_callback_whose_owner_has_changed_is_walked_again() -> None:
@@ -473,9 +342,9 @@ def test_a_callback_whose_owner_has_changed_is_walked_again() -> None:
     def callback(pipe: Any, i: int, t: Any, kwargs: Any) -> Any:
         return {"latents": kwargs["latents"] * (owner.pipe is None)}
 
-    judge("", PIPE, callback_on_step_end=callback)
+    judge(False, PIPE, callback_on_step_end=callback)
     owner.pipe = PIPE
-    judge("the pipeline", PIPE, callback_on_step_end=callback)
+    judge(True, PIPE, callback_on_step_end=callback)
 
 
 def test_the_reasons_of_a_callback_are_looked_up_the_second_time() -> None:
