@@ -5,7 +5,7 @@ import json
 import textwrap
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 from hypothesis import given
@@ -19,8 +19,13 @@ from support.endpoints import EDITS
 from support.forms import BOTH, worker_of
 from support.pictures import picture, png, saved
 
-SMALL, LARGE = png(64, 48), png(900, 700)  # the body of the large one is beyond that of texts
+SMALL, LARGE = png(64, 48), png(640, 560)  # the body of the large one is beyond that of texts
 FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+def pieces(text: str, length: int) -> list[str]:
+    return [text[at : at + length] for at in range(0, len(text), length)]
+
 
 FORMS: dict[str, Callable[[bytes], str]] = {
     "plain": lambda data: base64.b64encode(data).decode(),
@@ -30,7 +35,7 @@ FORMS: dict[str, Callable[[bytes], str]] = {
     "URL-safe": lambda data: base64.urlsafe_b64encode(data).decode(),
     "unpadded": lambda data: base64.b64encode(data).decode().rstrip("="),
     "URL-safe, in lines, unpadded": lambda data: "\n".join(
-        textwrap.wrap(base64.urlsafe_b64encode(data).decode().rstrip("="), 64)
+        pieces(base64.urlsafe_b64encode(data).decode().rstrip("="), 64)
     ),
 }
 PREFIXES = ("data:image/png;base64,", "data:;base64,", "DATA:application/octet-stream;base64,")
@@ -83,7 +88,7 @@ def test_a_picture_is_read_however_its_base64_is_written(
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
 def test_a_bare_file_of_any_kind_may_be_url_safe(kind: str) -> None:
-    for data in (saved(picture(SMALL), kind), saved(picture(png(1400, 1000)), kind)):
+    for data in (saved(picture(SMALL), kind), saved(picture(png(1100, 1000)), kind)):
         for door in (a1111, inference):
             path, body = door(FORMS["URL-safe, in lines, unpadded"](data))
             assert drawn_from(post(json.dumps(body), path), data)
@@ -169,7 +174,7 @@ def test_what_is_no_base64_is_refused_in_pieces_of_any_size(letters: str) -> Non
 
 @pytest.mark.parametrize("blank", ["", "\n", " ", "%0A"])
 def test_blanks_do_not_hide_how_large_a_picture_is(blank: str) -> None:
-    text = blank.join(textwrap.wrap(FORMS["plain"](b"1234567890" * 100), 4))
+    text = blank.join(pieces(FORMS["plain"](b"1234567890" * 100), 4))
     url = f"data:image/png;base64,{text}"
 
     assert len(read_data_url(url, max_bytes=1000)) == 1000
@@ -179,12 +184,15 @@ def test_blanks_do_not_hide_how_large_a_picture_is(blank: str) -> None:
         read_data_url("data:image/png;base64,AAAA" + blank * 10_000 + "AAAA" * 9999, max_bytes=999)
 
 
-def test_a_blank_that_is_no_line_break_leaves_other_values_alone() -> None:
+@pytest.mark.parametrize("meant", ["data: a b", "50 % of a+b = ä"])
+def test_other_values_of_an_urlencoded_form_are_read_as_forms_are(meant: str) -> None:
     worker = worker_of(BOTH)
-    content = "prompt=data:+a+b&url=" + quote(PREFIXES[0] + FORMS["plain"](SMALL))
+    content = f"prompt={quote_plus(meant, safe=':')}&url=" + quote(
+        PREFIXES[0] + FORMS["plain"](LARGE)
+    )
 
     assert ask(content, EDITS, worker=worker, headers=FORM).status_code == 200
-    assert worker.jobs[0].arguments["prompt"] == "data: a b"
+    assert worker.jobs[0].arguments["prompt"] == meant
 
 
 def test_letters_of_another_alphabet_are_refused_by_name() -> None:

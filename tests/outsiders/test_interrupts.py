@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from PIL import Image
 
-from support.app import AppClient, Grey, open_app
+from support.app import AppClient, open_app
 from support.forms import BOTH, worker_of
 from support.pictures import saved
 from support.running import Timed
@@ -19,9 +19,12 @@ KEYS = "a=one", "b=two"
 PICTURE = base64.b64encode(saved(Image.new("RGB", (64, 64)), "PNG")).decode()
 
 
-def sent(opened: AppClient, key: str, path: str, request_id: str, **body: Any) -> Any:
+def sent(
+    opened: AppClient, key: str, path: str, request_id: str, method: str = "POST", **body: Any
+) -> Any:
     headers = {"authorization": f"Bearer {key}", "x-request-id": request_id}
-    return asyncio.create_task(opened.http.post(API + path, json=body, headers=headers))
+    asking = opened.http.request(method, API + path, json=body or None, headers=headers)
+    return asyncio.create_task(asking)
 
 
 @pytest.mark.parametrize("ids", [("same", "same", "same"), ("a", "b", "a"), ("a", "b", "c")])
@@ -29,11 +32,13 @@ def sent(opened: AppClient, key: str, path: str, request_id: str, **body: Any) -
 async def test_all_requests_of_a_key_are_interrupted_also_those_of_one_id(
     ids: Sequence[str], path: str
 ) -> None:
-    worker = Grey(is_slow=True)
+    worker = Timed(is_slow=True)
     async with open_app(worker, api_key=KEYS) as opened:
         mine = [sent(opened, "one", "txt2img", name, prompt="a") for name in ids]
         other = sent(opened, "two", "txt2img", "same", prompt="a")
         await worker.until(lambda: worker.running == 4)
+        told = (await sent(opened, "one", "progress", "x", method="GET")).json()
+        assert told["state"]["job_count"] == 3  # none of another key
         await sent(opened, "one", path, "same")
         answers: list[httpx2.Response] = await asyncio.gather(*mine)
         assert [one.json()["images"] for one in answers] == [[]] * 3

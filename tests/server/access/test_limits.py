@@ -257,12 +257,6 @@ def test_without_a_key_nothing_is_counted() -> None:
     assert "secret" not in answers[1].text
 
 
-def test_no_answer_allows_other_origins() -> None:
-    [answer] = asked(ServeSettings(), 1, origin="https://elsewhere.example")
-
-    assert not [name for name in answer.headers if name.startswith("access-control")]
-
-
 # Keys
 
 

@@ -1,6 +1,5 @@
 """AUTOMATIC1111's API: as webuiapi, Open WebUI and SillyTavern use it."""
 
-import asyncio
 import base64
 import json
 from dataclasses import replace
@@ -13,10 +12,9 @@ from PIL import Image
 from carpool.request.card import Task
 from carpool.server.compat.automatic1111.bodies import Text2Image
 from carpool.server.compat.automatic1111.fields import translated
-from support.app import Grey, app_of, ask, open_app, refusal
+from support.app import Grey, app_of, ask, refusal
 from support.forms import BOTH, FILL, OWN, worker_of
 from support.pictures import picture, png, saved
-from support.running import Timed
 
 API = "/sdapi/v1/"
 FIXED = tuple(one for one in FILL.parameters if one.name not in ("width", "height"))
@@ -34,20 +32,6 @@ SILLY_TAVERN = {
     "override_settings_restore_afterwards": True, "save_images": True, "send_images": True,
     "do_not_save_grid": False, "do_not_save_samples": False,
 }  # fmt: skip
-WEBUIAPI = {
-    "enable_hr": False, "hr_scale": 2, "hr_upscaler": "Latent", "hr_second_pass_steps": 0,
-    "hr_resize_x": 0, "hr_resize_y": 0, "hr_checkpoint_name": None, "hr_sampler_name": None,
-    "hr_scheduler": None, "hr_prompt": "", "hr_negative_prompt": "", "denoising_strength": 0.7,
-    "firstphase_width": 0, "firstphase_height": 0, "prompt": "a cat", "styles": [], "seed": 7,
-    "subseed": -1, "subseed_strength": 0.0, "seed_resize_from_h": 0, "seed_resize_from_w": 0,
-    "batch_size": 1, "n_iter": 1, "steps": 3, "cfg_scale": 2.5, "width": 64, "height": 48,
-    "restore_faces": False, "tiling": False, "do_not_save_samples": False,
-    "do_not_save_grid": False, "negative_prompt": "dogs", "eta": 1.0, "s_churn": 0, "s_tmax": 0,
-    "s_tmin": 0, "s_noise": 1, "override_settings": {},
-    "override_settings_restore_afterwards": True, "sampler_name": "Automatic",
-    "scheduler": "automatic", "sampler_index": None, "script_name": None, "script_args": None,
-    "send_images": True, "save_images": False, "alwayson_scripts": {},
-}  # fmt: skip
 
 
 def b64(content: bytes) -> str:
@@ -62,8 +46,7 @@ def get(path: str, **options: Any) -> Any:
     return ask(b"", API + path, method="GET", worker=Grey(), **options).json()
 
 
-@pytest.mark.parametrize("sent", [OPEN_WEBUI, SILLY_TAVERN, WEBUIAPI],
-                         ids=["Open WebUI", "SillyTavern", "webuiapi"])  # fmt: skip
+@pytest.mark.parametrize("sent", [OPEN_WEBUI, SILLY_TAVERN], ids=["Open WebUI", "SillyTavern"])
 def test_what_a_client_sends_is_drawn(sent: dict[str, Any]) -> None:
     worker = Grey()
 
@@ -81,32 +64,6 @@ def test_what_a_client_sends_is_drawn(sent: dict[str, Any]) -> None:
     }  # fmt: skip
 
 
-def test_a_picture_is_drawn_anew_as_webuiapi_asks() -> None:
-    worker = worker_of(BOTH)
-    sent = {**WEBUIAPI, "init_images": ["data:image/png;base64," + b64(png(64, 48))],
-            "resize_mode": 0, "mask_blur": 4, "inpainting_fill": 0, "inpaint_full_res": True,
-            "inpaint_full_res_padding": 0, "inpainting_mask_invert": 0,
-            "initial_noise_multiplier": 1, "image_cfg_scale": 1.5,
-            "include_init_images": False}  # fmt: skip
-
-    answer = post(worker, "img2img", sent)
-
-    assert answer.status_code == 200, answer.text
-    assert "init_images" not in answer.json()["parameters"]
-    arguments = worker.jobs[0].arguments
-    assert (arguments["strength"], arguments["image"].size) == (0.7, (64, 48))
-    assert (arguments["width"], arguments["height"]) == (64, 48)
-
-
-def test_a_large_picture_in_base64_is_drawn_anew() -> None:
-    for kind in ("PNG", "JPEG", "WEBP"):
-        content = saved(picture(png(1500, 1500)), kind)
-        assert len(content) > 1 << 20
-        worker = worker_of(BOTH)
-        answer = post(worker, "img2img", {"prompt": "a", "init_images": [b64(content)]})
-        assert answer.status_code == 200, answer.text
-
-
 @pytest.mark.parametrize("inverted", [0, 1])
 def test_a_mask_is_white_where_to_draw_anew(inverted: int) -> None:
     worker, mask = worker_of(OWN_SIZE), Image.new("L", (64, 64), 0)
@@ -122,17 +79,6 @@ def test_a_mask_is_white_where_to_draw_anew(inverted: int) -> None:
     assert arguments["image"].size == arguments["mask_image"].size == (32, 64)
     left, right = (arguments["mask_image"].getpixel((x, 32)) for x in (2, 30))
     assert (left, right) == ((255, 0) if inverted else (0, 255))
-
-
-def test_a_prompt_names_adapters() -> None:
-    worker = Grey()
-
-    answer = post(worker, "txt2img", {"prompt": "a cat, <lora:outlined:0.5> sitting"})
-
-    assert answer.status_code == 200, answer.text
-    [job] = worker.jobs
-    assert job.arguments["prompt"] == "a cat, sitting"
-    assert list(job.lora) == [("outlined", 0.5)]
 
 
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [
@@ -228,42 +174,6 @@ def test_options_are_taken_where_they_change_nothing() -> None:
         ({"eta_noise_seed_delta": 31337}, 400),
     ):  # fmt: skip
         assert post(worker, "options", sent).status_code == status, sent
-
-
-async def test_an_interrupt_ends_what_runs_for_this_key_alone() -> None:
-    worker = Timed(is_slow=True)
-    keys: Any = {"api_key": ("a=one", "b=two")}
-    async with open_app(worker, **keys) as opened:
-
-        def asked(key: str, path: str, **body: Any) -> Any:
-            headers = {"authorization": f"Bearer {key}"}
-            return opened.http.post(API + path, json=body, headers=headers)
-
-        tasks = [asyncio.create_task(asked(key, "txt2img", prompt="a"))
-                 for key in ("one", "two")]  # fmt: skip
-        await worker.until(lambda: worker.running == 2)
-        count = await opened.http.get(API + "progress", headers={"authorization": "Bearer one"})
-        assert count.json()["state"]["job_count"] == 1
-        assert count.json()["progress"] == 0.5
-        assert (await asked("one", "interrupt")).status_code == 200
-        ended = (await tasks[0]).json()
-        assert ended["images"] == []
-        await worker.until(lambda: worker.running == 1)
-        assert not tasks[1].done()
-        await asked("two", "interrupt")
-        await tasks[1]
-
-
-async def test_a_disconnect_cancels_the_drawing() -> None:
-    worker = Grey(is_slow=True)
-    async with open_app(worker) as opened:
-        asking = opened.http.post(API + "txt2img", json={"prompt": "a"})
-        task = asyncio.create_task(asking)
-        await worker.until(lambda: worker.running == 1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await worker.until(lambda: worker.running == 0)
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,6 @@ def test_image_to_image_without_parameters_sends_the_file(running: tuple[Grey, s
     assert worker.jobs[-1].arguments["image"].size == (32, 48)
 
 
-def test_a_large_picture_is_taken(running: tuple[Grey, str]) -> None:
-    worker, url = running
-
-    InferenceClient(base_url=url).image_to_image(png(1000, 800), prompt="blue")
-
-    assert worker.jobs[-1].arguments["prompt"] == "blue"
-
-
 def test_the_error_says_what_was_wrong(running: tuple[Grey, str]) -> None:
     with pytest.raises(HfHubHTTPError, match="num_inference_steps=0"):
         InferenceClient(base_url=running[1]).text_to_image("a", num_inference_steps=0)

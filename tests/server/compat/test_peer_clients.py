@@ -4,12 +4,10 @@
 at 4ba7b035.
 """
 
-import asyncio
 import base64
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 
@@ -161,17 +159,6 @@ def test_metrics_are_there_where_they_are_asked_for() -> None:
 # Forms without files
 
 
-def test_a_large_picture_in_an_urlencoded_form_is_edited() -> None:
-    worker, large = worker_of(BOTH), png(1000, 800)
-    url = "data:image/png;base64," + base64.b64encode(large).decode()
-    body = urlencode({"prompt": "50 % of a+b = ä", "url": url})
-
-    answer = ask(body, EDITS, worker=worker, headers=FORM)
-
-    assert answer.status_code == 200, answer.text
-    assert worker.jobs[0].arguments["prompt"] == "50 % of a+b = ä"
-
-
 WRONG_FORMS = [
     (b"", "invalid_json"),
     (b"prompt", "invalid_json"),
@@ -250,22 +237,6 @@ async def test_a_video_at_once_that_fails_says_why() -> None:
         answer = await opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "it broke"
-
-
-async def test_a_disconnect_cancels_a_video_at_once() -> None:
-    worker = Filming()
-    worker.is_slow = True
-
-    async with open_app(worker) as opened:
-        asking = opened.http.post(f"{VIDEOS}/sync", json={"prompt": "a"})
-        task = asyncio.create_task(asking)
-        await worker.until(lambda: worker.running == 1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await worker.until(lambda: worker.running == 0)
-        [video] = (await opened.http.get(VIDEOS)).json()["data"]
-        assert video["error"]["code"] == "cancelled"
 
 
 async def test_a_request_makes_one_video() -> None:

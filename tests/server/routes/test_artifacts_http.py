@@ -1,6 +1,5 @@
 """`/v1/meshes` and `/v1/audio/generations`, before a fake worker that makes meshes or sound."""
 
-import asyncio
 import io
 import json
 import wave
@@ -174,16 +173,6 @@ async def test_what_cannot_be_sound_is_refused_by_name(
         status, named, text = error_of(answer)
         assert (status in (400, 422), named) == (True, param), text
         assert message in text
-
-
-async def test_a_client_that_goes_away_ends_its_sound() -> None:
-    worker = Making(BELL, is_slow=True)
-
-    async with open_app(worker) as opened:
-        asking = asyncio.create_task(opened.http.post(SOUND, json={"prompt": "a bell"}))
-        await worker.until(lambda: worker.running == 1)
-        asking.cancel()
-        await worker.until(lambda: worker.running == 0)
 
 
 async def test_the_same_key_has_the_same_mesh() -> None:

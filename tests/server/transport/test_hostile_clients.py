@@ -120,24 +120,6 @@ async def test_a_body_without_end_is_refused() -> None:
         assert await endless.status() == 413
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-     b"\0" * 99, b"GET / HTTP/9.9\r\n\r\n", b"GET\r\n\r\n", b"G\xff / HTTP/1.1\r\n\r\n",
-     HEAD + b"content-length: -1\r\n\r\n", HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
-     HEAD + b"content-length: 9\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-     HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", HEAD + b"x\0y: z\r\n\r\n",
-     HEAD + b"content-length: 99999999999999999999999999\r\n\r\n", HEAD + b" folded\r\n\r\n"],
-    ids=lambda sent: f"{sent[-24:]!r}",
-)  # fmt: skip
-async def test_what_is_no_http_is_refused_and_never_drawn(sent: bytes) -> None:
-    async with wired(Hasty) as server, server.client() as odd:
-        await odd.send(sent)
-        assert b" 200 " not in await odd.until_closed()
-        await server.check()
-        assert server.worker.jobs == []
-
-
 async def test_a_websocket_is_not_spoken_nor_worth_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

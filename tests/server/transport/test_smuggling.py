@@ -271,6 +271,10 @@ AMBIGUOUS = {
     "HTTP/1.2": b"GET / HTTP/1.2\r\n" + HOST + b"\r\n",
     "RTSP": b"GET / RTSP/1.0\r\n\r\n",
     "ICE": b"SOURCE / ICE/1.0\r\n\r\n",
+    "NULs": b"\0" * 99,
+    "HTTP/9.9": b"GET / HTTP/9.9\r\n\r\n",
+    "a method alone": b"GET\r\n\r\n",
+    "not ASCII in the method": b"G\xff / HTTP/1.1\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 99,
 }  # fmt: skip
 
