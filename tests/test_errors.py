@@ -16,14 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.config import ServeSettings
-from carpool.errors import (
-    PipelineFailed,
-    StoreFailed,
-    in_full,
-    nearest,
-    reason,
-    without_paths,
-)
+from carpool.errors import PipelineFailed, StoreFailed, in_full, nearest, reason, without_paths
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app

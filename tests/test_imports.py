@@ -52,10 +52,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
     "greenlet": ("carpool/engine/fiber.py",),
     "ray": ("carpool/fleet/ray.py",),
     "torch": ("carpool/engine/", "carpool_lab/check/", "carpool_lab/plan/"),
-    "yaml": (
-        "carpool/settings/yaml_file.py",
-        "carpool/engine/model/hunyuan3d.py",
-    ),
+    "yaml": ("carpool/settings/yaml_file.py", "carpool/engine/model/hunyuan3d.py"),
     "peft": ("carpool/engine/adapters/parts.py", "carpool/engine/adapters/loading.py"),
     "diffusers": (
         "carpool/engine/model/",

@@ -234,9 +234,7 @@ def observes_a_layer(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("change", [drops, observes, observes_a_layer])
-def test_calls_that_do_more_than_answer_run_each_time(
-    change: Callable[[nn.Module], None],
-) -> None:
+def test_calls_that_do_more_than_answer_run_each_time(change: Callable[[nn.Module], None]) -> None:
     pipe: DiffusionPipeline = fresh("flux")
     with driving(pipe, conditioning_cache=MIB, isolation="shared") as drive:
         change(pipe.text_encoder_2)

@@ -177,9 +177,7 @@ def test_jobs_go_on_in_an_engine_some_of_whose_turns_fail(
     assert states == ["completed"] * 3
 
 
-def test_requests_that_cannot_be_kept_apart_end_the_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_that_cannot_be_kept_apart_end_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Any) -> None:
         raise RuntimeError("numbers that cannot be put back")
 

@@ -107,8 +107,7 @@ def of_another_config(pipe: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "prepare",
-    [half, compiled, offloaded, cast, quantized, of_another_attention, of_another_config],
+    "prepare", [half, compiled, offloaded, cast, quantized, of_another_attention, of_another_config]
 )
 def test_costs_of_a_model_that_was_prepared_otherwise_are_not_believed(
     tmp_path: Path, prepare: Callable[[Any], None]

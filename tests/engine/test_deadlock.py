@@ -6,14 +6,7 @@ from types import FrameType
 
 import pytest
 
-from carpool.engine.deadlock import (
-    BLOCKED_S,
-    CLOSING_S,
-    LOOK_S,
-    MAX_SHARE,
-    STILL_S,
-    DeadlockWatch,
-)
+from carpool.engine.deadlock import BLOCKED_S, CLOSING_S, LOOK_S, MAX_SHARE, STILL_S, DeadlockWatch
 from carpool.engine.thread_wait import ThreadWait
 from support.engine_driver import VirtualClock
 

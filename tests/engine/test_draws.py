@@ -144,9 +144,7 @@ def test_pipelines_draw_from_their_own_numbers_by_names_bound_before(between: st
 
 
 @pytest.mark.parametrize("numerics", ["fast", "exact"])
-def test_draws_that_begin_in_fused_forwards_are_seen_before_an_answer_leaves(
-    numerics: str,
-) -> None:
+def test_draws_that_begin_in_fused_forwards_are_seen_before_an_answer_leaves(numerics: str) -> None:
     pipe = made()
     with driving(pipe, numerics=numerics) as drive:
         a_round(drive), a_round(drive)  # by which it is proven to fuse

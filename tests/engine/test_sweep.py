@@ -26,14 +26,7 @@ from support.engine_driver import (
     solo,
 )
 from support.lora_files import adapter, dora, weights, write
-from support.streamed import (
-    CPU,
-    OneEach,
-    Tower,
-    VirtualBus,
-    on_a_slow_bus,
-    streamed,
-)
+from support.streamed import CPU, OneEach, Tower, VirtualBus, on_a_slow_bus, streamed
 from support.tiny import ARGUMENTS
 
 SIZES = (32, 48, 64)
@@ -103,9 +96,7 @@ def test_a_sweep_takes_little_more_than_the_longer_of_copying_and_computing(
     assert least_s / clock() >= 0.9
 
 
-def test_a_sweep_of_any_length_stalls_only_for_one_block_of_one_forward(
-    sweeps_over: Make,
-) -> None:
+def test_a_sweep_of_any_length_stalls_only_for_one_block_of_one_forward(sweeps_over: Make) -> None:
     model, clock, stalls = Tower(blocks=5), VirtualClock(), list[float]()
     heartbeat = LoopProgress(clock)
     sweeps = sweeps_over(model, clock, 1e9)

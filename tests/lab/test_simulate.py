@@ -19,11 +19,7 @@ from carpool.schedule.views import CallKind
 from carpool_lab.simulate.command import simulate as command
 from carpool_lab.simulate.fleet import simulate
 from carpool_lab.simulate.machine import WIDTHS, Machine, wrong
-from carpool_lab.simulate.report import (
-    Point,
-    comparison,
-    numbers,
-)
+from carpool_lab.simulate.report import Point, comparison, numbers
 from carpool_lab.simulate.scenario import (
     MIXES,
     MODES,

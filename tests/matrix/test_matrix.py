@@ -32,8 +32,7 @@ def marks(case: Case) -> list[pytest.MarkDecorator]:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(case, marks=marks(case), id=case.name) for case in CASES],
+    scope="module", params=[pytest.param(case, marks=marks(case), id=case.name) for case in CASES]
 )
 def case(request: pytest.FixtureRequest) -> Case:
     one: Case = request.param

@@ -86,10 +86,7 @@ def calls(family: str, **request: Any) -> list[dict[str, Any]]:
             id="kontext-references",
         ),
         pytest.param(
-            "qwen_image",
-            {"height": 64, "width": 16},
-            {"height": 32, "width": 32},
-            id="qwen-sizes",
+            "qwen_image", {"height": 64, "width": 16}, {"height": 32, "width": 32}, id="qwen-sizes"
         ),
         pytest.param(
             "qwen_edit",

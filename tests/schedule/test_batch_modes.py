@@ -244,10 +244,7 @@ def test_statistics_say_why_forwards_were_not_wider() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"mode": "dynamic", "batching_max_size": 12},
-        {"mode": "request", "max_num_seqs": 12},
-    ],
+    [{"mode": "dynamic", "batching_max_size": 12}, {"mode": "request", "max_num_seqs": 12}],
     ids=["dynamic", "request"],
 )
 @pytest.mark.parametrize("model", ["flux", "sdxl"])  # guidance embedded; two rows a request

@@ -129,9 +129,7 @@ def test_rows_that_gain_nothing_run_one_by_one_in_a_burst_as_soon_as_a_lone_one_
 
 
 @pytest.mark.parametrize("costs", ["known", "learned"])
-def test_mixed_requests_of_a_burst_are_encoded_together_and_done_no_later(
-    costs: str,
-) -> None:
+def test_mixed_requests_of_a_burst_are_encoded_together_and_done_no_later(costs: str) -> None:
     theirs = bursts(Dynamic(max_size=8, delay_s=0.005), MIXED)[2:]
 
     for one, other in zip(ours(costs, MIXED)[2:], theirs, strict=True):

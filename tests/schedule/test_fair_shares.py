@@ -301,9 +301,7 @@ def played(user: User, costs: Costs, *, seed: int, weight: float = 1.0) -> dict[
 
 
 @pytest.mark.parametrize("habit", sorted(HABITS))
-def test_under_load_two_tenants_get_the_same_whatever_users_one_of_them_names(
-    habit: str,
-) -> None:
+def test_under_load_two_tenants_get_the_same_whatever_users_one_of_them_names(habit: str) -> None:
     plain, named = (played(HABITS[one], SLOW, seed=1) for one in ("nobody", habit))
 
     assert named["a"] / named["b"] == pytest.approx(1.0, rel=0.15)

@@ -88,72 +88,44 @@ def guided() -> HunyuanImagePipeline:
         scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
         vae=drawn(
             AutoencoderKLHunyuanImage(
-                in_channels=3,
-                out_channels=3,
-                latent_channels=4,
-                block_out_channels=(32, 64, 64, 64),
-                layers_per_block=1,
-                scaling_factor=0.476986,
-                spatial_compression_ratio=8,
-                sample_size=128,
+                in_channels=3, out_channels=3, latent_channels=4,
+                block_out_channels=(32, 64, 64, 64), layers_per_block=1, scaling_factor=0.476986,
+                spatial_compression_ratio=8, sample_size=128,
             ),
-            last="decoder.conv_out",
-            gain=0.5,
+            last="decoder.conv_out", gain=0.5,
         ),
-        text_encoder=qwen_vl(),
-        tokenizer=qwen2_tokenizer(),
-        text_encoder_2=t5(32),
+        text_encoder=qwen_vl(), tokenizer=qwen2_tokenizer(), text_encoder_2=t5(32),
         tokenizer_2=t5_tokenizer(),
         transformer=drawn(
             HunyuanImageTransformer2DModel(
-                in_channels=4,
-                out_channels=4,
-                num_attention_heads=4,
-                attention_head_dim=8,
-                num_layers=1,
-                num_single_layers=1,
-                num_refiner_layers=1,
-                patch_size=(1, 1),
-                guidance_embeds=False,
-                text_embed_dim=32,
-                text_embed_2_dim=32,
-                rope_axes_dim=(4, 4),
+                in_channels=4, out_channels=4, num_attention_heads=4, attention_head_dim=8,
+                num_layers=1, num_single_layers=1, num_refiner_layers=1, patch_size=(1, 1),
+                guidance_embeds=False, text_embed_dim=32, text_embed_2_dim=32, rope_axes_dim=(4, 4),
             ),
-            last="proj_out",
-            gain=0.3,
+            last="proj_out", gain=0.3,
         ),
         guider=AdaptiveProjectedMixGuidance(adaptive_projected_guidance_start_step=1),
-    )
+    )  # fmt: skip
 
 
 def forcing() -> SkyReelsV2DiffusionForcingPipeline:
     """`causal_block_size` is written into the transformer's config."""
     return SkyReelsV2DiffusionForcingPipeline(
-        tokenizer=t5_tokenizer(),
-        text_encoder=umt5(),
+        tokenizer=t5_tokenizer(), text_encoder=umt5(),
         scheduler=UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=8.0
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=8.0,
         ),
         vae=wan_vae(),
         transformer=drawn(
             SkyReelsV2Transformer3DModel(
-                patch_size=(1, 2, 2),
-                num_attention_heads=2,
-                attention_head_dim=12,
-                in_channels=16,
-                out_channels=16,
-                text_dim=umt5().config.d_model,
-                freq_dim=256,
-                ffn_dim=32,
-                num_layers=2,
-                cross_attn_norm=True,
-                qk_norm="rms_norm_across_heads",
+                patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16,
+                out_channels=16, text_dim=umt5().config.d_model, freq_dim=256, ffn_dim=32,
+                num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads",
                 rope_max_seq_len=32,
             ),
-            last="proj_out",
-            gain=0.3,
+            last="proj_out", gain=0.3,
         ),
-    )
+    )  # fmt: skip
 
 
 class Checker(IFSafetyChecker):  # type: ignore[misc]
@@ -170,35 +142,22 @@ class Checker(IFSafetyChecker):  # type: ignore[misc]
 def pixels() -> IFPipeline:
     """DeepFloyd IF: rescales, checks and marks its pictures for "pil" and "np", not for "pt"."""
     unet = UNet2DConditionModel(
-        sample_size=32,
-        layers_per_block=1,
-        block_out_channels=(32, 64),
+        sample_size=32, layers_per_block=1, block_out_channels=(32, 64),
         down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
         mid_block_type="UNetMidBlock2DSimpleCrossAttn",
-        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
-        in_channels=3,
-        out_channels=6,
-        cross_attention_dim=32,
-        encoder_hid_dim=32,
-        attention_head_dim=8,
-        addition_embed_type="text",
-        addition_embed_type_num_heads=2,
-        cross_attention_norm="group_norm",
-        resnet_time_scale_shift="scale_shift",
-        act_fn="gelu",
-    )
+        up_block_types=("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"), in_channels=3,
+        out_channels=6, cross_attention_dim=32, encoder_hid_dim=32, attention_head_dim=8,
+        addition_embed_type="text", addition_embed_type_num_heads=2,
+        cross_attention_norm="group_norm", resnet_time_scale_shift="scale_shift", act_fn="gelu",
+    )  # fmt: skip
     pipe = IFPipeline(
-        text_encoder=t5(32),
-        tokenizer=t5_tokenizer(),
-        unet=drawn(unet, last="conv_out", gain=0.3),
+        text_encoder=t5(32), tokenizer=t5_tokenizer(), unet=drawn(unet, last="conv_out", gain=0.3),
         scheduler=DDPMScheduler(
-            beta_schedule="squaredcos_cap_v2", thresholding=True, variance_type="learned_range"
+            beta_schedule="squaredcos_cap_v2", thresholding=True, variance_type="learned_range",
         ),
-        watermarker=IFWatermarker(),
-        safety_checker=None,
-        feature_extractor=None,
+        watermarker=IFWatermarker(), safety_checker=None, feature_extractor=None,
         requires_safety_checker=False,
-    )
+    )  # fmt: skip
     reader = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
     vars(pipe).update(safety_checker=Checker(), feature_extractor=reader)
     return pipe
@@ -217,20 +176,13 @@ def two_controls() -> StableDiffusionXLControlNetPipeline:
 
 _IMAGE: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "pag_sdxl": _IMAGE,
-    "pag_sd3": {**_IMAGE, "max_sequence_length": 24},
-    "control_sd3": {**_IMAGE, "max_sequence_length": 24},
-    "ddim": _IMAGE,
-    "guided": _IMAGE,
+    "pag_sdxl": _IMAGE, "pag_sd3": {**_IMAGE, "max_sequence_length": 24},
+    "control_sd3": {**_IMAGE, "max_sequence_length": 24}, "ddim": _IMAGE, "guided": _IMAGE,
     "forcing": {
-        "height": 16,
-        "width": 16,
-        "num_frames": 9,
-        "num_inference_steps": 2,
-        "max_sequence_length": 16,
-        "output_type": "pt",
+        "height": 16, "width": 16, "num_frames": 9, "num_inference_steps": 2,
+        "max_sequence_length": 16, "output_type": "pt",
     },
-}
+}  # fmt: skip
 
 
 def state_of(pipe: DiffusionPipeline) -> dict[str, Any]:

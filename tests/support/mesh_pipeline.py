@@ -30,10 +30,7 @@ class MeshPipeline(diffusers.DiffusionPipeline):  # type: ignore[misc]
 
     @torch.no_grad()
     def __call__(
-        self,
-        image: Any,
-        num_inference_steps: int = 4,
-        generator: torch.Generator | None = None,
+        self, image: Any, num_inference_steps: int = 4, generator: torch.Generator | None = None
     ) -> MeshOutput:
         latents: Any = torch.randn(1, 6, WIDTH, generator=generator)
         latents = latents + torch.tensor(np.asarray(image, np.float32)).mean() / 255

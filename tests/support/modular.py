@@ -32,14 +32,9 @@ MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32)
 def anima() -> dict[str, Any]:
     """Components of a class that diffusers has of blocks only."""
     conditioner = AnimaTextConditioner(
-        source_dim=32,
-        target_dim=16,
-        model_dim=16,
-        num_layers=1,
-        num_attention_heads=2,
-        target_vocab_size=len(t5_tokenizer()),
-        min_sequence_length=8,
-    )
+        source_dim=32, target_dim=16, model_dim=16, num_layers=1, num_attention_heads=2,
+        target_vocab_size=len(t5_tokenizer()), min_sequence_length=8,
+    )  # fmt: skip
     transformer = CosmosTransformer3DModel(
         in_channels=4,
         out_channels=4,
@@ -56,14 +51,11 @@ def anima() -> dict[str, Any]:
         extra_pos_embed_type=None,
     )
     return {
-        "text_encoder": qwen3(),
-        "tokenizer": qwen2_tokenizer(),
-        "t5_tokenizer": t5_tokenizer(),
-        "text_conditioner": drawn(conditioner),
-        "vae": causal_vae(4),
+        "text_encoder": qwen3(), "tokenizer": qwen2_tokenizer(), "t5_tokenizer": t5_tokenizer(),
+        "text_conditioner": drawn(conditioner), "vae": causal_vae(4),
         "transformer": drawn(transformer, last="proj_out", gain=0.3),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
-    }
+    }  # fmt: skip
 
 
 def vace() -> dict[str, Any]:

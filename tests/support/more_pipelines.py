@@ -100,13 +100,10 @@ def remade(part: str, cls: Any = None, **config: Any) -> Callable[[Components], 
 def unconditional(scheduler: Any) -> Callable[[], Components]:
     def make() -> Components:
         unet = UNet2DModel(
-            sample_size=16,
-            block_out_channels=(8, 16),
-            norm_num_groups=4,
-            layers_per_block=1,
+            sample_size=16, block_out_channels=(8, 16), norm_num_groups=4, layers_per_block=1,
             down_block_types=("DownBlock2D", "AttnDownBlock2D"),
             up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        )
+        )  # fmt: skip
         return {"unet": drawn(unet, last="conv_out", gain=0.3), "scheduler": scheduler()}
 
     return make
@@ -125,16 +122,10 @@ def latent() -> Components:
 def union(**_: Any) -> Components:
     pipe = sdxl()
     config = {n: v for n, v in pipe.unet.config.items() if not n.startswith("_")}
-    net = ControlNetUnionModel.from_config(
-        {
-            **config,
-            "conditioning_embedding_out_channels": (4, 8),
-            "num_control_type": 6,
-            "num_trans_channel": 4,
-            "num_trans_head": 2,
-            "num_proj_channel": 4,
-        }
-    )
+    net = ControlNetUnionModel.from_config({
+        **config, "conditioning_embedding_out_channels": (4, 8), "num_control_type": 6,
+        "num_trans_channel": 4, "num_trans_head": 2, "num_proj_channel": 4,
+    })  # fmt: skip
     return {**parts(pipe), "controlnet": drawn(net)}
 
 
@@ -150,23 +141,16 @@ def upscaler() -> Components:
 
 def of_sd15(**more: Any) -> Components:
     return {
-        **parts(sd15(), scheduler=DDIMScheduler()),
-        "safety_checker": None,
-        "feature_extractor": None,
-        "requires_safety_checker": False,
-        **more,
-    }
+        **parts(sd15(), scheduler=DDIMScheduler()), "safety_checker": None,
+        "feature_extractor": None, "requires_safety_checker": False, **more,
+    }  # fmt: skip
 
 
 def eyes(width: int = 16) -> Components:
     config = SiglipVisionConfig(
-        hidden_size=width,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        image_size=32,
-        patch_size=16,
-    )
+        hidden_size=width, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        image_size=32, patch_size=16,
+    )  # fmt: skip
     return {
         "image_encoder": drawn(SiglipVisionModel(config)),
         "feature_extractor": SiglipImageProcessor(size={"height": 32, "width": 32}),
@@ -186,14 +170,9 @@ def redux() -> Components:
 def controlled_zimage(width: int) -> Callable[[], Components]:
     def make() -> Components:
         net = ZImageControlNetModel(
-            control_layers_places=[0],
-            control_refiner_layers_places=[0],
-            control_in_dim=width,
-            dim=32,
-            n_refiner_layers=1,
-            n_heads=2,
-            n_kv_heads=2,
-        )
+            control_layers_places=[0], control_refiner_layers_places=[0], control_in_dim=width,
+            dim=32, n_refiner_layers=1, n_heads=2, n_kv_heads=2,
+        )  # fmt: skip
         return {**parts(zimage()), "controlnet": drawn(net)}
 
     return make

@@ -75,12 +75,9 @@ def marigold(cls: Any) -> DiffusionPipeline:
     pipe = sd15()
     names = ("vae", "text_encoder", "tokenizer")
     return cls(
-        **{name: pipe.components[name] for name in names},
-        unet=wide_unet(pipe, in_channels=8),
-        scheduler=DDIMScheduler(),
-        default_denoising_steps=2,
-        default_processing_resolution=64,
-    )
+        **{name: pipe.components[name] for name in names}, unet=wide_unet(pipe, in_channels=8),
+        scheduler=DDIMScheduler(), default_denoising_steps=2, default_processing_resolution=64,
+    )  # fmt: skip
 
 
 def pag_sd3_image() -> DiffusionPipeline:

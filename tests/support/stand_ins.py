@@ -63,8 +63,7 @@ _SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _T5 = {"vocab_size": 1200, "d_model": 32, "d_kv": 8, "d_ff": 37}
 _VISION = {**_SMALL, "intermediate_size": 37}
 _MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "umt5": (transformers.UMT5Config, _T5),
-    "t5": (transformers.T5Config, _T5),
+    "umt5": (transformers.UMT5Config, _T5), "t5": (transformers.T5Config, _T5),
     "bert": (transformers.BertConfig, {**_SMALL, "intermediate_size": 37}),
     "llama": (transformers.LlamaConfig, {**_SMALL, "hidden_size": 16, "intermediate_size": 37}),
     "siglip": (transformers.SiglipVisionConfig, {**_VISION, "image_size": 30, "patch_size": 2}),
@@ -75,17 +74,11 @@ _MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "chatglm": (
         diffusers.pipelines.kolors.text_encoder.ChatGLMConfig,
         {
-            "padded_vocab_size": 64,
-            "hidden_size": 8,
-            "ffn_hidden_size": 16,
-            "num_layers": 3,
-            "num_attention_heads": 2,
-            "kv_channels": 4,
-            "seq_length": 77,
-            "original_rope": True,
+            "padded_vocab_size": 64, "hidden_size": 8, "ffn_hidden_size": 16, "num_layers": 3,
+            "num_attention_heads": 2, "kv_channels": 4, "seq_length": 77, "original_rope": True,
         },
     ),
-}
+}  # fmt: skip
 _DRAWN: dict[str, Callable[[], Any]] = {  # by class
     "Gemma3ForConditionalGeneration": lambda: gemma3(width=32),
     "Qwen2_5_VLForConditionalGeneration": qwen_vl,
@@ -98,25 +91,16 @@ def _qwen(name: str, hidden: int) -> Any:
     """Another generation of Qwen that reads pictures."""
     tokenizer = parts.qwen2_tokenizer()
     text = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "intermediate_size": hidden,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
+        "vocab_size": len(tokenizer), "hidden_size": hidden, "intermediate_size": hidden,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
         "head_dim": hidden // 2,
         "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "mrope_section": [1, 1, hidden // 4 - 2],
+            "rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, hidden // 4 - 2],
         },
-    }
+    }  # fmt: skip
     vision: dict[str, Any] = {
-        "depth": 2,
-        "hidden_size": hidden,
-        "embed_dim": hidden,
-        "num_heads": 2,
-    }
+        "depth": 2, "hidden_size": hidden, "embed_dim": hidden, "num_heads": 2,
+    }  # fmt: skip
     vision |= {"intermediate_size": hidden, "out_hidden_size": hidden, "mlp_ratio": 1}
     vision |= {"deepstack_visual_indexes": [0]}
     tokens = {

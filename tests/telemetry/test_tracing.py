@@ -117,10 +117,7 @@ def test_the_phases_of_a_life_lie_where_they_were_inside_of_it() -> None:
 
 def test_denoising_is_linked_to_those_it_was_shared_with_and_tells_its_forwards() -> None:
     worker = Spans()
-    company = {
-        "others": [TRACEPARENT],
-        "forwards": [{"at_s": 4.0, "rows": 4, "requests": 2}],
-    }
+    company = {"others": [TRACEPARENT], "forwards": [{"at_s": 4.0, "rows": 4, "requests": 2}]}
 
     worker.tracing.ended("", JOB, LIFE, company, ended_s=1010.0)
 

@@ -53,9 +53,7 @@ def by_tokens(
 
 
 @pytest.mark.parametrize("grid", [(4, 4, 8), (5, 6, 9), (1, 3, 11), (2, 2, 3)])
-def test_video_sparse_attention_is_its_definition_in_grids_that_no_cube_divides(
-    grid: Grid,
-) -> None:
+def test_video_sparse_attention_is_its_definition_in_grids_that_no_cube_divides(grid: Grid) -> None:
     query, key, value, gate = drawn(math.prod(grid), 4)
     count = math.prod(-(-size // 4) for size in grid)
 

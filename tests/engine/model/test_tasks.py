@@ -114,8 +114,7 @@ def test_drawing_changing_and_filling_ride_in_one_forward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"),
-    [("pil", None), ("np", (1, 3, 8, 10, 3)), ("pt", (1, 3, 3, 8, 10))],
+    ("kind", "shape"), [("pil", None), ("np", (1, 3, 8, 10, 3)), ("pt", (1, 3, 3, 8, 10))]
 )
 def test_videos_come_in_the_type_asked_for_and_sound_beside_them_as_it_is(
     kind: str, shape: tuple[int, ...] | None

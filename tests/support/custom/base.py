@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from diffusers import (
-    ConfigMixin,
-    DiffusionPipeline,
-    FlowMatchEulerDiscreteScheduler,
-    ModelMixin,
-)
+from diffusers import ConfigMixin, DiffusionPipeline, FlowMatchEulerDiscreteScheduler, ModelMixin
 from diffusers.configuration_utils import register_to_config
 from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 from torch import Tensor, nn

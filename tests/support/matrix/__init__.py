@@ -19,18 +19,7 @@ from support.matrix import (
 from support.matrix.case import Case
 
 CASES: list[Case] = [
-    *stable.CASES,
-    *flux2.CASES,
-    *qwen.CASES,
-    *sana.CASES,
-    *zimage.CASES,
-    *wan.CASES,
-    *sparse.CASES,
-    *hunyuan.CASES,
-    *ltx2.CASES,
-    *helios.CASES,
-    *ernie.CASES,
-    *glm.CASES,
-    *control.CASES,
+    *stable.CASES, *flux2.CASES, *qwen.CASES, *sana.CASES, *zimage.CASES, *wan.CASES, *sparse.CASES,
+    *hunyuan.CASES, *ltx2.CASES, *helios.CASES, *ernie.CASES, *glm.CASES, *control.CASES,
     *hunyuan3d.CASES,
-]
+]  # fmt: skip

@@ -5,9 +5,7 @@ from support.matrix.zimage import CAT, GUIDED, LONG
 
 CASES = [
     Case(
-        name="ernie-t2i",
-        family="ernie",
-        task="text-to-image",
+        name="ernie-t2i", family="ernie", task="text-to-image",
         requests=(
             *GUIDED,
             {"prompt": "a dog", "seed": 3, "num_inference_steps": 3, "guidance_scale": 1.0},
@@ -18,9 +16,7 @@ CASES = [
         is_fast=True,
     ),
     Case(
-        name="ernie-turbo-t2i",
-        family="ernie",
-        task="text-to-image",
+        name="ernie-turbo-t2i", family="ernie", task="text-to-image",
         common={"guidance_scale": 1.0},
         requests=(
             {"prompt": CAT, "seed": 1, "num_inference_steps": 4},
@@ -30,4 +26,4 @@ CASES = [
         ),
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 2.5, "vae.decode": 1.5},
     ),
-]
+]  # fmt: skip

@@ -49,33 +49,23 @@ def _case(
 
 CASES = [
     Case(
-        name="kontext-edit",
-        family="kontext",
-        task="edit",
+        name="kontext-edit", family="kontext", task="edit",
         requests=_with_images(
             (
-                GUIDED[0],
-                GUIDED[1] | {"num_inference_steps": 7},
-                GUIDED[2],
+                GUIDED[0], GUIDED[1] | {"num_inference_steps": 7}, GUIDED[2],
                 GUIDED[3] | {"negative_prompt": "blurry", "true_cfg_scale": 3.0},
             ),
             SMALL,
         ),
         matters=("prompt", "seed", "guidance_scale", "image"),
         fuses={
-            "text_encoder.forward": 2.0,
-            "text_encoder_2.forward": 2.0,
-            "vae.encode": 1.8,
-            "transformer.forward": 1.9,
-            "vae.decode": 1.2,
+            "text_encoder.forward": 2.0, "text_encoder_2.forward": 2.0, "vae.encode": 1.8,
+            "transformer.forward": 1.9, "vae.decode": 1.2,
         },
     ),
-    _case("flux2-t2i", GUIDED),
-    _case("flux2-edit", GUIDED, IMAGES),
+    _case("flux2-t2i", GUIDED), _case("flux2-edit", GUIDED, IMAGES),
     _case("flux2-edit-two", GUIDED, [IMAGES[i : i + 2] for i in range(4)], family="flux2"),
-    _case("flux2-klein-base-t2i", GUIDED),
-    _case("flux2-klein-base-edit", GUIDED, IMAGES),
-    _case("flux2-klein-t2i", PLAIN),
-    _case("flux2-klein-edit", PLAIN, IMAGES),
+    _case("flux2-klein-base-t2i", GUIDED), _case("flux2-klein-base-edit", GUIDED, IMAGES),
+    _case("flux2-klein-t2i", PLAIN), _case("flux2-klein-edit", PLAIN, IMAGES),
     _case("flux2-klein-kv-edit", PLAIN, IMAGES, is_fast=True),
-]
+]  # fmt: skip

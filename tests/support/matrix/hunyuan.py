@@ -7,37 +7,25 @@ from support.matrix.wan import CAT, LONG, with_images
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {
-        "prompt": CAT,
-        "negative_prompt": "blurry",
-        "seed": 1,
-        "num_inference_steps": 4,
-        "guidance_scale": 6.0,
-        "true_cfg_scale": 3.0,
+        "prompt": CAT, "negative_prompt": "blurry", "seed": 1, "num_inference_steps": 4,
+        "guidance_scale": 6.0, "true_cfg_scale": 3.0,
     },
     {
-        "prompt": LONG,
-        "negative_prompt": "a red balloon",
-        "seed": 2,
-        "num_inference_steps": 6,
-        "guidance_scale": 1.5,
-        "true_cfg_scale": 6.0,
+        "prompt": LONG, "negative_prompt": "a red balloon", "seed": 2, "num_inference_steps": 6,
+        "guidance_scale": 1.5, "true_cfg_scale": 6.0,
     },
     {"prompt": "", "seed": 3, "num_inference_steps": 3, "max_sequence_length": 20},
     {"prompt": "the moon", "seed": 4, "num_inference_steps": 2},
-)
+)  # fmt: skip
 MATTERS = ("prompt", "negative_prompt", "seed", "guidance_scale", "true_cfg_scale")
 _I2V: dict[str, Any] = {
-    "task": "image-to-video",
-    "requests": with_images(*REQUESTS),
+    "task": "image-to-video", "requests": with_images(*REQUESTS),
     "fuses": {
-        "text_encoder.forward": 3.0,
-        "text_encoder_2.forward": 3.0,
-        "vae.encode": 2.5,
-        "transformer.forward": 2.3,
-        "vae.decode": 1.6,
+        "text_encoder.forward": 3.0, "text_encoder_2.forward": 3.0, "vae.encode": 2.5,
+        "transformer.forward": 2.3, "vae.decode": 1.6,
     },
     "tolerance": VIDEO,
-}
+}  # fmt: skip
 CASES = [
     Case(
         name="hunyuan-t2v",

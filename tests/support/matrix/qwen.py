@@ -18,22 +18,16 @@ MASKS = [Image.fromarray(pixels[..., 3]) for pixels in _pixels]
 
 REQUESTS: tuple[dict[str, Any], ...] = (
     {
-        "prompt": CAT,
-        "negative_prompt": "blurry",
-        "seed": 1,
-        "num_inference_steps": 4,
+        "prompt": CAT, "negative_prompt": "blurry", "seed": 1, "num_inference_steps": 4,
         "true_cfg_scale": 4.0,
     },
     {
-        "prompt": LONG,
-        "negative_prompt": "a red balloon in the sky",
-        "seed": 2,
-        "num_inference_steps": 6,
-        "true_cfg_scale": 2.0,
+        "prompt": LONG, "negative_prompt": "a red balloon in the sky", "seed": 2,
+        "num_inference_steps": 6, "true_cfg_scale": 2.0,
     },
     {"prompt": "the sky", "seed": 3, "num_inference_steps": 3},
     {"prompt": "a dog", "negative_prompt": "bad", "seed": 4, "num_inference_steps": 2},
-)
+)  # fmt: skip
 MATTERS = ("prompt", "negative_prompt", "seed", "true_cfg_scale")
 TEXT_TO_IMAGE = {"text_encoder.forward": 2.5, "transformer.forward": 2.5, "vae.decode": 1.2}
 EDIT = {**TEXT_TO_IMAGE, "vae.encode": 1.8}

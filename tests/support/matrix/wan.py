@@ -31,19 +31,13 @@ def image_to_video(pipe: DiffusionPipeline) -> DiffusionPipeline:
 
 
 FIRST: dict[str, Any] = {
-    "prompt": CAT,
-    "negative_prompt": "blurry",
-    "seed": 1,
-    "num_inference_steps": 4,
+    "prompt": CAT, "negative_prompt": "blurry", "seed": 1, "num_inference_steps": 4,
     "guidance_scale": 5.0,
-}
+}  # fmt: skip
 SECOND: dict[str, Any] = {
-    "prompt": LONG,
-    "negative_prompt": "a red balloon",
-    "seed": 2,
-    "num_inference_steps": 6,
+    "prompt": LONG, "negative_prompt": "a red balloon", "seed": 2, "num_inference_steps": 6,
     "guidance_scale": 2.0,
-}
+}  # fmt: skip
 THIRD: dict[str, Any] = {"prompt": "", "seed": 3, "num_inference_steps": 3, "guidance_scale": 1.0}
 FOURTH: dict[str, Any] = {"prompt": "the moon", "seed": 4, "num_inference_steps": 2}
 MATTERS = ("prompt", "negative_prompt", "seed", "guidance_scale")
@@ -55,93 +49,60 @@ def with_images(*requests: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 CASES = [
     Case(
-        name="wan21-t2v",
-        family="wan21_t2v",
-        task="text-to-video",
-        requests=(FIRST, SECOND, THIRD, FOURTH),
-        matters=MATTERS,
+        name="wan21-t2v", family="wan21_t2v", task="text-to-video",
+        requests=(FIRST, SECOND, THIRD, FOURTH), matters=MATTERS,
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 2.5, "vae.decode": 1.2},
         tolerance=VIDEO,
     ),
     Case(
-        name="wan22-t2v-a14b",
-        family="wan22_t2v_a14b",
-        task="text-to-video",
+        name="wan22-t2v-a14b", family="wan22_t2v_a14b", task="text-to-video",
         requests=(
-            FIRST | {"guidance_scale_2": 3.0},
-            SECOND | {"guidance_scale_2": 6.0},
-            THIRD,
-            FOURTH,
+            FIRST | {"guidance_scale_2": 3.0}, SECOND | {"guidance_scale_2": 6.0}, THIRD, FOURTH,
         ),
         matters=(*MATTERS, "guidance_scale_2"),
         fuses={
-            "text_encoder.forward": 2.5,
-            "transformer.forward": 2.5,
-            "transformer_2.forward": 1.8,
+            "text_encoder.forward": 2.5, "transformer.forward": 2.5, "transformer_2.forward": 1.8,
             "vae.decode": 1.2,
         },
         tolerance=VIDEO,
     ),
     Case(
-        name="wan22-ti2v-5b-t2v",
-        family="wan22_ti2v_5b",
-        task="text-to-video",
-        requests=(FIRST, SECOND, THIRD, FOURTH),
-        matters=MATTERS,
+        name="wan22-ti2v-5b-t2v", family="wan22_ti2v_5b", task="text-to-video",
+        requests=(FIRST, SECOND, THIRD, FOURTH), matters=MATTERS,
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 2.5, "vae.decode": 1.2},
         tolerance=VIDEO,
     ),
     Case(
-        name="wan22-ti2v-5b-i2v",
-        family="wan22_ti2v_5b",
-        task="image-to-video",
-        adapt=image_to_video,
-        requests=with_images(FIRST, SECOND, THIRD, FOURTH),
+        name="wan22-ti2v-5b-i2v", family="wan22_ti2v_5b", task="image-to-video",
+        adapt=image_to_video, requests=with_images(FIRST, SECOND, THIRD, FOURTH),
         matters=(*MATTERS, "image"),
         fuses={
-            "text_encoder.forward": 2.5,
-            "vae.encode": 1.8,
-            "transformer.forward": 2.5,
+            "text_encoder.forward": 2.5, "vae.encode": 1.8, "transformer.forward": 2.5,
             "vae.decode": 1.2,
         },
         tolerance=VIDEO,
     ),
     Case(
-        name="wan21-i2v",
-        is_fast=True,
-        family="wan21_i2v",
-        adapt=without_ftfy,
-        task="image-to-video",
-        requests=with_images(FIRST, SECOND, THIRD, FOURTH),
+        name="wan21-i2v", is_fast=True, family="wan21_i2v", adapt=without_ftfy,
+        task="image-to-video", requests=with_images(FIRST, SECOND, THIRD, FOURTH),
         matters=(*MATTERS, "image"),
         fuses={
-            "text_encoder.forward": 2.5,
-            "image_encoder.forward": 1.8,
-            "vae.encode": 1.8,
-            "transformer.forward": 2.5,
-            "vae.decode": 1.2,
+            "text_encoder.forward": 2.5, "image_encoder.forward": 1.8, "vae.encode": 1.8,
+            "transformer.forward": 2.5, "vae.decode": 1.2,
         },
         tolerance=VIDEO,
     ),
     Case(
-        name="wan22-i2v-a14b",
-        family="wan22_i2v_a14b",
-        adapt=without_ftfy,
-        task="image-to-video",
+        name="wan22-i2v-a14b", family="wan22_i2v_a14b", adapt=without_ftfy, task="image-to-video",
         requests=with_images(
-            FIRST | {"guidance_scale_2": 3.0},
-            SECOND | {"guidance_scale_2": 6.0},
-            THIRD | {"last_image": IMAGES[0]},
-            FOURTH | {"num_inference_steps": 3},
+            FIRST | {"guidance_scale_2": 3.0}, SECOND | {"guidance_scale_2": 6.0},
+            THIRD | {"last_image": IMAGES[0]}, FOURTH | {"num_inference_steps": 3},
         ),
         matters=(*MATTERS, "guidance_scale_2", "image"),
         fuses={
-            "text_encoder.forward": 2.5,
-            "vae.encode": 1.8,
-            "transformer.forward": 2.2,
-            "transformer_2.forward": 1.8,
-            "vae.decode": 1.5,
+            "text_encoder.forward": 2.5, "vae.encode": 1.8, "transformer.forward": 2.2,
+            "transformer_2.forward": 1.8, "vae.decode": 1.5,
         },
         tolerance=VIDEO,
     ),
-]
+]  # fmt: skip

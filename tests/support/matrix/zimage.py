@@ -6,26 +6,18 @@ CAT, LONG = "a photo of a cat", "an astronaut riding a horse on the moon in the 
 WIDE = {"height": 32, "width": 64}
 GUIDED = (
     {
-        "prompt": CAT,
-        "seed": 1,
-        "num_inference_steps": 4,
-        "guidance_scale": 4.0,
+        "prompt": CAT, "seed": 1, "num_inference_steps": 4, "guidance_scale": 4.0,
         "negative_prompt": "blurry",
     },
     {
-        "prompt": LONG,
-        "seed": 2,
-        "num_inference_steps": 6,
-        "guidance_scale": 2.0,
+        "prompt": LONG, "seed": 2, "num_inference_steps": 6, "guidance_scale": 2.0,
         "negative_prompt": "a red balloon, bad quality",
     },
-)
+)  # fmt: skip
 
 CASES = [
     Case(
-        name="zimage-t2i",
-        family="zimage",
-        task="text-to-image",
+        name="zimage-t2i", family="zimage", task="text-to-image",
         requests=(
             *GUIDED,
             {"prompt": "a dog", "seed": 3, "num_inference_steps": 3, "guidance_scale": 0.0, **WIDE},
@@ -36,9 +28,7 @@ CASES = [
         is_fast=True,
     ),
     Case(
-        name="zimage-turbo-t2i",
-        family="zimage",
-        task="text-to-image",
+        name="zimage-turbo-t2i", family="zimage", task="text-to-image",
         common={"guidance_scale": 0.0},
         requests=(
             {"prompt": CAT, "seed": 1, "num_inference_steps": 4},
@@ -48,4 +38,4 @@ CASES = [
         ),
         fuses={"text_encoder.forward": 2.5, "transformer.forward": 2.5, "vae.decode": 1.2},
     ),
-]
+]  # fmt: skip

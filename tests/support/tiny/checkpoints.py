@@ -39,22 +39,9 @@ from support.tiny import (
 
 CACHE = Path(__file__).parents[3] / "build" / "tiny"
 _MODULES = [
-    stable,
-    sana,
-    zimage,
-    wan,
-    ernie,
-    flux2,
-    glm,
-    hunyuan,
-    ltx2,
-    qwen,
-    control,
-    helios,
-    outsiders,
-    outsiders_images,
-    outsiders_videos,
-]
+    stable, sana, zimage, wan, ernie, flux2, glm, hunyuan, ltx2, qwen, control, helios, outsiders,
+    outsiders_images, outsiders_videos,
+]  # fmt: skip
 FAMILIES: dict[str, Callable[[], DiffusionPipeline]] = {
     name: build for module in _MODULES for name, build in module.FAMILIES.items()
 }

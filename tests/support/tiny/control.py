@@ -32,13 +32,10 @@ def sd3_inpaint() -> StableDiffusion3InpaintPipeline:
     vae = AutoencoderKL.from_config({**pipe.vae.config, "latent_channels": 16})
     wide = {**pipe.transformer.config, "in_channels": 16, "out_channels": 16}
     transformer = drawn(SD3Transformer2DModel.from_config(wide), last="proj_out", gain=0.3)
-    return StableDiffusion3InpaintPipeline(
-        **{
-            **pipe.components,
-            "vae": drawn(vae, last="decoder.conv_out", gain=0.5),
-            "transformer": transformer,
-        }
-    )
+    return StableDiffusion3InpaintPipeline(**{
+        **pipe.components, "vae": drawn(vae, last="decoder.conv_out", gain=0.5),
+        "transformer": transformer,
+    })  # fmt: skip
 
 
 def sdxl_control() -> StableDiffusionXLControlNetPipeline:
@@ -59,26 +56,14 @@ def flux_control() -> FluxControlNetPipeline:
 
 def sdxl_adapter() -> StableDiffusionXLPipeline:
     """Stable Diffusion XL with eyes for an IP-adapter; `adapter` has the rest."""
-    eyes = CLIPVisionModelWithProjection(
-        CLIPVisionConfig(
-            hidden_size=CLIP_WIDTH,
-            intermediate_size=37,
-            projection_dim=CLIP_WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=_EYE_PX,
-            patch_size=8,
-        )
-    )
-    return StableDiffusionXLPipeline(
-        **{
-            **sdxl().components,
-            "image_encoder": drawn(eyes),
-            "feature_extractor": CLIPImageProcessor(
-                size={"shortest_edge": _EYE_PX}, crop_size=_EYE_PX
-            ),
-        }
-    )
+    eyes = CLIPVisionModelWithProjection(CLIPVisionConfig(
+        hidden_size=CLIP_WIDTH, intermediate_size=37, projection_dim=CLIP_WIDTH,
+        num_hidden_layers=2, num_attention_heads=4, image_size=_EYE_PX, patch_size=8,
+    ))  # fmt: skip
+    return StableDiffusionXLPipeline(**{
+        **sdxl().components, "image_encoder": drawn(eyes),
+        "feature_extractor": CLIPImageProcessor(size={"shortest_edge": _EYE_PX}, crop_size=_EYE_PX),
+    })  # fmt: skip
 
 
 def adapter(unet: UNet2DConditionModel) -> dict[str, dict[str, Tensor]]:

@@ -16,28 +16,17 @@ def mistral3() -> Mistral3Model:
     """Draw a Mistral 3 that reads text; its eyes are never used."""
     config = Mistral3Config(
         text_config={
-            "model_type": "mistral",
-            "vocab_size": len(qwen2_tokenizer()),
-            "hidden_size": _WIDTH,
-            "intermediate_size": 37,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "max_position_embeddings": 512,
+            "model_type": "mistral", "vocab_size": len(qwen2_tokenizer()), "hidden_size": _WIDTH,
+            "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512,
             "sliding_window": None,
         },
         vision_config={
-            "model_type": "pixtral",
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 12,
-            "patch_size": 6,
+            "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 12, "patch_size": 6,
         },
         image_token_index=6,
-    )
+    )  # fmt: skip
     return drawn(Mistral3Model(config))
 
 

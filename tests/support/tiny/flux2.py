@@ -34,14 +34,10 @@ def kontext() -> FluxKontextPipeline:
 def batch_normed_vae() -> AutoencoderKLFlux2:
     """Draw the VAE of FLUX.2: 4 channels, factor 4, latents normed by what a batch norm saw."""
     vae = AutoencoderKLFlux2(
-        sample_size=64,
-        block_out_channels=(4, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        layers_per_block=1,
-        latent_channels=4,
+        sample_size=64, block_out_channels=(4, 8, 8), down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3, layers_per_block=1, latent_channels=4,
         norm_num_groups=1,
-    )
+    )  # fmt: skip
     vae.bn.running_mean.normal_(std=0.2)
     vae.bn.running_var.uniform_(0.5, 1.5)
     return drawn(vae, last="decoder.conv_out", gain=0.5)
@@ -52,32 +48,18 @@ def mistral3() -> Mistral3ForConditionalGeneration:
     tokenizer = qwen2_tokenizer()
     config = Mistral3Config(
         text_config={
-            "model_type": "mistral",
-            "vocab_size": len(tokenizer),
-            "hidden_size": _WIDTH,
-            "intermediate_size": 37,
-            "num_hidden_layers": max(_LAYERS),
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 4,
-            "max_position_embeddings": 512,
-            "sliding_window": None,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
+            "model_type": "mistral", "vocab_size": len(tokenizer), "hidden_size": _WIDTH,
+            "intermediate_size": 37, "num_hidden_layers": max(_LAYERS), "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 4, "max_position_embeddings": 512,
+            "sliding_window": None, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
         },
         vision_config={
-            "model_type": "pixtral",
-            "hidden_size": 16,
-            "intermediate_size": 37,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "image_size": 28,
-            "patch_size": 14,
+            "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 37,
+            "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 28, "patch_size": 14,
         },
-        image_token_index=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        vision_feature_layer=-1,
-    )
+        image_token_index=tokenizer.convert_tokens_to_ids("<|image_pad|>"), vision_feature_layer=-1,
+    )  # fmt: skip
     return drawn(Mistral3ForConditionalGeneration(config))
 
 
@@ -85,18 +67,11 @@ def qwen3() -> Qwen3ForCausalLM:
     """Draw a Qwen 3 with a head that nobody asks."""
     tokenizer = qwen2_tokenizer()
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=_WIDTH,
-        intermediate_size=37,
-        num_hidden_layers=max(_LAYERS),
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer), hidden_size=_WIDTH, intermediate_size=37,
+        num_hidden_layers=max(_LAYERS), num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )
+    )  # fmt: skip
     return drawn(Qwen3ForCausalLM(config))
 
 
@@ -148,33 +123,18 @@ def klein_kv() -> Flux2KleinKVPipeline:
 
 
 FAMILIES = {
-    "kontext": kontext,
-    "flux2": flux2,
-    "flux2_klein_base": klein_base,
-    "flux2_klein": klein,
+    "kontext": kontext, "flux2": flux2, "flux2_klein_base": klein_base, "flux2_klein": klein,
     "flux2_klein_kv": klein_kv,
-}
+}  # fmt: skip
 
 _FLUX2: dict[str, Any] = {
-    "height": 64,
-    "width": 64,
-    "num_inference_steps": 3,
-    "output_type": "pt",
-    "max_sequence_length": 64,
-    "text_encoder_out_layers": _LAYERS,
-}
+    "height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt",
+    "max_sequence_length": 64, "text_encoder_out_layers": _LAYERS,
+}  # fmt: skip
 ARGUMENTS = {
     "kontext": {
-        "height": 32,
-        "width": 32,
-        "max_area": 32 * 32,
-        "_auto_resize": False,
-        "num_inference_steps": 3,
-        "output_type": "pt",
-        "max_sequence_length": 48,
+        "height": 32, "width": 32, "max_area": 32 * 32, "_auto_resize": False,
+        "num_inference_steps": 3, "output_type": "pt", "max_sequence_length": 48,
     },
-    "flux2": _FLUX2,
-    "flux2_klein_base": _FLUX2,
-    "flux2_klein": _FLUX2,
-    "flux2_klein_kv": _FLUX2,
-}
+    "flux2": _FLUX2, "flux2_klein_base": _FLUX2, "flux2_klein": _FLUX2, "flux2_klein_kv": _FLUX2,
+}  # fmt: skip

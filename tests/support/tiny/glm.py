@@ -33,18 +33,13 @@ def tokenizer() -> Qwen2Tokenizer:
     tokens = [*(f"<picture_{i}>" for i in range(_PICTURE_TOKENS)), *text, *_TOKENS]
     return Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(dict.fromkeys(tokens))},
-        merges=[tuple(merge) for merge in model["merges"]],
-        bos_token="<|dit_token|>",
+        merges=[tuple(merge) for merge in model["merges"]], bos_token="<|dit_token|>",
         pad_token="<|endoftext|>",
         extra_special_tokens={
-            "image_token": "<|image|>",
-            "grid_bos_token": "<sop>",
-            "grid_eos_token": "<eop>",
+            "image_token": "<|image|>", "grid_bos_token": "<sop>", "grid_eos_token": "<eop>",
         },
-        chat_template=_TEMPLATE,
-        padding_side="left",
-        model_max_length=1024,
-    )
+        chat_template=_TEMPLATE, padding_side="left", model_max_length=1024,
+    )  # fmt: skip
 
 
 def planner(tokens: Qwen2Tokenizer) -> GlmImageForConditionalGeneration:
@@ -98,49 +93,33 @@ def glm() -> GlmImagePipeline:
         temporal_patch_size=1,
     )
     vae = AutoencoderKL(
-        block_out_channels=(4, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=4,
-        latents_mean=[0.1, -0.1, 0.2, 0.0],
-        latents_std=[1.0, 0.9, 1.1, 1.2],
-    )
+        block_out_channels=(4, 8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4, layers_per_block=1, latent_channels=4,
+        norm_num_groups=4, latents_mean=[0.1, -0.1, 0.2, 0.0], latents_std=[1.0, 0.9, 1.1, 1.2],
+    )  # fmt: skip
     return GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
         processor=GlmImageProcessor(images, tokens, chat_template=_TEMPLATE),
         text_encoder=t5(_WIDTH, vocab_size=len(ByT5Tokenizer())),
-        vision_language_encoder=planner(tokens),
-        vae=drawn(vae, last="decoder.conv_out", gain=0.5),
+        vision_language_encoder=planner(tokens), vae=drawn(vae, last="decoder.conv_out", gain=0.5),
         transformer=drawn(
             GlmImageTransformer2DModel(
-                in_channels=4,
-                out_channels=4,
-                num_layers=2,
-                attention_head_dim=16,
-                num_attention_heads=2,
-                text_embed_dim=_WIDTH,
-                time_embed_dim=32,
-                condition_dim=8,
+                in_channels=4, out_channels=4, num_layers=2, attention_head_dim=16,
+                num_attention_heads=2, text_embed_dim=_WIDTH, time_embed_dim=32, condition_dim=8,
                 prior_vq_quantizer_codebook_size=_PICTURE_TOKENS,
             ),
-            last="proj_out",
-            gain=0.3,
+            last="proj_out", gain=0.3,
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(
-            use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75
+            use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75,
         ),
-    )
+    )  # fmt: skip
 
 
 FAMILIES = {"glm": glm}
 ARGUMENTS = {
     "glm": {
-        "height": 64,
-        "width": 64,
-        "num_inference_steps": 3,
-        "max_sequence_length": 64,
+        "height": 64, "width": 64, "num_inference_steps": 3, "max_sequence_length": 64,
         "output_type": "pt",
-    }
-}
+    },
+}  # fmt: skip

@@ -20,12 +20,9 @@ _GAMMA = 0.3  # with the default, a third, the covariance of the block noise is 
 def _vae() -> AutoencoderKLWan:
     """Draw a causal VAE that shrinks sides and time by 4: the pyramid halves the latents twice."""
     vae = AutoencoderKLWan(
-        base_dim=4,
-        dim_mult=[1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[True, True],
+        base_dim=4, dim_mult=[1, 1, 1], num_res_blocks=1, temperal_downsample=[True, True],
         scale_factor_spatial=4,
-    )
+    )  # fmt: skip
     drawn(vae, last="quant_conv", gain=4.0)  # or pictures look alike
     drawn(vae.decoder, last="conv_out", gain=0.5)
     return vae
@@ -33,14 +30,9 @@ def _vae() -> AutoencoderKLWan:
 
 def _parts() -> dict[str, Any]:
     transformer = HeliosTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=12,
-        text_dim=TEXT_WIDTH,
-        freq_dim=64,
-        ffn_dim=32,
-        num_layers=2,
-        rope_dim=(4, 4, 4),
-    )
+        num_attention_heads=2, attention_head_dim=12, text_dim=TEXT_WIDTH, freq_dim=64, ffn_dim=32,
+        num_layers=2, rope_dim=(4, 4, 4),
+    )  # fmt: skip
     return {
         "tokenizer": t5_tokenizer(),
         "text_encoder": umt5(),
@@ -79,12 +71,7 @@ _CHUNK: dict[str, Any] = {
     "max_sequence_length": 32,
     "output_type": "pt",
 }
-_PYRAMID = {
-    **_CHUNK,
-    "height": 64,
-    "width": 64,
-    "pyramid_num_inference_steps_list": [2, 2, 2],
-}
+_PYRAMID = {**_CHUNK, "height": 64, "width": 64, "pyramid_num_inference_steps_list": [2, 2, 2]}
 ARGUMENTS = {
     "helios_base": {**_CHUNK, "height": 32, "width": 48, "num_inference_steps": 3},
     "helios_mid": _PYRAMID,

@@ -29,16 +29,11 @@ _IMAGE_TOKENS = (_IMAGE_SIZE // _PATCH_SIZE) ** 2
 def _llama_config() -> LlamaConfig:
     tokenizer = llama_tokenizer()
     return LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=_TEXT_WIDTH,
-        intermediate_size=37,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        max_position_embeddings=1024,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer), hidden_size=_TEXT_WIDTH, intermediate_size=37,
+        num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=1024,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )
+    )  # fmt: skip
 
 
 def llama() -> LlamaModel:
@@ -52,17 +47,12 @@ def llava() -> LlavaForConditionalGeneration:
     config = LlavaConfig(
         text_config=_llama_config(),
         vision_config=CLIPVisionConfig(
-            hidden_size=_TEXT_WIDTH,
-            intermediate_size=37,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=_IMAGE_SIZE,
-            patch_size=_PATCH_SIZE,
+            hidden_size=_TEXT_WIDTH, intermediate_size=37, num_hidden_layers=2,
+            num_attention_heads=4, image_size=_IMAGE_SIZE, patch_size=_PATCH_SIZE,
         ),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        image_seq_length=_IMAGE_TOKENS,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+        image_seq_length=_IMAGE_TOKENS, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
     return drawn(LlavaForConditionalGeneration(config))
 
 
@@ -84,31 +74,20 @@ def _transformer(
     image_condition_type: Literal["latent_concat", "token_replace"] | None = None,
 ) -> HunyuanVideoTransformer3DModel:
     transformer = HunyuanVideoTransformer3DModel(
-        in_channels=in_channels,
-        out_channels=_CHANNELS,
-        num_attention_heads=2,
-        attention_head_dim=10,
-        num_layers=2,
-        num_single_layers=2,
-        num_refiner_layers=1,
-        patch_size=1,
-        guidance_embeds=guidance_embeds,
-        text_embed_dim=_TEXT_WIDTH,
-        pooled_projection_dim=CLIP_WIDTH,
-        rope_axes_dim=(2, 4, 4),
+        in_channels=in_channels, out_channels=_CHANNELS, num_attention_heads=2,
+        attention_head_dim=10, num_layers=2, num_single_layers=2, num_refiner_layers=1,
+        patch_size=1, guidance_embeds=guidance_embeds, text_embed_dim=_TEXT_WIDTH,
+        pooled_projection_dim=CLIP_WIDTH, rope_axes_dim=(2, 4, 4),
         image_condition_type=image_condition_type,
-    )
+    )  # fmt: skip
     return drawn(transformer, last="proj_out", gain=0.3)
 
 
 def _parts() -> dict[str, Any]:
     return {
-        "tokenizer": llama_tokenizer(),
-        "tokenizer_2": clip_tokenizer(),
-        "text_encoder_2": clip(),
-        "vae": _vae(),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=7.0),
-    }
+        "tokenizer": llama_tokenizer(), "tokenizer_2": clip_tokenizer(), "text_encoder_2": clip(),
+        "vae": _vae(), "scheduler": FlowMatchEulerDiscreteScheduler(shift=7.0),
+    }  # fmt: skip
 
 
 def _image_to_video(
@@ -146,13 +125,9 @@ FAMILIES = {
 }
 
 _VIDEO: dict[str, Any] = {
-    "height": 32,
-    "width": 48,
-    "num_frames": 5,
-    "num_inference_steps": 3,
-    "max_sequence_length": 32,
+    "height": 32, "width": 48, "num_frames": 5, "num_inference_steps": 3, "max_sequence_length": 32,
     "output_type": "pt",
-}
+}  # fmt: skip
 _USER = "<|start_header_id|>user<|end_header_id|>{}<|eot_id|>"
 _ANSWER = "<|start_header_id|>assistant<|end_header_id|>"
 _SEEN = {

@@ -27,71 +27,43 @@ def gemma3(width: int = _WIDTH) -> Gemma3ForConditionalGeneration:
     size = len(tokenizer)
     config = Gemma3Config(
         text_config={
-            "vocab_size": size + 3,
-            "hidden_size": width,
-            "intermediate_size": 37,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 8,
-            "max_position_embeddings": 1024,
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
+            "vocab_size": size + 3, "hidden_size": width, "intermediate_size": 37,
+            "num_hidden_layers": _LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 8, "max_position_embeddings": 1024, "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
         },
         vision_config={
-            "hidden_size": width,
-            "intermediate_size": 37,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 28,
-            "patch_size": 14,
+            "hidden_size": width, "intermediate_size": 37, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
         },
-        mm_tokens_per_image=4,
-        boi_token_index=size,
-        eoi_token_index=size + 1,
+        mm_tokens_per_image=4, boi_token_index=size, eoi_token_index=size + 1,
         image_token_index=size + 2,
-    )
+    )  # fmt: skip
     return drawn(Gemma3ForConditionalGeneration(config))
 
 
 def _connectors() -> LTX2TextConnectors:
     connectors = LTX2TextConnectors(
-        caption_channels=_WIDTH,
-        text_proj_in_factor=_LAYERS + 1,
-        video_connector_num_attention_heads=2,
-        video_connector_attention_head_dim=8,
-        video_connector_num_layers=1,
-        video_connector_num_learnable_registers=_REGISTERS,
-        audio_connector_num_attention_heads=2,
-        audio_connector_attention_head_dim=8,
-        audio_connector_num_layers=1,
-        audio_connector_num_learnable_registers=_REGISTERS,
-        connector_rope_base_seq_len=32,
-        rope_double_precision=False,
-        rope_type="split",
-    )
+        caption_channels=_WIDTH, text_proj_in_factor=_LAYERS + 1,
+        video_connector_num_attention_heads=2, video_connector_attention_head_dim=8,
+        video_connector_num_layers=1, video_connector_num_learnable_registers=_REGISTERS,
+        audio_connector_num_attention_heads=2, audio_connector_attention_head_dim=8,
+        audio_connector_num_layers=1, audio_connector_num_learnable_registers=_REGISTERS,
+        connector_rope_base_seq_len=32, rope_double_precision=False, rope_type="split",
+    )  # fmt: skip
     return drawn(connectors)
 
 
 def _vae() -> AutoencoderKLLTX2Video:
     """Draw a VAE that shrinks each side by 8 and time by 2."""
     vae = AutoencoderKLLTX2Video(
-        latent_channels=_CHANNELS,
-        block_out_channels=(8,),
-        down_block_types=("LTX2VideoDownBlock3D",),
-        decoder_block_out_channels=(8,),
-        layers_per_block=(1, 1),
-        decoder_layers_per_block=(1, 1),
-        spatio_temporal_scaling=(True,),
-        decoder_spatio_temporal_scaling=(True,),
-        decoder_inject_noise=(False, False),
-        downsample_type=("spatiotemporal",),
-        upsample_type=("spatiotemporal",),
-        upsample_residual=(False,),
-        upsample_factor=(1,),
-        decoder_causal=False,
-    )
+        latent_channels=_CHANNELS, block_out_channels=(8,),
+        down_block_types=("LTX2VideoDownBlock3D",), decoder_block_out_channels=(8,),
+        layers_per_block=(1, 1), decoder_layers_per_block=(1, 1), spatio_temporal_scaling=(True,),
+        decoder_spatio_temporal_scaling=(True,), decoder_inject_noise=(False, False),
+        downsample_type=("spatiotemporal",), upsample_type=("spatiotemporal",),
+        upsample_residual=(False,), upsample_factor=(1,), decoder_causal=False,
+    )  # fmt: skip
     vae.latents_mean.copy_(torch.linspace(-0.5, 0.5, _CHANNELS))
     vae.latents_std.copy_(torch.linspace(0.8, 1.2, _CHANNELS))
     return drawn(vae, last="decoder.conv_out", gain=0.5)
@@ -100,13 +72,9 @@ def _vae() -> AutoencoderKLLTX2Video:
 def _audio_vae() -> AutoencoderKLLTX2Audio:
     """Draw a VAE of spectrograms, 8 frequencies in 2."""
     vae = AutoencoderKLLTX2Audio(
-        base_channels=_CHANNELS,
-        ch_mult=(1,),
-        num_res_blocks=1,
-        resolution=32,
-        latent_channels=_CHANNELS // 2,
-        mel_bins=8,
-    )
+        base_channels=_CHANNELS, ch_mult=(1,), num_res_blocks=1, resolution=32,
+        latent_channels=_CHANNELS // 2, mel_bins=8,
+    )  # fmt: skip
     return drawn(vae)
 
 
@@ -129,22 +97,12 @@ def _vocoder() -> LTX2Vocoder:
 
 def _transformer() -> LTX2VideoTransformer3DModel:
     transformer = LTX2VideoTransformer3DModel(
-        in_channels=_CHANNELS,
-        out_channels=_CHANNELS,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        cross_attention_dim=16,
-        audio_in_channels=_CHANNELS,
-        audio_out_channels=_CHANNELS,
-        audio_num_attention_heads=2,
-        audio_attention_head_dim=4,
-        audio_cross_attention_dim=8,
-        num_layers=2,
-        caption_channels=_WIDTH,
-        rope_double_precision=False,
-        rope_type="split",
+        in_channels=_CHANNELS, out_channels=_CHANNELS, num_attention_heads=2, attention_head_dim=8,
+        cross_attention_dim=16, audio_in_channels=_CHANNELS, audio_out_channels=_CHANNELS,
+        audio_num_attention_heads=2, audio_attention_head_dim=4, audio_cross_attention_dim=8,
+        num_layers=2, caption_channels=_WIDTH, rope_double_precision=False, rope_type="split",
         perturbed_attn=True,
-    )
+    )  # fmt: skip
     drawn(transformer, last="audio_proj_out", gain=0.3)
     with torch.no_grad():
         for parameter in transformer.proj_out.parameters():
@@ -155,28 +113,18 @@ def _transformer() -> LTX2VideoTransformer3DModel:
 def ltx2() -> LTX2Pipeline:
     """LTX-2: text padded on the left, three calls a step, of two rows, one and one."""
     return LTX2Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        vae=_vae(),
-        audio_vae=_audio_vae(),
-        text_encoder=gemma3(),
-        tokenizer=gemma_tokenizer(),
-        connectors=_connectors(),
-        transformer=_transformer(),
-        vocoder=_vocoder(),
-    )
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), vae=_vae(),
+        audio_vae=_audio_vae(), text_encoder=gemma3(), tokenizer=gemma_tokenizer(),
+        connectors=_connectors(), transformer=_transformer(), vocoder=_vocoder(),
+    )  # fmt: skip
 
 
 FAMILIES = {"ltx2": ltx2}
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "ltx2": {
-        "height": 32,
-        "width": 64,
-        "num_frames": 5,
-        "frame_rate": 25.0,
-        "num_inference_steps": 3,
-        "max_sequence_length": 4 * _REGISTERS,
-        "spatio_temporal_guidance_blocks": [1],
+        "height": 32, "width": 64, "num_frames": 5, "frame_rate": 25.0, "num_inference_steps": 3,
+        "max_sequence_length": 4 * _REGISTERS, "spatio_temporal_guidance_blocks": [1],
         "output_type": "pt",
-    }
-}
+    },
+}  # fmt: skip

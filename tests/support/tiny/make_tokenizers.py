@@ -92,14 +92,9 @@ def llama() -> LlamaTokenizer:
     specials = ["<unk>", "<s>", "</s>", "<pad>", *HEADER_TOKENS]
     vocab, merges = spelled(specials, ["system", "user", "assistant", *WORDS])
     return LlamaTokenizer(
-        vocab=vocab,
-        merges=merges,
-        pad_token="<pad>",
-        extra_special_tokens=HEADER_TOKENS,
-        add_prefix_space=False,
-        padding_side="right",
-        model_max_length=1024,
-    )
+        vocab=vocab, merges=merges, pad_token="<pad>", extra_special_tokens=HEADER_TOKENS,
+        add_prefix_space=False, padding_side="right", model_max_length=1024,
+    )  # fmt: skip
 
 
 def spelled(specials: list[str], words: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -128,13 +123,10 @@ def qwen2() -> Qwen2Tokenizer:
                 pieces = merged(pieces, merges)
     tokens = dict.fromkeys([*CHAT_TOKENS, *letters, *(left + right for left, right in merges)])
     return Qwen2Tokenizer(
-        vocab={token: index for index, token in enumerate(tokens)},
-        merges=list(merges),
-        eos_token="<|im_end|>",
-        extra_special_tokens=CHAT_TOKENS,
-        chat_template=CHAT_TEMPLATE,
+        vocab={token: index for index, token in enumerate(tokens)}, merges=list(merges),
+        eos_token="<|im_end|>", extra_special_tokens=CHAT_TOKENS, chat_template=CHAT_TEMPLATE,
         model_max_length=4096,
-    )
+    )  # fmt: skip
 
 
 def merged(pieces: list[str], merges: dict[tuple[str, str], int]) -> list[str]:

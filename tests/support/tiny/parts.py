@@ -80,16 +80,11 @@ def clip_config() -> CLIPTextConfig:
     """Describe a CLIP text encoder; its pooled vector is `CLIP_WIDTH` wide, projected or not."""
     tokenizer = clip_tokenizer()
     return CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        hidden_size=CLIP_WIDTH,
-        intermediate_size=37,
-        projection_dim=CLIP_WIDTH,
-        num_attention_heads=4,
-        num_hidden_layers=3,
-    )
+        vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        hidden_size=CLIP_WIDTH, intermediate_size=37, projection_dim=CLIP_WIDTH,
+        num_attention_heads=4, num_hidden_layers=3,
+    )  # fmt: skip
 
 
 def clip() -> CLIPTextModel:
@@ -111,14 +106,9 @@ def t5_tokenizer() -> T5TokenizerFast:
 def t5(width: int, vocab_size: int | None = None) -> T5EncoderModel:
     """Draw a T5 encoder with embeddings `width` wide, for `t5_tokenizer` if nothing is said."""
     config = T5Config(
-        vocab_size=vocab_size or len(t5_tokenizer()),
-        d_model=width,
-        d_kv=8,
-        d_ff=37,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
-    )
+        vocab_size=vocab_size or len(t5_tokenizer()), d_model=width, d_kv=8, d_ff=37, num_layers=2,
+        num_heads=4, decoder_start_token_id=0,
+    )  # fmt: skip
     return drawn(T5EncoderModel(config))
 
 
@@ -141,14 +131,10 @@ def qwen2_tokenizer() -> Qwen2Tokenizer:
 
 
 _SMALL_VAE: dict[str, Any] = {
-    "sample_size": 64,
-    "block_out_channels": (4, 8),
-    "down_block_types": ("DownEncoderBlock2D",) * 2,
-    "up_block_types": ("UpDecoderBlock2D",) * 2,
-    "layers_per_block": 1,
-    "latent_channels": 4,
-    "norm_num_groups": 1,
-}
+    "sample_size": 64, "block_out_channels": (4, 8),
+    "down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "layers_per_block": 1, "latent_channels": 4, "norm_num_groups": 1,
+}  # fmt: skip
 
 
 def kl_vae(**config: Any) -> AutoencoderKL:

@@ -36,30 +36,20 @@ def qwen_vl() -> Qwen2_5_VLForConditionalGeneration:
     }
     config = Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": len(tokenizer),
-            "hidden_size": _WIDTH,
-            "intermediate_size": 37,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
+            "vocab_size": len(tokenizer), "hidden_size": _WIDTH, "intermediate_size": 37,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
             "max_position_embeddings": 4096,
             "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e6,
-                "mrope_section": [2, 3, 3],
+                "rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3],
             },
             "pad_token_id": tokenizer.pad_token_id,
         },
         vision_config={
-            "depth": 2,
-            "hidden_size": 16,
-            "intermediate_size": 37,
-            "num_heads": 2,
-            "out_hidden_size": _WIDTH,
-            "fullatt_block_indexes": [1],
+            "depth": 2, "hidden_size": 16, "intermediate_size": 37, "num_heads": 2,
+            "out_hidden_size": _WIDTH, "fullatt_block_indexes": [1],
         },
         **named,
-    )
+    )  # fmt: skip
     model = drawn(Qwen2_5_VLForConditionalGeneration(config))
     model.generation_config.eos_token_id = list(range(0, len(tokenizer), 4))
     model.generation_config.pad_token_id = tokenizer.pad_token_id
@@ -88,15 +78,10 @@ def causal_vae(channels: int, **config: Any) -> AutoencoderKLQwenImage:
         config: of the VAE.
     """
     vae = AutoencoderKLQwenImage(
-        base_dim=4,
-        z_dim=channels,
-        dim_mult=[1, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False, True],
-        latents_mean=[0.2, -0.3] * (channels // 2),
-        latents_std=[1.5, 0.8] * (channels // 2),
-        **config,
-    )
+        base_dim=4, z_dim=channels, dim_mult=[1, 2, 2], num_res_blocks=1,
+        temperal_downsample=[False, True], latents_mean=[0.2, -0.3] * (channels // 2),
+        latents_std=[1.5, 0.8] * (channels // 2), **config,
+    )  # fmt: skip
     return drawn(vae, last="decoder.conv_out", gain=0.5)
 
 
@@ -160,18 +145,12 @@ def qwen_21(processor: Any = None) -> QwenImage21Pipeline:
 
 
 FAMILIES = {
-    "qwen_21": qwen_21,
-    "qwen_image": qwen_image,
-    "qwen_edit": qwen_edit,
-    "qwen_edit_plus": qwen_edit_plus,
-    "qwen_layered": qwen_layered,
-}
+    "qwen_21": qwen_21, "qwen_image": qwen_image, "qwen_edit": qwen_edit,
+    "qwen_edit_plus": qwen_edit_plus, "qwen_layered": qwen_layered,
+}  # fmt: skip
 
 _IMAGE: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt"}
 ARGUMENTS = {
-    "qwen_21": _IMAGE,
-    "qwen_image": _IMAGE,
-    "qwen_edit": _IMAGE,
-    "qwen_edit_plus": _IMAGE,
+    "qwen_21": _IMAGE, "qwen_image": _IMAGE, "qwen_edit": _IMAGE, "qwen_edit_plus": _IMAGE,
     "qwen_layered": {"num_inference_steps": 3, "layers": 2, "output_type": "pt"},
-}
+}  # fmt: skip

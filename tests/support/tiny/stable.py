@@ -59,51 +59,31 @@ def flux() -> FluxPipeline:
 def sd3() -> StableDiffusion3Pipeline:
     """Stable Diffusion 3: three text encoders, both halves of guidance in one call."""
     return StableDiffusion3Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=flow_vae(),
-        text_encoder=projected_clip(),
-        tokenizer=clip_tokenizer(),
-        text_encoder_2=projected_clip(),
-        tokenizer_2=clip_tokenizer(),
-        text_encoder_3=t5(2 * CLIP_WIDTH),
-        tokenizer_3=t5_tokenizer(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0), vae=flow_vae(),
+        text_encoder=projected_clip(), tokenizer=clip_tokenizer(), text_encoder_2=projected_clip(),
+        tokenizer_2=clip_tokenizer(), text_encoder_3=t5(2 * CLIP_WIDTH), tokenizer_3=t5_tokenizer(),
         transformer=drawn(
             SD3Transformer2DModel(
-                sample_size=32,
-                patch_size=2,
-                in_channels=4,
-                out_channels=4,
-                num_layers=2,
-                attention_head_dim=8,
-                num_attention_heads=4,
-                caption_projection_dim=32,
-                joint_attention_dim=2 * CLIP_WIDTH,
-                pooled_projection_dim=2 * CLIP_WIDTH,
+                sample_size=32, patch_size=2, in_channels=4, out_channels=4, num_layers=2,
+                attention_head_dim=8, num_attention_heads=4, caption_projection_dim=32,
+                joint_attention_dim=2 * CLIP_WIDTH, pooled_projection_dim=2 * CLIP_WIDTH,
                 pos_embed_max_size=32,
             ),
-            last="proj_out",
-            gain=0.3,
+            last="proj_out", gain=0.3,
         ),
-    )
+    )  # fmt: skip
 
 
 def unet(**config: Any) -> UNet2DConditionModel:
     """Draw a UNet of two levels, the lower one reading the text."""
     return drawn(
         UNet2DConditionModel(
-            sample_size=32,
-            in_channels=4,
-            out_channels=4,
-            block_out_channels=(4, 8),
-            layers_per_block=1,
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-            norm_num_groups=1,
-            **config,
+            sample_size=32, in_channels=4, out_channels=4, block_out_channels=(4, 8),
+            layers_per_block=1, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), norm_num_groups=1, **config,
         ),
-        last="conv_out",
-        gain=0.3,
-    )
+        last="conv_out", gain=0.3,
+    )  # fmt: skip
 
 
 def sdxl() -> StableDiffusionXLPipeline:
@@ -111,47 +91,32 @@ def sdxl() -> StableDiffusionXLPipeline:
     sizes_width = 8
     return StableDiffusionXLPipeline(
         scheduler=EulerDiscreteScheduler(
-            beta_start=0.00085,
-            beta_end=0.012,
-            beta_schedule="scaled_linear",
-            timestep_spacing="leading",
-            steps_offset=1,
+            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
+            timestep_spacing="leading", steps_offset=1,
         ),
-        vae=kl_vae(scaling_factor=0.13),
-        text_encoder=clip(),
-        tokenizer=clip_tokenizer(),
-        text_encoder_2=projected_clip(),
-        tokenizer_2=clip_tokenizer(),
+        vae=kl_vae(scaling_factor=0.13), text_encoder=clip(), tokenizer=clip_tokenizer(),
+        text_encoder_2=projected_clip(), tokenizer_2=clip_tokenizer(),
         unet=unet(
-            attention_head_dim=(2, 4),
-            use_linear_projection=True,
-            transformer_layers_per_block=(1, 1),
-            addition_embed_type="text_time",
+            attention_head_dim=(2, 4), use_linear_projection=True,
+            transformer_layers_per_block=(1, 1), addition_embed_type="text_time",
             addition_time_embed_dim=sizes_width,
             projection_class_embeddings_input_dim=6 * sizes_width + CLIP_WIDTH,
             cross_attention_dim=2 * CLIP_WIDTH,
         ),
-    )
+    )  # fmt: skip
 
 
 def sd15() -> StableDiffusionPipeline:
     """Stable Diffusion 1.5: one text encoder, a scheduler with a history, no safety checker."""
     return StableDiffusionPipeline(
         scheduler=PNDMScheduler(
-            beta_start=0.00085,
-            beta_end=0.012,
-            beta_schedule="scaled_linear",
-            skip_prk_steps=True,
+            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True,
             steps_offset=1,
         ),
-        vae=kl_vae(),
-        text_encoder=clip(),
-        tokenizer=clip_tokenizer(),
-        unet=unet(attention_head_dim=2, cross_attention_dim=CLIP_WIDTH),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
+        vae=kl_vae(), text_encoder=clip(), tokenizer=clip_tokenizer(),
+        unet=unet(attention_head_dim=2, cross_attention_dim=CLIP_WIDTH), safety_checker=None,
+        feature_extractor=None, requires_safety_checker=False,
+    )  # fmt: skip
 
 
 FAMILIES = {"flux": flux, "sd3": sd3, "sdxl": sdxl, "sd15": sd15}

@@ -26,18 +26,10 @@ def qwen3() -> Qwen3ForCausalLM:
     """Draw a Qwen 3 that writes until it is stopped."""
     tokenizer = qwen2_tokenizer()
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=None,
-    )
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = drawn(Qwen3ForCausalLM(config))
@@ -58,31 +50,18 @@ def seer() -> LlavaForConditionalGeneration:
     tokenizer = qwen2_tokenizer()
     config = LlavaConfig(
         text_config={
-            "model_type": "qwen3",
-            "vocab_size": len(tokenizer),
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "max_position_embeddings": 256,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
+            "model_type": "qwen3", "vocab_size": len(tokenizer), "hidden_size": 32,
+            "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+            "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
         },
         vision_config={
-            "model_type": "clip_vision_model",
-            "hidden_size": 16,
-            "intermediate_size": 37,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 28,
-            "patch_size": 14,
+            "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 37,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
         },
-        image_token_index=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        image_seq_length=4,
+        image_token_index=tokenizer.convert_tokens_to_ids("<|image_pad|>"), image_seq_length=4,
         vision_feature_layer=-1,
-    )
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(6)
         model = drawn(LlavaForConditionalGeneration(config))
@@ -97,12 +76,9 @@ def save_seer(folder: Path) -> Path:
     sides = {"height": 28, "width": 28}
     processor = LlavaProcessor(
         image_processor=CLIPImageProcessorPil(size=sides, crop_size=sides),
-        tokenizer=qwen2_tokenizer(),
-        patch_size=14,
-        num_additional_image_tokens=1,
-        vision_feature_select_strategy="default",
-        chat_template=_TEMPLATE,
+        tokenizer=qwen2_tokenizer(), patch_size=14, num_additional_image_tokens=1,
+        vision_feature_select_strategy="default", chat_template=_TEMPLATE,
         image_token="<|image_pad|>",
-    )
+    )  # fmt: skip
     processor.save_pretrained(folder)
     return folder
