@@ -145,18 +145,14 @@ def test_every_file_has_a_room_and_every_room_files() -> None:
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("for one in many: pass", ["one"]),
-        ("known: int = 3", ["known"]),
+        ("for one in many: pass", ["one"]), ("known: int = 3", ["known"]),
         ("def f(given, *, told=1): return given", ["given", "told"]),
-        ("[found for found, x in y]", ["found"]),
-        ("self._said, b = 1, 2", ["_said"]),
-        ("if (best := f()): pass", ["best"]),
-        ("try: f()\nexcept E as other: pass", ["other"]),
-        ("match x:\n case [a, most]: pass", ["most"]),
-        ("print(one); x.found", []),
+        ("[found for found, x in y]", ["found"]), ("self._said, b = 1, 2", ["_said"]),
+        ("if (best := f()): pass", ["best"]), ("try: f()\nexcept E as other: pass", ["other"]),
+        ("match x:\n case [a, most]: pass", ["most"]), ("print(one); x.found", []),
         ("most_rows = 3; __all__ = []", []),
     ],
-)
+)  # fmt: skip
 def test_pronouns_participles_and_comparatives_are_found_wherever_they_are_bound(
     source: str, names: list[str]
 ) -> None:

@@ -85,14 +85,10 @@ def test_a_whole_number_will_do_for_a_float() -> None:
 
 def test_the_environment_sets_what_it_names() -> None:
     environ = {
-        "CARPOOL_MAX_QUEUE": "7",
-        "CARPOOL_DRAIN_TIMEOUT": "2.5",
-        "CARPOOL_THREADS": "2",
-        "CARPOOL_API_KEY": "one,two",
-        "CARPOOL_BATCHING_MODE": "off",
-        "CARPOOLING": "not ours",
+        "CARPOOL_MAX_QUEUE": "7", "CARPOOL_DRAIN_TIMEOUT": "2.5", "CARPOOL_THREADS": "2",
+        "CARPOOL_API_KEY": "one,two", "CARPOOL_BATCHING_MODE": "off", "CARPOOLING": "not ours",
         "PATH": "/bin",
-    }
+    }  # fmt: skip
 
     settings = ServeSettings.from_environment(environ)
 
@@ -181,14 +177,10 @@ def test_a_setting_of_another_program_is_pointed_at_ours() -> None:
 @pytest.mark.parametrize(
     ("hint", "plain"),
     [
-        (int, int),
-        (int | None, int),
-        (str | None, str),
-        (float, float),
-        (tuple[str, ...], str),
+        (int, int), (int | None, int), (str | None, str), (float, float), (tuple[str, ...], str),
         (EngineSettings.__annotations__["batching_mode"], str),
     ],
-)
+)  # fmt: skip
 def test_every_annotation_has_a_plain_type(hint: Any, plain: type) -> None:
     assert base_type(hint) is plain
 

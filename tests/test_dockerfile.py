@@ -27,12 +27,9 @@ def lint(text: str) -> list[str]:
     """The codes of what the linter finds, however slight."""
     hadolint = Path(sys.executable).with_name("hadolint")
     done = subprocess.run(
-        [hadolint, "--no-color", "--format", "json", "-"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [hadolint, "--no-color", "--format", "json", "-"], input=text, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
     assert not done.stderr
     return [one["code"] for one in json.loads(done.stdout)]
 
@@ -48,13 +45,10 @@ def test_the_linter_finds_nothing() -> None:
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("RUN cd /tmp", "DL3003"),
-        ("RUN echo $1 | grep $(ls *)", "SC2035"),
-        ("COPY a b c", "DL3021"),
-        ("USER root", "DL3002"),
-        ("RUNN echo", "DL1000"),
+        ("RUN cd /tmp", "DL3003"), ("RUN echo $1 | grep $(ls *)", "SC2035"),
+        ("COPY a b c", "DL3021"), ("USER root", "DL3002"), ("RUNN echo", "DL1000"),
     ],
-)
+)  # fmt: skip
 def test_the_linter_finds_what_is_wrong(line: str, code: str) -> None:
     assert code in lint(f"{TEXT}\n{line}\n")
 

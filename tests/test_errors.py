@@ -122,13 +122,9 @@ async def opened(
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, JobStore]]:
     store = JobStore(folder)
     runner = Runner(
-        store,
-        worker,
-        writers or {"image": write_images},
-        model=lambda: CARD.id,
-        max_running=1,
+        store, worker, writers or {"image": write_images}, model=lambda: CARD.id, max_running=1,
         again_s=0.01,
-    )
+    )  # fmt: skip
     worker.is_open.set()
     running = asyncio.create_task(runner.run())
     transport = httpx2.ASGITransport(create_app(worker, ServeSettings(port=0), runner))
@@ -221,16 +217,12 @@ async def a_job_that_an_older_server_left(
 @pytest.mark.parametrize(
     "scene",
     [
-        a_link_on_a_full_disk,
-        a_pipeline_that_misses_a_file,
-        a_pipeline_that_names_a_file,
-        a_job_on_a_full_disk,
-        a_job_whose_files_cannot_be_made,
-        a_store_that_cannot_be_read_or_written,
-        a_job_that_an_older_server_left,
+        a_link_on_a_full_disk, a_pipeline_that_misses_a_file, a_pipeline_that_names_a_file,
+        a_job_on_a_full_disk, a_job_whose_files_cannot_be_made,
+        a_store_that_cannot_be_read_or_written, a_job_that_an_older_server_left,
     ],
     ids=lambda scene: scene.__name__,
-)
+)  # fmt: skip
 async def test_no_failure_tells_a_client_where_files_lie_and_the_log_does(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,13 +31,9 @@ def carpool(*arguments: str, **environ: str) -> tuple[int, list[str]]:
     """Run `carpool`, which must load no torch; returns its status and what it said."""
     clean = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
     run = subprocess.run(
-        [sys.executable, "-c", NO_TORCH, *arguments],
-        capture_output=True,
-        text=True,
-        env={**clean, "HF_HUB_OFFLINE": "1", **environ},
-        timeout=50,
-        check=False,
-    )
+        [sys.executable, "-c", NO_TORCH, *arguments], capture_output=True, text=True,
+        env={**clean, "HF_HUB_OFFLINE": "1", **environ}, timeout=50, check=False,
+    )  # fmt: skip
     assert run.stdout == ""
     return run.returncode, run.stderr.splitlines()
 
@@ -246,13 +242,9 @@ def test_the_hub_says_why_it_gives_no_model(
 ) -> None:
     with hub(status, code) as url:
         ended_with, lines = carpool(
-            "serve",
-            "org/name",
-            *("--revision", "main2"),
-            HF_HOME=str(tmp_path),
-            HF_HUB_OFFLINE="0",
-            HF_ENDPOINT=url,
-        )
+            "serve", "org/name", *("--revision", "main2"), HF_HOME=str(tmp_path),
+            HF_HUB_OFFLINE="0", HF_ENDPOINT=url,
+        )  # fmt: skip
 
     assert ended_with == 1
     assert told in lines[-1]

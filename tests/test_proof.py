@@ -269,13 +269,9 @@ def test_overload_is_held_against_its_promises() -> None:
 
 def test_a_report_of_failures_is_told_and_one_that_did_not_end_is_none() -> None:
     report = {
-        "complete": True,
-        "stop_reason": "completed",
-        "operations": {"tested": 23, "selected": 23},
-        "failures": [{"title": "Server error"}],
-        "errors": [],
-        "test_cases": {"generated": 2100},
-    }
+        "complete": True, "stop_reason": "completed", "operations": {"tested": 23, "selected": 23},
+        "failures": [{"title": "Server error"}], "errors": [], "test_cases": {"generated": 2100},
+    }  # fmt: skip
 
     done = fuzz.run_of("shapes", report, {200: 2099, 500: 1})
 

@@ -174,16 +174,11 @@ def test_sigmas_may_be_an_array_as_flux_users_write_them() -> None:
 
 def two_controls(scales: Any) -> dict[str, Any]:
     return {
-        "prompt": "a cat",
-        "image": [PICTURE, PICTURE.transpose(Image.Transpose.FLIP_LEFT_RIGHT)],
-        "controlnet_conditioning_scale": scales,
-        "control_guidance_start": [0.0, 0.3],
-        "control_guidance_end": [0.5, 1.0],
-        "height": 64,
-        "width": 64,
-        "num_inference_steps": 3,
+        "prompt": "a cat", "image": [PICTURE, PICTURE.transpose(Image.Transpose.FLIP_LEFT_RIGHT)],
+        "controlnet_conditioning_scale": scales, "control_guidance_start": [0.0, 0.3],
+        "control_guidance_end": [0.5, 1.0], "height": 64, "width": 64, "num_inference_steps": 3,
         "output_type": "pt",
-    }
+    }  # fmt: skip
 
 
 def test_several_controlnets_take_lists_of_pictures_and_scales() -> None:

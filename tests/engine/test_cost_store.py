@@ -127,15 +127,12 @@ def test_costs_of_a_model_that_was_prepared_otherwise_are_not_believed(
 @pytest.mark.parametrize(
     "said",
     [
-        {"quantize": "fp8"},
-        {"dtype": "float32,transformer=bfloat16"},
-        {"attention_backend": "_native_math"},
-        {"vae_tiling": True},
-        {"compile": True, "warmup": None},
-        {"stream": "transformer"},
+        {"quantize": "fp8"}, {"dtype": "float32,transformer=bfloat16"},
+        {"attention_backend": "_native_math"}, {"vae_tiling": True},
+        {"compile": True, "warmup": None}, {"stream": "transformer"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_settings_of_the_preparation_begin_a_table_of_their_own(
     tmp_path: Path, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,13 +88,10 @@ def replace_class(unet: Any) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Any], None], bool]] = {
-    "processor": (set_processors, False),
-    "processor with weights": (set_words, True),
-    "hook": (add_hook, False),
-    "forward": (replace_forward, False),
-    "layer": (replace_layer, False),
+    "processor": (set_processors, False), "processor with weights": (set_words, True),
+    "hook": (add_hook, False), "forward": (replace_forward, False), "layer": (replace_layer, False),
     "class": (replace_class, False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -34,24 +34,18 @@ pytestmark = pytest.mark.usefixtures("fake_specs")
 def arguments(kinds: set[str], rows: int, length: int, seed: int) -> dict[str, Any]:
     """Arguments of these kinds for a call of so many rows, all random."""
     every: dict[str, Any] = {
-        "shared": randn(4, seed=99),
-        "entries": [randn(i + 1, seed=seed + i) for i in range(rows)],
-        "number": float(seed),
-        "0-d": torch.tensor(float(seed)),
-        "vector": randn(rows, seed=seed + 5),
-        "masked": randn(rows, length, 2, seed=seed + 6),
+        "shared": randn(4, seed=99), "entries": [randn(i + 1, seed=seed + i) for i in range(rows)],
+        "number": float(seed), "0-d": torch.tensor(float(seed)),
+        "vector": randn(rows, seed=seed + 5), "masked": randn(rows, length, 2, seed=seed + 6),
         "text": randn(rows, 4, 2, seed=seed + 6),
         "added": {
-            "ids": randn(rows, WIDTH, seed=seed + 7),
-            "more": {"deep": randn(rows, seed=seed + 8)},
+            "ids": randn(rows, WIDTH, seed=seed + 7), "more": {"deep": randn(rows, seed=seed + 8)},
         },
-        "flag": {"scale": 0.5, "names": ["a", None]},
-        "spare": torch.Generator(),
+        "flag": {"scale": 0.5, "names": ["a", None]}, "spare": torch.Generator(),
         "layers": [randn(rows, 2, seed=seed + 11), randn(rows, 3, seed=seed + 12)],
-        "patches": randn(rows * length, 2, seed=seed + 13),
-        "cache": Cache("shared"),
+        "patches": randn(rows * length, 2, seed=seed + 13), "cache": Cache("shared"),
         "loose": randn(rows, length, seed=seed + 14),
-    }
+    }  # fmt: skip
     names = {"number": "time", "0-d": "time", "vector": "time", "masked": "text"}
     chosen = {names.get(kind, kind): every[kind] for kind in kinds}
     if "masked" in kinds:

@@ -23,33 +23,26 @@ pytestmark = pytest.mark.usefixtures("fake_specs")
         ({"shared": torch.zeros(4)}, {"shared": torch.zeros(5)}),
         ({"shared": torch.zeros(4)}, {"shared": torch.zeros(2, 2)}),
         ({"shared": torch.zeros(4)}, {"shared": torch.zeros(4, dtype=torch.int32)}),
-        ({"shared": torch.zeros(4)}, {"shared": None}),
-        ({"shared": torch.zeros(4)}, {}),
+        ({"shared": torch.zeros(4)}, {"shared": None}), ({"shared": torch.zeros(4)}, {}),
         ({"entries": [torch.zeros(1)]}, {"entries": [torch.zeros(1, dtype=torch.int64)]}),
         ({"entries": [torch.zeros(1)]}, {"entries": [torch.zeros(1, 1)]}),
-        ({"time": 1}, {"time": 1.0}),
-        ({"time": torch.tensor(1)}, {"time": torch.tensor(1.0)}),
+        ({"time": 1}, {"time": 1.0}), ({"time": torch.tensor(1)}, {"time": torch.tensor(1.0)}),
         ({"time": torch.tensor(1.0)}, {"time": torch.tensor([1.0])}),
-        ({"time": torch.tensor(1.0)}, {"time": 1.0}),
-        (TOKENS, {"text": torch.ones(1, 5, 2)}),
+        ({"time": torch.tensor(1.0)}, {"time": 1.0}), (TOKENS, {"text": torch.ones(1, 5, 2)}),
         ({**TOKENS, "mask": torch.ones(1, 4)}, TOKENS),
         ({**TOKENS, "mask": torch.ones(1, 4)}, {**TOKENS, "mask": torch.ones(1, 4).bool()}),
         ({"added": None}, {"added": {"ids": torch.zeros(1, 3), "more": None}}),
         ({"layers": [torch.zeros(1, 2)]}, {"layers": [torch.zeros(1, 2)] * 2}),
         ({"layers": [torch.zeros(1, 2)]}, {"layers": [torch.zeros(1, 3)]}),
         ({"patches": torch.zeros(4, 2)}, {"patches": torch.zeros(4, 3)}),
-        ({"patches": torch.zeros(4, 2)}, {}),
-        ({"cache": Cache("read")}, {"cache": Cache("skip")}),
+        ({"patches": torch.zeros(4, 2)}, {}), ({"cache": Cache("read")}, {"cache": Cache("skip")}),
         ({"loose_mask": torch.ones(1, 4)}, {"loose_mask": torch.ones(1, 4, dtype=torch.long)}),
-        ({"flag": True}, {"flag": 1}),
-        ({"flag": 1}, {"flag": 1.0}),
-        ({"flag": "1"}, {"flag": 1}),
-        ({"flag": 0.5}, {"flag": 0.25}),
-        ({"flag": [1, 2]}, {"flag": (1, 2)}),
+        ({"flag": True}, {"flag": 1}), ({"flag": 1}, {"flag": 1.0}), ({"flag": "1"}, {"flag": 1}),
+        ({"flag": 0.5}, {"flag": 0.25}), ({"flag": [1, 2]}, {"flag": (1, 2)}),
         ({"flag": {"scale": 1}}, {"flag": {"scale": 2}}),
         ({"flag": {"scale": True}}, {"flag": {"scale": 1}}),
     ],
-)
+)  # fmt: skip
 def test_calls_that_differ_in_what_must_be_equal_do_not_fuse(
     left: dict[str, Any], right: dict[str, Any]
 ) -> None:
@@ -105,18 +98,11 @@ def test_what_the_table_does_not_cover_runs_alone(odd: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"x": 5},
-        {"x": [1.0]},
-        {"shared": "a name"},
-        {"entries": ["a name"]},
-        {"entries": []},
-        {"text": [[1, 2]]},
-        {"added": "a name"},
-        {"layers": torch.zeros(1, 2)},
-        {"cache": "a name"},
+        {"x": 5}, {"x": [1.0]}, {"shared": "a name"}, {"entries": ["a name"]}, {"entries": []},
+        {"text": [[1, 2]]}, {"added": "a name"}, {"layers": torch.zeros(1, 2)}, {"cache": "a name"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_values_of_an_unforeseen_type_run_alone(odd: dict[str, Any]) -> None:
     assert not fuse({**X, **odd}, {**X, **odd})
 

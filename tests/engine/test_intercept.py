@@ -298,21 +298,15 @@ def test_heavy_methods_are_found(module: nn.Module, methods: list[str]) -> None:
 @pytest.mark.parametrize(
     ("component", "method", "phase"),
     [
-        ("text_encoder", "forward", "encode"),
-        ("text_encoder_3", "forward", "encode"),
-        ("text_encoder", "generate", "encode"),
-        ("image_encoder", "forward", "encode"),
-        ("connectors", "forward", "encode"),
-        ("vae", "encode", "encode"),
-        ("transformer", "forward", "denoise"),
-        ("transformer_2", "forward", "denoise"),
-        ("unet", "forward", "denoise"),
-        ("controlnet", "forward", "denoise"),
-        ("vae", "decode", "decode"),
-        ("vocoder", "forward", "decode"),
+        ("text_encoder", "forward", "encode"), ("text_encoder_3", "forward", "encode"),
+        ("text_encoder", "generate", "encode"), ("image_encoder", "forward", "encode"),
+        ("connectors", "forward", "encode"), ("vae", "encode", "encode"),
+        ("transformer", "forward", "denoise"), ("transformer_2", "forward", "denoise"),
+        ("unet", "forward", "denoise"), ("controlnet", "forward", "denoise"),
+        ("vae", "decode", "decode"), ("vocoder", "forward", "decode"),
         ("safety_checker", "forward", "decode"),
     ],
-)
+)  # fmt: skip
 def test_a_method_belongs_to_a_phase(component: str, method: str, phase: Phase) -> None:
     assert phase_of(component, method) == phase
 

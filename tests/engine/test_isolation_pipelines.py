@@ -78,14 +78,9 @@ class Nested(DiffusionPipeline):  # type: ignore[misc]
         output_type: str = "pt",
     ) -> Any:
         return self.inner(
-            prompt,
-            height=64,
-            width=64,
-            num_inference_steps=num_inference_steps,
-            guidance_scale=guidance_scale,
-            generator=generator,
-            output_type=output_type,
-        )
+            prompt, height=64, width=64, num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale, generator=generator, output_type=output_type,
+        )  # fmt: skip
 
 
 def nested() -> Nested:

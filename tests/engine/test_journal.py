@@ -318,15 +318,12 @@ def test_a_journal_of_other_weights_is_dropped() -> None:
 @pytest.mark.parametrize(
     "prepared",
     [
-        {},
-        {"quantize": "transformer=fp8"},
-        {"quantize": "transformer=int8"},
-        {"quantize": "transformer=quanto-int4"},
-        {"stream": "transformer"},
+        {}, {"quantize": "transformer=fp8"}, {"quantize": "transformer=int8"},
+        {"quantize": "transformer=quanto-int4"}, {"stream": "transformer"},
         {"quantize": "transformer=int8", "stream": "transformer"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_other_weights_under_the_same_name_are_told_apart_however_they_are_kept(
     prepared: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -377,18 +374,12 @@ def test_answers_that_are_dear_to_copy_are_not_kept_and_it_is_said(
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.randn(3, 4),
-        torch.tensor(2.5),
-        torch.empty(0, 3),
-        torch.randn(3, 4).t(),
-        torch.randn(3, 4)[1:2],
-        torch.randn(3).bfloat16(),
-        torch.nn.Parameter(torch.randn(3)),
-        torch.randn(3, 4).to(torch.complex64).conj().imag,
-        torch.tensor([True, False]),
+        torch.randn(3, 4), torch.tensor(2.5), torch.empty(0, 3), torch.randn(3, 4).t(),
+        torch.randn(3, 4)[1:2], torch.randn(3).bfloat16(), torch.nn.Parameter(torch.randn(3)),
+        torch.randn(3, 4).to(torch.complex64).conj().imag, torch.tensor([True, False]),
     ],
     ids=lambda one: f"{one.dtype}{list(one.stride())}",
-)
+)  # fmt: skip
 def test_a_tensor_is_the_same_once_packed_wherever_its_values_lie(tensor: torch.Tensor) -> None:
     got = unpack(pack((tensor,)), torch.device("cpu"))[0]
 

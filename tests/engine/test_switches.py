@@ -44,27 +44,17 @@ class Net(ModelMixin, ConfigMixin):  # type: ignore[misc]
 def readings() -> list[bool | float]:
     """Of modes and switches, each with a weight of its own."""
     facts = [
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-        torch.is_autocast_cache_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype() == torch.float64,
+        torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"), torch.is_autocast_cache_enabled(),
+        torch.is_inference_mode_enabled(), torch.get_default_dtype() == torch.float64,
         torch.get_float32_matmul_precision() == "high",
-        torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch.backends.cudnn.benchmark,
-        torch.backends.mkldnn.enabled,
-        torch.get_num_threads() == 3,
-        np.geterr()["divide"] == "raise",
-        decimal.getcontext().prec == 5,
-        "CARPOOL_TEST_SWITCH" in os.environ,
-        os.getcwd() == "/",
-        any(one[0] == "error" for one in warnings.filters),
-        torch.is_anomaly_enabled(),
-        torch.zeros(1).is_meta,
-        torch.get_autocast_dtype("cpu") == torch.float16,
-    ]
+        torch.are_deterministic_algorithms_enabled(), torch._C._get_flash_sdp_enabled(),
+        torch.backends.cudnn.benchmark, torch.backends.mkldnn.enabled, torch.get_num_threads() == 3,
+        np.geterr()["divide"] == "raise", decimal.getcontext().prec == 5,
+        "CARPOOL_TEST_SWITCH" in os.environ, os.getcwd() == "/",
+        any(one[0] == "error" for one in warnings.filters), torch.is_anomaly_enabled(),
+        torch.zeros(1).is_meta, torch.get_autocast_dtype("cpu") == torch.float16,
+    ]  # fmt: skip
     return [2**-place * fact for place, fact in enumerate(facts)]
 
 

@@ -138,13 +138,10 @@ def tell(url: str, prompt: str, task: Any = "text-to-image", timeout_s: float = 
 @pytest.mark.parametrize(
     ("prompt", "reason"),
     [
-        ("a cat", "fine"),
-        ("too many", "429 queue_full"),
-        ("broken", "502 Bad Gateway"),
-        ("nothing", "no picture"),
-        ("hang up", "connection: RemoteProtocolError"),
+        ("a cat", "fine"), ("too many", "429 queue_full"), ("broken", "502 Bad Gateway"),
+        ("nothing", "no picture"), ("hang up", "connection: RemoteProtocolError"),
     ],
-)
+)  # fmt: skip
 def test_whatever_the_server_does_has_a_reason(
     served: tuple[FakeServer, str], prompt: str, reason: str
 ) -> None:

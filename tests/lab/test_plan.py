@@ -101,16 +101,11 @@ def test_modular_pipelines_are_planned_of_their_configs_alone(name: str, tmp_pat
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["plan", "--help"],
-        ["plan", "FLUX.1-dev", "--on", "rtx4091"],
-        ["plan", "nosuch"],
-        ["plan", "org/nosuch"],
-        ["plan", "FLUX.1-dev", "--sizes", "3y4"],
-        ["plan", "FLUX.1-dev", "--quantize", "int9"],
-        ["check", "nosuch"],
-        ["models", "nosuch"],
+        ["plan", "--help"], ["plan", "FLUX.1-dev", "--on", "rtx4091"], ["plan", "nosuch"],
+        ["plan", "org/nosuch"], ["plan", "FLUX.1-dev", "--sizes", "3y4"],
+        ["plan", "FLUX.1-dev", "--quantize", "int9"], ["check", "nosuch"], ["models", "nosuch"],
     ],
-)
+)  # fmt: skip
 def test_what_is_asked_is_checked_before_torch_is_imported(arguments: list[str]) -> None:
     code = (
         "import sys; from carpool.cli.main import main; sys.modules['torch'] = None;"
@@ -207,13 +202,9 @@ def test_what_fits_is_resident_and_streamed_weights_make_sharing_pay() -> None:
 
 def test_quantized_weights_take_their_bits() -> None:
     halved = plan(
-        "a",
-        1,
-        {"transformer": 10**10},
-        [stage(square(64))],
-        device("rtx4090"),
+        "a", 1, {"transformer": 10**10}, [stage(square(64))], device("rtx4090"),
         bits={"transformer": 8},
-    )
+    )  # fmt: skip
 
     assert halved.weights["transformer"] == 1e10
     assert halved.fits

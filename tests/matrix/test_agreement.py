@@ -108,14 +108,9 @@ def simulated(coming: list[Arrival], mode: BatchingMode) -> list[Batch]:
         )
         said = {n: v for n, v in body.items() if n != "priority"}
         waiting = QueuedRequest(
-            number,
-            at_s,
-            float(steps),
-            float(steps),
-            priority=body["priority"],
-            signature=said,
+            number, at_s, float(steps), float(steps), priority=body["priority"], signature=said,
             wave=tuple(said.items()),
-        )
+        )  # fmt: skip
         rides.append(SimulatedRequest(waiting, stages))
     worker = Worker(
         MODES[mode](costs), costs, {"encode": 8, "denoise": 8, "decode": 4}, is_traced=True

@@ -65,43 +65,33 @@ def calls(family: str, **request: Any) -> list[dict[str, Any]]:
         pytest.param("flux2", TWO_TO_ONE, ONE_TO_TWO, id="flux2-sizes"),
         pytest.param("flux2_klein", TWO_TO_ONE, ONE_TO_TWO, id="klein-sizes"),
         pytest.param(
-            "flux2",
-            {"image": [picture(64, 128)]},
-            {"image": [picture(128, 64)]},
+            "flux2", {"image": [picture(64, 128)]}, {"image": [picture(128, 64)]},
             id="flux2-references",
         ),
         pytest.param(
-            "flux2",
-            {"image": [picture(64, 128)]},
-            {"image": [picture(64, 64), picture(64, 64, seed=1)]},
-            id="flux2-one-reference-and-two",
+            "flux2", {"image": [picture(64, 128)]},
+            {"image": [picture(64, 64), picture(64, 64, seed=1)]}, id="flux2-one-reference-and-two",
         ),
         pytest.param(
-            "flux2", {"image": [picture(64, 64)]}, {"height": 128}, id="flux2-reference-and-none"
+            "flux2", {"image": [picture(64, 64)]}, {"height": 128}, id="flux2-reference-and-none",
         ),
         pytest.param(
-            "kontext",
-            {"image": picture(32, 64)},
-            {"image": picture(64, 32)},
+            "kontext", {"image": picture(32, 64)}, {"image": picture(64, 32)},
             id="kontext-references",
         ),
         pytest.param(
-            "qwen_image", {"height": 64, "width": 16}, {"height": 32, "width": 32}, id="qwen-sizes"
+            "qwen_image", {"height": 64, "width": 16}, {"height": 32, "width": 32}, id="qwen-sizes",
         ),
         pytest.param(
-            "qwen_edit",
-            {"image": picture(64, 128)},
-            {"image": picture(128, 64)},
+            "qwen_edit", {"image": picture(64, 128)}, {"image": picture(128, 64)},
             id="qwen-edit-references",
         ),
         pytest.param(
-            "qwen_edit_plus",
-            {"image": [picture(64, 128)]},
-            {"image": [picture(128, 64)]},
+            "qwen_edit_plus", {"image": [picture(64, 128)]}, {"image": [picture(128, 64)]},
             id="qwen-edit-plus-references",
         ),
     ],
-)
+)  # fmt: skip
 def test_as_many_tokens_in_another_geometry_never_share_a_forward(
     family: str, left: dict[str, Any], right: dict[str, Any]
 ) -> None:

@@ -24,15 +24,11 @@ others = st.dictionaries(st.text(), values, max_size=4)
 known = st.fixed_dictionaries(
     {},
     optional={
-        "prompt": st.text(),
-        "negative_prompt": st.text(),
-        "num_inference_steps": st.integers(1, 1000),
-        "guidance_scale": st.floats(0, 20),
-        "true_cfg_scale": st.floats(0, 20),
-        "seed": st.integers(0, 2**63 - 1),
-        "model": st.text(),
+        "prompt": st.text(), "negative_prompt": st.text(),
+        "num_inference_steps": st.integers(1, 1000), "guidance_scale": st.floats(0, 20),
+        "true_cfg_scale": st.floats(0, 20), "seed": st.integers(0, 2**63 - 1), "model": st.text(),
     },
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,15 +91,9 @@ def test_a_png_gives_back_its_settings(known: dict[str, Any], others: dict[str, 
 
 def test_settings_are_readable_by_other_tools_too() -> None:
     settings = {
-        "prompt": "ein Bär ⭐\nund 熊",
-        "negative_prompt": "blau",
-        "num_inference_steps": 12,
-        "guidance_scale": 3.5,
-        "seed": 2**63 - 1,
-        "width": 64,
-        "height": 32,
-        "model": "org/name",
-    }
+        "prompt": "ein Bär ⭐\nund 熊", "negative_prompt": "blau", "num_inference_steps": 12,
+        "guidance_scale": 3.5, "seed": 2**63 - 1, "width": 64, "height": 32, "model": "org/name",
+    }  # fmt: skip
 
     text = opened(encode_image(noise(64, 32), "png", metadata=settings)).info
 

@@ -83,13 +83,10 @@ def bursts(
 
 
 def true() -> Costs:
-    return Costs(
-        {
-            TABLE.kind("encode"): Curve({1: 0.004, 8: 0.005}),
-            TABLE.kind("denoise"): Curve(STEP_S),
-            TABLE.kind("decode"): Curve({1: 0.0074, 4: 0.023}),
-        }
-    )
+    return Costs({
+        TABLE.kind("encode"): Curve({1: 0.004, 8: 0.005}), TABLE.kind("denoise"): Curve(STEP_S),
+        TABLE.kind("decode"): Curve({1: 0.0074, 4: 0.023}),
+    })  # fmt: skip
 
 
 def ours(costs: str, steps: tuple[int, ...], cap: int = 8, *, is_busy: bool = False) -> list[Burst]:

@@ -29,12 +29,9 @@ User = Callable[[int], str]
 """The user that a tenant names in its n-th request."""
 
 HABITS: dict[str, User] = {
-    "nobody": lambda n: "",
-    "one": lambda n: "u",
-    "ten": lambda n: f"u{n % 10}",
-    "another each time": lambda n: f"u{n}",
-    "the other tenant's": lambda n: "b",
-}
+    "nobody": lambda n: "", "one": lambda n: "u", "ten": lambda n: f"u{n % 10}",
+    "another each time": lambda n: f"u{n}", "the other tenant's": lambda n: "b",
+}  # fmt: skip
 
 
 def call(

@@ -84,11 +84,8 @@ def test_the_speed_is_learned_from_forwards() -> None:
 # In the engine
 
 FLUX: dict[str, Any] = {
-    "num_inference_steps": 4,
-    "width": 16,
-    "height": 16,
-    "max_sequence_length": 16,
-}
+    "num_inference_steps": 4, "width": 16, "height": 16, "max_sequence_length": 16,
+}  # fmt: skip
 
 
 class Ticking(VirtualClock):

@@ -23,14 +23,10 @@ ENCODER, OTHER = CallKind("text_encoder.forward", 1), CallKind("unet.forward", 1
 
 
 def costs(stream_s: float = 1.0) -> Costs:
-    made = Costs(
-        {
-            SMALL: Curve({1: 0.1, 8: 0.8}),
-            LARGE: Curve({1: 0.4, 8: 3.2}),
-            ENCODER: Curve({1: 0.05}),
-            OTHER: Curve({1: 0.1}),
-        }
-    )
+    made = Costs({
+        SMALL: Curve({1: 0.1, 8: 0.8}), LARGE: Curve({1: 0.4, 8: 3.2}), ENCODER: Curve({1: 0.05}),
+        OTHER: Curve({1: 0.1}),
+    })  # fmt: skip
     made.streams = {SMALL.name: stream_s}
     return made
 

@@ -153,12 +153,8 @@ def requests(name: str) -> list[dict[str, Any]]:
 
     guided, unguided = ({scale: given[scale] + 1.5}, {scale: 1.0}) if scale else ({}, {})
     changes: tuple[dict[str, Any], ...] = (
-        {},
-        {**more(1), **other},
-        guided,
-        {**more(2), **unguided, **other},
-        {**more(1), **longer},
-    )
+        {}, {**more(1), **other}, guided, {**more(2), **unguided, **other}, {**more(1), **longer},
+    )  # fmt: skip
     return [copy.deepcopy({**given, **one}) for one in changes]
 
 

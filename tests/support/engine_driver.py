@@ -176,13 +176,9 @@ def driving(
     chosen = EngineSettings(**{**usual, **modes, **settings})
     forwards: list[Forward] = []
     engine = EngineCore(
-        load(pipe, chosen),
-        chosen,
-        clock=clock or VirtualClock(),
-        off_loop=lambda work: work(),
-        observers=[forwards.append],
-        policy=InLine(chosen.max_running) if mode is None else None,
-    )
+        load(pipe, chosen), chosen, clock=clock or VirtualClock(), off_loop=lambda work: work(),
+        observers=[forwards.append], policy=InLine(chosen.max_running) if mode is None else None,
+    )  # fmt: skip
     grads = torch.is_grad_enabled()
     engine.enter()
     try:

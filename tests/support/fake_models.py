@@ -28,23 +28,16 @@ from carpool.engine.specs import (
 SPEC = Spec(
     rows="x",
     rules={
-        "x": STACK,
-        "shared": SHARE,
-        "entries": LIST,
-        "time": SCALAR,
+        "x": STACK, "shared": SHARE, "entries": LIST, "time": SCALAR,
         "text": Pad(mask="mask", cut=("last_hidden_state", "hidden_states")),
-        "mask": Pad(mask="mask"),
-        "added": {"ids": STACK, "more": {"deep": STACK}},
-        "spare": UNUSED,
-        "layers": STACKS,
-        "patches": CONCAT,
-        "counts": STACK,
+        "mask": Pad(mask="mask"), "added": {"ids": STACK, "more": {"deep": STACK}}, "spare": UNUSED,
+        "layers": STACKS, "patches": CONCAT, "counts": STACK,
         "cache": State(lambda cache: cache.mode if cache.mode != "mine" else None),
         "loose": Pad(mask="loose_mask", makes_mask=True),
         "loose_mask": Pad(mask="loose_mask", makes_mask=True),
     },
     adds={"is_short": True},
-)
+)  # fmt: skip
 WIDTH = 3
 
 

@@ -41,18 +41,10 @@ from support.tiny.qwen import qwen_vl
 
 _WORDS = 300
 _SIZES: dict[str, Any] = {
-    "vocab_size": _WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
+    "vocab_size": _WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "max_position_embeddings": 512, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
 
 
 def _llama() -> Any:

@@ -264,11 +264,8 @@ def starting(
             else:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "carpool.cli.main", *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env=environ,
-                )
+                    stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=environ,
+                )  # fmt: skip
         server = Server(process, folder, mark)
         try:
             yield server

@@ -29,15 +29,10 @@ def requests() -> list[carpool.Request]:
         extra: dict[str, Any] = (
             {"negative_prompt": "", "true_cfg_scale": 1.5} if i % 12 == 5 else {}
         )
-        made.append(
-            carpool.Request(
-                caption(scene),
-                seed=1000 + i,
-                num_inference_steps=10 + i % 6,
-                guidance_scale=3.0 + i % 3 * 0.5,
-                **extra,
-            )
-        )
+        made.append(carpool.Request(
+            caption(scene), seed=1000 + i, num_inference_steps=10 + i % 6,
+            guidance_scale=3.0 + i % 3 * 0.5, **extra,
+        ))  # fmt: skip
     return made
 
 

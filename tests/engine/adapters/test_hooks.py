@@ -279,11 +279,8 @@ def test_what_is_added_lands_on_the_right_rows(
 
 def test_neighbours_with_the_same_adapter_are_one_run() -> None:
     applied: tuple[AdapterScales, ...] = (
-        (),
-        (("a", 1.0),),
-        (("a", 1.0), ("b", 2.0)),
-        (("b", 2.0),),
-    )
+        (), (("a", 1.0),), (("a", 1.0), ("b", 2.0)), (("b", 2.0),),
+    )  # fmt: skip
 
     found = plan(applied, (1, 2, 1, 2))
 

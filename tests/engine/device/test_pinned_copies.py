@@ -24,23 +24,19 @@ def test_copies_in_a_fiber_are_those_of_torch_and_wait_for_nothing() -> None:
     there = torch.zeros(1, dtype=torch.bfloat16, device=NAME)
     image = torch.rand(2, 3, 4, 5)
     copies: dict[str, Any] = {
-        "device": lambda: x.to(NAME),
-        "type and device": lambda: x.to(NAME, torch.bfloat16),
+        "device": lambda: x.to(NAME), "type and device": lambda: x.to(NAME, torch.bfloat16),
         "names": lambda: x.to(dtype=torch.float16, device=torch.device(NAME)),
-        "as another": lambda: x.to(there),
-        "turned": lambda: x.permute(2, 0, 1).to(NAME),
+        "as another": lambda: x.to(there), "turned": lambda: x.permute(2, 0, 1).to(NAME),
         "expanded": lambda: x[:, :1].expand(2, 5, 4).to(NAME),
         "sliced": lambda: x[:, ::2, 1:3].to(NAME),
         "format": lambda: image.to(NAME, memory_format=torch.channels_last),
-        "empty": lambda: x[:0].to(NAME),
-        "one number": lambda: torch.tensor(3.5).to(NAME),
+        "empty": lambda: x[:0].to(NAME), "one number": lambda: torch.tensor(3.5).to(NAME),
         "numbers": lambda: torch.tensor([1, 2.5], device=NAME),
         "integers": lambda: torch.tensor([[1], [2]], device=NAME),
         "typed": lambda: torch.tensor([1, 2], dtype=torch.bfloat16, device=NAME),
         "array": lambda: torch.as_tensor(np.arange(3.0), device=NAME),
-        "again": lambda: x.to(NAME).to(NAME),
-        "within the host": lambda: x.to(torch.float64),
-    }
+        "again": lambda: x.to(NAME).to(NAME), "within the host": lambda: x.to(torch.float64),
+    }  # fmt: skip
     plain = torch.tensor
     expected = {name: copy() for name, copy in copies.items()}
     found: dict[str, Any] = {}

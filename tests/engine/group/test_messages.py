@@ -65,20 +65,14 @@ def same(left: Any, right: Any) -> bool:
 
 def test_every_kind_of_argument_arrives_as_it_was() -> None:
     value = {
-        "latents": torch.randn(2, 3, 5),
-        "turned": torch.randn(4, 6).t(),
-        "half": torch.randn(7).to(torch.bfloat16),
-        "ids": torch.arange(5),
-        "mask": torch.tensor([True, False, True]),
-        "wave": torch.randn(3, dtype=torch.complex64),
-        "number": torch.tensor(0.5),
-        "nothing": torch.empty(0, 4),
+        "latents": torch.randn(2, 3, 5), "turned": torch.randn(4, 6).t(),
+        "half": torch.randn(7).to(torch.bfloat16), "ids": torch.arange(5),
+        "mask": torch.tensor([True, False, True]), "wave": torch.randn(3, dtype=torch.complex64),
+        "number": torch.tensor(0.5), "nothing": torch.empty(0, 4),
         "expanded": [torch.tensor(7).expand(1), torch.tensor(8).expand(3)],
         "mixed": [1, 2.5, "x", None, True, (1, torch.ones(2))],
-        "options": {"scale": 1.0, "return_dict": False},
-        "type": torch.float16,
-        "place": CPU,
-    }
+        "options": {"scale": 1.0, "return_dict": False}, "type": torch.float16, "place": CPU,
+    }  # fmt: skip
 
     assert same(value, Wire().cross(value))
 

@@ -94,13 +94,10 @@ def test_a_mesh_that_no_file_could_hold_is_refused(change: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("samples", "channels"),
     [
-        (SAMPLES, 1),
-        (SAMPLES.numpy(), 1),
-        (SAMPLES[None].to(torch.bfloat16), 1),
-        (SAMPLES.expand(1, 2, 40), 2),
-        ([SAMPLES], 1),
+        (SAMPLES, 1), (SAMPLES.numpy(), 1), (SAMPLES[None].to(torch.bfloat16), 1),
+        (SAMPLES.expand(1, 2, 40), 2), ([SAMPLES], 1),
     ],
-)
+)  # fmt: skip
 def test_sound_is_channels_of_samples_however_a_pipeline_gives_it(
     samples: Any, channels: int
 ) -> None:

@@ -59,14 +59,11 @@ def run(drive: Drive, family: str) -> list[Recorder]:
 @pytest.mark.parametrize(
     ("family", "compiler"),
     [
-        ("flux", "eager"),
-        ("qwen_image", "eager"),
-        ("sdxl", "eager"),
-        ("sd3", "eager"),
+        ("flux", "eager"), ("qwen_image", "eager"), ("sdxl", "eager"), ("sd3", "eager"),
         ("sdxl", "inductor"),
     ],
     indirect=["compiler"],
-)
+)  # fmt: skip
 def test_after_the_warm_up_no_request_makes_a_graph_and_all_get_what_they_get_alone(
     family: str, compiler: str
 ) -> None:

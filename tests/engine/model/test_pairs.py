@@ -27,25 +27,18 @@ def ways(family: str) -> dict[str, dict[str, Any]]:
     """Settings by name, each with one value; two of one setting are never paired."""
     denoiser, source = "unet" if family in ("sd15", "sdxl") else "transformer", checkpoint(family)
     return {
-        "place": {"place": "vae=cpu"},
-        "place encoder": {"place": "text_encoder=cpu"},
-        "tiles": {"vae_tiling": True},
-        "stream": {"stream": denoiser},
-        "stream encoder": {"stream": "text_encoder"},
-        "memory": {"memory": "560KiB"},
-        "int8": {"quantize": "int8"},
-        "fp8": {"quantize": "fp8"},
+        "place": {"place": "vae=cpu"}, "place encoder": {"place": "text_encoder=cpu"},
+        "tiles": {"vae_tiling": True}, "stream": {"stream": denoiser},
+        "stream encoder": {"stream": "text_encoder"}, "memory": {"memory": "560KiB"},
+        "int8": {"quantize": "int8"}, "fp8": {"quantize": "fp8"},
         "quanto": {"quantize": f"{denoiser}=quanto-int8,text_encoder=quanto-int8"},
-        "compile": {"compile": True},
-        "vae": {"component": (f"vae={source}/vae",)},
+        "compile": {"compile": True}, "vae": {"component": (f"vae={source}/vae",)},
         "denoiser": {"component": (f"{denoiser}={source}/{denoiser}",)},
         "types": {"dtype": f"float32,{denoiser}=bfloat16"},
         "vae type": {"dtype": "bfloat16,vae=float32"},
-        "attention": {"attention_backend": "_native_math"},
-        "variant": {"variant": "fp16"},
-        "warmup": {"warmup": "64x64"},
-        "exact": {"numerics": "exact"},
-    }
+        "attention": {"attention_backend": "_native_math"}, "variant": {"variant": "fp16"},
+        "warmup": {"warmup": "64x64"}, "exact": {"numerics": "exact"},
+    }  # fmt: skip
 
 
 def together(*some: Mapping[str, Any]) -> dict[str, Any] | None:

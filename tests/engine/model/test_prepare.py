@@ -25,11 +25,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:torchao",
 )
 DENOISER = {
-    "flux": "transformer",
-    "qwen_image": "transformer",
-    "sdxl": "unet",
-    "wan21_t2v": "transformer",
-}
+    "flux": "transformer", "qwen_image": "transformer", "sdxl": "unet", "wan21_t2v": "transformer",
+}  # fmt: skip
 CLOSE, HALF = 1e-4, 3e-2  # the most that sharing may change a value 0-1, float32 and bfloat16
 
 Prepared = tuple[str, dict[str, Any], float]

@@ -55,18 +55,13 @@ def test_no_text_is_taken_for_a_picture() -> None:
 
 def test_annotations_say_what_a_parameter_takes() -> None:
     kinds = {
-        str | list[str] | None: ("str",),
-        list[str] | None: ("other", "list"),
-        float | list[float]: ("float", "numbers"),
-        list[float] | None: ("numbers",),
-        list[list[float]]: ("other", "list"),
-        dict[str, Any] | None: ("other", "dict"),
-        torch.Tensor | None: ("other",),
-        int | torch.Tensor: ("int", "other"),
-        tuple[int, int]: ("other", "list"),
-        Literal["first", "last"]: ("str",),
+        str | list[str] | None: ("str",), list[str] | None: ("other", "list"),
+        float | list[float]: ("float", "numbers"), list[float] | None: ("numbers",),
+        list[list[float]]: ("other", "list"), dict[str, Any] | None: ("other", "dict"),
+        torch.Tensor | None: ("other",), int | torch.Tensor: ("int", "other"),
+        tuple[int, int]: ("other", "list"), Literal["first", "last"]: ("str",),
         Literal["auto", 8] | None: ("str", "int"),
-    }
+    }  # fmt: skip
 
     assert {annotation: _kinds(annotation, "prompt") for annotation in kinds} == kinds
 

@@ -89,12 +89,9 @@ def alone(pipeline: Any, seed: int, **arguments: Any) -> torch.Tensor:
 def test_drawing_changing_and_filling_ride_in_one_forward() -> None:
     changing = {"prompt": "a dog", "image": PICTURE, "strength": 0.7, "num_inference_steps": 6}
     filling = {
-        "prompt": "the moon",
-        "image": PICTURE,
-        "mask_image": HALF,
-        "strength": 0.9,
+        "prompt": "the moon", "image": PICTURE, "mask_image": HALF, "strength": 0.9,
         "num_inference_steps": 5,
-    }
+    }  # fmt: skip
 
     with driving("flux") as drive:
         drawn = drive.submit("a cat", seed=1, **ARGUMENTS["flux"])

@@ -256,18 +256,15 @@ def key(**parts: Any) -> Any:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (key(hidden_states=LARGE), {"size"}),
-        (key(encoder_hidden_states=LARGE), {"text length"}),
+        (key(hidden_states=LARGE), {"size"}), (key(encoder_hidden_states=LARGE), {"text length"}),
         (key(hidden_states=LARGE, encoder_hidden_states=LARGE), {"size", "text length"}),
-        (key(hidden_states=HALF), {"dtype"}),
-        (key(guidance=SMALL), {"guidance"}),
+        (key(hidden_states=HALF), {"dtype"}), (key(guidance=SMALL), {"guidance"}),
         (key(return_dict=(bool, True)), {"return_dict"}),
-        (key(encoder_hidden_states=None), {"encoder_hidden_states"}),
-        (object(), {"alone"}),
+        (key(encoder_hidden_states=None), {"encoder_hidden_states"}), (object(), {"alone"}),
         ((key(), (("style", 1.0),)), {"adapters"}),
     ],
     ids=lambda value: " and ".join(sorted(value)) if isinstance(value, set) else "",
-)
+)  # fmt: skip
 def test_what_keeps_two_calls_apart_has_a_word(other: Any, words: set[str]) -> None:
     mine = (key(), ()) if len(other if isinstance(other, tuple) else ()) == 2 else key()
 

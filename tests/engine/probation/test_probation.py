@@ -208,16 +208,9 @@ def fails_together(module: Any, x: Tensor, **_: Any) -> Tensor:
 
 
 HOSTILE: list[Callable[..., Tensor]] = [
-    mixes,
-    mixes_above_two,
-    reads_row_0_of_time,
-    decides_by_the_first_time,
-    decides_by_all_times,
-    decides_in_tensors,
-    writes_into_its_input,
-    gives_its_input,
-    fails_together,
-]
+    mixes, mixes_above_two, reads_row_0_of_time, decides_by_the_first_time, decides_by_all_times,
+    decides_in_tensors, writes_into_its_input, gives_its_input, fails_together,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("quirk", HOSTILE, ids=lambda one: one.__name__)

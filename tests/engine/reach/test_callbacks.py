@@ -128,35 +128,25 @@ def _decorated(function: Any) -> Any:
 
 
 BROUGHT_CLEAN: dict[str, Any] = {
-    **CLEAN,
-    "closure over plain data": _reader({"scale": 2.0}),
+    **CLEAN, "closure over plain data": _reader({"scale": 2.0}),
     "partial": functools.partial(CLEAN["changes_latents"]),
-    "decorated": _decorated(CLEAN["changes_latents"]),
-    "method": Helper().callback,
+    "decorated": _decorated(CLEAN["changes_latents"]), "method": Helper().callback,
     "method of an owner that has the pipeline and does not use it": Helper(PIPE).callback,
-    "object": Calling(),
-    "callback of diffusers": Cutoff(),
-    "lambda": lambda pipe, i, t, kwargs: {},
-    "builtin": dict,
-    "None": None,
-}
+    "object": Calling(), "callback of diffusers": Cutoff(), "lambda": lambda pipe, i, t, kwargs: {},
+    "builtin": dict, "None": None,
+}  # fmt: skip
 BROUGHT_PRIVATE: dict[str, Any] = {
-    **PRIVATE,
-    "closure over the pipeline": _closure(PIPE),
-    "closure over its scheduler": _closure(PIPE.scheduler),
-    "default": _default,
-    "keyword default": _keyword,
-    "partial with the pipeline": functools.partial(_first, PIPE),
+    **PRIVATE, "closure over the pipeline": _closure(PIPE),
+    "closure over its scheduler": _closure(PIPE.scheduler), "default": _default,
+    "keyword default": _keyword, "partial with the pipeline": functools.partial(_first, PIPE),
     "decorated closure": _decorated(_closure(PIPE)),
     "decorated twice": _decorated(_decorated(PRIVATE["reports_to_a_list"])),
-    "method of the pipeline": PIPE.step,
-    "method of an owner that counts": Helper().counting,
+    "method of the pipeline": PIPE.step, "method of an owner that counts": Helper().counting,
     "method that reads the pipeline": Helper(PIPE).reading,
-    "object that counts": CallingAndCounting(),
-    "callback of diffusers that leaks": Leaking(),
+    "object that counts": CallingAndCounting(), "callback of diffusers that leaks": Leaking(),
     "callbacks of diffusers": MultiPipelineCallbacks([Cutoff(), Leaking()]),
     "lambda with the pipeline": lambda pipe, i, t, kwargs: PIPE,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*BROUGHT_CLEAN, *BROUGHT_PRIVATE])
@@ -206,18 +196,12 @@ class Global(Controller):
 @pytest.mark.parametrize(
     ("helper", "is_private"),
     [
-        (Controller(), False),
-        (Controller(values=[1, 2], names={"a": 1}), False),
-        (Controller(pipe=PIPE), True),
-        (Controller(parts=[{"pipe": PIPE}]), True),
-        (Controller(lock=threading.Lock()), True),
-        (Global(), True),
-        ([Global()], True),
-        ({"a": Global()}, True),
-        (lambda net: net.weight.mul_(2), True),
-        (lambda net: setattr(net, "gain", 3.0), True),
-        (lambda x: x + 1, False),
+        (Controller(), False), (Controller(values=[1, 2], names={"a": 1}), False),
+        (Controller(pipe=PIPE), True), (Controller(parts=[{"pipe": PIPE}]), True),
+        (Controller(lock=threading.Lock()), True), (Global(), True), ([Global()], True),
+        ({"a": Global()}, True), (lambda net: net.weight.mul_(2), True),
+        (lambda net: setattr(net, "gain", 3.0), True), (lambda x: x + 1, False),
     ],
-)
+)  # fmt: skip
 def test_objects_that_a_request_brings_are_walked(helper: Any, is_private: bool) -> None:
     judge(is_private, PIPE, helper=helper)

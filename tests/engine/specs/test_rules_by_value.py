@@ -13,13 +13,9 @@ from carpool.engine.split import split
 from support.fake_models import call_on, fuse, randn, run
 
 RULES: dict[str, ArgumentRule] = {
-    "x": STACK,
-    "layers": LAYERS,
-    "pictures": Keyed(STACK, lambda pictures: bool(pictures.any())),
-    "residuals": STACKS,
-    "controls": STACKS,
-    "scale": FACTOR,
-}
+    "x": STACK, "layers": LAYERS, "pictures": Keyed(STACK, lambda pictures: bool(pictures.any())),
+    "residuals": STACKS, "controls": STACKS, "scale": FACTOR,
+}  # fmt: skip
 
 
 class Layered(nn.Module):

@@ -30,16 +30,11 @@ def build():
 """
 LONG = [{**request, "num_inference_steps": 40 + i} for i, request in enumerate(REQUESTS)]
 NAMES = [
-    "a counter on self",
-    "torch.randn",
-    "a hook that is added and removed in each call",
-    "a class attribute",
-    "a counter in a net's buffer",
+    "a counter on self", "torch.randn", "a hook that is added and removed in each call",
+    "a class attribute", "a counter in a net's buffer",
     "DeepCache: a helper that wraps forward of the net and a block",
-    "autocast around one request's calls",
-    "a lock over each call",
-    "asyncio.run around each call",
-]
+    "autocast around one request's calls", "a lock over each call", "asyncio.run around each call",
+]  # fmt: skip
 
 
 def drawn(server: Server, request: dict[str, Any]) -> Any:

@@ -68,12 +68,9 @@ def callback(pipe: Any, program: list[Operation]) -> Callable[..., Any]:
 def programs(outer: st.SearchStrategy[bool]) -> st.SearchStrategy[list[Operation]]:
     names = [f"read {name}" for name in READS] + [f"write {name}" for name in WRITES]
     operation = st.builds(
-        Operation,
-        st.integers(0, STEPS - 1),
-        st.sampled_from(names),
-        st.sampled_from([0.0, 0.5, 2.0]),
-        outer,
-    )
+        Operation, st.integers(0, STEPS - 1), st.sampled_from(names),
+        st.sampled_from([0.0, 0.5, 2.0]), outer,
+    )  # fmt: skip
     return st.lists(operation, min_size=1, max_size=6)
 
 

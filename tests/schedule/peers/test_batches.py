@@ -112,13 +112,10 @@ def test_an_open_batch_leaves_when_its_head_is_old_enough_and_a_closed_one_at_on
 
 
 WAITING = st.builds(
-    QueuedRequest,
-    request=st.just(1),
+    QueuedRequest, request=st.just(1),
     signature=st.sampled_from([LARGE.signature, SMALL.signature, PAINTED.signature]),
-    arrived_s=st.just(0.0),
-    outputs=st.integers(1, 5),
-    cost=st.integers(0, 9).map(float),
-)
+    arrived_s=st.just(0.0), outputs=st.integers(1, 5), cost=st.integers(0, 9).map(float),
+)  # fmt: skip
 LINES = st.lists(WAITING, min_size=1, max_size=10)
 CAPS = st.builds(Caps, st.integers(1, 8), st.none() | st.floats(1, 30))
 

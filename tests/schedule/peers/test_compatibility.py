@@ -101,13 +101,11 @@ def test_offload_is_said_in_many_ways(is_on: Any) -> None:
         ({"rule": [CAP]}, "rule", "is a list: must be an object, a rule; did you mean 'rules'?"),
         ({"rules": {"m": CAP}}, "rules", "is an object: must be a list of rules"),
         (
-            {"schema_verison": 1, "rules": [CAP]},
-            "schema_verison",
+            {"schema_verison": 1, "rules": [CAP]}, "schema_verison",
             "is not a key of a batching config; did you mean 'schema_version'?",
         ),
         (
-            [CAP | {"max_batchsize": 4}],
-            "max_batchsize",
+            [CAP | {"max_batchsize": 4}], "max_batchsize",
             "rule 1: max_batchsize is not a key of a rule; did you mean 'max_batch_size'?",
         ),
         ([CAP, {"model": "m"}], "max_batch_size", "rule 2: max_batch_size is missing"),
@@ -125,11 +123,10 @@ def test_offload_is_said_in_many_ways(is_on: Any) -> None:
         ([CAP | {"device_memory_gb_min": -1}], "device_memory_gb_min", "-1: must be a number of"),
         (
             [CAP | {"device_memory_gb_min": 80, "device_memory_gb_max": 48}],
-            "device_memory_gb_min",
-            "80: must be at most device_memory_gb_max, 48",
+            "device_memory_gb_min", "80: must be at most device_memory_gb_max, 48",
         ),
     ],
-)
+)  # fmt: skip
 def test_an_error_names_the_key_and_the_rule(data: Any, key: str, says: str) -> None:
     with pytest.raises(SettingRejected) as refused:
         parse_rules(data, "config")
@@ -183,19 +180,14 @@ def test_a_file_is_read_once_and_named_in_its_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "does_match"),
     [
-        ({"model": "Qwen/Qwen-Image"}, True),
-        ({"model": "Qwen-Image"}, False),
-        ({"model_contains": "Qwen-Image"}, True),
-        ({"model_contains": "qwen"}, False),
-        ({"resolution": (1024, 768)}, True),
-        ({"resolution": (768, 1024)}, False),
+        ({"model": "Qwen/Qwen-Image"}, True), ({"model": "Qwen-Image"}, False),
+        ({"model_contains": "Qwen-Image"}, True), ({"model_contains": "qwen"}, False),
+        ({"resolution": (1024, 768)}, True), ({"resolution": (768, 1024)}, False),
         ({"device_memory_gb_min": 79.2, "device_memory_gb_max": 79.2}, True),
-        ({"device_memory_gb_min": 80}, False),
-        ({"device_memory_gb_max": 79}, False),
-        ({"offload": False}, True),
-        ({"offload": True}, False),
+        ({"device_memory_gb_min": 80}, False), ({"device_memory_gb_max": 79}, False),
+        ({"offload": False}, True), ({"offload": True}, False),
     ],
-)
+)  # fmt: skip
 def test_a_rule_applies_where_all_it_says_is_so(fields: dict[str, Any], does_match: bool) -> None:
     rule = BatchingRule(max_batch_size=2, max_cost=7.0, **fields)
 
@@ -217,16 +209,13 @@ def test_memory_that_cannot_be_read_keeps_no_rule_from_applying() -> None:
 
 
 RULES = st.builds(
-    BatchingRule,
-    max_batch_size=st.integers(1, 12),
-    max_cost=st.none() | st.floats(1, 1e6),
+    BatchingRule, max_batch_size=st.integers(1, 12), max_cost=st.none() | st.floats(1, 1e6),
     model=st.none() | st.sampled_from(["Qwen/Qwen-Image", "other"]),
     model_contains=st.none() | st.sampled_from(["Qwen", "other"]),
     resolution=st.none() | st.sampled_from([(64, 64), (128, 64)]),
     device_memory_gb_min=st.none() | st.floats(0, 200),
-    device_memory_gb_max=st.none() | st.floats(0, 200),
-    offload=st.none() | st.booleans(),
-)
+    device_memory_gb_max=st.none() | st.floats(0, 200), offload=st.none() | st.booleans(),
+)  # fmt: skip
 SIZES = st.none() | st.sampled_from([(64, 64), (128, 64)])
 
 

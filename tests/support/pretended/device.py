@@ -493,18 +493,15 @@ def install() -> None:
         setattr(torch, name, value)
     accelerator: dict[str, Any] = {
         "current_stream": lambda device=None: ORDER.current,
-        "set_stream": lambda stream: setattr(ORDER, "current", stream),
-        "synchronize": _synchronize,
-        "device_count": lambda: COUNT,
-        "current_device_index": lambda: _current_index[0],
-        "set_device_index": _set_index,
-        "memory_allocated": lambda device=None: MEMORY.taken,
+        "set_stream": lambda stream: setattr(ORDER, "current", stream), "synchronize": _synchronize,
+        "device_count": lambda: COUNT, "current_device_index": lambda: _current_index[0],
+        "set_device_index": _set_index, "memory_allocated": lambda device=None: MEMORY.taken,
         "memory_reserved": lambda device=None: MEMORY.taken,
         "max_memory_allocated": lambda device=None: MEMORY.peak,
         "reset_peak_memory_stats": lambda device=None: MEMORY.reset(),
         "get_memory_info": lambda device=None: (MEMORY.limit - MEMORY.taken, MEMORY.limit),
         "empty_cache": lambda: None,
-    }
+    }  # fmt: skip
     for name, value in accelerator.items():
         setattr(torch.accelerator, name, value)
     Tensor.data = property(_plain_data.__get__, _set_data)  # type: ignore[assignment]
