@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
 from carpool.engine.digests import Digests, Unfusable, name_of
@@ -19,11 +18,10 @@ from carpool.engine.intercept import Call, Target, computes_together
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact, is_followed
 from carpool.engine.specs.rule import PLAIN, JoinContext, KeyContext, Rule
 from carpool.engine.split import split
-from carpool.engine.stacks import Stacks
 
 
 class Fuser:
-    """Runs several calls as one forward. Caches joined tensors and digests between forwards.
+    """Runs several calls as one forward. Caches digests between forwards.
 
     Args:
         is_exact: each call gets the same bits in a fused forward as alone; see `numerics.py`. Then
@@ -33,9 +31,7 @@ class Fuser:
     def __init__(self, *, is_exact: bool = False) -> None:
         self.is_exact = is_exact
         self.digests = Digests()
-        self._dtypes: dict[tuple[int, torch.dtype], torch.dtype] = {}  # see `_dtype`
         self._followed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-        self.stacks = Stacks()
 
     def describe(self, call: Call) -> tuple[Hashable, int]:
         """The fuse key and the number of rows of a call, in units of its table.
@@ -113,14 +109,15 @@ class Fuser:
                 rule.align(name, batch, target.defaults)
         leading = batch[0][spec.rows]  # may have no rows
         device = (leading if isinstance(leading, Tensor) else leading[0]).device
-        context = JoinContext(rows, device, self.stacks, batch[0], exact is not None)
+        context = JoinContext(rows, device, batch[0], exact is not None)
         fused = dict(spec.adds)
         for name in batch[0]:
             values = [arguments[name] for arguments in batch if name in arguments]
             if len(values) == len(calls):  # else a call left it at its default, or it is not read
                 fused[name] = spec.rule(name).fuse(values, context)
         if spec.casts:
-            dtype = self._dtype(target.module)
+            module = target.module  # with weights in float8 it computes in another type
+            dtype = getattr(module, "dtype", None) or next(module.parameters()).dtype
             for name, value in fused.items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     fused[name] = value.to(dtype)
@@ -146,18 +143,6 @@ class Fuser:
             parts = rule.divide([arguments.get(name) for arguments in batch], parts)
         return parts
 
-    def _dtype(self, module: nn.Module) -> torch.dtype:
-        """The dtype that a module computes in, cached while its weights have one dtype.
-
-        A module whose weights are stored as float8 reports another compute dtype, and diffusers
-        inspects every weight to find it.
-        """
-        stored = next(module.parameters()).dtype
-        place = id(module), stored
-        if place not in self._dtypes:
-            self._dtypes[place] = getattr(module, "dtype", stored)
-        return self._dtypes[place]
-
     def _is_implied(self, target: Target, name: str, value: Any, context: KeyContext) -> bool:
         """Whether a call with this argument may share a forward with calls that lack or vary it."""
         if target.spec is not None and target.spec.rule(name).is_implied(name, value, context):
@@ -171,10 +156,6 @@ class Fuser:
         if (module := call.target.module) not in self._followed:
             self._followed[module] = is_followed(module) and not computes_together(module)
         return self._followed[module] and not (call.lora and self.is_exact)
-
-    def forget(self) -> None:
-        """Drop cached tensors to free memory."""
-        self.stacks.clear()
 
 
 class _Alone:

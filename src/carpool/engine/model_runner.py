@@ -164,7 +164,6 @@ class ModelRunner:
         return answers
 
     def _free_memory(self) -> None:
-        self.fuser.forget()
         self._conditioning.clear()
         self._device.free()
 

@@ -307,6 +307,6 @@ def _selected(choice: Choice, states: Sequence[RequestState]) -> list[RequestSta
     """The requests whose calls were chosen for a forward, in their order in it."""
     numbers = {call.request for call in choice.calls}
     selected = [state for state in states if state.number in numbers]
-    # equal adapters adjacent; else a stable order, so that cached stacks are reused
+    # equal adapters adjacent; else a stable order
     selected.sort(key=lambda state: (state.request.lora, state.number))
     return selected

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from carpool.engine.digests import Digests, Unfusable, flag
-from carpool.engine.stacks import Stacks
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -67,11 +66,10 @@ class KeyContext:
 
 @dataclass(frozen=True, slots=True)
 class JoinContext:
-    """The rows of each call, and the tools to join their arguments."""
+    """The rows of each call, and what else decides how their arguments are joined."""
 
     rows: Sequence[int]
     device: torch.device
-    stacks: Stacks
     arguments: Mapping[str, Any]  # arguments of the first call
     is_exact: bool
 
@@ -136,7 +134,7 @@ class Rule:
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
         """Join the arguments of several calls into one; none is None."""
-        return context.stacks.join(values)
+        return torch.cat(list(values))
 
     def fuse(self, values: Sequence[Any], context: JoinContext) -> Any:
         """As `join`, also for None, and for a single call."""

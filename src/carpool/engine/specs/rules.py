@@ -29,7 +29,6 @@ from carpool.engine.specs.rule import (
     passes,
     same_tensor,
 )
-from carpool.engine.stacks import expand, join_columns
 
 TIMES = ("timestep", "timesteps", "t", "sigma")  # one number for all rows of a call, or one a row
 
@@ -56,7 +55,7 @@ class Concat(Rule):
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
         if isinstance(values[0], (list, tuple)):
             return join_columns(values)
-        return context.stacks.join(values)
+        return torch.cat(list(values))
 
 
 class Columns(Rule):
@@ -158,7 +157,7 @@ class Scalar(Rule):
 
     def join(self, values: Sequence[Any], context: JoinContext) -> Any:
         pairs = zip(values, context.rows, strict=True)
-        return torch.cat([expand(value, rows, context.device) for value, rows in pairs])
+        return torch.cat([_expanded(value, rows, context.device) for value, rows in pairs])
 
 
 class Unused(First):
@@ -310,6 +309,20 @@ def as_rule(rule: ArgumentRule) -> Rule:
     if isinstance(rule, Rule):
         return rule
     return Entries({name: as_rule(entry) for name, entry in rule.items()})
+
+
+def join_columns(values: Sequence[Any]) -> Any:
+    """Lists or tuples of tensors, joined place by place."""
+    columns = zip(*values, strict=True)
+    return type(values[0])(c[0] if c[0] is None else torch.cat(c) for c in columns)
+
+
+def _expanded(value: Any, rows: int, device: torch.device) -> Tensor:
+    """One number for each row: a single number is repeated, a vector stays as it is."""
+    if isinstance(value, Tensor) and value.ndim == 1 and value.device == device:
+        return value  # common case
+    number: Tensor = torch.as_tensor(value, device=device)
+    return number.reshape(1).expand(rows) if number.ndim == 0 else number
 
 
 def _are_equal(values: Sequence[Any]) -> bool:
