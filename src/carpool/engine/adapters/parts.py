@@ -1,5 +1,7 @@
 """An adapter's additions to single layers, by PEFT's formulas: LoRA, DoRA and LoKr."""
 
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -50,6 +52,19 @@ class Part:
         changed: Tensor = weight.to(product.dtype).flatten(1) + scaling * product
         lengths: Tensor = torch.linalg.vector_norm(changed, dim=1)
         return lengths
+
+
+def packed(parts: Mapping[str, Part]) -> bytes:
+    """Parts by the path of their layer, for another process of this program."""
+    buffer = io.BytesIO()
+    torch.save(dict(parts), buffer)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes, device: torch.device) -> dict[str, Part]:
+    """The parts from `packed`, with their weights on a device."""
+    parts: dict[str, Part] = torch.load(io.BytesIO(data), device, weights_only=False)
+    return parts
 
 
 class Kronecker(nn.Module):

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import Adapters
-from carpool.engine.group import adapter_layers, context_parallel, messages, packing
+from carpool.engine.adapters.parts import unpacked
+from carpool.engine.group import context_parallel, messages, packing
 from carpool.engine.model.assembly import read
 from carpool.engine.model.device import Device
 from carpool.engine.model.libraries import log_as_others
@@ -155,10 +156,7 @@ class Forwards:
 
     def add(self, message: messages.Adapter) -> None:
         """Add an adapter's layers for a component."""
-        self._unpacker.take(message.tensors)
-        weights = [self._unpacker.tensors.pop(header.key) for header in message.tensors]
-        parts = adapter_layers.unpacked(message.layers, weights)
-        component = message.component
+        parts, component = unpacked(message.parts, self._device), message.component
         self._adapters.take(message.name, {(component, path): p for path, p in parts.items()})
 
     def forget(self) -> None:

@@ -28,7 +28,8 @@ from torch.overrides import _get_current_function_mode_stack
 
 from carpool.config import EngineSettings
 from carpool.engine.adapters.hooks import AdapterPlan, Adapters
-from carpool.engine.group import adapter_layers, context_parallel, messages, packing
+from carpool.engine.adapters.parts import packed
+from carpool.engine.group import context_parallel, messages, packing
 from carpool.engine.numerics import Exact
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.errors import LoadFailed, PipelineFailed, named
@@ -190,7 +191,7 @@ class Followers:
         modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         exact = next((mode for mode in modes if isinstance(mode, Exact)), None)
         with torch._C.DisableTorchFunction():  # the mode is for the forward only
-            packed, new = self._packer.pack((args, kwargs), f"{component}.forward")
+            arguments, new = self._packer.pack((args, kwargs), f"{component}.forward")
             tensors = list(tensors_in((args, kwargs)))
             self._tensors += len(tensors)
             self._reused += len(tensors) - len(new)
@@ -205,7 +206,7 @@ class Followers:
                     self._running = self._number
                     self._errors.clear()
                 message = messages.RunForward(
-                    self._number, component, packed,
+                    self._number, component, arguments,
                     [packing.described(key, tensor, self.device) for key, tensor in new],
                     self._packer.forgotten(),
                     None if exact is None else list(exact.rows), marks, *self._applied,
@@ -228,19 +229,17 @@ class Followers:
             assert self._adapters is not None
             if (run.name, component) in self._broadcasts:
                 continue
-            layers, weights = adapter_layers.packed(self._adapters.parts_of(run.name), component)
-            headers = [packing.described(-i, w, self.device) for i, w in enumerate(weights, 1)]
-            self._broadcast(messages.Adapter(run.name, component, layers, headers), weights)
+            layers = self._adapters.parts_of(run.name).items()
+            parts = packed({path: part for (owner, path), part in layers if owner == component})
+            self._bytes += self._tell(messages.Adapter(run.name, component, parts))
             self._broadcasts.add((run.name, component))
 
-    def _broadcast(
-        self, message: messages.RunForward | messages.Adapter, tensors: list[torch.Tensor]
-    ) -> None:
+    def _broadcast(self, message: messages.RunForward, tensors: list[torch.Tensor]) -> None:
         self._bytes += self._tell(message)
-        buffer = packing.buffer_of(tensors, self.device)
-        if buffer is not None:
-            dist.broadcast(buffer, src=0)
-            self._bytes += buffer.numel()
+        for tensor in tensors:
+            if tensor.device.type == self.device.type and tensor.numel():
+                dist.broadcast(packing.bytes_of(tensor), src=0)
+                self._bytes += tensor.nbytes
 
     def _compare(self, number: int, error: BaseException) -> None:
         """End the group unless the followers failed in the same forward as this rank."""

@@ -36,12 +36,11 @@ class Join(msgspec.Struct, tag=True, array_like=True):
 
 
 class Adapter(msgspec.Struct, tag=True, array_like=True):
-    """An adapter's layers for one component; see `adapter_layers.packed`."""
+    """An adapter's layers for one component; see `parts.packed`."""
 
     name: str
     component: str
-    layers: list[Any]
-    tensors: list[SentTensor]
+    parts: bytes
 
 
 class Forget(msgspec.Struct, tag=True, array_like=True):

@@ -20,7 +20,6 @@ from carpool.errors import PipelineFailed
 
 MAX_KEPT_BYTES = 512 * 2**20
 MAX_KEPT = 4096  # tensors
-ALIGNED = 16  # bytes: every tensor in a packed buffer starts at a multiple
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Packer:
     """The leader's end: assigns keys to tensors, and finds the new ones. For the engine's thread.
 
     Args:
-        device: the group's device: its tensors are broadcast together, others go in messages.
+        device: the group's device: its tensors are broadcast, others go in messages.
     """
 
     device: torch.device
@@ -159,43 +158,19 @@ def described(key: int, tensor: Tensor, device: torch.device) -> SentTensor:
     """The header of a tensor to send with a message."""
     raw = None
     if tensor.device.type != device.type:
-        raw = _bytes_of(tensor).cpu().numpy().tobytes()
+        raw = bytes_of(tensor).cpu().numpy().tobytes()
     stride = [] if tensor.is_contiguous() or 0 in tensor.stride() else list(tensor.stride())
     return SentTensor(
         key, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), stride, raw
     )
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor's entries in order, on its device."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     if flat.numel() and flat.stride(0) != 1:  # one expanded entry: torch calls that contiguous
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
-
-
-def buffer_of(tensors: list[Tensor], device: torch.device) -> Tensor | None:
-    """Concatenate the bytes of all tensors on the group's device; None: there are none.
-
-    Each starts at a multiple of `ALIGNED` bytes.
-    """
-    pieces: list[Tensor] = []
-    for tensor in tensors:
-        if tensor.device.type == device.type and tensor.numel():
-            pieces.append(_bytes_of(tensor))
-            if rest := -pieces[-1].numel() % ALIGNED:
-                pieces.append(torch.zeros(rest, dtype=torch.uint8, device=tensor.device))
-    return torch.cat(pieces) if pieces else None
-
-
-def sizes_of(headers: list[SentTensor]) -> list[int]:
-    """Sizes of the tensors in the buffer, padding included."""
-    sizes = []
-    for header in headers:
-        size = getattr(torch, header.dtype).itemsize
-        for length in header.shape:
-            size *= length
-        sizes.append(0 if header.raw is not None else size + -size % ALIGNED)
-    return sizes
 
 
 @dataclass(slots=True)
@@ -204,7 +179,7 @@ class Unpacker:
 
     Args:
         device: this rank's device.
-        receive: receives the leader's next broadcast, a buffer of the given size.
+        receive: receives the leader's next broadcast, of the given number of bytes.
     """
 
     device: torch.device
@@ -217,22 +192,16 @@ class Unpacker:
 
     def take(self, headers: list[SentTensor]) -> None:
         """Receive the tensors sent with a message."""
-        sizes = sizes_of(headers)
-        buffer = self.receive(sum(sizes)) if sum(sizes) else None
-        at = 0
-        for header, size in zip(headers, sizes, strict=True):
-            dtype = getattr(torch, header.dtype)
-            if header.raw is not None:
-                flat = torch.frombuffer(bytearray(header.raw), dtype=dtype) if header.raw else None
-            else:
-                flat = buffer[at : at + size].view(dtype) if buffer is not None and size else None
-            at += size
+        for header in headers:
             place = self.device if header.raw is None else torch.device("cpu")
-            tensor = torch.empty(header.shape, dtype=dtype, device=place)
+            form: Any = {"dtype": getattr(torch, header.dtype), "device": place}
+            tensor = torch.empty(header.shape, **form)
+            if tensor.numel():
+                raw = header.raw
+                sent = self.receive(tensor.nbytes) if raw is None else _tensor_of(raw)
+                tensor = sent.view(tensor.dtype).reshape(header.shape)
             if header.stride:
-                tensor = torch.empty_strided(header.shape, header.stride, dtype=dtype, device=place)
-            if flat is not None:  # copied: the buffer is temporary
-                tensor.copy_(flat[: tensor.numel()].reshape(header.shape))
+                tensor = torch.empty_strided(header.shape, header.stride, **form).copy_(tensor)
             self.tensors[header.key] = tensor
 
     def value(self, packed: Any) -> Any:
@@ -254,3 +223,7 @@ class Unpacker:
             case "v":
                 return self.device if inner else torch.device("cpu")
         raise ValueError(f"an unknown kind of value, {kind!r}")
+
+
+def _tensor_of(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
