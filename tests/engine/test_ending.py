@@ -222,22 +222,6 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
         drive.submit("a cat", **FLUX)  # there is room again
 
 
-def test_the_retry_hint_learns_how_fast_requests_end() -> None:
-    clock = VirtualClock()
-    with driving("flux", isolation="shared", clock=clock, max_running=1, max_queue=0) as drive:
-        for _ in range(30):
-            drive.submit("a cat", **FLUX | {"num_inference_steps": 1, "width": 8, "height": 8})
-            clock.pass_by(20)
-            drive.finish()
-        drive.submit("a cat", **FLUX)
-        clock.pass_by(5)
-
-        with pytest.raises(Overloaded) as refused:
-            drive.submit("a cat", **FLUX)
-
-    assert refused.value.retry_after_s == pytest.approx(15, abs=0.5)
-
-
 def test_closing_ends_everything_and_gives_the_modules_back() -> None:
     pipe = fresh("flux")
     modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}

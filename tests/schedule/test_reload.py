@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from carpool.config import EngineSettings
-from carpool.engine.adapters.folder import Folder
+from carpool.engine.adapters.registry import AdapterRegistry
 from carpool.errors import InvalidValue, LoraRejected, SettingRejected
+from carpool.request.adapter_names import AdapterInfo
 from carpool.schedule.cost import Costs
 from carpool.schedule.policy import Policy, build, reload
 from carpool.schedule.views import QueuedRequest
@@ -27,7 +28,15 @@ class Shelf:
 
     def __init__(self, path: Path) -> None:
         self.path, self.added, self.broken = path, list[str](), set[str]()
-        self.folder = Folder(str(path), self.add)
+        self.notes, self.offered = dict[str, str](), list[str]()
+        self.folder = AdapterRegistry(self, str(path), self.offer)  # type: ignore[arg-type]
+
+    @property
+    def infos(self) -> list[AdapterInfo]:
+        return [AdapterInfo(name) for name in self.added]
+
+    def offer(self, ids: Sequence[str], infos: Sequence[AdapterInfo]) -> None:
+        self.offered = list(ids)
 
     def add(self, name: str, path: Path, names: Sequence[str]) -> None:
         if name in self.broken:
@@ -46,34 +55,34 @@ def shelf(tmp_path: Path) -> Shelf:
 def test_new_files_become_adapters_once(shelf: Shelf) -> None:
     shelf.put("one")
     (shelf.path / "notes.txt").write_text("x")
-    assert shelf.folder.read() == []
+    assert shelf.folder.reload() == []
     shelf.put("two")
-    assert shelf.folder.read() == []
+    assert shelf.folder.reload() == []
 
     assert shelf.added == ["one", "two"]
 
 
 def test_what_is_gone_is_hidden_until_it_is_back(shelf: Shelf) -> None:
     shelf.put("one")
-    shelf.folder.read()
+    shelf.folder.reload()
     away = shelf.path / "one.away"
 
     (shelf.path / "one.safetensors").rename(away)
-    assert shelf.folder.read() == []
-    assert shelf.folder.missing == {"one"}
+    assert shelf.folder.reload() == []
+    assert shelf.offered == []
     away.rename(shelf.path / "one.safetensors")
-    assert shelf.folder.read() == []
+    assert shelf.folder.reload() == []
 
-    assert (shelf.folder.missing, shelf.added) == (frozenset(), ["one"])
+    assert shelf.offered == shelf.added == ["one"]
 
 
 def test_a_name_never_changes_its_weights(shelf: Shelf) -> None:
     shelf.put("one")
-    shelf.folder.read()
+    shelf.folder.reload()
 
     shelf.put("one", "longer")
 
-    [problem] = shelf.folder.read()
+    [problem] = shelf.folder.reload()
     assert problem.startswith("adapter 'one': its file was changed")
     assert shelf.added == ["one"]
 
@@ -82,23 +91,23 @@ def test_a_broken_file_is_a_problem_of_its_own_and_tried_again(shelf: Shelf) -> 
     shelf.broken = {"bad"}
     shelf.put("bad")
     shelf.put("good")
-    assert shelf.folder.read() == ["adapter 'bad': no"]
+    assert shelf.folder.reload() == ["adapter 'bad': no"]
 
     shelf.broken = set()
 
-    assert shelf.folder.read() == []
+    assert shelf.folder.reload() == []
     assert shelf.added == ["good", "bad"]
 
 
 def test_a_folder_that_is_not_there_hides_what_it_had(shelf: Shelf) -> None:
     shelf.put("one")
-    shelf.folder.read()
+    shelf.folder.reload()
 
     (shelf.path / "one.safetensors").unlink()
     shelf.path.rmdir()
 
-    assert shelf.folder.read() == []
-    assert shelf.folder.missing == {"one"}
+    assert shelf.folder.reload() == []
+    assert shelf.offered == []
 
 
 def test_requests_may_name_what_came_and_not_what_is_gone_while_others_ride_on(

@@ -1,16 +1,13 @@
 """Learned costs on disk: one file per model, revision, device, dtype and library versions.
 
-A table is a prior for the next run, not a truth. It records its date and the machine's speed; an
-old table, or one of other library versions, has less weight.
+A table is a prior for the next run, not a truth; one of other library versions has less weight.
 """
 
 import hashlib
 import json
 import logging
-import math
 import os
 import re
-import time
 from pathlib import Path
 
 from carpool import jsonfile
@@ -20,25 +17,18 @@ from carpool.engine.identity import identity_of_costs
 from carpool.engine.model.loaded import LoadedPipeline
 from carpool.errors import named
 from carpool.schedule.cost import Costs
-from carpool.types import Clock
 
 log = logging.getLogger("carpool")
 
 MUST_BE_SAME = ("format", "model", "revision", "device", "threads", "dtype", "prepared")
 OTHER_VERSIONS = 0.3  # weight of a table of other library versions
-HALF_LIFE_DAYS = 30.0
-UNKNOWN_AGE = 0.5
-MIN_CONFIDENCE = 0.2
 _BEGIN = b'{\n "identity": '  # start of every table written here
 
 
 class StoredCosts:
     """The costs of one model on one device, and their file."""
 
-    def __init__(
-        self, loaded: LoadedPipeline, settings: EngineSettings, *, wall_clock: Clock = time.time
-    ) -> None:
-        self._wall_clock = wall_clock
+    def __init__(self, loaded: LoadedPipeline, settings: EngineSettings) -> None:
         self._identity = identity_of_costs(loaded, settings.revision)
         self.path = Path(settings.cost_table) if settings.cost_table else self._default()
         self._is_ours = not settings.cost_table  # else the user may have named any file
@@ -58,7 +48,7 @@ class StoredCosts:
             identity, costs = data["identity"], data["costs"]
             self._is_ours = True
             if all(identity.get(name) == self._identity[name] for name in MUST_BE_SAME):
-                weight = self._trust(identity, data.get("learned_unix_s"))
+                weight = 1.0 if identity == self._identity else OTHER_VERSIONS
                 return Costs.from_json(costs, weight=weight)
             log.info("%s was measured under other conditions: it starts empty", self.path)
         except FileNotFoundError:
@@ -74,21 +64,12 @@ class StoredCosts:
                 )  # fmt: skip
         return Costs()
 
-    def _trust(self, identity: object, learned_unix_s: object) -> float:
-        """The weight of a table, relative to a fresh one of the same versions."""
-        confidence = OTHER_VERSIONS if identity != self._identity else 1.0
-        if not isinstance(learned_unix_s, (int, float)) or not math.isfinite(learned_unix_s):
-            return confidence * UNKNOWN_AGE
-        days = max(0.0, self._wall_clock() - learned_unix_s) / 86400
-        return confidence * max(MIN_CONFIDENCE, float(0.5 ** (days / HALF_LIFE_DAYS)))
-
     def keep(self) -> None:
         """Replace the file atomically; never overwrite a file of another kind."""
         if not self._is_ours:
             return
         data = {
             "identity": self._identity,
-            "learned_unix_s": self._wall_clock(),
             "speed_factor": self.costs.slowdown,
             "costs": self.costs.to_json(),
         }

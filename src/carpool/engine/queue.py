@@ -17,6 +17,8 @@ from carpool.engine.request import Listener, RequestState
 from carpool.errors import Cancelled, CarpoolError, DeadlineExceeded, Draining, Overloaded
 from carpool.types import CheckedRequest, Clock, Event
 
+RETRY_AFTER_S = 1.0  # while nothing is predicted; half: clients ask in vain more often
+
 
 class RequestQueue:
     """Queued requests; cancellations and results of host calls for running ones."""
@@ -29,7 +31,6 @@ class RequestQueue:
         self._released: set[str] = set()
         self._host_results: list[tuple[RequestState, Any]] = []
         self._next_timeout_s = inf  # earliest timeout of queued and running requests
-        self._completions = _CompletionRate()
         self._closing_error: CarpoolError | None = None  # why the queue takes no requests any more
         self.submitted = 0  # requests ever put into the queue
         self.is_closed = False
@@ -73,7 +74,7 @@ class RequestQueue:
                 raise Overloaded(
                     f"the queue is full: {len(self._waiting)} requests wait, the most is "
                     f"{self._max_waiting}",
-                    retry_after_s=self._completions.next_s(now_s) if place_s is None else place_s,
+                    retry_after_s=RETRY_AFTER_S if place_s is None else place_s,
                 )
             self.submitted += 1
             timeline = self._timelines.begin(request.request_id, now_s - waited_s, self.submitted)
@@ -184,10 +185,6 @@ class RequestQueue:
             results, self._host_results = self._host_results, []
         return results
 
-    def note_completion(self) -> None:
-        """Note that a request ended, for the next `retry_after_s`."""
-        self._completions.note(self._clock())
-
     def wait(self, since: int, wake_s: float) -> None:
         """Sleep until the queue's version is no longer `since`, or until a time.
 
@@ -217,20 +214,3 @@ class RequestQueue:
             self._closing_error = self._closing_error or error
             self.is_closed = True
             self._changed.notify()
-
-
-class _CompletionRate:
-    """How fast requests complete: `retry_after_s` while there is no prediction."""
-
-    def __init__(self) -> None:
-        self._last_s: float | None = None
-        self._gap_s = 1.0  # moving mean
-
-    def note(self, now_s: float) -> None:
-        if self._last_s is not None:
-            self._gap_s += 0.2 * (now_s - self._last_s - self._gap_s)
-        self._last_s = now_s
-
-    def next_s(self, now_s: float) -> float:
-        waited_s = 0.0 if self._last_s is None else now_s - self._last_s
-        return min(max(self._gap_s - waited_s, 0.1), 120.0)  # SDKs ignore hints above two minutes

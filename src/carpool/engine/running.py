@@ -372,7 +372,6 @@ class RunningRequests:
             self._check_weights()
         self.by_number.pop(state.number, None)
         self._next = None if state is self._next else self._next
-        self._queue.note_completion()
         state.status = "finished"
         try:
             contain("unwind", None, state.finish, states=[state])
