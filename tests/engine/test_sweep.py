@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from carpool.engine.adapters.hooks import Adapters
 from carpool.engine.fiber import in_fiber
-from carpool.engine.observe.loop_progress import LoopProgress
+from carpool.engine.observe.stats import LoopProgress
 from carpool.engine.sweep import Sweeps, wait_for_others
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import Cancelled, PipelineFailed, TooLate

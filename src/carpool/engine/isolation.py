@@ -27,6 +27,7 @@ from carpool.engine.model.upcast import HeldVae, in_half
 from carpool.engine.overlay import writes
 from carpool.engine.overlay.changes import Changes
 from carpool.engine.overlay.shared_modules import SharedModules
+from carpool.engine.patches import Patches
 from carpool.engine.random_state import RandomState
 from carpool.engine.switches import Switches
 from carpool.engine.thread_modes import Modes, ThreadModes, is_autocast_on
@@ -48,24 +49,20 @@ class Isolation:
         self._pins = Pins(components.values(), pipelines)
         is_accelerator = device.type != "cpu"
         self._patches = [*random_state.PATCHES, *([pinned_copies.TO] if is_accelerator else [])]
-        self._is_installed = False
+        self._installed: list[Patches] = []
         self._drawing: set[tuple[int, str]] = set()
 
     def install(self) -> None:
         self._shared.install()
-        self._pins.install()
-        for patches in self._patches:
+        self._installed = [*writes.all_patches(), *self._pins.patches(), *self._patches]
+        for patches in self._installed:
             patches.add()
-        self._is_installed = True
 
     def remove(self) -> None:
         """Restore the process to its state before `install`. Harmless when not installed."""
-        if self._is_installed:
-            self._pins.remove()
-            self._shared.remove()
-            for patches in self._patches:
-                patches.drop()
-        self._is_installed = False
+        while self._installed:
+            self._installed.pop().drop()
+        self._shared.remove()
 
     def context(self, seed: int, *, has_switches: bool = False) -> "RequestContext":
         """Create the context of a request that is about to start.

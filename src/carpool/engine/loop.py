@@ -32,7 +32,7 @@ from carpool.engine.parts import EngineParts
 from carpool.engine.request import Listener
 from carpool.engine.running import RunningRequests
 from carpool.engine.scheduler import Scheduler
-from carpool.engine.watched_engine import EarlyAnswers, WatchedEngine
+from carpool.engine.watched_engine import WatchedEngine
 from carpool.errors import Cancelled, CarpoolError, WorkerLost, named
 from carpool.request.adapter_names import AdapterInfo
 from carpool.request.card import Card
@@ -95,7 +95,7 @@ class EngineCore:
         self.runner = ModelRunner(parts, self.scheduler, self._observers, around, proof_path)
         self.running = RunningRequests(parts, self.runner.describer, self.scheduler)
         self.running.rides.deadlock = deadlock
-        self._answers = EarlyAnswers(parts, lambda: self.running.states)
+        self._watched = WatchedEngine(parts, self.running, self._stand)
 
     # From any thread
 
@@ -241,8 +241,7 @@ class EngineCore:
         Args:
             entered: called once modules and libraries are patched: other threads may go on then.
         """
-        parts = self._queue, self.running, self.heartbeat, self._answers, self._stand
-        watch = DeadlockWatch(WatchedEngine(*parts), time.monotonic)
+        watch = DeadlockWatch(self._watched.begin(), time.monotonic)
         try:
             self.enter()
             entered()
@@ -270,7 +269,7 @@ class EngineCore:
         else:
             reason = self._deadlocked(place)
             self._queue.close(reason)
-        self._answers.all(reason)
+        self._watched.answer_all(reason)
         self.is_stuck = True
         self.stages.contain("unwind", None, self._installation.remove)
         self._end.set()

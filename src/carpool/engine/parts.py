@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -12,7 +13,7 @@ from carpool.engine.conditioning_cache import MOST_MIB, MOST_SHARE, Conditioning
 from carpool.engine.containment import Stages
 from carpool.engine.delivery import OffLoop, RunOffLoop, deliver
 from carpool.engine.faults import Faults
-from carpool.engine.flattened_encoders import FlattenedEncoders
+from carpool.engine.flattened_encoders import add_aliases
 from carpool.engine.intercept import Interception, tell_of_compilations
 from carpool.engine.isolation import Isolation
 from carpool.engine.language.tokens import reader_of
@@ -20,8 +21,7 @@ from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model.settings_used import SettingsUsed
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe import truncation
-from carpool.engine.observe.loop_progress import LoopProgress
-from carpool.engine.observe.stats import Stats
+from carpool.engine.observe.stats import LoopProgress, Stats
 from carpool.engine.observe.timeline import TimelineStore
 from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
@@ -46,24 +46,21 @@ class Installation:
         self.interception = Interception(loaded.modules, read)
         truncation.install()
         self._tokenizers = Tokenizers(loaded.pipe.components)
-        self._encoders = FlattenedEncoders(loaded.modules.values())
         self.adapters = Adapters(loaded.pipe, loaded.device.torch, is_exact=is_exact)
-        self._compilations: Callable[[], None] = lambda: None
+        self._undo = ExitStack()
 
     def install(self) -> None:
         self.interception.install()
-        modules = self._loaded.modules.values()
-        heartbeat = self._heartbeat
-        self._compilations = tell_of_compilations(modules, heartbeat.compiling, heartbeat.compiled)
+        modules, heartbeat = self._loaded.modules.values(), self._heartbeat
+        self._undo.callback(tell_of_compilations(modules, heartbeat.compiling, heartbeat.compiled))
         self.isolation.install()
         self._tokenizers.install()
-        self._encoders.install()
+        add_aliases(modules, self._undo)
 
     def remove(self) -> None:
         self.interception.remove()
-        self._compilations()
         self._tokenizers.remove()
-        self._encoders.remove()
+        self._undo.close()
         self.adapters.remove()
         self.isolation.remove()
         if not self._loaded.device.is_lost:

@@ -9,77 +9,36 @@ import sys
 import threading
 from collections.abc import Callable
 
-from carpool.engine.observe.loop_progress import LoopProgress
 from carpool.engine.parts import EngineParts
-from carpool.engine.queue import RequestQueue
 from carpool.engine.request import RequestState
 from carpool.engine.running import RunningRequests
 from carpool.engine.thread_wait import ThreadWait, are_at_work, wait_of
 from carpool.errors import CarpoolError
 
 
-class EarlyAnswers:
-    """Answers the requests of an engine in place of its thread.
-
-    Args:
-        running: returns the requests that have begun.
-    """
-
-    def __init__(self, parts: EngineParts, running: Callable[[], list[RequestState]]) -> None:
-        self._parts, self._queue, self._running = parts, parts.queue, running
-
-    def due(self) -> None:
-        """Answer the requests that were cancelled or have timed out."""
-        if self._queue.has_ended:
-            running = self._running()
-            for state, error in self._queue.take_ended(running):
-                self._answer(state, error, is_queued=state not in running)
-
-    def all(self, error: CarpoolError) -> None:
-        """Answer all requests, queued and running."""
-        for state in self._queue.take_all():
-            self._answer(state, error, is_queued=True)
-        for state in self._running():
-            self._answer(state, error, is_queued=False)
-
-    def _answer(self, state: RequestState, error: CarpoolError, *, is_queued: bool) -> None:
-        parts, now_s = self._parts, self._parts.clock()
-        if is_queued:
-            state.status = "finished"
-        else:  # the engine's thread ends it, if it ever continues
-            self._queue.cancel(state.request_id, error)
-        if state.is_answered:
-            return
-        end = parts.timelines.end
-        parts.stages.contain("timeline", None, end, state.timeline, error, now_s)
-        parts.deliver(state, None, error, now_s)
-
-
 class WatchedEngine:
-    """One engine; made on its thread.
+    """One engine.
 
     Args:
-        answers: to requests that the engine's thread cannot end.
         at_end: called with the line where its thread is stuck for good.
     """
 
     def __init__(
-        self,
-        queue: RequestQueue,
-        running: RunningRequests,
-        heartbeat: LoopProgress,
-        answers: EarlyAnswers,
-        at_end: Callable[[str], None],
+        self, parts: EngineParts, running: RunningRequests, at_end: Callable[[str], None]
     ) -> None:
-        self._queue, self._running, self._heartbeat = queue, running, heartbeat
-        self._answers, self._at_end = answers, at_end
-        self._thread = threading.get_ident()
-        self._initial_threads = set(sys._current_frames())  # threads not started by a request
+        self._parts, self._queue, self._running = parts, parts.queue, running
+        self._at_end, self._thread = at_end, 0
+        self._initial_threads = set[int]()  # threads not started by a request
+
+    def begin(self) -> "WatchedEngine":
+        """Record its thread, which calls this; returns the engine."""
+        self._thread, self._initial_threads = threading.get_ident(), set(sys._current_frames())
+        return self
 
     @property
     def still_s(self) -> float:
         """Seconds since the loop last made progress; 0 while it is idle."""
-        return self._heartbeat.read()[0]
+        return self._parts.heartbeat.read()[0]
 
     @property
     def is_closing(self) -> bool:
@@ -101,8 +60,30 @@ class WatchedEngine:
 
     def stands(self) -> None:
         """Handle a thread that stands in user code: answer cancelled and timed-out requests."""
-        self._answers.due()
+        if self._queue.has_ended:
+            running = self._running.states
+            for state, error in self._queue.take_ended(running):
+                self._answer(state, error, is_queued=state not in running)
 
     def is_blocked(self, place: str) -> None:
         """Handle a thread stuck at a line, for good or for longer than closing may take."""
         self._at_end(place)
+
+    def answer_all(self, error: CarpoolError) -> None:
+        """Answer all requests, queued and running."""
+        for state in self._queue.take_all():
+            self._answer(state, error, is_queued=True)
+        for state in self._running.states:
+            self._answer(state, error, is_queued=False)
+
+    def _answer(self, state: RequestState, error: CarpoolError, *, is_queued: bool) -> None:
+        parts, now_s = self._parts, self._parts.clock()
+        if is_queued:
+            state.status = "finished"
+        else:  # the engine's thread ends it, if it ever continues
+            self._queue.cancel(state.request_id, error)
+        if state.is_answered:
+            return
+        end = parts.timelines.end
+        parts.stages.contain("timeline", None, end, state.timeline, error, now_s)
+        parts.deliver(state, None, error, now_s)

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from contextlib import closing
 from math import inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -144,26 +143,25 @@ def _once(options: Flags) -> tuple[dict[str, Any], str]:
     rate = inf if options.request_rate is None else options.request_rate
     arrivals = _arrivals(options, rate)
 
-    async def measure(stage: _Bars) -> tuple[list[RequestResult], dict[str, Any]]:
+    async def measure() -> tuple[list[RequestResult], dict[str, Any]]:
         async with LoadClient(
             url, options.task, api_key=options.api_key, timeout_s=options.timeout
         ) as client:
             bodies = samples(arrivals)
-            tick = stage("warmup", options.warmup * len(bodies))
+            tick = _bar("warmup", options.warmup * len(bodies))
             solo = await warm_up(bodies, client.ask, rounds=options.warmup, tick=tick)
             outcomes = await run(
                 arrivals,
                 client.ask,
                 max_concurrency=options.max_concurrency,
                 is_closed=options.max_concurrency is not None and not options.trace and isinf(rate),
-                tick=stage("requests", len(arrivals)),
+                tick=_bar("requests", len(arrivals)),
             )
             if options.slo_scale is not None:
                 outcomes = with_slo(outcomes, solo, options.slo_scale)
             return outcomes, await client.statistics()
 
-    with closing(_Bars()) as bars:
-        outcomes, statistics = asyncio.run(measure(bars))
+    outcomes, statistics = asyncio.run(measure())
     summary = summarise(outcomes, statistics)
     traffic = f"trace {options.trace}" if options.trace else f"{rate:g}"
     rows: dict[str, Any] = {
@@ -217,8 +215,7 @@ def _sweep(options: Flags) -> tuple[dict[str, Any], str]:
         api_key=options.api_key,
         timeout_s=options.timeout,
     )
-    with closing(_Bars()) as bars:
-        swept = asyncio.run(sweep(sweep_settings, bars))
+    swept = asyncio.run(sweep(sweep_settings, _bar))
     points = [
         (p.mode, p.load, (s.latency_mean, s.latency_p99, s.slo_attainment_rate))
         for p in swept.points
@@ -252,20 +249,8 @@ def _arrivals(options: Flags, rate: float) -> list[Arrival]:
     return traced(options.trace, mix, rng, options.num_prompts)
 
 
-class _Bars:
-    """Progress bars on standard error, one at a time; none without a terminal."""
+def _bar(label: str, count: int) -> "Tick":
+    """A progress bar on standard error, if that is a terminal."""
+    from tqdm import tqdm
 
-    def __init__(self) -> None:
-        from tqdm import tqdm
-
-        self._new = tqdm
-        self._bar: tqdm[Any] | None = None
-
-    def __call__(self, label: str, count: int) -> "Tick":
-        self.close()
-        self._bar = self._new(total=count, desc=label, disable=not sys.stderr.isatty())
-        return self._bar.update
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    return tqdm(total=count, desc=label, disable=not sys.stderr.isatty()).update

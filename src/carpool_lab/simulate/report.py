@@ -11,6 +11,8 @@ import numpy as np
 from carpool_lab.markdown import table
 from carpool_lab.simulate.simulator import Result, SimulatedRequest
 
+_SECONDS = ("mean_s", "p50_s", "p95_s", "p99_s")
+
 
 @dataclass(frozen=True, slots=True)
 class Latency:
@@ -103,13 +105,8 @@ def mean(runs: Sequence[Numbers]) -> Numbers:
 
 
 def _mean(latencies: Sequence[Latency]) -> Latency:
-    return Latency(
-        sum(latency.count for latency in latencies),
-        statistics.fmean(latency.mean_s for latency in latencies),
-        statistics.fmean(latency.p50_s for latency in latencies),
-        statistics.fmean(latency.p95_s for latency in latencies),
-        statistics.fmean(latency.p99_s for latency in latencies),
-    )
+    seconds = ([getattr(its, name) for its in latencies] for name in _SECONDS)
+    return Latency(sum(latency.count for latency in latencies), *map(statistics.fmean, seconds))
 
 
 def plotted(point: Point) -> tuple[str, float, tuple[float, float, float]]:
@@ -132,7 +129,7 @@ def comparison(points: Sequence[Point]) -> str:
 def _row(point: Point) -> list[str]:
     numbers, latency = point.numbers, point.numbers.latency
     misses = f"{numbers.deadline_misses}/{numbers.deadlines}" if numbers.deadlines else "-"
-    seconds = (latency.mean_s, latency.p50_s, latency.p95_s, latency.p99_s)
+    seconds = [getattr(latency, name) for name in _SECONDS]
     return [
         point.mode,
         f"{point.load:g}",

@@ -1,6 +1,6 @@
 """The heartbeat says how long the main loop has been busy, and how long it expected to be."""
 
-from carpool.engine.observe.loop_progress import LoopProgress
+from carpool.engine.observe.stats import LoopProgress
 from support.engine_driver import VirtualClock
 
 

@@ -1,10 +1,8 @@
 """A pipeline's card: the facts about a loaded model that clients may see."""
 
-import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from carpool.config import EngineSettings
@@ -12,6 +10,7 @@ from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.modular import Pipeline
 from carpool.engine.model.prompt_weights import weights_reader
 from carpool.engine.model.samplers import offered
+from carpool.engine.model.signature import source_of
 from carpool.errors import Rejected, SettingRejected
 from carpool.request.card import Card, Task
 from carpool.request.enhancement import PLANS, REWRITER, enhancer_of
@@ -52,7 +51,7 @@ def card_of(
         max_pixels=min(settings.max_pixels, extra.get("max_pixels", settings.max_pixels)),
         max_steps=settings.max_steps,
         frame_step=_frame_step(pipe),
-        rounds_sizes=_rounds_sizes(cls),
+        rounds_sizes="Dimensions will be resized accordingly" in source_of(cls, "check_inputs"),
         scheduler=type(pipe.scheduler).__name__ if getattr(pipe, "scheduler", None) else "",
         schedulers=offered(pipe),
         has_fixed_text_layer=_has_fixed_text_layer(pipe),
@@ -104,16 +103,6 @@ def _has_fixed_text_layer(pipe: Pipeline) -> bool:
     config = getattr(getattr(pipe, "text_encoder", None), "config", None)
     is_open_clip = getattr(config, "hidden_size", None) == _OPEN_CLIP_WIDTH
     return is_open_clip or getattr(pipe, "text_encoder_2", None) is not None
-
-
-@lru_cache(256)
-def _rounds_sizes(cls: Any) -> bool:
-    """Whether it reduces unsupported sizes with a log line (FLUX); other classes raise."""
-    try:
-        source = inspect.getsource(cls.check_inputs)
-    except (AttributeError, OSError, TypeError):
-        return False
-    return "Dimensions will be resized accordingly" in source
 
 
 def _patch_px(pipe: Pipeline) -> int:

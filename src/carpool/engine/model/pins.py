@@ -37,18 +37,10 @@ class Pins:
         self._modules = list(components)
         self._components = {id(c) for c in self._modules if not is_offloaded(c)}
         self._answers: dict[tuple[int, str], Any] = {}
-        self._installed: list[Patches] = []
 
-    def install(self) -> None:
-        self._installed = [*_all_patches(self._classes), *_signatures(self._modules)]
-        for patches in self._installed:
-            patches.add()
-
-    def remove(self) -> None:
-        """Restore diffusers' own properties. Harmless when not installed."""
-        while self._installed:
-            self._installed.pop().drop()
-        self._answers.clear()
+    def patches(self) -> list[Patches]:
+        """The patches of diffusers' properties and functions, for as long as an engine runs."""
+        return [*_all_patches(self._classes), *_signatures(self._modules)]
 
     def answer(self, module: nn.Module, name: str, ask: Callable[[Any], Any], context: Any) -> Any:
         """The cached value, for a fiber.

@@ -4,6 +4,7 @@ import inspect
 import re
 import types
 import typing
+from functools import lru_cache
 from typing import Any
 
 from carpool.engine.model.modular import Pipeline
@@ -28,6 +29,15 @@ def parameters_of(pipe: Pipeline) -> tuple[Parameter, ...]:
         if all(parameter.kind != inspect.Parameter.VAR_KEYWORD for parameter in named):
             break
     return tuple(parameters.values())
+
+
+@lru_cache(256)
+def source_of(cls: type, method: str) -> str:
+    """The source of a class's method; empty if it has none."""
+    try:
+        return inspect.getsource(getattr(cls, method))
+    except (AttributeError, OSError, TypeError):
+        return ""
 
 
 def _read(parameter: inspect.Parameter, call: Any) -> Parameter:

@@ -10,7 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import diffusers
@@ -19,7 +19,7 @@ from torch import nn
 
 from carpool.engine.model.modular import Pipeline, guidance, workflows
 from carpool.engine.model.output_types import only_converts, output_types
-from carpool.engine.model.signature import parameter_of, parameters_of
+from carpool.engine.model.signature import parameter_of, parameters_of, source_of
 from carpool.request.card import Parameter, Task
 
 # Prefixes of pipelines whose modules also fit `...Img2ImgPipeline` and `...InpaintPipeline`.
@@ -133,7 +133,7 @@ def _task(pipe: Pipeline) -> Task:
         strength_rounds=_strength_rounds(pipe),
         output_types=output_types(cls),
         only_converts=only_converts(pipe),
-        needs_prompt=_needs_prompt(cls),
+        needs_prompt="prompt is None and prompt_embeds is None" in source_of(cls, "check_inputs"),
     )
 
 
@@ -150,15 +150,6 @@ def _workflows(pipe: ModularPipeline) -> Iterator[Task]:
             image_mode="RGBA" if "Layered" in name else "RGB",
             needs_prompt=False,  # unless a block requires it
         )
-
-
-@lru_cache(256)
-def _needs_prompt(cls: Any) -> bool:
-    """Whether a pipeline's own checks refuse a call without prompt and embeddings."""
-    try:
-        return "prompt is None and prompt_embeds is None" in inspect.getsource(cls.check_inputs)
-    except (AttributeError, OSError, TypeError):
-        return False
 
 
 def _strength_rounds(pipe: Pipeline) -> Literal["up", "down"] | None:

@@ -24,6 +24,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 from transformers.processing_utils import ProcessorMixin
 
 from carpool.engine.model.artifacts import SOUNDS, rate_of
+from carpool.engine.model.border import moved
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
@@ -179,7 +180,7 @@ def _called(
     pipe: Any, request: CheckedRequest, task: Task, arguments: dict[str, Any]
 ) -> PipelineOutput:
     if (device := pipe._execution_device).type != "cpu":
-        arguments = {name: _placed(value, device) for name, value in arguments.items()}
+        arguments = {name: moved(value, device) for name, value in arguments.items()}
     if task.takes("generator"):
         arguments["generator"] = torch.Generator().manual_seed(request.seed)
         if isinstance(getattr(pipe, "scheduler", None), DMDScheduler):
@@ -217,13 +218,6 @@ def _some(choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             param="strength",
         )
     return answer
-
-
-def _placed(value: Any, device: torch.device) -> Any:
-    """Move a caller's tensors to the model's device."""
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(_placed(entry, device) for entry in value)
-    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 ToHost = Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], torch.Tensor]

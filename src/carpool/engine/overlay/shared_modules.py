@@ -13,8 +13,6 @@ from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
 
 from carpool.engine.overlay.module_state import REGISTRY, ModuleState
-from carpool.engine.overlay.writes import all_patches
-from carpool.engine.patches import Patches
 
 
 class SharedModules:
@@ -39,7 +37,6 @@ class SharedModules:
             for module in component.modules()
         ]
         self._registries: list[nn.Module] = []
-        self._patches: list[Patches] = []
         self.names: dict[int, str] = {}
         self.children: dict[int, dict[str, nn.Module | None]] = {}
         self.holders: dict[int, nn.Module] = {}
@@ -48,7 +45,7 @@ class SharedModules:
         self._alive: list[Any] = []  # references that keep the ids valid
 
     def install(self) -> None:
-        """Start to detect writes."""
+        """Record the modules as they are; the patches of `writes` detect writes from then on."""
         for name, component in self._components.items():
             for inner, module in component.named_modules():
                 if id(module) not in self.names:
@@ -60,9 +57,6 @@ class SharedModules:
                 HookRegistry.check_if_exists_or_initialize(component)
                 self._registries.append(component)
         self._versions = [weight._version for _, weight in self._weights.values()]
-        self._patches = all_patches()
-        for patches in self._patches:
-            patches.add()
 
     def _add(self, component: str, module: nn.Module) -> None:
         parts = [value for name, value in vars(module).items() if name.endswith("_hooks")]
@@ -84,7 +78,7 @@ class SharedModules:
         return list(dict.fromkeys(name for (name, _), before, now in pairs if before != now))
 
     def remove(self) -> None:
-        """Stop detecting writes, and restore all modules. Harmless when not installed."""
+        """Restore all modules. Harmless when not installed."""
         if not self._alive:
             return
         while self._registries:
@@ -95,7 +89,5 @@ class SharedModules:
         for registry in (self.names, self.children, self.holders, self._weights):
             registry.clear()
         self._alive.clear()
-        while self._patches:
-            self._patches.pop().drop()
         for state in self._before:
             state.restore()
