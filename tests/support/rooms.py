@@ -20,7 +20,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_600),
+    "engine": (13_800, 25_111),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 4_220),
     "worker": (2_500, 3_312),
@@ -29,9 +29,9 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_199),
     "others": (4_200, 4_768),
-    "lab": (4_200, 5_377),
+    "lab": (4_200, 5_359),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 78_905),
+    "tests": (50_000, 78_656),
 }
 
 
