@@ -121,7 +121,7 @@ class RequestContext:
         self.changes, self.random, self.pins = changes, random, pins
         self.request_id, self.warnings = "", list[str]()  # its id; warnings for its answer
         self.names: Collection[str] = ()  # names of the arguments in its request
-        self.note_texts: Callable[[Any], None] = _nothing  # called with the texts it tokenizes
+        self.note_texts: Callable[[Any], None] = ignore_texts  # called with the texts it tokenizes
         self.drawing = drawing  # (module id, method) that draw from the global random numbers
         self._modes = ThreadModes()
         self._switches = switches
@@ -259,5 +259,5 @@ class RequestContext:
             self.random.free()
 
 
-def _nothing(_: Any) -> None:
-    pass
+def ignore_texts(_: Any) -> None:
+    """The default of `note_texts`."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from carpool.engine.containment import EngineLost
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Target
+from carpool.engine.isolation import ignore_texts
 from carpool.engine.model.upcast import in_half
 from carpool.engine.overlay.module_state import ModuleState, is_same
 from carpool.engine.overlay.writes import data
@@ -54,7 +55,7 @@ class PrivateContext:
             pipe.set_progress_bar_config(**{**config, "disable": True})
         self.random = RandomState(seed, device)
         self.request_id, self.warnings = "", list[str]()
-        self.names, self.note_texts = set[str](), _ignore
+        self.names, self.note_texts = set[str](), ignore_texts
         self.is_running = False  # inside a forward: calls of modules do not park
         self._has_begun = False
         self._generating = list[nn.Module]()
@@ -215,7 +216,3 @@ def _weights(parts: Iterable[nn.Module]) -> tuple[list[Tensor], list[Tensor]]:
 
 def _is_plain(tensor: Tensor) -> bool:
     return not (tensor.is_inference() or tensor.is_meta or tensor.is_quantized)
-
-
-def _ignore(value: Any) -> None:
-    """Ignore the texts."""

@@ -56,8 +56,6 @@ class EffectObserver:
 
     def denoises(self, pipe: Any, call: Call) -> None:
         """Inspect the pipeline at the first call of its denoiser."""
-        if self.has_begun:
-            return
         self.has_begun = True
         guidance = getattr(pipe, "do_classifier_free_guidance", None)
         self._is_guided = guidance if isinstance(guidance, bool) else None
