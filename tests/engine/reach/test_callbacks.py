@@ -196,12 +196,18 @@ class Global(Controller):
 @pytest.mark.parametrize(
     ("helper", "is_private"),
     [
-        (Controller(), False), (Controller(values=[1, 2], names={"a": 1}), False),
-        (Controller(pipe=PIPE), True), (Controller(parts=[{"pipe": PIPE}]), True),
-        (Controller(lock=threading.Lock()), True), (Global(), True), ([Global()], True),
-        ({"a": Global()}, True), (lambda net: net.weight.mul_(2), True),
-        (lambda net: setattr(net, "gain", 3.0), True), (lambda x: x + 1, False),
+        (Controller(), False),
+        (Controller(values=[1, 2], names={"a": 1}), False),
+        (Controller(pipe=PIPE), True),
+        (Controller(parts=[{"pipe": PIPE}]), True),
+        (Controller(lock=threading.Lock()), True),
+        (Global(), True),
+        ([Global()], True),
+        ({"a": Global()}, True),
+        (lambda net: net.weight.mul_(2), True),  # of two in a line the source is in doubt
+        (lambda net: setattr(net, "gain", 3.0), True),
+        (lambda x: x + 1, False),
     ],
-)  # fmt: skip
+)
 def test_objects_that_a_request_brings_are_walked(helper: Any, is_private: bool) -> None:
     judge(is_private, PIPE, helper=helper)

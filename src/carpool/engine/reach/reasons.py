@@ -29,13 +29,12 @@ from carpool.engine.reach.objects import (
 from carpool.engine.reach.walk import Walk
 
 log = logging.getLogger("carpool")
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 # reasons, cached with the parts of the pipeline, or the names that the callback looks up
 _pipelines: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 _callbacks: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
-def private_reasons(pipe: Any, arguments: Mapping[str, Any] = _EMPTY) -> list[str]:
+def private_reasons(pipe: Any, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """Why a request has to ride alone on the user's own pipeline: one sentence a cause.
 
     A pipeline is walked once, and again when its parts are replaced; a callback is walked once, and

@@ -5,7 +5,7 @@ a function, or returned, is a reason by itself (`keep`).
 """
 
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -86,8 +86,9 @@ class Walk:
         for block in all_blocks(own_dict(obj).get("_blocks")):
             self._enter_methods(block, frozenset({Ref(block, "own")}), me, rest=EMPTY, is_all=False)
         for name, part in own_dict(obj).items():
-            arguments = (me,) if name in HOOKS else first if self.is_brought else ()
-            self.enter(part, kind, name, *arguments, depth=depth - 1)
+            if self.is_brought or type(part) not in (OrderedDict, *CONTAINERS) or part:
+                arguments = (me,) if name in HOOKS else first if self.is_brought else ()
+                self.enter(part, kind, name, *arguments, depth=depth - 1)
 
     def _enter_methods(self, obj: Any, *first: Value, rest: Value, is_all: bool) -> None:
         """Follow the foreign methods of an object that libraries call.
