@@ -29,9 +29,9 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 5_199),
     "others": (4_200, 4_768),
-    "lab": (4_200, 5_359),
+    "lab": (4_200, 5_443),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 78_566),
+    "tests": (50_000, 78_603),
 }
 
 
