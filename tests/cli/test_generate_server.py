@@ -112,13 +112,10 @@ def test_what_cannot_be_is_told_in_one_line(
     assert ended.out == ""
 
 
-def test_nobody_there_and_a_wrong_key_end_with_1(
-    run: Run, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_key_is_told(run: Run, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARPOOL_API_KEY", "wrong")
 
     assert "API key" in run("generate", "a", "--url", server.url).err
-    assert "is `carpool serve` running" in run("generate", "a", "--url", "http://127.0.0.1:9").err
 
 
 def test_a_pattern_names_files_and_without_one_they_are_numbered() -> None:

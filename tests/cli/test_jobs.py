@@ -47,6 +47,17 @@ def ended(jobs: Run, job_id: str) -> str:
     return state(jobs, job_id)
 
 
+def test_top_without_a_terminal_prints_the_present_state_once(run: Run, server: Server) -> None:
+    ended = run("top", "--url", server.url, "--api-key", "secret")
+    refused = run("top", "--url", server.url, "--api-key", "wrong")
+
+    assert ended.status == 0
+    assert "flux ready   running 0   waiting 0" in ended.out
+    assert refused.status == 1
+    assert "API key" in refused.err
+    assert "secret" not in ended.out
+
+
 def test_files_of_a_job_are_fetched_under_names_of_their_own(jobs: Run, server: Server) -> None:
     job_id = submitted(server, n=2, output_format="webp")
     assert ended(jobs, job_id) == "completed"
@@ -135,11 +146,12 @@ def test_an_id_that_is_a_path_leads_nowhere_else(jobs: Run, job_id: str) -> None
 # Servers that are none
 
 
-def test_nobody_there_ends_with_1_and_one_line(run: Run) -> None:
+@pytest.mark.parametrize("command", ["jobs list", "top --once", "generate a"])
+def test_nobody_there_ends_with_1_and_one_line(run: Run, command: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
 
-    ended = run("jobs", "list", "--url", url)
+    ended = run(*command.split(), "--url", url)
 
     assert (ended.status, ended.out) == (1, "")
     [line] = ended.err.splitlines()

@@ -146,15 +146,9 @@ def test_a_picture_is_written_with_its_settings_and_only_its_name_is_printed(run
     settings = read_settings(png)
     assert settings.pop("engine")["scheduler"] == "FlowMatchEulerDiscreteScheduler"
     assert settings == {
-        **DRAW,
-        "model": MODEL,
-        "prompt": "a red circle",
-        "seed": 5,
-        "guidance_scale": 2.5,
-        "true_cfg_scale": 1.0,
-        "width": SIZE[0],
-        "height": SIZE[1],
-    }
+        **DRAW, "model": MODEL, "prompt": "a red circle", "seed": 5, "guidance_scale": 2.5,
+        "true_cfg_scale": 1.0, "width": SIZE[0], "height": SIZE[1],
+    }  # fmt: skip
 
 
 def test_a_picture_is_drawn_by_the_sampler_that_is_named_and_says_so(run: Run) -> None:

@@ -1,19 +1,12 @@
 """`carpool top`: the same live data as the playground's, in a terminal."""
 
 import io
-import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from carpool.cli.jobs import events
 from carpool.cli.top import Dashboard
-from support.command_line import Run
-from support.server_process import Server, serving
-
-KEY = "a-key"
 
 
 def forward(*requests: int, at_s: float, why: str = "cap") -> dict[str, Any]:
@@ -82,29 +75,3 @@ def test_events_are_read_from_lines_and_comments_are_none() -> None:
     lines = ["event: status", 'data: {"a": 1}', "", ": ping", "", "event: stats", "data: {}"]
 
     assert list(events(lines)) == [("status", {"a": 1}), ("stats", {})]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("--api-key", KEY) as server:
-        yield server
-
-
-@pytest.mark.timeout(150)
-def test_without_a_terminal_the_present_state_is_printed_once(run: Run, server: Server) -> None:
-    ended = run("top", "--url", server.url, "--api-key", KEY)
-    refused = run("top", "--url", server.url, "--api-key", "wrong")
-
-    assert ended.status == 0
-    assert "flux ready   running 0   waiting 0" in ended.out
-    assert refused.status == 1
-    assert "API key" in refused.err
-    assert json.dumps(KEY) not in ended.out
-
-
-def test_nobody_there_ends_with_1_and_one_line(run: Run) -> None:
-    ended = run("top", "--url", "http://127.0.0.1:9", "--once")
-
-    assert ended.status == 1
-    assert ended.err.count("\n") == 1
-    assert "is `carpool serve` running there?" in ended.err

@@ -29,38 +29,10 @@ READY = protocol.WorkerReady(CARD, {}, 0.5)
 REQUEST = CheckedRequest("one", 1, {"prompt": "a cat"})
 
 # Made for these tests, and used nowhere else.
-CERTIFICATE = """\
------BEGIN CERTIFICATE-----
-MIIBhjCCAS2gAwIBAgIUa8OeySR5S5y0nwGMfdNwJSS9hj4wCgYIKoZIzj0EAwIw
-GDEWMBQGA1UEAwwNY2FycG9vbCB0ZXN0czAgFw0yNjExMjIxNDQ5MDNaGA8yMTI2
-MTAyOTE0NDkwM1owGDEWMBQGA1UEAwwNY2FycG9vbCB0ZXN0czBZMBMGByqGSM49
-AgEGCCqGSM49AwEHA0IABKCc//5WfDFo5WobOtpXYgZSxb87Qava3mUcNJgfeu2/
-vITV1jZb8382lTI/P//c2IqLKsgsuV0/+zNetFmklySjUzBRMB0GA1UdDgQWBBSs
-4uIUs1LvmpksK6yxGAC89u8NFDAfBgNVHSMEGDAWgBSs4uIUs1LvmpksK6yxGAC8
-9u8NFDAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0cAMEQCIApwK1FevtxM
-MgEFEED3SQO1GlV98M0d9eTObl1j9iJFAiAX0Qq4vbONBvJFl42vyQFfywLUQ9YM
-6qg3hiBKaSVYuA==
------END CERTIFICATE-----
-"""
-KEY = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgf7wg7cT2HLQGlFk/
-0IHs1rI7G4Z4Jgo9P9eiHCZQUHOhRANCAASgnP/+VnwxaOVqGzraV2IGUsW/O0Gr
-2t5lHDSYH3rtv7yE1dY2W/N/NpUyPz//3NiKiyrILLldP/szXrRZpJck
------END PRIVATE KEY-----
-"""
-ANOTHER = """\
------BEGIN CERTIFICATE-----
-MIIBezCCASGgAwIBAgIUd1+4yvoTlufVmiHAVT5YUO/9IPcwCgYIKoZIzj0EAwIw
-EjEQMA4GA1UEAwwHYW5vdGhlcjAgFw0yNjExMjIxNDQ5MDNaGA8yMTI2MTAyOTE0
-NDkwM1owEjEQMA4GA1UEAwwHYW5vdGhlcjBZMBMGByqGSM49AgEGCCqGSM49AwEH
-A0IABLTUBYEGkJgTk5T8ZsrpgUzKmD6ujr+SvxitfB9L69Bma4L4NQwCWomI8Wk7
-Ys1AU9ESCkUucm0BLZmcbWMN31SjUzBRMB0GA1UdDgQWBBQRlT3sxthoB7/aZVRc
-YNwRhYA0pjAfBgNVHSMEGDAWgBQRlT3sxthoB7/aZVRcYNwRhYA0pjAPBgNVHRMB
-Af8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCIQCtULG2MANQTURNQXdcORnfOwjt
-PHEqM150QTURZY2UzgIgcLuUGKucMgNdk7SEabKSDPq5Uox/QJRNSCp7dsx5Mt4=
------END CERTIFICATE-----
-"""
+CERTIFICATE, KEY, ANOTHER = (
+    (Path(__file__).parent / "recorded" / f"{name}.pem").read_text()
+    for name in ("certificate", "key", "another")
+)
 
 
 class FakeCluster(RayCluster):
@@ -315,12 +287,9 @@ async def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when
     cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
     listener = Fronts()
     front = Supervisor(
-        "shapes",
-        EngineSettings(),
-        connector=RayConnector(cluster, "shapes", None),
-        listener=listener,
-        journals=Journals(),
-    )
+        "shapes", EngineSettings(), connector=RayConnector(cluster, "shapes", None),
+        listener=listener, journals=Journals(),
+    )  # fmt: skip
     front.start()
     await front.wait_ready()
     asked = asyncio.create_task(front.submit(REQUEST))

@@ -262,11 +262,8 @@ async def test_a_pool_of_one_worker_leaves_the_queue_to_it_and_has_what_it_lost_
     assert stage.has() == [names]
     assert worker.admitted == dict.fromkeys(names, False) | {"h": True}
     assert await stage.pool.statistics() == {
-        "waiting": 0,
-        "running": 8,
-        "requests": 8,
-        "steps_again": 0,
-    }
+        "waiting": 0, "running": 8, "requests": 8, "steps_again": 0,
+    }  # fmt: skip
     worker.die()
     await stage.settle()
     assert stage.has() == [[]]
@@ -351,7 +348,8 @@ async def test_an_estimate_is_of_the_worker_that_would_begin_first() -> None:
 
 
 async def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() -> None:
-    stage = await ready()
+    stage, seen = await ready(), list[SeenMove]()
+    stage.pool.watch_activity(lambda activity: seen.extend(activity.moves))
     await stage.submit("a", "b", steps=100)
     [moving] = stage.has()[0]
     stage.workers[0].report(SOLO, **{moving: 60.0})
@@ -359,6 +357,10 @@ async def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() ->
     await stage.settle()
     assert stage.has()[1] == ["a", "b"]
     assert stage.workers[1].got[-1][2] == 0  # no death is counted
+    for at_s in (1.0, 2.0):
+        stage.workers[1].act(at_s)
+    told_ = [(one.request_id, one.from_worker, one.to_worker, one.why) for one in seen]
+    assert told_ == [(moving, 0, 1, "drain")]  # once
     async with asyncio.timeout(5):
         await ending
     assert stage.workers[0].retired
@@ -369,22 +371,6 @@ async def test_what_a_worker_has_that_is_to_end_moves_to_others_and_says_so() ->
     stage.workers[1].finish(moving)
     await stage.settle()
     assert stage.tasks[moving].result().request_id == moving
-
-
-async def test_moves_are_seen_by_who_watches() -> None:
-    stage, seen = await ready(), list[SeenMove]()
-    stage.pool.watch_activity(lambda activity: seen.extend(activity.moves))
-    await stage.submit("a", "b", steps=100)
-    [moving] = stage.has()[0]
-    stage.workers[0].report(SOLO, **{moving: 60.0})
-    ending = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
-    await stage.settle()
-    stage.workers[1].act(1.0)
-    stage.workers[1].act(2.0)
-    told_ = [(one.request_id, one.from_worker, one.to_worker, one.why) for one in seen]
-    assert told_ == [(moving, 0, 1, "drain")]
-    async with asyncio.timeout(5):
-        await ending
 
 
 async def test_what_cannot_move_ends_where_it_is_and_the_worker_after_it() -> None:

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from carpool.jobs.work import requests_of, work_of
 from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
-from support.app import CARD, Grey, parts
+from support.app import CARD, Grey, client_of, parts
 from support.endpoints import ENDPOINT
 from support.job_store import Hand, killed, submit, writes
 
@@ -174,9 +173,7 @@ def shown(folder: Path, hand: Hand, job_id: str = "") -> dict[str, Any]:
                 hand.pass_by(10)
                 store.complete(job_id, writes(a_txt=b"x"))
             hand.pass_by(60)
-            async with httpx2.AsyncClient(
-                transport=httpx2.ASGITransport(app), base_url="http://localhost"
-            ) as client:
+            async with client_of(app) as client:
                 job: dict[str, Any] = (await client.get(f"/v1/jobs/{job_id}")).json()
             await runner.stop()
             return job
@@ -237,8 +234,7 @@ async def test_the_links_of_a_server_go_by_the_clock_of_its_store(tmp_path: Path
     hand = Hand()
     with closing(JobStore(tmp_path, clock=hand.run())) as store:
         runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
-        transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(port=0), runner))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(create_app(Grey(), ServeSettings(port=0), runner)) as client:
             wish = {"prompt": "a", "response_format": "url"}
             url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
             statuses = [(await client.get(url)).status_code]

@@ -15,6 +15,7 @@ import pytest
 from carpool.errors import PipelineFailed, StoreFailed
 from carpool.jobs.state_folder import LOCK, LOG, MARKER
 from carpool.jobs.store import JobStore
+from support.server_process import ended
 
 Tree = dict[str, tuple[Any, ...]]
 
@@ -68,30 +69,35 @@ def used(tmp_path: Path) -> tuple[Path, str]:
     return store.folder, job_id
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> tuple[Path, list[str]]:
+@pytest.fixture(scope="module")
+def died(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """A folder whose process was killed, with several jobs that have results."""
+    folder = tmp_path_factory.mktemp("died") / "state"
     code = (
         "import os, sys; from pathlib import Path; sys.path[:0] = sys.argv[2:];"
         "from jobs.test_state_folder import JobStore, completed;"
         "store = JobStore(Path(sys.argv[1]));"
         "print(*(completed(store) for _ in range(5)), flush=True); os.kill(os.getpid(), 9)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "state"), *sys.path]
+    command = [sys.executable, "-c", code, str(folder), *sys.path]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    return tmp_path / "state", done.stdout.split()
+    return folder, done.stdout.split()
+
+
+@pytest.fixture
+def killed(died: tuple[Path, list[str]], tmp_path: Path) -> tuple[Path, list[str]]:
+    """A copy of it, for one test."""
+    folder, jobs = died
+    return Path(shutil.copytree(folder, tmp_path / "state")), jobs
 
 
 # Folders of others
 
 PROJECT = {
-    "files/2025-invoices/a.txt": b"a",
-    "inputs/raw/b.bin": b"b",
-    "passing/x/c": b"c",
-    "links/notes.part": b"n",
-    "links/secret": b"s",
-}
+    "files/2025-invoices/a.txt": b"a", "inputs/raw/b.bin": b"b", "passing/x/c": b"c",
+    "links/notes.part": b"n", "links/secret": b"s",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -128,14 +134,11 @@ def test_a_database_of_somebody_elses_is_refused_and_stays_as_it_is(tmp_path: Pa
 def test_the_server_says_so_before_it_loads_anything(tmp_path: Path) -> None:
     put(tmp_path, PROJECT)
     before = tree(tmp_path)
-    command = [sys.executable, "-m", "carpool.cli.main", "serve", "--port", "0"]
 
-    done = subprocess.run(
-        [*command, "--state-dir", str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    status, said = ended("serve", "--port", "0", "--state-dir", str(tmp_path))
 
-    assert (done.returncode, tree(tmp_path)) == (1, before)
-    assert "not Carpool's (files, inputs, links, ...)" in done.stderr
+    assert (status, tree(tmp_path)) == (1, before)
+    assert "not Carpool's (files, inputs, links, ...)" in said
 
 
 @pytest.mark.parametrize("names", [[], ["lost+found"]])
@@ -184,13 +187,10 @@ def test_a_link_to_the_folder_itself_is_followed(tmp_path: Path, used: tuple[Pat
 def test_what_others_put_into_a_state_folder_stays_there(used: tuple[Path, str]) -> None:
     folder, job_id = used
     theirs = PROJECT | {
-        "files/image_1/a": b"a",
-        "files/IMAGE_0123456789abcdef0123456789abcdef.part/a": b"a",
-        "inputs/image_0123456789abcdef0123456789abcdef": b"a file",
-        "passing/tmpdir/a": b"a",
-        "passing/tmp_film.rgb": b"a",
-        "notes.txt": b"n",
-    }
+        "files/image_1/a": b"a", "files/IMAGE_0123456789abcdef0123456789abcdef.part/a": b"a",
+        "inputs/image_0123456789abcdef0123456789abcdef": b"a file", "passing/tmpdir/a": b"a",
+        "passing/tmp_film.rgb": b"a", "notes.txt": b"n",
+    }  # fmt: skip
     del theirs["links/secret"]
     put(folder, theirs)
     (folder / "files" / f"image_{'f' * 32}.part").symlink_to(folder / "files" / "2025-invoices")
@@ -348,10 +348,6 @@ def test_a_store_of_an_older_version_goes_on(used: tuple[Path, str]) -> None:
     assert result(store, job_id) == b"picture"
     assert (folder / MARKER).exists()
     store.close()
-    refused_newer(folder)
-
-
-def refused_newer(folder: Path) -> None:
     with sqlite3.connect(folder / "jobs.sqlite") as db:
         db.execute("PRAGMA user_version = 2")
     db.close()

@@ -220,24 +220,12 @@ async def test_a_target_is_said_over_http() -> None:
 
 
 NAMED: dict[str, int | None] = {
-    "wan2.2_lightning_high_noise_model": 0,
-    "Wan2.2-I2V-A14B-4steps-lora-LowNoise": 1,
-    "wan22-style-HIGH": 0,
-    "WAN2.2_t2v_LOW_v1.1": 1,
-    "LOW-style": 1,
-    "instagirl_v2.3_low": 1,
-    "detailz high v2": 0,
-    "smooth_HN": 0,
-    "Wan22_LN_000002000": 1,
-    "low_poly_v2": None,
-    "HighContrast": None,
-    "slow": None,
-    "FLOW": None,
-    "yellow": None,
-    "style": None,
-    "high_low_mix": None,
-    "high_noise_low_noise": None,
-}
+    "wan2.2_lightning_high_noise_model": 0, "Wan2.2-I2V-A14B-4steps-lora-LowNoise": 1,
+    "wan22-style-HIGH": 0, "WAN2.2_t2v_LOW_v1.1": 1, "LOW-style": 1, "instagirl_v2.3_low": 1,
+    "detailz high v2": 0, "smooth_HN": 0, "Wan22_LN_000002000": 1, "low_poly_v2": None,
+    "HighContrast": None, "slow": None, "FLOW": None, "yellow": None, "style": None,
+    "high_low_mix": None, "high_noise_low_noise": None,
+}  # fmt: skip
 
 
 def test_files_of_wan_say_their_expert_in_their_names() -> None:

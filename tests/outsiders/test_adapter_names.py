@@ -186,16 +186,8 @@ def test_hidden_files_loops_and_names_that_are_no_text_do_no_harm(tmp_path: Path
 
 
 WORDINGS: list[Any] = [
-    "",
-    " ",
-    "\ud800",
-    "x" * 10_000,
-    "a:b",
-    "<x>",
-    "../plain",
-    "/etc/passwd",
-    "@",
-]
+    "", " ", "\ud800", "x" * 10_000, "a:b", "<x>", "../plain", "/etc/passwd", "@",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORDINGS, ids=repr)

@@ -121,12 +121,9 @@ def test_adapters_go_beside_gguf_layers(
     lora = write(tmp_path / "lora.safetensors", {n: w.to(own) for n, w in flux().items()})
     judge: Any = fresh("flux").to(dtype)
     judge.transformer = FluxTransformer2DModel.from_single_file(
-        str(denoiser),
-        config=str(checkpoint("flux")),
-        subfolder="transformer",
-        quantization_config=GGUFQuantizationConfig(compute_dtype=dtype),
-        torch_dtype=dtype,
-    )
+        str(denoiser), config=str(checkpoint("flux")), subfolder="transformer",
+        quantization_config=GGUFQuantizationConfig(compute_dtype=dtype), torch_dtype=dtype,
+    )  # fmt: skip
     judge.load_lora_weights(str(tmp_path), weight_name=lora.name, adapter_name="x")
     component = (f"transformer={denoiser}",)
 

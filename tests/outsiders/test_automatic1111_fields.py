@@ -173,13 +173,8 @@ def test_weights_of_words_are_warned_of() -> None:
 
 def test_numbers_are_taken_as_texts_and_with_a_point() -> None:
     plain: dict[str, Any] = {
-        "steps": 20,
-        "cfg_scale": 7,
-        "width": 64,
-        "height": 64,
-        "seed": 5,
-        "n_iter": 2,
-    }
+        "steps": 20, "cfg_scale": 7, "width": 64, "height": 64, "seed": 5, "n_iter": 2,
+    }  # fmt: skip
     arguments, _ = taken(worker := Grey(), prompt="a", **plain)
     kinds: list[Any] = [str, float, lambda number: f"{number}.0"]
     for kind in kinds:

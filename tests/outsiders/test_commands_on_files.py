@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 from safetensors.torch import save_file
 
 from carpool.cli import main as command_line
 from support import original_names
+from support.engine_driver import plain
 from support.prepared import own_weights
 from support.tiny import checkpoint
 
@@ -26,14 +26,14 @@ def adapter(file: Path) -> None:
 
 def of_one_encoder(file: Path) -> None:
     """A whole model of which half an encoder is there."""
-    pipe = DiffusionPipeline.from_pretrained(checkpoint("sdxl"))
+    pipe = plain("sdxl")
     weights = original_names.whole(pipe.components)
     part = "conditioner.embedders.0.transformer.text_model.encoder"
     save_file({name: one for name, one in weights.items() if not name.startswith(part)}, file)
 
 
 def denoiser(file: Path) -> None:
-    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    pipe = plain("flux")
     save_file(own_weights(pipe.transformer), file)
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,21 @@ from support.odd_pipeline import drawn_alone, odd_pipeline
 Damage = Callable[[Path], object]
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of an engine that has drawn."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StoredCosts, "_default", lambda self: folder / "costs.json")
+        draw()
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files of an engine that has drawn: the default one of all engines."""
+def folder(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Such files of the test's own: in the default folder of all engines."""
     monkeypatch.setattr(StoredCosts, "_default", lambda self: tmp_path / "costs.json")
-    draw()
-    return tmp_path
+    return Path(shutil.copytree(kept, tmp_path, dirs_exist_ok=True))
 
 
 def draw() -> None:
@@ -111,24 +121,6 @@ COSTS: dict[str, Damage] = {
 UNDATED = {name for name in COSTS if name.startswith("learned at")}  # such a table is worth less
 
 
-@pytest.mark.parametrize("name", [*ANY, *COSTS])
-def test_a_damaged_table_of_costs_is_set_aside_and_the_engine_draws(
-    folder: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = folder / "costs.json"
-    (ANY | COSTS)[name](file)
-
-    draw()
-
-    fresh = json.loads(file.read_text())  # of this run
-    values = [s for one in fresh["costs"] for s in one["seconds"].values()]
-    assert values
-    assert all(0 < value < 1e6 for value in values)
-    if name not in UNDATED:
-        assert os.path.lexists(f"{file}.damaged")
-        assert f"renamed to {file.name}.damaged" in caplog.text
-
-
 def with_evidence(value: Any, data: Any) -> None:
     data["fusing"]["x"] = value
 
@@ -151,17 +143,30 @@ EVIDENCE: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("name", [*ANY, *EVIDENCE])
-def test_damaged_evidence_of_how_calls_fuse_is_set_aside_and_the_engine_draws(
+TABLE, FUSING = "costs.json", "costs.fusing.json"
+DAMAGES: dict[str, dict[str, Damage]] = {
+    **{name: dict.fromkeys((TABLE, FUSING), damage) for name, damage in ANY.items()},
+    **{name: {TABLE: damage} for name, damage in COSTS.items()},
+    **{name: {FUSING: damage} for name, damage in EVIDENCE.items()},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_costs_and_evidence_of_how_calls_fuse_are_set_aside_and_the_engine_draws(
     folder: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = folder / "costs.fusing.json"
-    (ANY | EVIDENCE)[name](file)
+    for file, damage in DAMAGES[name].items():
+        damage(folder / file)
 
     draw()
 
-    assert os.path.lexists(f"{file}.damaged")
-    assert f"renamed to {file.name}.damaged" in caplog.text
+    fresh = json.loads((folder / TABLE).read_text())  # of this run
+    values = [s for one in fresh["costs"] for s in one["seconds"].values()]
+    assert values
+    assert all(0 < value < 1e6 for value in values)
+    for file in DAMAGES[name] if name not in UNDATED else ():
+        assert os.path.lexists(folder / f"{file}.damaged")
+        assert f"renamed to {file}.damaged" in caplog.text
 
 
 def test_a_file_that_is_no_table_and_that_the_user_has_named_stays_as_it_is(

@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from carpool.config import ServeSettings
 from carpool.server.access.keys import Keyring
 from carpool.server.app import create_app
 from carpool.worker import protocol
-from support.app import CARD, Grey, app_of
+from support.app import CARD, Grey, app_of, client_of
 from support.endpoints import ENDPOINT
 
 OUTLINED = {"lora_nickname": "outlined"}
@@ -31,10 +30,6 @@ class Reading(Grey):
     def reload(self) -> None:
         names = [file.stem for file in self._folder.glob("*.safetensors")]
         self.ready = protocol.WorkerReady(replace(CARD, lora=(*CARD.lora, *names)), {}, 0.0)
-
-
-def client_of(app: Any) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost")
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -115,11 +110,14 @@ def test_no_name_path_or_type_is_the_servers_failure(tmp_path: Path) -> None:
     async def scene() -> list[tuple[int, str]]:
         async with client_of(app) as http:
             answers = []
-            for body in [good, *(body for odd in ODD for body in bodies(odd))]:
-                for path in ("/v1/set_lora", "/v1/unmerge_lora_weights"):
-                    sent = json.dumps(body)
-                    answer = await http.post(path, content=sent, headers=bearer("a-key"))
-                    answers.append((answer.status_code, f"{path} {sent[:80]}"))
+            sent = [("/v1/set_lora", body) for odd in ODD for body in bodies(odd)]
+            sent += [
+                ("/v1/unmerge_lora_weights", one) for odd in ODD for one in (odd, {"target": odd})
+            ]
+            for path, body in [("/v1/set_lora", good), *sent]:
+                content = json.dumps(body)
+                answer = await http.post(path, content=content, headers=bearer("a-key"))
+                answers.append((answer.status_code, f"{path} {content[:80]}"))
             return answers
 
     answers = asyncio.run(scene())

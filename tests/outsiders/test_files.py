@@ -1,6 +1,7 @@
 """Files of weights as people have them: read whole and drawn as they mean, or refused by name."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from carpool.config import EngineSettings
 from carpool.engine.model.load import load
 from carpool.errors import LoadFailed, SettingRejected
 from support import original_names
-from support.engine_driver import gap
+from support.engine_driver import fresh, gap, plain
 from support.prepared import alone, gguf_of, own_weights, requests_of
 from support.tiny import checkpoint
 
@@ -26,20 +26,8 @@ CLOSE = 1e-5
 Change = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
-@pytest.fixture(scope="module")
-def pipes() -> Callable[[str], Any]:
-    made: dict[str, Any] = {}
-
-    def pipe(family: str) -> Any:
-        if family not in made:
-            made[family] = DiffusionPipeline.from_pretrained(checkpoint(family))
-        return made[family]
-
-    return pipe
-
-
 def weights(family: str, component: str) -> dict[str, Tensor]:
-    return own_weights(getattr(DiffusionPipeline.from_pretrained(checkpoint(family)), component))
+    return own_weights(getattr(plain(family), component))
 
 
 def served(family: str, **settings: Any) -> Any:
@@ -107,7 +95,7 @@ def test_scaled_float8_weights_are_multiplied_by_their_scales(
 def test_scaled_float8_weights_by_original_names_draw_the_picture_that_they_stand_for(
     tmp_path: Path,
 ) -> None:
-    pipe = DiffusionPipeline.from_pretrained(checkpoint("sdxl"))
+    pipe = fresh("sdxl")
     state, true = scaled(original_names.unet(pipe.unet))
     state["model.diffusion_model.scaled_fp8"] = torch.zeros(2, dtype=torch.float8_e4m3fn)
     save_file(state, tmp_path / "fp8.safetensors")
@@ -127,7 +115,7 @@ def test_scaled_float8_weights_by_original_names_draw_the_picture_that_they_stan
 def test_wan_by_its_original_names_is_read_with_its_scales_and_a_layer_more_is_named(
     prefix: str, tmp_path: Path
 ) -> None:
-    own = DiffusionPipeline.from_pretrained(checkpoint("wan21_t2v")).transformer
+    own = fresh("wan21_t2v").transformer
     state, true = scaled(original_names.wan(own))
     own.load_state_dict(dict(zip(own_weights(own), true.values(), strict=True)))
     state["scaled_fp8"] = torch.tensor([], dtype=torch.float8_e4m3fn)
@@ -162,31 +150,45 @@ def comfy(kind: str) -> Tensor:
     return torch.tensor(list(json.dumps({"format": kind}).encode()), dtype=torch.uint8)
 
 
+def header(**formats: Any) -> dict[str, str]:
+    """What a file says of the format of two layers."""
+    layers = dict.fromkeys(("x_embedder", "context_embedder"), formats)
+    return {"_quantization_metadata": json.dumps({"layers": layers})}
+
+
 def test_a_format_of_layers_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
-    state = weights("flux", "transformer")
-    save_file({**state, "x_embedder.comfy_quant": comfy("nvfp4")}, tmp_path / "a.safetensors")
-    layers = {"layers": {"x_embedder": {"format": "mxfp8"}}}
-    save_file(
-        state, tmp_path / "b.safetensors", metadata={"_quantization_metadata": json.dumps(layers)}
-    )
-    odd = torch.ones(3)
-    save_file({**state, "x_embedder.weight_scale": odd}, tmp_path / "c.safetensors")
-
-    assert "x_embedder are quantized as nvfp4" in refused(
-        "flux", "transformer", tmp_path / "a.safetensors"
-    )
-    assert "x_embedder are quantized as mxfp8" in refused(
-        "flux", "transformer", tmp_path / "b.safetensors"
-    )
-    assert "x_embedder.weight_scale is (3,)" in refused(
-        "flux", "transformer", tmp_path / "c.safetensors"
-    )
+    state, file = weights("flux", "transformer"), tmp_path / "a.safetensors"
+    scale = "x_embedder.weight_scale"
+    for more, head, told in (
+        ({"x_embedder.comfy_quant": comfy("nvfp4")}, {}, "x_embedder are quantized as nvfp4"),
+        ({}, header(format="mxfp8"), "x_embedder are quantized as mxfp8"),
+        (
+            {},
+            header(format="float8_e4m3fn", convrot=True),
+            "quantized as float8_e4m3fn with convrot",
+        ),
+        ({scale: torch.ones(3)}, {}, f"{scale} is (3,)"),
+        ({scale: torch.tensor(torch.nan)}, {}, f"{scale} is not finite"),
+        ({scale: torch.tensor(torch.inf)}, {}, f"{scale} is not finite"),
+    ):
+        save_file({**state, **more}, file, metadata=head or None)
+        assert told in refused("flux", "transformer", file)
 
 
-def test_float8_layers_that_a_header_or_an_entry_names_are_read(tmp_path: Path) -> None:
-    state, true = scaled(weights("flux", "transformer"), names="weight_scale")
-    state["x_embedder.comfy_quant"] = comfy("float8_e4m3fn")
-    save_file(state, tmp_path / "a.safetensors")
+@pytest.mark.parametrize(
+    "head",
+    [{}, header(format="float8_e4m3fn"), header(format="float8_e4m3fn_rowwise"),
+     header(format="float8_e4m3fn", full_precision_matrix_mult=True, convrot=False),
+     header(format="float8_e4m3fn_blockwise", group_size=1)],
+)  # fmt: skip
+def test_float8_layers_that_a_header_or_an_entry_names_are_read(
+    head: dict[str, str], tmp_path: Path
+) -> None:
+    by = "channel" if head else "tensor"
+    state, true = scaled(weights("flux", "transformer"), by=by, names="weight_scale")
+    if not head:
+        state["x_embedder.comfy_quant"] = comfy("float8_e4m3fn")
+    save_file(state, tmp_path / "a.safetensors", metadata=head or None)
 
     pipe = served("flux", parts={"transformer": tmp_path / "a.safetensors"})
 
@@ -229,7 +231,7 @@ def test_a_file_with_one_layer_more_is_refused_by_name(
 
 
 def test_a_layer_more_by_original_names_is_told_by_the_names_of_the_file(tmp_path: Path) -> None:
-    unet = DiffusionPipeline.from_pretrained(checkpoint("sdxl")).unet
+    unet = plain("sdxl").unet
     state = original_names.unet(unet)
     extra = {"model.diffusion_model.output_blocks.17.0.in_layers.0.weight": torch.zeros(4)}
     save_file({**state, **extra}, tmp_path / "more.safetensors")
@@ -247,40 +249,23 @@ def test_a_layer_more_by_original_names_is_told_by_the_names_of_the_file(tmp_pat
 def test_a_folder_with_a_weight_too_few_or_too_many_is_refused_by_name(
     component: str, tmp_path: Path
 ) -> None:
-    module = getattr(DiffusionPipeline.from_pretrained(checkpoint("flux")), component)
-    module.save_pretrained(tmp_path / "part")
-    [file] = (tmp_path / "part").glob("*.safetensors")
+    """Of the component alone, and of the whole model."""
+    model = Path(shutil.copytree(checkpoint("flux"), tmp_path / "model"))
+    [file] = (model / component).glob("*.safetensors")
     state = load_file(file)
     some = next(name for name in state if state[name].ndim == 2 and "embed" not in name)
+    less = {name: weight for name, weight in state.items() if name != some}
 
-    save_file({**state, "odd.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
-    more = refused("flux", component, tmp_path / "part")
-    del state[some]
-    save_file(state, file, metadata={"format": "pt"})
-    less = refused("flux", component, tmp_path / "part")
+    for told, entries in {
+        "it has odd.weight, which": {**state, "odd.weight": torch.zeros(2)},
+        f"it lacks {some}": less,
+    }.items():
+        save_file(entries, file, metadata={"format": "pt"})
+        assert told in refused("flux", component, model / component)
+        with pytest.raises(LoadFailed, match=rf"{component} of .*: {re.escape(told)}"):
+            served("flux", model=model)
 
-    assert "it has odd.weight, which" in more
-    assert f"it lacks {some}" in less
-
-
-@pytest.mark.parametrize("component", ["transformer", "text_encoder_2", "vae"])
-def test_a_model_whose_folder_has_a_weight_too_few_or_too_many_is_refused_by_name(
-    component: str, tmp_path: Path
-) -> None:
-    shutil.copytree(checkpoint("flux"), tmp_path / "model")
-    [file] = (tmp_path / "model" / component).glob("*.safetensors")
-    state = load_file(file)
-    some = next(name for name in state if state[name].ndim == 2 and "embed" not in name)
-
-    save_file({**state, "odd.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
-    with pytest.raises(LoadFailed, match=rf"{component} of .*: it has odd\.weight, which"):
-        served("flux", model=tmp_path / "model")
-    del state[some]
-    save_file(state, file, metadata={"format": "pt"})
-    with pytest.raises(LoadFailed, match=rf"{component} of .*: it lacks {some}"):
-        served("flux", model=tmp_path / "model")
-
-    given = served("flux", model=tmp_path / "model", parts={component: checkpoint("flux")})
+    given = served("flux", model=model, parts={component: checkpoint("flux")})
     assert_holds(getattr(given, component), weights("flux", component))
 
 
@@ -302,6 +287,13 @@ def test_an_encoder_that_lacks_weights_or_is_of_another_size_is_refused(tmp_path
     [
         ("flux", "text_encoder_2", lambda s: {**s, "decoder.final.weight": torch.zeros(1)}),
         ("flux", "text_encoder_2", lambda s: {**s, "lm_head.weight": torch.zeros(1)}),
+        (
+            "flux",
+            "text_encoder_2",
+            lambda s: (
+                {f"t5.{n}": w for n, w in s.items()} | {"spiece_model": torch.zeros(9).byte()}
+            ),
+        ),
         (
             "sdxl",
             "text_encoder",
@@ -371,16 +363,17 @@ def test_a_shard_stands_for_all_of_its_file_and_a_missing_one_is_named(tmp_path:
 
     given = served("flux", parts={"transformer": files[1]})
     model = served("flux", model=files[0], model_config=str(checkpoint("flux")))
-    files[2].unlink()
-    message = refused("flux", "transformer", files[0])
-
     assert_holds(given.transformer, state)
     assert_holds(model.transformer, state)
-    assert f"there is no such file: {files[2]}" in message
+    files[1].unlink()
+    for file in files:
+        assert f"there is no such file: {files[1]}" in refused("flux", "transformer", file)
+    with pytest.raises(LoadFailed, match=f"no such file: {files[1]}"):
+        served("flux", model=files[0], model_config=str(checkpoint("flux")))
 
 
 def test_a_folder_with_a_missing_shard_is_refused_in_one_line(tmp_path: Path) -> None:
-    pipe = DiffusionPipeline.from_pretrained(checkpoint("flux"))
+    pipe = plain("flux")
     for name in ("transformer", "text_encoder_2"):
         getattr(pipe, name).save_pretrained(tmp_path / name, max_shard_size="20KB")
         sorted((tmp_path / name).glob("*-of-*.safetensors"))[1].unlink()
@@ -391,7 +384,7 @@ def test_a_folder_with_a_missing_shard_is_refused_in_one_line(tmp_path: Path) ->
 
 
 def test_the_configuration_beside_a_file_of_a_folder_holds(tmp_path: Path) -> None:
-    config = dict(DiffusionPipeline.from_pretrained(checkpoint("flux")).transformer.config)
+    config = dict(plain("flux").transformer.config)
     from diffusers import FluxTransformer2DModel
 
     smaller = FluxTransformer2DModel.from_config({**config, "num_single_layers": 1})
@@ -453,7 +446,7 @@ def test_a_pickle_and_a_pipeline_without_the_component_are_refused(tmp_path: Pat
 
 
 def test_a_folder_of_another_width_is_refused(tmp_path: Path) -> None:
-    vae = DiffusionPipeline.from_pretrained(checkpoint("flux")).vae
+    vae = plain("flux").vae
     channels = vae.config.latent_channels
     type(vae).from_config({**vae.config, "latent_channels": 2 * channels}).save_pretrained(
         tmp_path / "vae"

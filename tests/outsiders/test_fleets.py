@@ -1,4 +1,4 @@
-"""Every route of the OpenAPI document, on one worker, on two, and on two models.
+"""Every route of the OpenAPI document, on one worker, and on two models of two workers each.
 
 With API keys and a folder of adapters, as most servers have them.
 """
@@ -50,7 +50,6 @@ SHAPES, FILMS = "shapes", "shapes-video"
 ADAPTER = Path(str(carpool.models.__file__)).parent / "shapes_lora" / "outlined.safetensors"
 SETUPS: Mapping[str, tuple[Sequence[str], str]] = {  # flags, and the model
     "one worker": ((), SHAPES),
-    "two workers": (("--workers", "2"), SHAPES),
     "two models": ((f"pictures={SHAPES}", f"films={FILMS}", "--workers", "2"), ""),
 }
 
@@ -58,11 +57,8 @@ DRAW: dict[str, Any] = {"prompt": "a red circle", "num_inference_steps": 1}
 TALK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "num_inference_steps": 1}
 BODIES: dict[str, list[dict[str, Any]]] = {
     ENDPOINT: [
-        DRAW,
-        DRAW | {"return_stage_metrics": True},
-        DRAW | {"stream": True, "partial_images": 1},
-        DRAW | {"response_format": "url"},
-        DRAW | {"background_job": True},
+        DRAW, DRAW | {"return_stage_metrics": True}, DRAW | {"stream": True, "partial_images": 1},
+        DRAW | {"response_format": "url"}, DRAW | {"background_job": True},
         DRAW | {"lora": [{"id": "none"}]},
     ],
     EDITS: [DRAW | {"images": [{"image_url": URL}]}],
@@ -88,7 +84,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/videos/{video_id}/remix": [{"prompt": "b"}],
     MESHES: [{"input_reference": {"image_url": URL}}, {"prompt": "a"}],
     SOUND: [DRAW, DRAW | {"background_job": True}],
-}
+}  # fmt: skip
 """Of POSTs; each is sent without `model` and for each model."""
 ABOUT_NO_MODEL = {"/v1/jobs/{job_id}/cancel"} | {
     f"/sdapi/v1/{name}" for name in ("interrupt", "skip", "refresh-loras", "refresh-checkpoints")
@@ -123,14 +119,9 @@ class Caller:
         """Call every operation of the document, on jobs and videos that have ended."""
         job, video, link = self._make()
         known = {
-            "job_id": job,
-            "request_id": job,
-            "video_id": video,
-            "mesh_id": job,
-            "model": self.models[-1],
-            "file_id": link,
-            "name": "0.png",
-        }
+            "job_id": job, "request_id": job, "video_id": video, "mesh_id": job,
+            "model": self.models[-1], "file_id": link, "name": "0.png",
+        }  # fmt: skip
         operations = [
             (method.upper(), route)
             for route, methods in self.document["paths"].items()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.quantizers.gguf.utils import GGUFParameter, dequantize_gguf_tensor
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from carpool.engine.model.conversion import converter_of
 from carpool.engine.model.device import Device
 from carpool.settings.preparation import is_denoiser
 from support import torchvision_cpu
+from support.engine_driver import fresh
 from support.prepared import gguf_of, own_weights
 from support.tiny import FAMILIES, checkpoint
 
@@ -30,7 +30,7 @@ QUICK = (
 
 def tuned(family: str) -> Iterator[tuple[str, Any]]:
     """The modules of a family, with all weights times 1.5."""
-    pipe = DiffusionPipeline.from_pretrained(checkpoint(family))
+    pipe = fresh(family)
     for name, module in pipe.components.items():
         if isinstance(module, nn.Module):
             with torch.no_grad():
@@ -74,44 +74,20 @@ FAMILY = pytest.mark.parametrize(
 
 
 @FAMILY
-def test_every_component_of_a_folder_is_the_one_that_is_served(family: str, tmp_path: Path) -> None:
-    modules = dict(tuned(family))
-    for name, module in modules.items():
-        module.save_pretrained(tmp_path / name)
-
-    pipe = pipeline(family, {name: tmp_path / name for name in modules})
-
-    for name, module in modules.items():
-        assert_served(pipe, name, module)
-
-
-@FAMILY
-def test_every_component_of_a_single_file_is_the_one_that_is_served(
+def test_every_component_of_a_folder_a_file_or_gguf_is_the_one_that_is_served(
     family: str, tmp_path: Path
 ) -> None:
     modules = dict(tuned(family))
+    folders, files, ggufs = dict[str, Path](), dict[str, Path](), dict[str, Path]()
     for name, module in modules.items():
-        save_file(own_weights(module), tmp_path / f"{name}.safetensors")
+        folders[name], files[name] = tmp_path / name, tmp_path / f"{name}.safetensors"
+        module.save_pretrained(folders[name])
+        save_file(own_weights(module), files[name])
+        is_read = converter_of(type(module)) is not None
+        if is_denoiser(name) and is_read and hasattr(type(module), "from_single_file"):
+            ggufs[name] = gguf_of(own_weights(module), tmp_path / f"{name}.gguf")
 
-    pipe = pipeline(family, {name: tmp_path / f"{name}.safetensors" for name in modules})
-
-    for name, module in modules.items():
-        assert_served(pipe, name, module)
-
-
-@FAMILY
-def test_a_denoiser_in_gguf_is_the_one_that_is_served(family: str, tmp_path: Path) -> None:
-    denoisers = {
-        name: module
-        for name, module in tuned(family)
-        if is_denoiser(name)
-        and converter_of(type(module)) is not None
-        and hasattr(type(module), "from_single_file")
-    }
-    for name, module in denoisers.items():
-        gguf_of(own_weights(module), tmp_path / f"{name}.gguf")
-
-    pipe = pipeline(family, {name: tmp_path / f"{name}.gguf" for name in denoisers})
-
-    for name, module in denoisers.items():
-        assert_served(pipe, name, module, tolerance=0.01)
+    for places, tolerance in ((folders, 0.0), (files, 0.0), (ggufs, 0.01)):
+        pipe = pipeline(family, places)
+        for name in places:
+            assert_served(pipe, name, modules[name], tolerance)

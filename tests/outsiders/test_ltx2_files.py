@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from carpool.config import EngineSettings
 from carpool.engine.model.load import load
 from carpool.errors import LoadFailed
 from support import original_names
+from support.engine_driver import fresh, plain
 from support.tiny import checkpoint
 
 PARTS = ("transformer", "connectors", "vae", "audio_vae", "vocoder")
@@ -23,7 +23,7 @@ UNET = "model.diffusion_model."
 @pytest.fixture(scope="module")
 def own() -> Any:
     """The pipeline with all weights times 1.5."""
-    pipe = DiffusionPipeline.from_pretrained(checkpoint("ltx2"))
+    pipe: Any = fresh("ltx2")
     for module in pipe.components.values():
         if isinstance(module, nn.Module):
             for weight in module.parameters():
@@ -75,7 +75,7 @@ def test_connectors_are_a_component_and_one_that_is_left_in_a_file_is_told(
 ) -> None:
     file = tmp_path / "ltx2.safetensors"
     save_file(weights, file)
-    base = DiffusionPipeline.from_pretrained(checkpoint("ltx2"))
+    base = plain("ltx2")
 
     def pipe(*names: str) -> Any:
         component = tuple(f"{name}={file}" for name in names)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, DiffusionPipeline, EulerDiscreteScheduler
+from diffusers import DDIMScheduler, DiffusionPipeline
 
 from carpool.engine.observe.no_effect import EffectObserver, unread_parameters
 from carpool.request.card import Parameter
@@ -97,19 +97,15 @@ def test_an_argument_without_effect_is_named_in_the_answer(
 @pytest.mark.parametrize(
     ("family", "words"),
     [
-        ("sdxl", {"negative_prompt": "blurry", "guidance_scale": 3.0}),
         ("sdxl", {"negative_prompt": "", "guidance_scale": 1.0}),
         ("sdxl", {"guidance_scale": 1.0}),
-        ("sdxl", {"guidance_scale": 7.0}),
         ("sdxl", {"eta": 0.0}),
         ("ltx", {"guidance_rescale": 0.7, "guidance_scale": 3.0}),
-        ("flux", {"guidance_scale": 1.5}),
         ("flux", {"negative_prompt": "Blurry, PHOTO!", "true_cfg_scale": 3.0}),
         ("flux", {"negative_prompt": "a red circle", "true_cfg_scale": 3.0}),
         ("flux", {"true_cfg_scale": 1.0}),
         ("sana", {"negative_prompt": "A  <b>Blurry</b> photo &amp; more", "guidance_scale": 3.0}),
         ("wan21_t2v", {"negative_prompt": " two   words ", "guidance_scale": 3.0}),
-        ("zimage", {"negative_prompt": "blurry", "guidance_scale": 3.0}),
         ("qwen_image", {"negative_prompt": "模糊", "true_cfg_scale": 3.0}),
     ],
 )
@@ -139,10 +135,6 @@ def test_eta_has_an_effect_where_the_scheduler_takes_it() -> None:
     pipe = fresh("sdxl")
     pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
     assert warnings_of(pipe, {"eta": 0.5}, "sdxl") == []
-
-    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
-    [warning] = warnings_of(pipe, {"eta": 0.5}, "sdxl")
-    assert warning == "eta had no effect: EulerDiscreteScheduler takes none"
 
 
 def test_a_guidance_that_a_callback_ends_halfway_had_an_effect() -> None:

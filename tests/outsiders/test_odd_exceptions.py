@@ -149,25 +149,27 @@ def put(drive: Drive, seed: int, odd: Odd | None = None) -> Recorder:
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda one: one.__name__)
-@pytest.mark.parametrize("name", ERRORS)
-def test_only_the_request_that_raises_fails_and_its_error_has_a_text(
-    place: Callable[[Callable[[], BaseException]], Odd], name: str
+def test_only_the_requests_that_raise_fail_and_their_errors_have_a_text(
+    place: Callable[[Callable[[], BaseException]], Odd],
 ) -> None:
-    odd = place(ERRORS[name])
     with driving(odd_pipeline(), mode="continuous") as drive:
-        before = [put(drive, seed) for seed in range(3)]
-        guilty = put(drive, 7, odd)
-        drive.finish()
-        later = put(drive, 3)
+        healthy, guilty = list[Recorder](), dict[str, Recorder]()
+        for seed, (name, error) in enumerate(ERRORS.items()):
+            guilty[name] = put(drive, 100 + seed, place(error))
+            if seed % 5 == 0:
+                healthy.append(put(drive, len(healthy)))
+                drive.finish()
+        healthy.append(put(drive, len(healthy)))
         drive.finish()
 
-    for seed, one in enumerate([*before, later]):
+    for seed, one in enumerate(healthy):
         assert gap(one.image, drawn_alone(seed)) < CLOSE
-    assert isinstance(guilty.error, CarpoolError)
-    assert guilty.kinds[-1] == "finished"
-    message = failed("its-id", guilty.error)  # as a worker sends it
-    assert msgspec.msgpack.encode(message)
-    assert 0 < len(message.message) < 20_000
+    for name, one in guilty.items():
+        assert isinstance(one.error, CarpoolError), name
+        assert one.kinds[-1] == "finished"
+        message = failed("its-id", one.error)  # as a worker sends it
+        assert msgspec.msgpack.encode(message), name
+        assert 0 < len(message.message) < 20_000, name
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, ZImageControlNetPipeline
+from diffusers import ZImageControlNetPipeline
 from safetensors.torch import save_file
 from torch import Tensor
 
 from carpool.config import EngineSettings
 from carpool.engine.model.load import load
 from carpool.errors import CarpoolError
+from support.engine_driver import plain
 from support.more_pipelines import controlled_zimage
 from support.prepared import own_weights
 from support.tiny import checkpoint
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 @pytest.fixture(scope="module")
 def denoiser() -> dict[str, Tensor]:
-    own = DiffusionPipeline.from_pretrained(checkpoint("flux")).transformer
+    own = plain("flux").transformer
     return {name: weight * 1.5 for name, weight in own_weights(own).items()}
 
 
@@ -49,23 +50,8 @@ def test_a_model_of_one_file_and_the_same_component_are_one_too_many(
     assert f"component=transformer={base}: {file} is the model's transformer already" in message
 
 
-def test_a_shard_that_is_missing_is_named(denoiser: dict[str, Tensor], tmp_path: Path) -> None:
-    names = [tmp_path / f"part-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    for i, file in enumerate(names):
-        save_file(dict(list(denoiser.items())[i::3]), file)
-    assert torch.equal(
-        served(f"transformer={names[1]}").transformer.x_embedder.weight,
-        denoiser["x_embedder.weight"],
-    )
-    names[1].unlink()
-
-    for file in names:
-        assert f"no such file: {names[1]}" in refused(f"transformer={file}")
-    assert f"no such file: {names[1]}" in refused(model=names[0], model_config=str(tmp_path))
-
-
 def test_an_index_of_shards_is_refused_with_what_to_name(tmp_path: Path) -> None:
-    own = DiffusionPipeline.from_pretrained(checkpoint("flux")).transformer
+    own = plain("flux").transformer
     own.save_pretrained(tmp_path, max_shard_size="100KB")
     [index] = tmp_path.glob("*.index.json")
 
@@ -90,7 +76,7 @@ def test_links_are_followed(denoiser: dict[str, Tensor], tmp_path: Path) -> None
 
 
 def test_names_that_a_class_says_to_ignore_may_stay(tmp_path: Path) -> None:
-    own = own_weights(DiffusionPipeline.from_pretrained(checkpoint("wan21_i2v")).transformer)
+    own = own_weights(plain("wan21_i2v").transformer)
     more = {"blocks.0.attn2.norm_added_q.weight": torch.zeros(4)}
     save_file({**own, **more}, tmp_path / "wan.safetensors")
 

@@ -1,13 +1,15 @@
 """Models of one file: what the file holds is drawn, what it lacks comes from the configuration's
 pipeline, and its marks set the scheduler."""
 
+import copy
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, EulerDiscreteScheduler, PNDMScheduler
+from diffusers import EulerDiscreteScheduler, PNDMScheduler
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from carpool.config import EngineSettings
 from carpool.engine.model.load import load
 from carpool.errors import LoadFailed
 from support import original_names
-from support.engine_driver import gap
+from support.engine_driver import fresh, gap, plain
 from support.prepared import alone, requests_of
 from support.tiny import checkpoint
 
@@ -25,8 +27,10 @@ VAE, UNET = "first_stage_model.", "model.diffusion_model."
 TEXTS = ("cond_stage_model.", "conditioner.")
 
 
+@cache
 def tuned(family: str) -> Any:
-    pipe = DiffusionPipeline.from_pretrained(checkpoint(family))
+    """A family's pipeline with other weights, for all tests."""
+    pipe: Any = fresh(family)
     for module in pipe.components.values():
         if isinstance(module, nn.Module):
             for weight in module.parameters():
@@ -82,7 +86,7 @@ def test_what_a_file_lacks_comes_from_the_pipeline_of_its_configuration(
     without: tuple[str, ...], lacks: list[str], tmp_path: Path
 ) -> None:
     own = whole("sdxl", tmp_path / "model.safetensors", without)
-    base = DiffusionPipeline.from_pretrained(checkpoint("sdxl"))
+    base = plain("sdxl")
 
     pipe = served("sdxl", tmp_path / "model.safetensors")
 
@@ -162,9 +166,8 @@ def test_v_pred_and_ztsnr_set_the_scheduler_and_draw_what_plain_diffusers_draws(
     place: str, tmp_path: Path
 ) -> None:
     prefix = UNET if place == "prefixed" else ""
-    own = whole(
-        "sdxl", tmp_path / "v.safetensors", more={prefix + n: w for n, w in ZERO_SNR.items()}
-    )
+    more = {prefix + name: weight for name, weight in ZERO_SNR.items()}
+    own = copy.copy(whole("sdxl", tmp_path / "v.safetensors", more=more))
     own.scheduler = EulerDiscreteScheduler.from_config(
         own.scheduler.config,
         prediction_type="v_prediction",
@@ -186,7 +189,7 @@ def test_v_pred_and_ztsnr_set_the_scheduler_and_draw_what_plain_diffusers_draws(
 
 
 def test_a_scheduler_that_cannot_end_at_zero_signal_is_replaced(tmp_path: Path) -> None:
-    base = DiffusionPipeline.from_pretrained(checkpoint("sd15"))
+    base = fresh("sd15")
     base.scheduler = PNDMScheduler.from_config(base.scheduler.config)
     base.save_pretrained(tmp_path / "base")
     whole("sd15", tmp_path / "v.safetensors", more=ZERO_SNR)
@@ -251,7 +254,7 @@ def test_a_file_in_a_pipelines_folder_has_its_configuration() -> None:
 def test_a_file_of_one_of_two_experts_takes_its_place(
     name: str, component: str, tmp_path: Path
 ) -> None:
-    base = DiffusionPipeline.from_pretrained(checkpoint("wan22_t2v_a14b"))
+    base = plain("wan22_t2v_a14b")
     weights = {n: w * 1.5 for n, w in base.transformer.state_dict().items()}
     save_file(weights, tmp_path / f"{name}.safetensors")
 

@@ -120,11 +120,8 @@ def test_errors_are_returned_on_demand_in_their_places(engine: carpool.Engine) -
     outputs = engine.generate([good, wrong, failing, good], return_errors=True, **QUICK)
 
     assert [type(output.error) for output in outputs] == [
-        type(None),
-        UnknownParameter,
-        PipelineFailed,
-        type(None),
-    ]
+        type(None), UnknownParameter, PipelineFailed, type(None),
+    ]  # fmt: skip
     assert outputs[1].images is None
     assert outputs[2].request_id == failing.request_id
 
@@ -351,14 +348,9 @@ async def test_events_come_in_an_async_loop_too(engine: carpool.Engine) -> None:
 def test_a_fork_is_told_that_it_has_no_engine(engine: carpool.Engine) -> None:
     handle = engine.submit("a cat", **ENDLESS)
     asks: list[Callable[[], object]] = [
-        lambda: engine.generate("a dog", **QUICK),
-        lambda: engine.submit("a dog", **QUICK),
-        lambda: engine.jobs,
-        engine.close,
-        handle.result,
-        handle.events,
-        handle.cancel,
-    ]
+        lambda: engine.generate("a dog", **QUICK), lambda: engine.submit("a dog", **QUICK),
+        lambda: engine.jobs, engine.close, handle.result, handle.events, handle.cancel,
+    ]  # fmt: skip
     child = os.fork()
     if child == 0:
         signal.alarm(30)  # what hangs

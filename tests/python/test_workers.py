@@ -20,11 +20,8 @@ from carpool.errors import (
 from support.server_process import MODEL, is_worker
 
 SMALL: dict[str, Any] = {
-    "width": 64,
-    "height": 64,
-    "max_sequence_length": 48,
-    "num_inference_steps": 3,
-}
+    "width": 64, "height": 64, "max_sequence_length": 48, "num_inference_steps": 3,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from carpool.server.routes import images, jobs, videos
 from carpool.server.routes.videos import UNSUPPORTED
 from carpool.worker.supervisor import Supervisor
 from support import app as in_process
-from support.app import Lone, open_app
+from support.app import Lone, client_of, open_app
 
 KEYS = ("first-key", "zweiter-schlüssel")
 KEYED = ServeSettings(api_key=KEYS)
@@ -37,8 +37,7 @@ def ask(settings: ServeSettings, path: str, authorization: str | None = None) ->
     headers = [(b"authorization", authorization.encode())] if authorization is not None else []
 
     async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(app) as client:
             if path == ENDPOINT:
                 return await client.post(path, json={"prompt": "a"}, headers=headers)
             return await client.get(path, headers=headers)

@@ -19,7 +19,7 @@ from carpool.server.observer import Observer
 from carpool.telemetry.activity import RunningRequest, SeenForward, SeenMove, Snapshot
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import Grey, ask, open_app
+from support.app import Grey, ask
 from support.endpoints import ENDPOINT
 from support.server_process import Server, body, serving
 
@@ -304,13 +304,3 @@ def test_an_owner_is_known_for_as_long_as_its_key_is_one_of_the_servers() -> Non
     assert not keys.knows(owner_of(b"second-key"))
     assert not keys.knows("")
     assert Keyring([]).knows("")
-
-
-async def test_a_job_of_several_prompts_has_them_all_in_its_settings() -> None:
-    async with open_app(Grey(), runs=False) as app:
-        asked = {"prompt": ["a circle", "a square"], "n": 2, "background_job": True}
-        job: dict[str, Any] = (await app.http.post(ENDPOINT, json=asked)).json()
-        settings = job["settings"]
-
-    assert settings["prompt"] == ["a circle", "a square"]
-    assert settings["n"] == 2

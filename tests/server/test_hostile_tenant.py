@@ -1,6 +1,6 @@
 """Two tenants of a real server: whatever the one sends, the other is served, and memory is bounded.
 
-Each attack lasts a second, from a few connections.
+Each attack lasts half a second, from a few connections.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from support.pictures import saved
 from support.server_process import Server, body, serving
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
-ATTACKED_S = 1.0
+ATTACKED_S = 0.5
 MOST_S = 2.0  # of a picture that takes 30 ms when nothing else happens, on any machine
 MOST_MIB = 300
 JPEG, PNG = "JPEG", "PNG"

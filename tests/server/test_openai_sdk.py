@@ -231,12 +231,6 @@ def test_every_field_of_an_answer_is_filled(client: openai.OpenAI) -> None:
     assert answer._request_id.startswith("req-")
 
 
-def test_nulls_stand_for_defaults(client: openai.OpenAI) -> None:
-    answer = draw(client, n=None, output_format=None, quality=None, size=SIZE_TEXT, style=None)
-
-    assert decoded(answer.data[0]) == decoded(draw(client).data[0])
-
-
 def test_openais_neutral_values_are_taken(client: openai.OpenAI) -> None:
     neutral: dict[str, Any] = {"quality": "auto", "background": "auto", "stream": False}
     neutral |= {"response_format": "b64_json", "moderation": "low", "partial_images": 0}

@@ -7,8 +7,9 @@ process, no sockets, no torch.
 import asyncio
 import atexit
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,10 +24,14 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import unpacked
 from carpool.request.card import Card, Parameter, Task
+from carpool.server.access.keys import Keyring
 from carpool.server.app import create_app
+from carpool.server.compat import dialects
 from carpool.server.routes.artifacts import write_mesh, write_sound
 from carpool.server.routes.jobs import write_images
 from carpool.server.routes.videos import write_video
+from carpool.server.state import AppState
+from carpool.server.transport.middleware import RequestLogging
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
 from carpool.worker.supervisor import Supervisor
@@ -115,6 +120,39 @@ class Grey(Lone):
             await self.changed.wait()
 
 
+def client_of(app: Any, url: str = "http://localhost", **options: Any) -> httpx2.AsyncClient:
+    """A client of an application, whose defects raise here."""
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=url, **options)
+
+
+_IDLE: dict[tuple[ServeSettings, bool], list[FastAPI]] = defaultdict(list)
+
+
+@contextmanager
+def lent_app(
+    worker: Grey,
+    settings: ServeSettings,
+    runner: Runner | None = None,
+    keys: Keyring | None = None,
+) -> Iterator[FastAPI]:
+    """An application with a state of its own, and with the routes of an earlier one.
+
+    FastAPI builds those at the first request: it takes four times as long as the answer.
+    """
+    idle = _IDLE[settings, runner is not None]
+    if idle:
+        app = idle.pop()
+        app.state.server = AppState(worker, settings, runner, keys, None, dialects.translated)
+    else:
+        app = create_app(worker, settings, runner, keys=keys)
+        for middleware in map(vars, app.user_middleware):
+            if middleware["cls"] is RequestLogging:
+                count = lambda *said: app.state.server.observer.answered(*said)  # noqa: E731
+                middleware["kwargs"]["count"] = count
+    yield app
+    idle.append(app)
+
+
 def app_of(worker: Grey, **settings: Any) -> FastAPI:
     return create_app(worker, ServeSettings(port=0, **settings))
 
@@ -140,14 +178,14 @@ def ask(
     """Send one request to the application; an exception that leaves it fails the test."""
     sent = {"content-type": "application/json", **dict(headers)}
 
-    async def talk() -> httpx2.Response:
-        is_plain = worker is None and not settings
-        app = shared_app() if is_plain else app_of(worker or Grey(), **settings)
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async def talk(app: FastAPI) -> httpx2.Response:
+        async with client_of(app) as client:
             return await client.request(method, path, content=content, headers=sent)
 
-    return asyncio.run(talk())
+    if worker is None and not settings:
+        return asyncio.run(talk(shared_app()))
+    with lent_app(worker or Grey(), ServeSettings(port=0, **settings)) as app:
+        return asyncio.run(talk(app))
 
 
 def refusal(answer: httpx2.Response) -> dict[str, Any]:
@@ -189,13 +227,19 @@ class AppClient:
 
 @asynccontextmanager
 async def open_app(
-    worker: Grey, folder: Path | None = None, *, runs: bool = True, **settings: Any
+    worker: Grey,
+    folder: Path | None = None,
+    *,
+    runs: bool = True,
+    keys: Keyring | None = None,
+    **settings: Any,
 ) -> AsyncIterator[AppClient]:
     """Open the application with its jobs.
 
     Args:
         folder: of the store; None: in memory.
         runs: are its jobs run? Else they wait.
+        keys: those of a file; None: the settings' own.
         settings: of `ServeSettings`.
     """
     store = JobStore(folder)
@@ -206,17 +250,16 @@ async def open_app(
     runner = Runner(
         store, worker, writers, model=lambda: name, max_running=1, read=unpacked, again_s=0.01
     )
-    app = create_app(worker, ServeSettings(port=0, **settings), runner)
     worker.is_open.set()
     running = asyncio.create_task(runner.run()) if runs else None
+    chosen = ServeSettings(port=0, **settings)
     try:
-        async with httpx2.AsyncClient(
-            transport=httpx2.ASGITransport(app), base_url="http://localhost", timeout=60
-        ) as http:
-            sdk = openai.AsyncOpenAI(
-                base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
-            )
-            yield AppClient(http, sdk, runner)
+        with lent_app(worker, chosen, runner, keys) as app:
+            async with client_of(app, timeout=60) as http:
+                sdk = openai.AsyncOpenAI(
+                    base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http
+                )
+                yield AppClient(http, sdk, runner)
     finally:
         if running is not None:
             running.cancel()

@@ -16,7 +16,7 @@ from carpool.server.app import create_app
 from carpool.telemetry import logs
 from carpool.telemetry.logs import JSONLines, TextLines
 from carpool.worker.supervisor import Supervisor
-from support.app import Grey, Lone
+from support.app import Grey, Lone, client_of
 from support.app import ask as asked
 
 PROMPT = "a secret wish"
@@ -28,8 +28,7 @@ def ask(
     app = create_app(Lone(), settings or ServeSettings())
 
     async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(app) as client:
             json = {"prompt": PROMPT} if method == "POST" else None
             return await client.request(method, path, json=json, headers=headers)
 

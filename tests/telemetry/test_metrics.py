@@ -5,7 +5,6 @@ from contextlib import closing
 from functools import cache
 from typing import Any
 
-import httpx2
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +20,7 @@ from carpool.telemetry.metric_list import METRICS
 from carpool.telemetry.metrics import Metrics
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, Lone
+from support.app import CARD, Grey, Lone, client_of
 from support.engine_driver import VirtualClock, driving
 
 BUILD = {"version": "1", "torch": "2", "diffusers": "3", "revision": ""}
@@ -46,8 +45,7 @@ def families(page: bytes) -> dict[str, str]:
 async def page_of(app: FastAPI, worker: Grey) -> bytes:
     """What Prometheus reads of an application whose worker is none, and so is not asked."""
     worker._state = "worker_lost"
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(app) as client:
         return (await client.get("/metrics")).content
 
 
@@ -248,8 +246,7 @@ async def test_the_first_preview_of_a_stream_is_timed_and_no_other() -> None:
     worker = Showing()
     app = create_app(worker, ServeSettings())
 
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(app) as client:
         for previews in (3, 0):
             sent = {"prompt": "a", "n": 2, "stream": True, "partial_images": previews}
             await client.post(ENDPOINT, json=sent)
@@ -270,8 +267,7 @@ def test_two_fronts_of_a_process_count_for_themselves() -> None:
 async def test_refusals_before_the_model_is_loaded_are_counted_by_route() -> None:
     app = create_app(Lone(), ServeSettings())
 
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(app) as client:
         await client.post(ENDPOINT, json={"prompt": "a"})
         await client.post(ENDPOINT, json={})
         await client.post("/nowhere/secret", json={})

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -27,7 +26,7 @@ from carpool.server.app import create_app
 from carpool.telemetry import tracing
 from carpool.telemetry.tracing import Tracing
 from carpool.types import CheckedRequest
-from support.app import CARD, Grey, Lone
+from support.app import CARD, Grey, Lone, client_of
 from support.endpoints import ENDPOINT
 from support.server_process import DRAW, MODEL_ID, body, eventually, serving
 
@@ -155,10 +154,7 @@ def test_every_run_of_a_job_belongs_to_the_request_that_brought_it_also_after_a_
         with closing(JobStore(tmp_path)) as store:
             runner = Runner(store, worker, {}, model=lambda: CARD.id, max_running=1)
             app = create_app(worker, ServeSettings(), runner, traces=spans.tracing)
-            transport = httpx2.ASGITransport(app)
-            async with httpx2.AsyncClient(
-                transport=transport, base_url="http://localhost"
-            ) as client:
+            async with client_of(app) as client:
                 sent = {"prompt": "a secret wish", "background_job": True, "n": 2, "seed": 7}
                 headers = {"traceparent": TRACEPARENT}
                 answer = await client.post(ENDPOINT, json=sent, headers=headers)
@@ -249,8 +245,7 @@ async def test_the_front_spans_requests_for_work_and_nothing_else() -> None:
         Lone(), ServeSettings(), traces=spans.tracing
     )  # fmt: skip
 
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(app) as client:
         for path in ("/health", "/v1/models", "/stats"):
             await client.get(path)
         assert not spans.all()

@@ -33,12 +33,9 @@ class Life:
 
 
 lives = st.builds(
-    Life,
-    st.sampled_from([0, 0, 0, 3, 5]),
-    st.lists(st.integers(0, 6), max_size=3).map(tuple),
-    st.booleans(),
-    st.booleans(),
-)
+    Life, st.sampled_from([0, 0, 0, 3, 5]), st.lists(st.integers(0, 6), max_size=3).map(tuple),
+    st.booleans(), st.booleans(),
+)  # fmt: skip
 
 
 def has_evidence(history: list[Life]) -> bool:

@@ -120,28 +120,6 @@ def test_a_model_that_is_not_there_is_told() -> None:
     assert "no model at '/nowhere'" in told.message
 
 
-def test_a_batching_config_that_nests_without_end_is_told_at_the_start_and_at_a_reload(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "rules.json"
-    file.write_text("[" * 100_000)
-    settings: dict[str, Any] = {"batching_mode": "dynamic", "batching_config": str(file)}
-    with working(**settings) as front:
-        told = front.receive()
-    assert isinstance(told, protocol.LoadFailure)
-    assert told.message.startswith(f"batching config {file} cannot be read: it nests ")
-
-    file.write_text('[{"model_contains": "x", "max_batch_size": 2}]')
-    with working(**settings) as front:
-        assert isinstance(front.receive(), protocol.WorkerReady)
-        file.write_text("[" * 100_000)
-        front.send(protocol.Reload())
-        reloaded = front.receive()
-        assert isinstance(submit(front, "one"), protocol.Done)
-    assert isinstance(reloaded, protocol.Reloaded)
-    assert [one.startswith(f"batching config {file} cannot") for one in reloaded.problems] == [True]
-
-
 def test_a_reload_that_fails_as_nobody_foresaw_is_told_and_requests_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

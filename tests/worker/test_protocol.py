@@ -29,23 +29,14 @@ parameters = st.builds(
     default=plain,
 )
 tasks = st.builds(
-    Task,
-    name=texts,
-    pipeline=texts,
-    parameters=st.lists(parameters, max_size=3).map(tuple),
-    max_images=sides,
-    image_mode=texts,
-)
+    Task, name=texts, pipeline=texts, parameters=st.lists(parameters, max_size=3).map(tuple),
+    max_images=sides, image_mode=texts,
+)  # fmt: skip
 cards = st.builds(
-    Card,
-    id=texts,
-    tasks=st.lists(tasks, min_size=1, max_size=2).map(tuple),
-    defaults=arguments,
-    size_multiple_px=sides,
-    default_size_px=st.none() | st.tuples(sides, sides),
-    max_pixels=sides,
+    Card, id=texts, tasks=st.lists(tasks, min_size=1, max_size=2).map(tuple), defaults=arguments,
+    size_multiple_px=sides, default_size_px=st.none() | st.tuples(sides, sides), max_pixels=sides,
     max_steps=sides,
-)
+)  # fmt: skip
 settings = st.builds(
     EngineSettings,
     device=texts.filter(lambda text: "+" not in text),  # several are a setting of their own
@@ -57,25 +48,14 @@ settings = st.builds(
     max_queue=st.integers(0, 1 << 20),
 )
 requests = st.builds(
-    CheckedRequest,
-    request_id=ids,
-    seed=st.integers(0, MAX_SEED),
-    arguments=arguments,
-    timeout_s=st.none() | st.floats(0.001, 1e6),
-    task=texts,
-)
+    CheckedRequest, request_id=ids, seed=st.integers(0, MAX_SEED), arguments=arguments,
+    timeout_s=st.none() | st.floats(0.001, 1e6), task=texts,
+)  # fmt: skip
 pictures = st.builds(protocol.Picture, width=sides, height=sides, rgb=st.binary(max_size=99))
 clips = st.builds(
-    protocol.RawVideo,
-    width=sides,
-    height=sides,
-    length=sides,
-    rgb=st.binary(max_size=99),
-    path=st.binary(max_size=9),
-    sound=st.binary(max_size=99),
-    channels=sides,
-    rate=sides,
-)
+    protocol.RawVideo, width=sides, height=sides, length=sides, rgb=st.binary(max_size=99),
+    path=st.binary(max_size=9), sound=st.binary(max_size=99), channels=sides, rate=sides,
+)  # fmt: skip
 usages = st.builds(protocol.TokenUsage, text_tokens=sides, image_tokens=sides)
 timings = st.builds(Timings, *[st.floats(0, 1e6)] * 5)
 
@@ -94,29 +74,21 @@ to_front = st.one_of(
     ),
     st.builds(protocol.LoadFailure, message=texts),
     st.builds(
-        protocol.Done,
-        request_id=ids,
-        seed=st.integers(0, MAX_SEED),
-        pictures=st.lists(pictures, max_size=2),
-        timings=timings,
-        usage=usages,
+        protocol.Done, request_id=ids, seed=st.integers(0, MAX_SEED),
+        pictures=st.lists(pictures, max_size=2), timings=timings, usage=usages,
         clip=st.none() | clips,
     ),
     st.builds(protocol.Progress, request_id=ids, step=sides, steps=sides),
     st.builds(
-        protocol.RequestFailed,
-        request_id=ids,
-        error=texts,
-        message=texts,
-        param=st.none() | texts,
+        protocol.RequestFailed, request_id=ids, error=texts, message=texts, param=st.none() | texts,
         retry_after_s=st.none() | st.floats(0, 1e6),
     ),
     st.builds(protocol.Statistics, statistics=arguments),
-)
+)  # fmt: skip
 
 
 def in_pieces(data: bytes, size: int) -> Callable[[int], bytes]:
-    """A peer whose bytes come `size` at a time, whatever is asked for."""
+    """A peer whose bytes come `size` at a time, whatever is asked for."""  # fmt: skip
     stream = io.BytesIO(data)
     return lambda most: stream.read(min(most, size))
 

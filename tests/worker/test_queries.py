@@ -1,16 +1,10 @@
 """Questions to a worker whose asker may have left."""
 
-import asyncio
-
 from carpool.worker import protocol
 from carpool.worker.queries import LateAdapters
 
 
-def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
-    asyncio.run(_drops())
-
-
-async def _drops() -> None:
+async def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
     sent = list[protocol.ToWorker]()
     adapters = LateAdapters(sent.append)
     first, second = (adapters.add(name, f"/{name}", is_ready=True) for name in ("one", "two"))

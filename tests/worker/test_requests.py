@@ -32,13 +32,9 @@ class Story:
         loop.time = lambda: now_s[0]  # type: ignore[method-assign]
         requests = WorkerRequests(self.sent.append, None, lambda: None, deaths=DeathLog())
         run: Any = requests.run(
-            CheckedRequest("a", 1, {}),
-            None,
-            None,
-            waited_s=2.0,
-            evidence=self._evidence,
+            CheckedRequest("a", 1, {}), None, None, waited_s=2.0, evidence=self._evidence,
             is_admitted=self._is_admitted,
-        )
+        )  # fmt: skip
         task = asyncio.create_task(run)
         await asyncio.sleep(0)
         for later_s in (5.0, 30.0):

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ class Front:
         self.processes: list[Process] = []
         self.modules: list[str] = []  # that were started as new interpreters
 
+    @asynccontextmanager
+    async def ending(self) -> AsyncIterator[None]:
+        """In the end its workers and its fork server have ended."""
+        try:
+            async with asyncio.timeout(30):
+                yield
+                for process in self.processes:
+                    await process.wait()
+        finally:
+            await self.starter.close()
+
     async def start(self) -> tuple[Process, socket.socket, dict[str, Any]]:
         """A worker, the socket to it, and what it said."""
         ours, theirs = socket.socketpair()
@@ -80,27 +92,12 @@ def front(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Fr
     return front
 
 
-def within(story: Coroutine[Any, Any, None], front: Front) -> None:
-    """Run it, and end the fork server."""
-
-    async def whole() -> None:
-        try:
-            async with asyncio.timeout(30):
-                await story
-                for process in front.processes:
-                    await process.wait()
-        finally:
-            await front.starter.close()
-
-    asyncio.run(whole())
-
-
-def test_forked_workers_inherit_what_the_front_has_now_but_no_secrets(
+async def test_forked_workers_inherit_what_the_front_has_now_but_no_secrets(
     front: Front, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CARPOOL_API_KEY", "a-secret")
 
-    async def story() -> None:
+    async with front.ending():
         _, one, first = await front.start()
         monkeypatch.setenv("CARPOOL_MAX_QUEUE", "7")
         monkeypatch.chdir(tmp_path)
@@ -113,23 +110,22 @@ def test_forked_workers_inherit_what_the_front_has_now_but_no_secrets(
         assert first["parent"] == second["parent"] != os.getpid()
         assert first["session"] == first["pid"]  # Ctrl-C does not reach it
 
-    within(story(), front)
-
 
 @pytest.mark.parametrize("front", ["None", A_DEVICE], indirect=True)
 def test_a_fork_server_that_was_started_before_the_event_loop_is_used(front: Front) -> None:
     front.starter.start_server()
 
     async def story() -> None:
-        worker, channel, words = await front.start()
+        async with front.ending():
+            worker, channel, words = await front.start()
 
-        assert front.modules == ["forkserver"]
-        assert worker.pid == words["pid"]
-        channel.send(b"end")
-        channel.close()
-        assert await worker.wait() == worker.returncode == 7
+            assert front.modules == ["forkserver"]
+            assert worker.pid == words["pid"]
+            channel.send(b"end")
+            channel.close()
+            assert await worker.wait() == worker.returncode == 7
 
-    within(story(), front)
+    asyncio.run(story())
 
 
 def environ_of(pid: int) -> str | None:
@@ -146,21 +142,19 @@ def other_python(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_workers_run_in_the_environment_of_the_python_that_is_named(
+async def test_workers_run_in_the_environment_of_the_python_that_is_named(
     front: Front, other_python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FORKSERVER_VARIABLE, "/nowhere")  # of the server's own environment
     front.starter = ForkingStarter(other_python)
 
-    async def story() -> None:
+    async with front.ending():
         _, one, said = await front.start()
         one.close()
         server = front.starter._server
         assert server is not None
         assert said["parent"] == server.pid
         assert environ_of(server.pid) == "other"
-
-    within(story(), front)
 
 
 def test_a_python_without_this_version_of_carpool_is_refused(
@@ -179,8 +173,8 @@ def test_a_python_without_this_version_of_carpool_is_refused(
         check_python(str(tmp_path / "missing"))
 
 
-def test_the_front_is_told_how_a_forked_worker_ended(front: Front) -> None:
-    async def story() -> None:
+async def test_the_front_is_told_how_a_forked_worker_ended(front: Front) -> None:
+    async with front.ending():
         one, first, said = await front.start()
         two, second, _ = await front.start()
         assert one.pid == said["pid"]
@@ -193,13 +187,11 @@ def test_the_front_is_told_how_a_forked_worker_ended(front: Front) -> None:
         first.close()
         second.close()
 
-    within(story(), front)
 
-
-def test_workers_end_with_their_fork_server_and_the_next_one_comes_from_a_new_one(
+async def test_workers_end_with_their_fork_server_and_the_next_one_comes_from_a_new_one(
     front: Front,
 ) -> None:
-    async def story() -> None:
+    async with front.ending():
         one, first, said = await front.start()
 
         os.kill(said["parent"], signal.SIGKILL)
@@ -215,13 +207,11 @@ def test_workers_end_with_their_fork_server_and_the_next_one_comes_from_a_new_on
 
         assert then["parent"] not in (said["parent"], os.getpid())
 
-    within(story(), front)
 
-
-def test_a_worker_whose_front_closes_its_request_is_killed_even_if_it_is_stopped(
+async def test_a_worker_whose_front_closes_its_request_is_killed_even_if_it_is_stopped(
     front: Front,
 ) -> None:
-    async def story() -> None:
+    async with front.ending():
         one, first, _ = await front.start()
         os.kill(one.pid, signal.SIGSTOP)
 
@@ -230,13 +220,11 @@ def test_a_worker_whose_front_closes_its_request_is_killed_even_if_it_is_stopped
         first.close()
         await one.wait()
 
-    within(story(), front)
 
-
-def test_a_worker_with_other_variables_for_libraries_is_a_new_interpreter(
+async def test_a_worker_with_other_variables_for_libraries_is_a_new_interpreter(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
+    async with front.ending():
         _, first, _ = await front.start()
         monkeypatch.setenv("HF_HOME", "/elsewhere")
         process, second, other = await front.start()
@@ -249,12 +237,10 @@ def test_a_worker_with_other_variables_for_libraries_is_a_new_interpreter(
         assert other == {"is_new": True}
         assert "parent" in again
 
-    within(story(), front)
-
 
 @pytest.mark.parametrize("front", [A_THREAD, A_DEVICE], indirect=True)
-def test_a_process_that_must_not_be_forked_becomes_the_worker(front: Front) -> None:
-    async def story() -> None:
+async def test_a_process_that_must_not_be_forked_becomes_the_worker(front: Front) -> None:
+    async with front.ending():
         one, first, said = await front.start()
         other, second, then = await front.start()
         first.send(b"end")
@@ -266,23 +252,21 @@ def test_a_process_that_must_not_be_forked_becomes_the_worker(front: Front) -> N
         first.close()
         second.close()
 
-    within(story(), front)
-
 
 @pytest.mark.parametrize("front", ["sys.exit(1)"], indirect=True)
-def test_where_the_fork_server_cannot_start_workers_are_new_interpreters(front: Front) -> None:
-    async def story() -> None:
+async def test_where_the_fork_server_cannot_start_workers_are_new_interpreters(
+    front: Front,
+) -> None:
+    async with front.ending():
         process, ours, said = await front.start()
         await process.wait()
         ours.close()
 
         assert said == {"is_new": True}
 
-    within(story(), front)
 
-
-def test_a_start_that_is_given_up_leaves_no_worker(front: Front) -> None:
-    async def story() -> None:
+async def test_a_start_that_is_given_up_leaves_no_worker(front: Front) -> None:
+    async with front.ending():
         _, first, said = await front.start()
         os.kill(said["parent"], signal.SIGSTOP)
         given_up = asyncio.create_task(front.start())
@@ -299,8 +283,6 @@ def test_a_start_that_is_given_up_leaves_no_worker(front: Front) -> None:
         )
         first.close()
         second.close()
-
-    within(story(), front)
 
 
 def children(pid: int) -> set[int]:

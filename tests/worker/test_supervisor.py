@@ -249,14 +249,6 @@ def test_a_worker_that_died_takes_no_requests_from_then_on_however_long_its_proc
     asyncio.run(story())
 
 
-async def test_a_file_that_is_broken_at_the_start_ends_the_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    supervisor, _ = supervised(monkeypatch, BROKEN)
-    with pytest.raises(LoadFailed, match=r"rules\.json cannot be read"):
-        await supervisor.start()
-
-
 @pytest.mark.parametrize("kills", range(FIRST_TRIES))
 async def test_a_worker_that_is_killed_in_its_first_load_is_started_again(
     monkeypatch: pytest.MonkeyPatch, kills: int

@@ -12,58 +12,45 @@ from carpool.worker.watchdog import (
 )
 from support.engine_driver import VirtualClock
 
+LONG_S, UNKNOWN_S = OVERRUN_FORWARDS * 60, UNKNOWN_TIMEOUTS * 10
+MISSED_S = MISSED_HEARTBEATS * INTERVAL_S
 
-def is_overdue_after(seconds: float, heartbeat: Heartbeat | None, timeout_s: float = 10.0) -> bool:
+
+@pytest.mark.parametrize(
+    ("silent_s", "heartbeat", "timeout_s", "is_overdue"),
+    [
+        (10.0, None, 10.0, False),
+        (10.1, None, 10.0, True),
+        *(
+            (silent_s, Heartbeat(0.0, expected_s), 10.0, silent_s > 10)
+            for silent_s in (10.0, 10.1)
+            for expected_s in (None, 0.0, 0.1, 1.9)  # no long forward is known
+        ),
+        (0.0, Heartbeat(9.9, 1.0), 10.0, False),  # it says that it stands still
+        (0.0, Heartbeat(10.1, 1.0), 10.0, True),
+        (0.0, Heartbeat(LONG_S - 1, 60.0), 10.0, False),  # a long forward
+        (0.0, Heartbeat(LONG_S + 1, 60.0), 10.0, True),
+        (LONG_S - 1, Heartbeat(0.0, 60.0), 10.0, False),  # in silence, too
+        (LONG_S + 1, Heartbeat(0.0, 60.0), 10.0, True),
+        (LONG_S - 50, Heartbeat(51.0, 60.0), 10.0, True),  # when last heard
+        (0.0, Heartbeat(UNKNOWN_S - 1, None), 10.0, False),  # the first forward of a kind
+        (0.0, Heartbeat(UNKNOWN_S + 1, None), 10.0, True),
+        (MISSED_S, Heartbeat(0.0, 0.0), 0.5, False),  # heartbeats may be late
+        (MISSED_S + 0.1, Heartbeat(0.0, 0.0), 0.5, True),
+        (0.0, Heartbeat(0.6, 0.0), 0.5, True),  # it says so itself
+    ],
+    ids=str,
+)
+def test_silence_is_the_end_after_the_timeout_unless_a_forward_is_known_to_be_long(
+    silent_s: float, heartbeat: Heartbeat | None, timeout_s: float, *, is_overdue: bool
+) -> None:
     clock = VirtualClock()
     watchdog = Watchdog(timeout_s, clock)
     if heartbeat is not None:
         watchdog.receive(heartbeat)
-    clock.pass_by(seconds)
-    return watchdog.is_overdue
+    clock.pass_by(silent_s)
 
-
-def test_silence_is_the_end_after_the_timeout() -> None:
-    assert not is_overdue_after(10.0, None)
-    assert is_overdue_after(10.1, None)
-    assert not is_overdue_after(10.0, Heartbeat(0.0, 0.0))
-    assert is_overdue_after(10.1, Heartbeat(0.0, 0.0))
-
-
-def test_a_worker_that_says_it_stands_still_is_given_no_more_time_than_one_that_is_silent() -> None:
-    assert not is_overdue_after(0.0, Heartbeat(9.9, 1.0))
-    assert is_overdue_after(0.0, Heartbeat(10.1, 1.0))
-
-
-def test_a_long_forward_has_its_time() -> None:
-    assert not is_overdue_after(0.0, Heartbeat(OVERRUN_FORWARDS * 60 - 1, 60.0))
-    assert is_overdue_after(0.0, Heartbeat(OVERRUN_FORWARDS * 60 + 1, 60.0))
-
-
-def test_the_first_forward_of_a_kind_has_most_time() -> None:
-    assert not is_overdue_after(0.0, Heartbeat(UNKNOWN_TIMEOUTS * 10 - 1, None))
-    assert is_overdue_after(0.0, Heartbeat(UNKNOWN_TIMEOUTS * 10 + 1, None))
-
-
-def test_a_long_forward_has_its_time_in_silence_too() -> None:
-    assert not is_overdue_after(OVERRUN_FORWARDS * 60 - 1, Heartbeat(0.0, 60.0))
-    assert is_overdue_after(OVERRUN_FORWARDS * 60 + 1, Heartbeat(0.0, 60.0))
-    assert is_overdue_after(OVERRUN_FORWARDS * 60 - 50, Heartbeat(51.0, 60.0))  # when last heard
-
-
-@pytest.mark.parametrize("expected_s", [None, 0.1, 1.9])
-def test_a_worker_that_is_silent_has_the_timeout_where_no_long_forward_is_known(
-    expected_s: float | None,
-) -> None:
-    assert not is_overdue_after(10.0, Heartbeat(0.0, expected_s))
-    assert is_overdue_after(10.1, Heartbeat(0.0, expected_s))
-
-
-def test_with_a_short_timeout_heartbeats_may_still_be_late() -> None:
-    assert not is_overdue_after(MISSED_HEARTBEATS * INTERVAL_S, Heartbeat(0.0, 0.0), timeout_s=0.5)
-    assert is_overdue_after(
-        MISSED_HEARTBEATS * INTERVAL_S + 0.1, Heartbeat(0.0, 0.0), timeout_s=0.5
-    )
-    assert is_overdue_after(0.0, Heartbeat(0.6, 0.0), timeout_s=0.5)  # it says so itself
+    assert watchdog.is_overdue is is_overdue
 
 
 def test_it_takes_two_checks_as_the_front_may_have_stalled_itself() -> None:

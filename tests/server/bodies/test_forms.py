@@ -27,11 +27,8 @@ def say(path: str = EDITS, *, card: Any = BOTH, **body: Any) -> tuple[httpx2.Res
 
 def test_json_and_a_form_are_the_same_request() -> None:
     fields: dict[str, Any] = {
-        "seed": 7,
-        "n": 2,
-        "strength": 0.5,
-        "lora": [{"id": "outlined", "scale": 0.5}],
-    }
+        "seed": 7, "n": 2, "strength": 0.5, "lora": [{"id": "outlined", "scale": 0.5}],
+    }  # fmt: skip
     answer, jobs = say(images=[url_of(png())], mask=url_of(mask()), **fields)
     assert answer.status_code == 200, answer.text
 

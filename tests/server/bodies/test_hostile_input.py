@@ -59,6 +59,9 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> str:
         (body().encode("utf-32"), "it is not"),
         (b'{"prompt": "\xed\xa0\x80"}', "it is not UTF-8"),
         (b'{"prompt": "\xc0\x80"}', "it is not UTF-8"),
+        ("", ""),
+        (b"prompt=a", "is not JSON"),
+        ("null", "not a JSON object"),
         (body() + body(), "is not JSON: Extra data"),
         (body() + "\0", "is not JSON: Extra data"),
         (body()[:-1], "is not JSON"),
@@ -205,10 +208,13 @@ def test_an_adapter_is_never_a_path(name: str) -> None:
     assert refusal(ask(body(lora=[{"id": name}])))["param"] == "lora"
 
 
+ODD_ENTRIES: list[Any] = [[{"path": "/x"}], ["/x"], [1], [[]], "outlined"]
+
+
 @pytest.mark.parametrize(
     ("lora", "says"),
     [
-        *((entry, "must be") for entry in ([{"path": "/x"}], ["/x"], [1], [[]], "outlined")),
+        *((entry, "must be") for entry in ODD_ENTRIES),
         ([{"id": "outlined", "path": "/x"}], 'must be {"id": NAME'),
         ([{"id": "outlind"}], "did you mean 'outlined'"),
         ([{"id": "../outlined"}], "no adapter '../outlined'"),
@@ -273,6 +279,7 @@ FORMS = {
     "no end": part('form-data; name="prompt"'),
     "no name": part("form-data") + "--x--\r\n",
     "no disposition": "--x\r\n\r\na\r\n--x--\r\n",
+    "no colon": "--x\r\nno-header",
     "empty name": part('form-data; name=""') + "--x--\r\n",
     "wrong boundary": part('form-data; name="prompt"').replace("--x", "--y"),
     "ten thousand fields": "".join(part(f'form-data; name="f{i}"') for i in range(10_000))
@@ -348,11 +355,8 @@ def test_prompts_are_not_logged_however_a_request_ends(caplog: pytest.LogCapture
 
     assert ask(body(prompt=SECRET)).status_code == 200
     wrong: list[dict[str, Any]] = [
-        {"prompt": [SECRET, 1]},
-        {"negative_prompt": [[SECRET]]},
-        {"x": SECRET},
-        {"model": SECRET},
-    ]
+        {"prompt": [SECRET, 1]}, {"negative_prompt": [[SECRET]]}, {"x": SECRET}, {"model": SECRET},
+    ]  # fmt: skip
     for said in (*wrong, {"prompt": SECRET, "n": 0}):
         refusal(ask(body(**said)))
     refusal(ask(body(prompt=SECRET)[:-1]))

@@ -55,24 +55,24 @@ def never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LARGE: dict[str, Callable[[], bytes]] = {
-    "empty objects": lambda: b'{"images":[' + b"{}," * (20 * MIB) + b"{}]}",
-    "digits": lambda: b'{"seed":' + b"9" * 60 * MIB + b"}",
-    "a long text": lambda: b'{"prompt":"' + b"a" * 60 * MIB + b'"}',
-    "escapes": lambda: b'{"prompt":"' + b"\\u0041" * (10 * MIB) + b'"}',
-    "escaped quotes": lambda: b'{"prompt":"' + b'\\"' * (30 * MIB) + b'"}',
-    "no picture but quotes": lambda: b'{"prompt":"data:' + b'\\"' * (30 * MIB) + b'"}',
-    "no picture but backslashes": lambda: b'{"prompt":"data:' + b"\\\\" * (30 * MIB) + b'"}',
-    "a picture without an end": lambda: b'{"image":"data:' + b"A" * 60 * MIB,
-    "blanks": lambda: b'{"prompt":' + b" " * 60 * MIB + b'"a"}',
-    "quotes": lambda: b'"' * 60 * MIB,
-    "many pictures": lambda: b"[" + (b'"data:' + b"A" * 1024 + b'",') * (55 * 1024) + b"1]",
-    "emoji": lambda: b'{"prompt":"data:' + "\U0001f600".encode() * (15 * MIB) + b'"}',
+    "empty objects": lambda: b'{"images":[' + b"{}," * (7 * MIB) + b"{}]}",
+    "digits": lambda: b'{"seed":' + b"9" * 20 * MIB + b"}",
+    "a long text": lambda: b'{"prompt":"' + b"a" * 20 * MIB + b'"}',
+    "escapes": lambda: b'{"prompt":"' + b"\\u0041" * (4 * MIB) + b'"}',
+    "escaped quotes": lambda: b'{"prompt":"' + b'\\"' * (10 * MIB) + b'"}',
+    "no picture but quotes": lambda: b'{"prompt":"data:' + b'\\"' * (10 * MIB) + b'"}',
+    "no picture but backslashes": lambda: b'{"prompt":"data:' + b"\\\\" * (10 * MIB) + b'"}',
+    "a picture without an end": lambda: b'{"image":"data:' + b"A" * 20 * MIB,
+    "blanks": lambda: b'{"prompt":' + b" " * 20 * MIB + b'"a"}',
+    "quotes": lambda: b'"' * 20 * MIB,
+    "many pictures": lambda: b"[" + (b'"data:' + b"A" * 1024 + b'",') * (20 * 1024) + b"1]",
+    "emoji": lambda: b'{"prompt":"data:' + "\U0001f600".encode() * (5 * MIB) + b'"}',
 }
 
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
 @pytest.mark.usefixtures("never_parsed")
-def test_sixty_mebibytes_that_are_no_pictures_are_refused_unparsed_for_next_to_no_memory(
+def test_twenty_mebibytes_that_are_no_pictures_are_refused_unparsed_for_next_to_no_memory(
     make: Callable[[], bytes],
 ) -> None:
     body = make()

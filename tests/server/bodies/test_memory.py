@@ -22,7 +22,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.bodies.memory import MemoryBudget, MemoryLease
-from support.app import CARD, Grey, app_of, ask
+from support.app import CARD, Grey, app_of, ask, client_of
 from support.endpoints import EDITS, ENDPOINT, VARIATIONS
 from support.forms import BOTH, send, worker_of
 from support.pictures import png
@@ -250,8 +250,7 @@ async def test_pictures_of_requests_that_wait_for_their_turn_are_counted_decoded
     worker = Grey(is_slow=True)
     worker.ready = worker_of(replace(BOTH, max_pixels=2048 * 2048)).ready
     app = app_of(worker, max_in_flight_bytes=10_000_000, api_key=("a",))
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(app) as client:
 
         async def edit() -> httpx2.Response:
             return await client.post(EDITS, content=content, headers=headers)

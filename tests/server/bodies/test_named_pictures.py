@@ -100,13 +100,10 @@ def test_what_is_no_picture_is_refused(fields: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     "nested",
     [
-        lambda a, b: a,
-        lambda a, b: [a],
-        lambda a, b: [a, b],
-        lambda a, b: [[a, b], [b]],
+        lambda a, b: a, lambda a, b: [a], lambda a, b: [a, b], lambda a, b: [[a, b], [b]],
         lambda a, b: [[[a]], b],
     ],
-)
+)  # fmt: skip
 def test_a_job_keeps_them_as_they_were(nested: Any) -> None:
     given = nested(picture(FILES[0]), picture(FILES[1]))
     request = CheckedRequest("one", 0, {"prompt": "a", "control_image": given})

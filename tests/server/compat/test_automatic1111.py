@@ -12,7 +12,7 @@ from PIL import Image
 from carpool.request.card import Task
 from carpool.server.compat.automatic1111.bodies import Text2Image
 from carpool.server.compat.automatic1111.fields import translated
-from support.app import Grey, app_of, ask, refusal
+from support.app import Grey, app_of, ask, client_of, refusal
 from support.forms import BOTH, FILL, OWN, worker_of
 from support.pictures import picture, png, saved
 
@@ -191,8 +191,7 @@ def test_options_are_taken_where_they_change_nothing() -> None:
     ],
 )
 async def test_the_key_is_the_password(headers: dict[str, str], status: int) -> None:
-    transport = httpx2.ASGITransport(app_of(Grey(), api_key=("secret",)))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(app_of(Grey(), api_key=("secret",))) as http:
         answer = await http.get(API + "sd-models", headers=headers)
         assert answer.status_code == status
         if "authorization" in headers:  # a password opens these paths alone

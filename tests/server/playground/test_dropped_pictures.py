@@ -51,12 +51,9 @@ def node(tmp_path: Path, **work: Any) -> Any:
         shutil.copytree(str(FOLDER), folder)
         (folder / "package.json").write_text('{"type": "module"}')
     run = subprocess.run(
-        [program, script, folder],
-        input=json.dumps(work),
-        capture_output=True,
-        text=True,
+        [program, script, folder], input=json.dumps(work), capture_output=True, text=True,
         check=True,
-    )
+    )  # fmt: skip
     return json.loads(run.stdout)
 
 
@@ -252,15 +249,11 @@ def test_json_of_other_tools_is_read_and_graphs_are_named(tmp_path: Path) -> Non
     shown = {"nodes": [{"id": 3, "type": "KSampler"}], "links": []}
 
     told = read(
-        tmp_path,
-        text(json.dumps(invoke), b"invokeai_metadata"),
-        text(json.dumps(swarm)),
-        text(json.dumps(novel), b"Comment"),
-        text(json.dumps(graph), b"prompt"),
-        text(json.dumps(shown), b"workflow"),
-        text(json.dumps({"unrelated": 1})),
+        tmp_path, text(json.dumps(invoke), b"invokeai_metadata"), text(json.dumps(swarm)),
+        text(json.dumps(novel), b"Comment"), text(json.dumps(graph), b"prompt"),
+        text(json.dumps(shown), b"workflow"), text(json.dumps({"unrelated": 1})),
         text("made with a brush", b"Software"),
-    )
+    )  # fmt: skip
 
     settings = [one for one, _ in told]
     size = {"width": 512, "height": 768}

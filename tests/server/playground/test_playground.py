@@ -12,17 +12,11 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from support.browser import Tab, browsing, tab
+from support.browser import Tab, tab
 from support.server_process import Server, serving
 
 pytestmark = pytest.mark.timeout(250)
 KEY = "a-secret-key"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -165,16 +159,6 @@ def test_an_adapter_that_is_not_listed_is_shown_where_a_file_names_it(page: Tab)
     assert page.page.is_checked("input[value=outlined]")
     assert page.page.input_value('[data-scale="style@transformer_2"]') == "0.7"
     page.page.locator("#e-lora").get_by_text("no adapter 'style'").wait_for()
-
-
-def test_a_bad_value_is_told_at_its_field_with_the_nearest_that_works(page: Tab) -> None:
-    page.draw("a red square", width="8")
-
-    error = page.page.locator("#e-width")
-    error.get_by_text("Width must be a multiple of 16: the nearest is 16").wait_for()
-    assert page.page.locator("#f-width").get_attribute("aria-invalid") == "true"
-    assert page.page.locator("#f-width").get_attribute("aria-describedby") == "e-width"
-    page.picture("error")
 
 
 def test_the_gallery_survives_a_reload_and_gives_settings_back(page: Tab, tmp_path: Any) -> None:

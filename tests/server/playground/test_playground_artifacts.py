@@ -2,14 +2,13 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from support.browser import browsing, tab
+from support.browser import tab
 from support.server_process import eventually, serving
 from support.tiny import ARGUMENTS, checkpoint
 
@@ -19,12 +18,6 @@ FACTORY = f"""import sys
 sys.path.insert(0, {str(TESTS)!r})
 from support.mesh_pipeline import mesh_pipeline as build
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as browser:
-        yield browser
 
 
 def drawn(page: Any, canvas: str) -> str:

@@ -3,24 +3,17 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.browser import browsing, tab
+from support.browser import tab
 from support.server_process import DRAW, MODEL, serving
 from support.tiny import checkpoint
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]  # `make test-browser` runs them
 RELOADED_MS = 150_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as browser:
-        yield browser
 
 
 def test_models_are_chosen_and_each_worker_has_its_strip(browser: Any) -> None:

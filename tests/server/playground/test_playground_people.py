@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 
-from support.browser import Tab, browsing, tab
+from support.browser import Tab, tab
 from support.server_process import Server, eventually, serving
 
 pytestmark = pytest.mark.timeout(250)
 SIZES = {"phone": (390, 844), "laptop": (1366, 768), "wide": (2560, 1440)}
 FOCUS = "document.activeElement"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +235,9 @@ def test_all_wrong_fields_are_told_at_once_in_the_forms_words(laptop: Tab) -> No
         "seed": "Seed must be whole numbers, with commas between them.",
     }
     assert laptop.page.locator("#e- button").all_inner_texts() == ["Width", "Steps", "Seed"]
+    assert laptop.page.locator("#f-width").get_attribute("aria-invalid") == "true"
+    assert laptop.page.locator("#f-width").get_attribute("aria-describedby") == "e-width"
+    laptop.picture("error")
     laptop.page.locator("#e- button", has_text="Seed").click()
     assert laptop.page.evaluate(f"{FOCUS}.id") == "f-seed"
 

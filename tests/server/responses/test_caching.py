@@ -13,7 +13,7 @@ from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.server.app import create_app
 from carpool.server.transport.middleware import RequestLogging
-from support.app import CARD, Grey, shared_app
+from support.app import CARD, Grey, client_of, shared_app
 from support.endpoints import ENDPOINT
 
 GETS = sorted(
@@ -41,10 +41,7 @@ def asked(*requests: dict[str, Any], **settings: Any) -> list[httpx2.Response]:
             store.take(2)
             for job in jobs.values():
                 store.complete(job, write)
-            transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx2.AsyncClient(
-                transport=transport, base_url="http://localhost"
-            ) as client:
+            async with client_of(app) as client:
                 answers = []
                 for request in requests:
                     url = request.pop("url").format(job=jobs["image"], video=jobs["video"])
@@ -130,8 +127,7 @@ def test_whatever_can_be_got_says_how_it_may_be_stored(settings: dict[str, Any])
 
 
 async def test_a_linked_picture_is_its_clients_for_as_long_as_the_link() -> None:
-    transport = httpx2.ASGITransport(shared_app())
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(shared_app()) as client:
         wish = {**WORK, "response_format": "url"}
         url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
         answer = await client.get(url)
@@ -144,8 +140,7 @@ async def test_a_failure_that_nobody_foresaw_is_stored_by_nobody() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ZeroDivisionError
 
-    transport = httpx2.ASGITransport(RequestLogging(app))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(RequestLogging(app)) as client:
         answer = await client.get("/")
 
     assert (answer.status_code, is_stored_by_nobody(answer)) == (500, True)

@@ -10,7 +10,7 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.server.access.signed_links import SignedFiles
 from carpool.server.app import create_app
-from support.app import Grey, app_of, refusal, shared_app
+from support.app import Grey, app_of, client_of, refusal, shared_app
 from support.endpoints import ENDPOINT
 
 GETS = sorted(
@@ -25,8 +25,7 @@ def asked(*headers: dict[str, str], method: str = "GET") -> tuple[bytes, list[ht
     """Ask for a linked picture whole, and then so; gives the picture and the other answers."""
 
     async def talk() -> tuple[bytes, list[httpx2.Response]]:
-        transport = httpx2.ASGITransport(app_of(Grey()))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(app_of(Grey())) as client:
             wish = {"prompt": "a", "response_format": "url"}
             url = (await client.post(ENDPOINT, json=wish)).json()["data"][0]["url"]
             whole = await client.get(url)
@@ -130,8 +129,7 @@ async def test_a_file_that_is_gone_is_not_found(
 ) -> None:
     monkeypatch.setattr(SignedFiles, "get", lambda *_: tmp_path / "file-gone.png")
 
-    transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings()))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(create_app(Grey(), ServeSettings())) as client:
         answer = await client.get("/v1/files/file-gone.png")
 
     assert (answer.status_code, refusal(answer)["code"]) == (404, "file_not_found")
@@ -142,8 +140,7 @@ async def test_a_file_that_is_gone_is_not_found(
 
 def one(method: str, path: str) -> httpx2.Response:
     async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(shared_app())
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with client_of(shared_app()) as client:
             return await client.request(method, path)
 
     return asyncio.run(talk())

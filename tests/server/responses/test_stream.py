@@ -16,7 +16,7 @@ from carpool.server.responses.stream import events
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, app_of, ask, refusal
+from support.app import CARD, Grey, app_of, ask, client_of, refusal
 from support.endpoints import ENDPOINT
 from support.pictures import picture
 
@@ -177,12 +177,9 @@ def test_a_failure_after_the_beginning_is_the_last_event() -> None:
     assert [name for name, _ in found] == ["image_generation.partial_image", "error"]
     assert found[-1][1] == {
         "error": {
-            "message": "it died",
-            "type": "server_error",
-            "param": None,
-            "code": "worker_lost",
+            "message": "it died", "type": "server_error", "param": None, "code": "worker_lost",
         }
-    }
+    }  # fmt: skip
 
 
 def test_a_defect_of_ours_is_told_without_its_secrets(caplog: pytest.LogCaptureFixture) -> None:
@@ -228,13 +225,9 @@ async def _three_of(worker: Grey) -> list[bytes]:
     body = schema.ImageRequest.model_validate({"prompt": "a", "n": 2})
     generation = ParsedImageRequest(model, body)
     stream = events(
-        worker,
-        generation,
-        on_output=lambda images, usage: None,
-        previewed=lambda seconds: None,
-        run=asyncio.to_thread,
-        heartbeat_s=0.001,
-    )
+        worker, generation, on_output=lambda images, usage: None, previewed=lambda seconds: None,
+        run=asyncio.to_thread, heartbeat_s=0.001,
+    )  # fmt: skip
     found = [await anext(stream) for _ in range(3)]
     assert worker.running == 2
     await stream.aclose()  # type: ignore[attr-defined]
@@ -297,15 +290,9 @@ async def streamed(client: httpx2.AsyncClient, **body: Any) -> httpx2.Response:
     return await client.post(ENDPOINT, json=sent, headers=KEY)
 
 
-def client_of(worker: Grey) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(
-        transport=httpx2.ASGITransport(app_of(worker)), base_url="http://localhost"
-    )
-
-
 def test_a_stream_that_is_asked_for_again_gives_the_same_picture_without_work() -> None:
     async def twice(worker: Grey) -> list[httpx2.Response]:
-        async with client_of(worker) as client:
+        async with client_of(app_of(worker)) as client:
             first, second = await streamed(client), await streamed(client)
             return [first, second, await streamed(client, prompt="b")]
 
@@ -330,7 +317,7 @@ def test_who_asks_again_while_it_runs_waits_for_the_same_picture_though_the_firs
             return await super().submit(request)
 
     async def both(worker: Gated) -> httpx2.Response:
-        async with client_of(worker) as client:
+        async with client_of(app_of(worker)) as client:
             first = asyncio.create_task(streamed(client))
             await worker.until(lambda: worker.running == 1)
             second = asyncio.create_task(streamed(client))
@@ -359,7 +346,7 @@ def test_a_stream_that_failed_is_done_anew() -> None:
                 self.error = None
 
     async def twice(worker: Grey) -> list[httpx2.Response]:
-        async with client_of(worker) as client:
+        async with client_of(app_of(worker)) as client:
             return [await streamed(client), await streamed(client)]
 
     first, second = asyncio.run(twice(Once(WorkerLost("it died"), fails_at=1)))

@@ -11,7 +11,7 @@ import pytest
 from carpool.config import ServeSettings
 from carpool.server.app import create_app
 from carpool.server.curl_example import curl, sample
-from support.app import Grey
+from support.app import Grey, client_of
 
 APP = create_app(Grey(), ServeSettings())
 DOCUMENT = APP.openapi()
@@ -25,8 +25,7 @@ OPERATIONS = [
 
 def send(method: str, path: str, body: Any) -> httpx2.Response:
     async def talk() -> httpx2.Response:
-        transport = httpx2.ASGITransport(APP)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with client_of(APP, "http://127.0.0.1") as client:
             return await client.request(method, path, json=body)
 
     return asyncio.run(talk())

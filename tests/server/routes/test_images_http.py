@@ -17,7 +17,7 @@ from carpool.server.access.signed_links import TTL_S, SignedFiles
 from carpool.server.app import create_app
 from carpool.types import CheckedRequest
 from carpool.worker import protocol
-from support.app import CARD, Grey, ask, parts, refusal
+from support.app import CARD, Grey, ask, client_of, parts, refusal
 from support.endpoints import ENDPOINT
 from support.pictures import picture
 
@@ -103,21 +103,6 @@ def test_a_field_without_effect_on_the_answer_is_refused(body: dict[str, Any], p
     assert (error["code"], error["param"]) == ("unsupported_parameter", param)
 
 
-def test_an_unknown_quality_is_refused() -> None:
-    told = refusal(draw(quality="best"))
-
-    assert (told["code"], told["param"]) == ("invalid_value", "quality")
-
-
-def test_a_model_needs_not_know_every_name_that_others_do() -> None:
-    worker = worker_of(tasks=(PLAIN,))
-
-    assert draw(worker).status_code == 200
-    assert worker.jobs[0].arguments == {"prompt": "a"}
-    told = refusal(draw(worker, true_cfg_scale=2.0))
-    assert (told["code"], told["param"]) == ("unknown_parameter", "true_cfg_scale")
-
-
 # What is meant for somewhere else
 
 PICTURE = Parameter("image", "other")
@@ -128,46 +113,42 @@ CHANGES = Task("image-to-image", "GreyImg2Img", (*OWN, PICTURE, STRENGTH))
 FILLS = Task("inpaint", "GreyInpaint", (*OWN, PICTURE, Parameter("mask_image", "other"), STRENGTH))
 
 
-@pytest.mark.parametrize("name", ["image", "images", "mask", "mask_image", "strength"])
-def test_what_an_edit_says_is_sent_to_the_edits(name: str) -> None:
-    worker = worker_of(tasks=(DRAWS, CHANGES))
+TO_EDITS = "send it with its picture to POST /v1/images/edits"
+MEANT: list[tuple[tuple[Task, ...], dict[str, Any], str, str, str]] = [
+    *(((DRAWS, CHANGES), {name: 0.5}, "unsupported_parameter", name, TO_EDITS)
+      for name in ("image", "images", "mask", "mask_image", "strength")),
+    ((DRAWS, CHANGES), {"control_image": "data:image/png;base64,"}, "unknown_parameter",
+     "control_image", "it takes"),
+    ((PLAIN,), {"image": "x"}, "unknown_parameter", "image",
+     "PlainPipeline has no parameter 'image': it takes prompt"),
+    ((PLAIN,), {"true_cfg_scale": 2.0}, "unknown_parameter", "true_cfg_scale", "it takes prompt"),
+    ((PLAIN,), {"size": "64x64"}, "unsupported_parameter", "size",
+     "size is not taken: PlainPipeline sets the size itself, leave it out"),
+    ((replace(PLAIN, name="text-to-video"),), {"size": "1x1", "image": "x"},
+     "unsupported_parameter", "model", "POST /v1/videos makes them"),
+    ((replace(PLAIN, name="text-to-audio"),), {"size": "1x1", "image": "x"},
+     "unsupported_parameter", "model", "POST /v1/audio/generations makes them"),
+]  # fmt: skip
 
-    told = refusal(draw(worker, **{name: 0.5}))
 
-    assert (told["code"], told["param"]) == ("unsupported_parameter", name)
-    assert told["message"].endswith("send it with its picture to POST /v1/images/edits")
+@pytest.mark.parametrize(("tasks", "body", "code", "param", "says"), MEANT)
+def test_what_is_meant_for_another_task_or_model_is_told_where_to_go(
+    tasks: tuple[Task, ...], body: dict[str, Any], code: str, param: str, says: str
+) -> None:
+    told = refusal(draw(worker_of(tasks=tasks), **body))
 
-
-def test_a_picture_that_no_task_takes_is_unknown() -> None:
-    told = refusal(draw(worker_of(tasks=(DRAWS, CHANGES)), control_image="data:image/png;base64,"))
-
-    assert (told["code"], told["param"]) == ("unknown_parameter", "control_image")
-    assert "edits" not in told["message"]
+    assert (told["code"], told["param"]) == (code, param)
+    assert says in told["message"]
+    assert ("/v1/images/edits" in told["message"]) == (says == TO_EDITS)
 
 
 def test_an_edit_that_says_nothing_is_no_edit() -> None:
     worker = worker_of(tasks=(DRAWS, CHANGES))
-
     assert draw(worker, image=None, strength=None).status_code == 200
 
-
-def test_a_model_without_edits_does_not_point_to_them() -> None:
-    told = refusal(draw(worker_of(tasks=(PLAIN,)), image="x"))
-
-    assert told["message"] == "PlainPipeline has no parameter 'image': it takes prompt"
-
-
-def test_what_makes_no_pictures_points_to_what_it_makes() -> None:
-    film = replace(PLAIN, name="text-to-video")
-    song = replace(PLAIN, name="text-to-audio")
-
-    for task, says in (
-        (film, "POST /v1/videos makes them"),
-        (song, "POST /v1/audio/generations makes"),
-    ):
-        told = refusal(draw(worker_of(tasks=(task,)), size="1x1", image="x"))
-        assert (told["code"], told["param"]) == ("unsupported_parameter", "model")
-        assert says in told["message"]
+    plain = worker_of(tasks=(PLAIN,))  # knows few of the names that others do
+    assert draw(plain).status_code == 200
+    assert plain.jobs[0].arguments == {"prompt": "a"}
 
 
 # What is shown of values and of the model
@@ -178,6 +159,7 @@ def test_what_makes_no_pictures_points_to_what_it_makes() -> None:
     [
         ({"n": None, "seed": True}, "seed=true: must be a whole number"),
         ({"n": "2"}, 'n="2": must be a whole number'),
+        ({"quality": "best"}, "must be 'auto'"),
         ({"sigmas": [None, False]}, "sigmas=[null, false]: must be"),
         ({"timeout_s": 3.5e38}, "must be a number of seconds above 0, at most 3.4e38"),
         ({"size": "64X64"}, 'size "64X64" is not supported: write WIDTHxHEIGHT in pixels, such as '
@@ -238,21 +220,13 @@ def test_a_model_of_videos_has_the_size_of_its_pipeline() -> None:
     assert {one["name"] for one in model["parameters"]} >= {"input_reference", "width"}
 
 
-def test_a_size_is_refused_where_the_model_sets_it() -> None:
-    error = draw(worker_of(tasks=(PLAIN,)), size="64x64").json()["error"]
-
-    assert (error["code"], error["param"]) == ("unsupported_parameter", "size")
-    assert error["message"] == "size is not taken: PlainPipeline sets the size itself, leave it out"
-
-
 # Links
 
 
 async def test_a_link_leads_to_the_picture_without_a_key() -> None:
     app = create_app(Grey(), ServeSettings(port=0, api_key=("secret",)))
 
-    transport = httpx2.ASGITransport(app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with client_of(app) as client:
         body = {"prompt": "a", "response_format": "url", "output_format": "webp"}
         bearer = {"authorization": "Bearer secret"}
         answer = await client.post(ENDPOINT, json=body, headers=bearer)

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 import httpx2
@@ -12,12 +11,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from carpool.config import ServeSettings
-from carpool.jobs.runner import Runner
-from carpool.jobs.store import JobStore
-from carpool.server.app import create_app
 from carpool.server.observer import Observer
 from carpool.types import CheckedRequest
-from support.app import CARD, Grey
+from support.app import Grey, open_app
 from support.endpoints import ENDPOINT
 from support.server_process import MODEL_ID, Server, body, eventually, serving
 
@@ -105,15 +101,12 @@ def test_the_life_of_a_job_is_that_of_its_parts_and_its_owners_only(server: Serv
 
 
 async def test_a_job_that_waits_has_a_life_without_outputs_and_one_that_never_ran_none() -> None:
-    with closing(JobStore()) as store:
-        runner = Runner(store, Grey(), {}, model=lambda: CARD.id, max_running=1)
-        transport = httpx2.ASGITransport(create_app(Grey(), ServeSettings(), runner))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            sent = {"prompt": "a", "background_job": True}
-            job = (await client.post(ENDPOINT, json=sent)).json()
-            waiting = await client.get(f"/v1/requests/{job['id']}")
-            await runner.cancel(job["id"])
-            cancelled = await client.get(f"/v1/requests/{job['id']}")
+    async with open_app(Grey(), runs=False) as opened:
+        sent = {"prompt": "a", "background_job": True}
+        job = (await opened.http.post(ENDPOINT, json=sent)).json()
+        waiting = await opened.http.get(f"/v1/requests/{job['id']}")
+        await opened.runner.cancel(job["id"])
+        cancelled = await opened.http.get(f"/v1/requests/{job['id']}")
 
     assert waiting.json() == {"id": job["id"], "outputs": []}
     assert cancelled.status_code == 404
@@ -163,21 +156,12 @@ def test_metrics_answer_while_the_worker_is_restarted(server: Server) -> None:
 def test_others_are_named_to_their_own_key_and_only_counted_to_another() -> None:
     def phases(*others: str) -> dict[str, Any]:
         phase: dict[str, Any] = {
-            "phase": "denoise",
-            "start_s": 0,
-            "duration_s": 1,
-            "forwards": 1,
-            "forward_s": 1,
-        }
+            "phase": "denoise", "start_s": 0, "duration_s": 1, "forwards": 1, "forward_s": 1,
+        }  # fmt: skip
         phase |= {"waited_s": 0, "waited_for_s": {}, "others_mean": 1, "others_most": 3}
         one: dict[str, Any] = {
-            "id": "a",
-            "status": "ok",
-            "error": None,
-            "step": 1,
-            "steps": 1,
-            "queued_s": 0,
-        }
+            "id": "a", "status": "ok", "error": None, "step": 1, "steps": 1, "queued_s": 0,
+        }  # fmt: skip
         one |= {"total_s": 1, "submitted_at": 1.8e9, "started_at": 1.8e9, "ended_at": 1.8e9}
         return {**one, "phases": [{**phase, "others": list(others)}]}
 

@@ -80,7 +80,7 @@ def test_a_video_is_as_long_as_its_job_says(family: str) -> None:
     without_ftfy(served(family))
 
     with driving(family) as drive:
-        for asked in (1, 2, 8, 11):
+        for asked in (2, 11):
             arguments = {**ARGUMENTS[family], "num_frames": asked, "num_inference_steps": 1}
             length = length_of(drive.engine.loaded.card, arguments)
             video = drive.submit(**{**arguments, "num_frames": length})

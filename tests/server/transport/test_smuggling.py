@@ -292,29 +292,21 @@ def test_a_request_that_can_be_read_in_two_ways_is_refused_with_all_behind_it(se
 
 
 CHUNKS = {
-    "negative": b"-1\r\n{\r\n",
-    "with a prefix": b"0x1\r\n{\r\n",
-    "with a sign": b"+1\r\n{\r\n",
-    "empty": b"\r\n{\r\n",
-    "of letters": b"zz\r\n{\r\n",
-    "too large": b"ffffffffffffffff1\r\n{\r\n",
-    "of a space": b"1 \r\n{\r\n",
-    "with a space first": b" 1\r\n{\r\n",
-    "with a bare LF": b"1\n{\r\n",
-    "with a bare CR": b"1\r{\r\n",
-    "whose content is longer": b"1\r\n{}\r\n",
-    "whose content ends with a bare LF": b"1\r\n{\n",
+    "negative": b"-1\r\n{\r\n", "with a prefix": b"0x1\r\n{\r\n", "with a sign": b"+1\r\n{\r\n",
+    "empty": b"\r\n{\r\n", "of letters": b"zz\r\n{\r\n", "too large": b"ffffffffffffffff1\r\n{\r\n",
+    "of a space": b"1 \r\n{\r\n", "with a space first": b" 1\r\n{\r\n",
+    "with a bare LF": b"1\n{\r\n", "with a bare CR": b"1\r{\r\n",
+    "whose content is longer": b"1\r\n{}\r\n", "whose content ends with a bare LF": b"1\r\n{\n",
     "whose content has no end": b"1\r\n{0\r\n\r\n",
     "with a bare LF in its extension": b"1;a\nb\r\n{\r\n",
     "with a bare CR in its extension": b"1;a\rb\r\n{\r\n",
     "with NUL in its extension": b"1;\0\r\n{\r\n",
     "with a quoted line in its extension": b'1;a="\r\n"\r\n{\r\n',
-    "that is the last, with a bare LF": b"0\n\n",
-    "that is the last, then a bare LF": b"0\r\n\n",
+    "that is the last, with a bare LF": b"0\n\n", "that is the last, then a bare LF": b"0\r\n\n",
     "whose trailer ends with a bare LF": b"0\r\na: b\n\r\n",
     "whose trailer is folded": b"0\r\na: b\r\n c\r\n\r\n",
     "whose trailer is none": b"0\r\nGET /hidden HTTP/1.1\r\n\r\n",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("chunk", CHUNKS.values(), ids=CHUNKS)
@@ -354,28 +346,27 @@ def test_nothing_behind_the_last_request_is_read() -> None:
             assert (got.paths, got.statuses) == (["/last"], [200])
 
 
-def test_nothing_behind_an_answer_that_closes_is_read() -> None:
-    got = exchange(HIDDEN.replace(b"/hidden", b"/closing") + HIDDEN)
-
-    assert (got.paths, got.statuses) == (["/closing"], [200])
-
-
-def test_a_head_that_comes_in_part_behind_a_request_is_read_once_it_is_whole() -> None:
-    got = exchange(HIDDEN + LAST[:20], LAST[20:-1], LAST[-1:])
-
-    assert got.paths == ["/hidden", "/last"]
-
-
-def test_blank_lines_before_a_request_are_skipped() -> None:
-    got = exchange(b"\r\n\r\n" + HIDDEN + b"\r\n" + LAST)
-
-    assert got.paths == ["/hidden", "/last"]
+SEQUENCES = {
+    "a head in parts": ([HIDDEN + LAST[:20], LAST[20:-1], LAST[-1:]], ["/hidden", "/last"]),
+    "blank lines first": ([b"\r\n\r\n" + HIDDEN + b"\r\n" + LAST], ["/hidden", "/last"]),
+    "a target with this host": (
+        [b"GET http://LOCALHOST/hidden HTTP/1.1\r\n" + HOST + b"\r\n" + LAST],
+        ["/hidden", "/last"],
+    ),
+    "behind an answer that closes": (
+        [HIDDEN.replace(b"/hidden", b"/closing") + HIDDEN],
+        ["/closing"],
+    ),
+}
 
 
-def test_a_target_with_this_host_is_that_path() -> None:
-    got = exchange(b"GET http://LOCALHOST/hidden HTTP/1.1\r\n" + HOST + b"\r\n" + LAST)
+@pytest.mark.parametrize(("pieces", "paths"), SEQUENCES.values(), ids=SEQUENCES)
+def test_requests_that_follow_one_another_are_read_as_they_are(
+    pieces: list[bytes], paths: list[str]
+) -> None:
+    got = exchange(*pieces)
 
-    assert got.paths == ["/hidden", "/last"]
+    assert (got.paths, got.statuses) == (paths, [200] * len(paths))
 
 
 def test_a_connection_that_stays_idle_after_an_early_answer_is_closed() -> None:
