@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from carpool.engine.execute import RunCalls, contained
+from carpool.engine.containment import UNCONTAINED
+from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.intercept import computes_together
 from carpool.engine.isolation import RequestContext
 from carpool.engine.private_ride import PrivateContext
@@ -37,7 +38,7 @@ class Draws:
                 return run(states)
             if len(states) > 1:
                 answers = self._together(run, states)
-                return answers or [contained(drawing, state) for state in states]
+                return answers or [_contained(drawing, state) for state in states]
             assert isinstance(states[0].context, RequestContext)
             numbers = states[0].context.random
             before = numbers.states
@@ -77,6 +78,16 @@ class Draws:
         numbers.enter()
         numbers.leave()
         return numbers
+
+
+def _contained(run: RunCalls, state: RequestState) -> Any:
+    """The answer of a call that runs again alone, or its `Failure`."""
+    try:
+        return run([state])[0]
+    except (torch.OutOfMemoryError, *UNCONTAINED):
+        raise
+    except BaseException as error:
+        return Failure(error)
 
 
 def _note(state: RequestState) -> None:

@@ -126,16 +126,6 @@ def execute(
     return answers
 
 
-def contained(run: RunCalls, ready: Ready) -> Any:
-    """The answer of a call that runs alone, or its `Failure`."""
-    try:
-        return run([ready])[0]
-    except (torch.OutOfMemoryError, *UNCONTAINED):
-        raise
-    except BaseException as error:
-        return Failure(error)
-
-
 def fitting(run: RunCalls, free: Callable[[], None]) -> RunCalls:
     """Wrap a forward: a call that runs out of memory alone runs again, then in tiles.
 

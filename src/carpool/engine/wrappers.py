@@ -26,7 +26,8 @@ from carpool.engine.draws import Draws
 from carpool.engine.execute import RunCalls, Wrapper, fitting
 from carpool.engine.parts import EngineParts
 from carpool.engine.prefixes import Prefixes
-from carpool.engine.probation.probation import Fused, Probation
+from carpool.engine.probation.guesses import Fused
+from carpool.engine.probation.probation import Probation
 from carpool.engine.sweep import free_last
 
 

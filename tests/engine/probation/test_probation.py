@@ -378,6 +378,69 @@ def test_a_list_of_tensors_with_frames_in_their_rows_is_joined() -> None:
     assert trial.fused == 2
 
 
+class Placed(Toy):
+    """Takes ids with a row axis, and reads row 0 of them: as FLUX.2 does."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, ids: Tensor) -> tuple[Tensor]:  # type: ignore[override]
+        return (super().forward(hidden_states, timestep)[0] + ids[0],)
+
+
+def test_what_looks_stacked_and_is_shared_is_found_by_the_second_guess() -> None:
+    trial = Trial(Placed())
+    one, other = (randn(1, TOKENS, WIDTH, seed=seed) for seed in (5, 6))
+
+    def calls(i: int, *ids: Tensor) -> list[dict[str, Any]]:
+        given = [request(10 * i + j) for j in range(len(ids))]
+        return [
+            {"hidden_states": g["hidden_states"], "timestep": g["timestep"], "ids": v}
+            for g, v in zip(given, ids, strict=True)
+        ]
+
+    rounds = [calls(i, one, other, one, other) for i in range(8)]
+    alone = Placed()
+    for some in rounds:
+        for got, expected in zip(trial.run(some), [alone(**one)[0] for one in some], strict=True):
+            assert torch.allclose(got[0], expected, atol=1e-5)
+
+    assert trial.fused > 0
+
+
+class Masked(Toy):
+    """Repeats a mask for all rows, and asks one row for its device: as Cosmos and Lumina do."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        padding_mask: Tensor,  # (1, TOKENS, 1)
+        condition: Tensor,  # (rows, TOKENS, 1)
+        places: Any,  # two of (2, WIDTH)
+    ) -> tuple[Tensor]:
+        rows, device = hidden_states.shape[0], hidden_states[0].device
+        x = super().forward(hidden_states, timestep)[0] + padding_mask.repeat(rows, 1, 1)
+        return (x + condition + places[0].sum(dim=0).to(device) - places[1].sum(dim=0),)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_looks_stacked_by_chance_and_is_equal_in_all_calls_is_shared(rows: int) -> None:
+    trial = Trial(Masked())
+    shared = {
+        "padding_mask": torch.ones(1, TOKENS, 1),
+        "places": (randn(2, WIDTH, seed=5), randn(2, WIDTH, seed=6)),
+    }
+    rounds = many(QUORUM + 6, rows=rows)
+    for number, calls in enumerate(rounds):
+        for place, call in enumerate(calls):
+            del call["encoder_hidden_states"]
+            call |= shared
+            seed = 50 * number + place if number else 0  # at first equal, too
+            call["condition"] = randn(rows, TOKENS, 1, seed=seed)
+
+    assert check(trial, rounds) < 1e-5
+    assert trial.fused > 0
+    assert why_alone(trial) == ""
+
+
 class Popping(Toy):
     """Takes what is added out of a list, as diffusers' UNet does of a T2I-adapter's."""
 

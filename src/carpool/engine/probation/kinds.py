@@ -62,6 +62,7 @@ class Evidence(Struct, omit_defaults=True, forbid_unknown_fields=True):
     sizes: set[str] = set()
     widths: set[str] = set()
     varied: set[str] = set()  # arguments that differed in agreeing forwards
+    shared: set[str] = set()  # arguments that the next guess shares
     alone: str | None = None  # why it always runs alone
 
     @property

@@ -6,8 +6,8 @@ answers them, and then once more as one forward in exact numerics, where any mix
 as a difference, however small. Agreement is evidence for the forward's kind (flags and types of the
 calls), its sizes, its numbers of rows, and the arguments that differed between its calls. A forward
 is trusted when its kind has agreed `QUORUM` times, and there is evidence for all of these
-properties. One disagreement, or an exception that does not happen alone, refutes a guess: the kind
-always runs alone.
+properties. One disagreement, or an exception that does not happen alone, refutes a guess: the next
+guess is tried, if there is one, else the kind always runs alone.
 
 Equal bits do not prove everything. So a kind also runs alone if its forward keeps state on the
 module, changes its inputs, draws random numbers, returns tensors that share memory with its inputs
@@ -15,7 +15,7 @@ or weights, branches on values of some rows, or reads only some rows.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,15 +23,22 @@ import torch
 from msgspec import structs
 
 from carpool.engine.containment import UNCONTAINED
-from carpool.engine.execute import Failure, Ready, RunCalls, contained
+from carpool.engine.execute import Failure, Ready, RunCalls
 from carpool.engine.fuse import Fuser
 from carpool.engine.intercept import Call, Target
 from carpool.engine.language.parts import WRITING
-from carpool.engine.numerics import Exact, is_followed
+from carpool.engine.numerics import is_followed
+from carpool.engine.probation.guesses import (
+    Fused,
+    deviation_of,
+    differing_guess,
+    equal_guesses,
+    is_guess,
+    with_own_lists,
+)
 from carpool.engine.probation.kinds import QUORUM, Evidence, Kind, kind_of, width
 from carpool.engine.probation.snapshot import (
     ModuleSnapshot,
-    difference,
     module_tensors,
     shares_memory,
     storages,
@@ -47,9 +54,6 @@ log = logging.getLogger("carpool")
 
 MAX_UNSETTLED = 4  # consecutive forwards, as caches fill in the first ones; then it runs alone
 MAX_KNOWN = 4096
-
-
-Fused = Callable[[Sequence[Call], Sequence[int], Exact], list[Any]]
 
 
 class Probation:
@@ -74,6 +78,8 @@ class Probation:
         self._verdicts = verdicts or Verdicts(None)
         self._evidence: dict[tuple[str, str], Evidence] = {}  # keyed by class identity and kind
         self._kinds: dict[Any, tuple[Kind, Evidence]] = {}  # keyed by fuse key
+        # second guesses: by module and method, then by the kind of the first guess
+        self._second: dict[tuple[int, str], dict[str, frozenset[str]]] = {}
         self._tables: dict[tuple[str, str], str] = {}  # how methods fuse, by component and method
         self.forwards = {"agreed": 0, "differed": 0, "unsettled": 0}
 
@@ -90,12 +96,13 @@ class Probation:
         is_named = len(call.args) <= len(target.positional)
         if not self._infers or target.method in WRITING or not is_named:
             return call
-        spec = infer(call.arguments())
-        if spec is None:
+        guessed = self._guessed(call, ())
+        if guessed is None:
             return call
-        if self._without_caches and _may_go_without_cache(call):
-            spec = replace(spec, adds={"use_cache": False})
-        return structs.replace(call, target=replace(target, spec=spec))
+        if second := self._second.get((id(target.module), target.method)):
+            shared = second.get(kind_of(guessed, is_exact=self._fuser.is_exact).text)
+            guessed = guessed if shared is None else self._guessed(call, shared) or guessed
+        return guessed
 
     def runs_alone(self, call: Call, key: Any) -> bool:
         """Whether calls of this key are known not to fuse."""
@@ -148,9 +155,17 @@ class Probation:
         """Store the evidence if it has changed."""
         self._verdicts.keep({p: e for p, e in self._evidence.items() if not e.unsettled})
 
+    def _guessed(self, call: Call, shared: Collection[str]) -> Call | None:
+        spec = infer(call.arguments(), shared)
+        if spec is None:
+            return None
+        if self._without_caches and _may_go_without_cache(call):
+            spec = replace(spec, adds={"use_cache": False})
+        return structs.replace(call, target=replace(call.target, spec=spec))
+
     def is_tried(self, target: Target) -> bool:
         """Whether calls of a target are on probation."""
-        return target.spec is not None and (_is_guess(target) or self._fuser.is_exact)
+        return target.spec is not None and (is_guess(target) or self._fuser.is_exact)
 
     def _of(self, call: Call, key: Any) -> tuple[Kind, Evidence]:
         module = call.target.module
@@ -163,9 +178,15 @@ class Probation:
         place = (self._verdicts.identity(module), kind.text)
         if place not in self._evidence:
             stored = self._verdicts.read(*place)
-            self._evidence[place] = Evidence() if stored is None else stored
+            evidence = self._evidence[place] = Evidence() if stored is None else stored
+            if evidence.shared:
+                self._retry_with(call, kind, evidence.shared)
         self._kinds[key, bool(call.lora), module.training] = kind, self._evidence[place]
         return kind, self._evidence[place]
+
+    def _retry_with(self, call: Call, kind: Kind, shared: Collection[str]) -> None:
+        second = self._second.setdefault((id(call.target.module), call.target.method), {})
+        second[kind.text] = frozenset(shared)
 
     def _covers(
         self, kind: Kind, evidence: Evidence, calls: Sequence[Call], rows: Sequence[int]
@@ -192,16 +213,20 @@ class Probation:
         target = calls[0].target
         before = ModuleSnapshot.of(target.module)
         inputs = [*tensors_in([call.arguments() for call in calls])]
-        before_calls, copies = versions(inputs), [_with_own_lists(call) for call in calls]
+        before_calls, copies = versions(inputs), [with_own_lists(call) for call in calls]
         weights = list(tensors_in(module_tensors(target.module)))  # no answer may share them
         owned = storages(weights)
         answers: list[Any] = []
         why: str | None = None
         for member, call in zip(ready, calls, strict=True):
-            answer = contained(run, member)
-            if isinstance(answer, Failure):
-                pass
-            elif storages(answer) & owned:
+            try:
+                answer = run([member])[0]
+            except (torch.OutOfMemoryError, *UNCONTAINED):
+                raise
+            except BaseException as error:
+                answers.append(Failure(error))
+                continue
+            if storages(answer) & owned:
                 why = "returns tensors of its own, which its next call overwrites"
                 answer = copied(answer)
             elif shares_memory(answer, call.arguments()):
@@ -248,9 +273,15 @@ class Probation:
         before = ModuleSnapshot.of(target.module)
         inputs = [*tensors_in([call.arguments() for call in calls])]
         before_forward = versions(inputs)
+
+        def deviation(calls: Sequence[Call]) -> str | None:
+            return deviation_of(calls, rows, fused, answers, before)
+
         try:
-            reason = _deviation(calls, rows, fused, answers)
+            reason = deviation(calls)
             changed = ModuleSnapshot.of(target.module).differs(before)
+            if reason and self._guess_again(kind, evidence, calls, varying, deviation):
+                return
         except torch.OutOfMemoryError:
             return  # no evidence either way
         finally:
@@ -279,41 +310,51 @@ class Probation:
         if evidence.unsettled >= MAX_UNSETTLED:
             self._give_up(kind, evidence, f"keeps state: {changed}")
 
+    def _guess_again(
+        self,
+        kind: Kind,
+        evidence: Evidence,
+        calls: Sequence[Call],
+        varying: Collection[str],
+        deviation: Callable[[Sequence[Call]], str | None],
+    ) -> bool:
+        """Guess arguments to share that looked stacked by chance; returns whether one remains.
+
+        First arguments equal in all calls, such as positions as many as there are rows: a forward
+        tests these at once. Then differing ones, of which a forward may read only some rows.
+        """
+        spec, first = calls[0].target.spec, self._guessed(calls[0], ())
+        if spec is None or not spec.is_inferred or evidence.shared or first is None:
+            return False
+        if first.target.spec != spec:
+            return False  # this was already the second guess
+        guesses = equal_guesses(spec, set(kind.stacked) - set(varying))
+        shared = next((names for names in guesses if self._agrees(calls, names, deviation)), None)
+        if not (shared := shared or differing_guess(spec, set(varying) - evidence.varied)):
+            return False
+        evidence.shared, evidence.agreed = set(shared), 0
+        self._retry_with(calls[0], kind, shared)
+        log.info("%s does not fuse; %s may be shared instead", kind.text, ", ".join(shared))
+        return True
+
+    def _agrees(
+        self,
+        calls: Sequence[Call],
+        shared: Collection[str],
+        deviation: Callable[[Sequence[Call]], str | None],
+    ) -> bool:
+        """Whether calls fuse when these arguments are shared."""
+        guessed = [self._guessed(call, shared) for call in calls]
+        copies = [with_own_lists(call) for call in guessed if call is not None]
+        if len({self._fuser.describe(call)[0] for call in copies}) > 1:
+            return False
+        return deviation(copies) is None
+
     def _give_up(self, kind: Kind, evidence: Evidence, why: str) -> None:
         """Run such calls alone from now on."""
         self.forwards["differed"] += 1
         evidence.alone = why
         log.warning("%s runs alone from now on: %s", kind.text, why)
-
-
-def _deviation(
-    calls: Sequence[Call], rows: Sequence[int], fused: Fused, answers: Sequence[Any]
-) -> str | None:
-    """The deviation of a fused forward from the calls' lone answers; None: none."""
-    target, mode = calls[0].target, Exact(rows)
-    try:
-        together = fused([_with_own_lists(call) for call in calls], rows, mode)
-    except (torch.OutOfMemoryError, *UNCONTAINED):
-        raise
-    except BaseException as error:
-        return f"fails fused, not alone: {named(error)[:200]}"
-    reason = difference(together, answers, target.spec.unread if target.spec else ())
-    return mode.suspicion if reason is None and _is_guess(target) else reason
-
-
-def _is_guess(target: Target) -> bool:
-    """Whether a method's table may not describe its code."""
-    return target.is_doubted or (target.spec is not None and target.spec.is_inferred)
-
-
-def _with_own_lists(call: Call) -> Call:
-    """The same call with copied lists: code that runs it may remove entries from a list."""
-
-    def own(value: Any) -> Any:
-        return list(value) if type(value) is list else value
-
-    kwargs = {name: own(value) for name, value in call.kwargs.items()}
-    return structs.replace(call, args=tuple(map(own, call.args)), kwargs=kwargs)
 
 
 def _apart(call: Call) -> Call:

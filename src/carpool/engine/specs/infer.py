@@ -8,7 +8,7 @@ nothing: see `probation.py`.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,19 @@ MAIN_INPUTS = (
 GUESSES = (SCALAR, STACK, STACKS, CONCAT, SHARE)  # first match wins
 
 
-def infer(arguments: Mapping[str, Any]) -> Spec | None:
+def infer(arguments: Mapping[str, Any], shared: Collection[str] = ()) -> Spec | None:
     """Guess how calls with such arguments fuse; None if no argument has rows.
 
     Args:
         arguments: of one call, by name.
+        shared: names of tensors to share because stacking them proved wrong.
     """
     tensors = {n: v for n, v in arguments.items() if isinstance(v, Tensor) and v.ndim}
     main = next((name for name in MAIN_INPUTS if name in tensors), next(iter(tensors), None))
     if main is None:
         return None
     lead = tensors[main]
-    rules = {name: _rule(name, value, lead) for name, value in arguments.items()}
+    rules = {name: _rule(name, value, lead, shared) for name, value in arguments.items()}
     return Spec(
         rows=main,
         rules={name: rule for name, rule in rules.items() if rule is not None} | {main: STACK},
@@ -71,8 +72,9 @@ def covers(spec: Spec, arguments: Mapping[str, Any]) -> bool:
     return all(spec.rule(name).covers(value) for name, value in arguments.items())
 
 
-def _rule(name: str, value: Any, lead: Tensor) -> ArgumentRule | None:
+def _rule(name: str, value: Any, lead: Tensor, shared: Collection[str]) -> ArgumentRule | None:
     if isinstance(value, Mapping):
-        rules = {str(n): _rule(str(n), entry, lead) for n, entry in value.items()}
+        rules = {str(n): _rule(str(n), entry, lead, shared) for n, entry in value.items()}
         return {n: rule for n, rule in rules.items() if rule is not None}
-    return next((rule for rule in GUESSES if rule.resembles(name, value, lead)), None)
+    guesses = (SHARE,) if name in shared else GUESSES
+    return next((rule for rule in guesses if rule.resembles(name, value, lead)), None)
