@@ -174,45 +174,33 @@ def test_sizes_ride_side_by_side_but_never_in_one_forward(family: str) -> None:
     assert set(denoising) == {2}
 
 
-def test_flux_sizes_of_equal_token_count_do_not_mix() -> None:
-    wide = {**ARGUMENTS["flux"], "width": 64, "height": 32}
-    tall = {**ARGUMENTS["flux"], "width": 32, "height": 64}
+TOGETHER: dict[str, tuple[list[dict[str, Any]], int]] = {  # and the widest forward of denoising
+    "sizes of equal token count": ([{"width": 64, "height": 32}, {"width": 32, "height": 64}], 1),
+    "prompts of several lengths": ([{"max_sequence_length": n} for n in (16, 48, 16)], 2),
+    "true CFG beside none": (
+        [
+            {},
+            {"true_cfg_scale": 4.0, "negative_prompt": "a red balloon"},
+            {"true_cfg_scale": 1.5, "negative_prompt": "", "guidance_scale": 1.0},
+        ],
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_flux_shares_denoising_where_geometry_and_length_are_equal(name: str) -> None:
+    requests, widest = TOGETHER[name]
 
     with driving("flux") as drive:
-        heard = [drive.submit("a cat", **size) for size in (wide, tall)]
+        heard = [drive.submit(LONG, **{**ARGUMENTS["flux"], **one}) for one in requests]
         drive.finish()
 
-    for one, size in zip(heard, (wide, tall), strict=True):
-        assert gap(one.image, solo("flux", "a cat", **size)) < CLOSE
-    assert drive.widest("transformer") == 1
-    assert drive.widest("text_encoder") == 2
-
-
-def test_flux_prompts_of_several_lengths_do_not_mix() -> None:
-    lengths = [{**ARGUMENTS["flux"], "max_sequence_length": length} for length in (16, 48, 16)]
-
-    with driving("flux") as drive:
-        heard = [drive.submit(LONG, **length) for length in lengths]
-        drive.finish()
-
-    for one, length in zip(heard, lengths, strict=True):
-        assert gap(one.image, solo("flux", LONG, **length)) < CLOSE
-    assert drive.widest("transformer") == 2
-
-
-def test_flux_rides_with_true_cfg_beside_those_without() -> None:
-    plain = ARGUMENTS["flux"]
-    guided = {**plain, "true_cfg_scale": 4.0, "negative_prompt": "a red balloon"}
-    weaker = {**plain, "true_cfg_scale": 1.5, "negative_prompt": "", "guidance_scale": 1.0}
-
-    with driving("flux") as drive:
-        heard = [drive.submit("a dog", **kind) for kind in (plain, guided, weaker)]
-        drive.finish()
-
-    for one, kind in zip(heard, (plain, guided, weaker), strict=True):
-        assert gap(one.image, solo("flux", "a dog", **kind)) < CLOSE
-    assert drive.widest("transformer") == 3
-    assert [one.step for one in heard] == [3, 3, 3]  # two forwards a step are still one step
+    for recorder, request in zip(heard, requests, strict=True):
+        assert gap(recorder.image, solo("flux", LONG, **request)) < CLOSE
+        assert recorder.step == 3  # two forwards a step are still one step
+    assert drive.widest("transformer") == widest
+    assert drive.widest("text_encoder") == len(requests)
 
 
 def test_pictures_that_start_from_pictures_share_their_encoding_too() -> None:

@@ -110,16 +110,6 @@ def test_positional_and_named_arguments_are_the_same() -> None:
     assert [len(answer) for answer in answers] == [1, 2]
 
 
-def test_nan_in_one_row_stays_in_that_row() -> None:
-    model = Fake()
-    poison = torch.full((1, WIDTH), torch.nan)
-
-    answers = run(Fuser(), [call_on(model, x=x) for x in (torch.ones(1, WIDTH), poison)])
-
-    assert answers[0].isfinite().all()
-    assert answers[1].isnan().all()
-
-
 def test_answers_come_back_in_the_type_that_the_model_gives() -> None:
     class Sums:
         """As a key-value cache: sums the batch up, no rows to tell apart."""

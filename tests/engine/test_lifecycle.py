@@ -192,16 +192,6 @@ def test_a_second_signal_ends_it_now(pool: ThreadPoolExecutor) -> None:
         assert (answer.status_code, refusal(answer)["code"]) == (503, "draining")
 
 
-def test_a_killed_front_takes_its_worker_along(pool: ThreadPoolExecutor) -> None:
-    with serving() as server:
-        running = begin(pool, server, ENDLESS)
-
-        server.signal(signal.SIGKILL)
-
-        assert server.wait(3) == -signal.SIGKILL  # and nobody is left 3 s later
-        assert isinstance(running.exception(timeout=5), httpx2.TransportError)
-
-
 # The start
 
 
@@ -218,16 +208,6 @@ def test_before_the_model_is_loaded_everything_says_starting() -> None:
 
         server.signal(signal.SIGKILL)  # the worker hears of it although it loads
         server.wait(3)
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_server_that_still_loads(number: signal.Signals, status: int) -> None:
-    with starting() as server:
-        server.wait_listening()
-
-        server.signal(number)
-
-        assert server.wait(5) == status
 
 
 def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(tmp_path: Path) -> None:

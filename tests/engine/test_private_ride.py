@@ -1,5 +1,6 @@
 """Private rides: the user's own pipeline, alone from start to end, and given back as it was."""
 
+import inspect
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -66,7 +67,31 @@ def hook_with_memory() -> tuple[DiffusionPipeline, dict[str, Any]]:
     return pipe, {}
 
 
-KINDS: list[Make] = [counter_of_class, forward_with_state, hook_with_memory]
+def autocast_around_calls() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    pipe = fresh("flux")
+    cls = type(pipe)
+
+    class Half(cls):  # type: ignore[misc, valid-type]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return super().__call__(*args, **kwargs)
+
+    Half.__call__.__signature__ = inspect.signature(cls.__call__)  # type: ignore[attr-defined]
+    pipe.__class__ = Half
+    return pipe, {}
+
+
+def draws_of_every_kind() -> tuple[DiffusionPipeline, dict[str, Any]]:
+    pipe = fresh("flux")
+
+    def draw(pipe: Any, step: int, timestep: Any, tensors: Any) -> Any:
+        number = torch.rand(()) + np.random.rand() + random.random()
+        return {"latents": tensors["latents"] + number}
+
+    return pipe, {"callback_on_step_end": draw}
+
+
+KEEPING: list[Make] = [counter_of_class, forward_with_state, hook_with_memory]
 
 
 def expected(make: Make, seed: int, steps: int) -> Tensor:
@@ -91,7 +116,7 @@ def is_equal(images: Any, others: Tensor) -> bool:
     return torch.equal(torch.as_tensor(images[0]), others[0])
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", [*KEEPING, autocast_around_calls, draws_of_every_kind])
 def test_every_request_gets_what_a_fresh_pipeline_gives_from_the_first_round_on(make: Make) -> None:
     plain = [expected(make, seed, steps) for seed, steps in enumerate(STEPS)]
     pipe, more = make()
@@ -129,7 +154,7 @@ def failing(drive: Drive, more: dict[str, Any]) -> Any:
     return drive.submit("a cat", seed=9, num_inference_steps=9, **arguments)
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", KEEPING)
 @pytest.mark.parametrize("ends", [cancelled, failing])
 def test_the_next_request_sees_nothing_of_what_ended_early(
     make: Make, ends: Callable[[Drive, dict[str, Any]], Any]

@@ -65,7 +65,7 @@ def builds() -> Iterator[Any]:
             yield pytest.param("family", family, id=family)
     for name in configurations():
         yield pytest.param("test", name, id=name)
-    for name in newest.DATA.keys() & NEWCOMERS.keys():
+    for name in sorted(newest.DATA.keys() & NEWCOMERS.keys()):
         yield pytest.param("data", name, id=name)
     for name, (family, _) in CLASSES.items():
         if family in newest.DATA:

@@ -230,4 +230,5 @@ def _value(value: Any) -> Any:
 
 
 def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
-    return [name for name in left.keys() | right.keys() if left.get(name) != right.get(name)]
+    names = sorted(left.keys() | right.keys())
+    return [name for name in names if left.get(name) != right.get(name)]

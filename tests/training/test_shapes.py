@@ -30,7 +30,7 @@ def requests() -> list[carpool.Request]:
             {"negative_prompt": "", "true_cfg_scale": 1.5} if i % 12 == 5 else {}
         )
         made.append(carpool.Request(
-            caption(scene), seed=1000 + i, num_inference_steps=8 + i % 4,
+            caption(scene), seed=1000 + i, num_inference_steps=10 + i % 4,
             guidance_scale=3.0 + i % 3 * 0.5, **extra,
         ))  # fmt: skip
     return made

@@ -1,22 +1,16 @@
 """Modes and process-wide switches around a module's call, or around a whole request."""
 
 import contextlib
-import decimal
 import gc
 import io
 import logging.handlers
-import os
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -94,68 +88,22 @@ def switched(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -
         write(before)
 
 
-def default_dtype() -> Any:
-    return switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
-
-
 class Spaced(Net):
-    """Makes a tensor of the default type, and asks the switches of the process."""
+    """Asks the switches of the process."""
 
     def forward(self, sample: Tensor, timestep: Tensor, words: Tensor) -> Any:
-        more = torch.linspace(0, 1, 4).to(sample.dtype)[None, :, None, None]
-        more = more * (2 if torch.get_default_dtype() == torch.float64 else 1)
-        more = more * (3 if torch.are_deterministic_algorithms_enabled() else 1)
-        more = more * (4 if torch.is_grad_enabled() else 1)
-        more = more * (5 if "CUSTOM_SCALE" in os.environ else 1)
-        more = more * (6 if os.getcwd() == os.path.realpath(tempfile.gettempdir()) else 1)
-        more = more * (7 if not torch.backends.cuda.flash_sdp_enabled() else 1)
-        more = more * (8 if torch.is_inference_mode_enabled() else 1)
-        more = more * (9 if decimal.getcontext().prec == 11 else 1)
-        more = more * (2 if torch.is_anomaly_enabled() else 1)
-        more = more * (2 if torch.get_float32_matmul_precision() == "high" else 1)
-        more = more * (2 if sys.getrecursionlimit() == 4321 else 1)
-        more = more * (2 if np.geterr()["over"] == "raise" else 1)
-        more = more * (2 if not gc.isenabled() else 1)
+        more = 4 if torch.is_grad_enabled() else 1
+        more *= 2 if sys.getrecursionlimit() == 4321 else 1
+        more *= 2 if not gc.isenabled() else 1
         return (self.body(sample, timestep, words) + 0.1 * more,)
-
-
-def environ() -> Any:
-    def write(value: str | None) -> None:
-        os.environ.pop("CUSTOM_SCALE", None)
-        if value is not None:
-            os.environ["CUSTOM_SCALE"] = value
-
-    return switched(lambda: os.environ.get("CUSTOM_SCALE"), write, "2")
-
-
-def folder() -> Any:
-    return switched(os.getcwd, os.chdir, tempfile.gettempdir())
-
-
-def deterministic() -> Any:
-    return switched(
-        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
-    )
-
-
-def matmul_precision() -> Any:
-    return switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
 
 
 def bfloat16() -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def math_attention() -> Any:
-    return sdpa_kernel(SDPBackend.MATH)
-
-
 def recursion() -> Any:
     return switched(sys.getrecursionlimit, sys.setrecursionlimit, 4321)
-
-
-def precision() -> Any:
-    return decimal.localcontext(decimal.Context(prec=11))
 
 
 def collector() -> Any:
@@ -177,38 +125,18 @@ around("autocast around one request's calls", bfloat16, odd=True, **HALF)
 around("autocast switched off inside of autocast", lambda: torch.autocast("cpu", enabled=False))
 around("gradients around each call", torch.enable_grad, net=Spaced)
 around("gradients around one request's calls", torch.enable_grad, odd=True, net=Spaced)
-around("inference mode around each call", torch.inference_mode, net=Spaced)
-around("inference mode around one request's calls", torch.inference_mode, odd=True, net=Spaced)
 around("a function mode", Doubling)
 around("a function mode around one request's calls", Doubling, odd=True)
 around("a dispatch mode", Dispatched)
 around("a dispatch mode around one request's calls", Dispatched, odd=True)
-around("the default dtype around each call", default_dtype, net=Spaced)
-around("deterministic algorithms around each call", deterministic, odd=True, net=Spaced)
-around("one back end of attention around one request's calls", math_attention, odd=True, net=Spaced)
-around("the environment around one request's calls", environ, odd=True, net=Spaced)
-around("the folder around one request's calls", folder, odd=True, net=Spaced)
-around("the default device around each call", lambda: torch.device("cpu"), net=Spaced)
-around("anomaly detection around one request's calls", torch.autograd.detect_anomaly, odd=True,
-       net=Spaced)  # fmt: skip
-around("numpy's errors around one request's calls", lambda: np.errstate(over="raise"), odd=True,
-       net=Spaced)  # fmt: skip
 
 within("autocast for one whole request", bfloat16, **HALF)
-within("the default dtype of one whole request", default_dtype, net=Spaced)
-within("deterministic algorithms for one whole request", deterministic, net=Spaced)
-within("one back end of attention for one whole request", math_attention, net=Spaced)
-within("the environment of one whole request", environ, net=Spaced)
-within("the folder of one whole request", folder, net=Spaced)
 within("gradients for one whole request", torch.enable_grad, net=Spaced)
 within("a function mode for one whole request", Doubling)
 within("a dispatch mode for one whole request", Dispatched)
-within("the precision of products of one whole request", matmul_precision, net=Spaced)
 within("the recursion limit of one whole request", recursion, net=Spaced)
-within("the decimal context of one whole request", precision, net=Spaced)
 within("the collector switched off for one whole request", collector, net=Spaced)
 within("a function of torch patched by mock", lambda: mock.patch("torch.tanh", torch.sin))
-within("warnings ignored for one whole request", warnings.catch_warnings)
 
 
 _LOGGER = logging.getLogger("custom.logging")
