@@ -147,8 +147,9 @@ class Drive:
             pass
 
     def widths(self, component: str, method: str = "forward") -> list[int]:
-        """Requests in each forward of a method, in the order in which they were run."""
-        return [f.requests for f in self.forwards if (f.component, f.method) == (component, method)]
+        """Requests in each forward with calls of a method, in the order in which they were run."""
+        runs = [f for f in self.forwards if f.component == component]
+        return [f.requests for f in runs if method in f.methods]
 
     def widest(self, component: str, method: str = "forward") -> int:
         return max(self.widths(component, method))

@@ -69,9 +69,11 @@ def _gemma3() -> Any:
 
 
 def _gemma4() -> Any:
-    """Draw a Gemma 4: each layer has embeddings of its own, and heads of its kind's width."""
+    """Draw a Gemma 4 like E2B: layers have embeddings of their own, heads of their kind's width,
+    and the last two use the keys and values of those before."""
     config = Gemma4TextConfig(
-        **_SIZES, sliding_window=8, layer_types=["sliding_attention"] * 2 + ["full_attention"],
+        **{**_SIZES, "num_hidden_layers": 4}, num_kv_shared_layers=2, sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
         hidden_size_per_layer_input=8, vocab_size_per_layer_input=_WORDS, global_head_dim=16,
     )  # fmt: skip
     return Gemma4ForCausalLM(config)

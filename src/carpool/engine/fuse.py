@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from carpool.engine.digests import Digests, Unfusable, name_of
 from carpool.engine.intercept import Call, Target, computes_together
+from carpool.engine.language.parts import PREFILL
 from carpool.engine.numerics import DATA, ROW, ROWS, Exact, is_followed
 from carpool.engine.specs.rule import PLAIN, JoinContext, KeyContext, Rule
 from carpool.engine.split import split
@@ -34,7 +35,7 @@ class Fuser:
         self._followed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
     def describe(self, call: Call) -> tuple[Hashable, int]:
-        """The fuse key and the number of rows of a call, in units of its table.
+        """The fuse key and the number of rows of a call.
 
         A call that cannot fuse gets a key of its own, equal to no other, and counts one row.
         """
@@ -58,18 +59,12 @@ class Fuser:
             return _Alone(call), 1
         if target.modes:
             parts.append(("modes", target.modes))
-        return (target.component, target.method, tuple(parts)), -(-rows // target.spec.unit)
+        method = "generate" if target.method == PREFILL else target.method  # the same decoder
+        return (target.component, method, tuple(parts)), rows
 
     def alone(self, call: Call) -> Hashable:
         """A key that no other call shares."""
         return _Alone(call)
-
-    def entries(self, calls: Sequence[Call], rows: Sequence[int]) -> Sequence[int]:
-        """The entries on axis 0 of each call of a forward, by its rows from `describe`."""
-        spec = calls[0].target.spec
-        if spec is None or spec.unit == 1:
-            return rows
-        return [len(call.kwargs[spec.rows]) for call in calls]
 
     def run(self, calls: Sequence[Call], rows: Sequence[int]) -> list[Any]:
         """Run calls of one key as one forward.
@@ -88,7 +83,6 @@ class Fuser:
             return [target.original(*first.args, **first.kwargs)]
         if len(calls) == 1 and not spec.casts:
             return [target.original(*first.args, **{**spec.adds, **first.kwargs})]
-        rows = self.entries(calls, rows)
         exact = Exact(rows) if self.is_exact and len(calls) > 1 else None
         return self.fused(calls, rows, exact)
 

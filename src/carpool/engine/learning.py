@@ -12,7 +12,7 @@ from typing import Any
 from carpool.engine.admission import AdmissionControl
 from carpool.engine.model.stopwatch import Stopwatch
 from carpool.engine.observe.stats import FORWARD_BUCKETS_S
-from carpool.engine.observe.timeline import Forward
+from carpool.engine.observe.timeline import Forward, width_of
 from carpool.engine.prediction import Predictor
 from carpool.schedule.cost import Costs
 from carpool.schedule.views import CallKind
@@ -58,7 +58,7 @@ class CostLearning:
 
         The first forward of a width selects, loads or compiles kernels.
         """
-        if (kind, rows) not in self._learned:
+        if (kind, width_of([rows])) not in self._learned:
             return None
         return self.costs.seconds(kind, rows)
 
@@ -74,7 +74,7 @@ class CostLearning:
             self._seconds[ran.name].observe(seconds)
             self._ran.append((ran, widths, seconds))
             self._ran_s += seconds
-            source = ran, sum(widths)
+            source = ran, width_of(widths)
             self._times_run[source] = times = self._times_run[source] + 1
             self._is_news |= times <= KNOWN_WELL
 
@@ -115,8 +115,8 @@ class CostLearning:
         for kind, rows, seconds in self._ran:
             runs.setdefault((kind, rows), []).append(seconds)
         for (kind, rows), times_s in runs.items():
-            self.costs.learn(kind, sum(rows), *times_s)
-            self._learned.add((kind, sum(rows)))
+            self.costs.learn(kind, width_of(rows), *times_s)
+            self._learned.add((kind, width_of(rows)))
             if not self._streams and self._is_informed:
                 curve = self.costs.curve(kind)
                 alone_s, together_s = sum(map(curve.seconds, rows)), curve.seconds(sum(rows))

@@ -138,8 +138,7 @@ class ModelRunner:
             began_s, spent_s = self._clock(), -self._forward_clock()
             try:
                 if any(state.call.lora for state in states):
-                    calls = [state.call for state in states]
-                    with self._adapters.applied(calls, self.fuser.entries(calls, rows)):
+                    with self._adapters.applied([state.call for state in states], rows):
                         answers = run(states)
                 else:
                     answers = run(states)
@@ -183,4 +182,5 @@ def _record(states: Sequence[RequestState], began_s: float, spent_s: float, why:
     return Forward(
         target.component, target.method, target.phase, tuple(timelines), tuple(rows), began_s,
         spent_s, len(adapters), why, NO_KIND if parked is None else parked.kind,
+        tuple([state.call.target.method for state in states]),
     )  # fmt: skip

@@ -101,12 +101,11 @@ class Predictor:
         of a single token: less of it takes no less time.
         """
         part, costs = 1 << (tokens - 1).bit_length(), self._costs
-        name = f"{component}.generate"
-        token, block = _kind_of_tokens(name, 1), _kind_of_tokens(name, BLOCK)
+        token = _kind_of_tokens(f"{component}.generate", 1)
         steps_s = [costs.baseline_s(call.kind, call.rows) for call in drawing]
-        if steps_s and not costs.curve(block).is_empty:
+        if steps_s and not costs.curve(token).is_empty:
             bound_s = max(*steps_s, costs.baseline_s(token, 1))
-            while part > BLOCK and costs.baseline_s(block, part // BLOCK) > bound_s:
+            while part > BLOCK and costs.baseline_s(token, part) > bound_s:
                 part //= 2
         return part
 
@@ -209,10 +208,7 @@ def _kind(call: Call, rows: int) -> CallKind:
     name = f"{target.component}.{target.method}"
     if target.method in ("generate", PREFILL):
         name = f"{target.component}.generate"
-        if target.spec is None:
-            return _token_kind(name, arguments)
-        is_prompt = arguments["past_key_values"].prompt is not None  # rows: its blocks
-        return _kind_of_tokens(name, BLOCK if is_prompt else 1)
+        return _token_kind(name, arguments) if target.spec is None else _kind_of_tokens(name, 1)
     leading = arguments.get(target.spec.rows) if target.spec else None
     shape = leading.shape[1:] if isinstance(leading, Tensor) else ()
     size = sum(tensor.numel() for tensor in tensors_in(arguments))

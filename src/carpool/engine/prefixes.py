@@ -21,7 +21,7 @@ from carpool.engine.conditioning_cache import ConditioningCache
 from carpool.engine.containment import Stages
 from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.intercept import Call
-from carpool.engine.language.own_cache import OwnCache
+from carpool.engine.language.own_cache import OwnCache, layers_of
 from carpool.engine.language.parts import BLOCK
 from carpool.engine.language.prompt import PromptReading
 from carpool.engine.request import RequestState
@@ -41,7 +41,7 @@ class Prefixes:
         """Wrap a forward: a prompt whose next tokens are or will be cached has the answer None."""
 
         def read(states: Sequence[RequestState]) -> list[Any]:
-            if not self._is_on or _prompt_of(states[0].call) is None:
+            if not self._is_on or all(_prompt_of(state.call) is None for state in states):
                 return run(states)
             contain, ahead = self._stages.contain, list[PromptReading]()
             skip = [contain("cache", False, self._skips, state, ahead) for state in states]
@@ -49,16 +49,17 @@ class Prefixes:
             answers = iter(run(running) if running else ())
             results: list[Any] = [None if skips else next(answers) for skips in skip]
             for state, answer in zip(states, results, strict=True):
-                if answer is not None and not isinstance(answer, Failure):
-                    contain("cache", None, self._keep, _prompt_of(state.call))
+                prompt = _prompt_of(state.call)
+                if prompt and answer is not None and not isinstance(answer, Failure):
+                    contain("cache", None, self._keep, prompt)
             return results
 
         return read
 
     def _skips(self, state: RequestState, ahead: list[PromptReading]) -> bool:
         """Whether a prompt does not run now: it was filled, or waits for one of those `ahead`."""
-        prompt = _prompt_of(state.call)
-        assert prompt is not None
+        if (prompt := _prompt_of(state.call)) is None:
+            return False
         if prompt.marks is None:
             prompt.marks = self._marks(state, prompt)
         if state.has_company and self._fill(prompt, prompt.marks):
@@ -106,7 +107,7 @@ class Prefixes:
             return
         count = next((i for i, mark in enumerate(marks) if mark not in self._kept), len(marks))
         keys = [self._kept[mark] for mark in marks[:count]]
-        end, layers = count * BLOCK, prompt.cache.layers
+        end, layers = count * BLOCK, layers_of(prompt.cache)
         is_whole = all(layer.keys.shape[2] == prompt.tokens for layer in layers)
         if count and is_whole and self._cache.kept(keys[-1]) is None:
             key = "prefix", marks[count - 1]

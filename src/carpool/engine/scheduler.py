@@ -16,6 +16,7 @@ from carpool.engine.admission import AdmissionControl
 from carpool.engine.cost_store import StoredCosts
 from carpool.engine.execute import WidthLimits
 from carpool.engine.fuse import decode_bytes
+from carpool.engine.language.parts import BLOCK, WRITING
 from carpool.engine.learning import CostLearning
 from carpool.engine.observe.timeline import Forward
 from carpool.engine.observe.width_reason import width_reason
@@ -222,7 +223,7 @@ class Scheduler:
     def _most_rows(self, state: RequestState) -> int:
         """Max rows of a forward of this request's call, by the settings."""
         settings, phase = self._settings, state.call.target.phase
-        max_rows = widest(settings, phase)
+        max_rows = widest(settings, phase) * (BLOCK if state.call.target.method in WRITING else 1)
         if phase == "decode" and (row_bytes := decode_bytes(state.call)):
             max_rows = max(1, min(max_rows, int(settings.max_decode_gib * 2**30 // row_bytes)))
         return max_rows

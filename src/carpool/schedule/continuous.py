@@ -107,30 +107,34 @@ class Continuous:
         if phases["denoise"]:
             candidates = self._candidates(self._grouped(phases["denoise"], now_s), now_s)
             denoise = self._fill(candidates, work_s, now_s)
-        tokens = [call for call in phases["encode"] if call.is_token]
-        prompts = [call for call in phases["encode"] if not call.is_token]
+        side = phases["decode"] + phases["encode"]
+        due = self._due(side, denoise.calls[:1] if denoise else parked) if side else ()
+        decodes = [call for call in due if call.phase == "decode"]
+        tokens = [call for call in due if call.is_token]
+        prompts = [call for call in due if call.phase == "encode" and not call.is_token]
         texts = [prompts, tokens] if self._is_prompts_turn else [tokens, prompts]
-        for calls in (phases["decode"], *texts):
-            due = self._due(calls, denoise.calls[:1] if denoise else parked)
-            if not due:
-                continue
-            first = min(due, key=lambda call: call.order)
+        for calls in filter(None, (decodes, *texts)):
+            first = min(calls, key=lambda call: call.order)
             others = [call for call in due if call.key == first.key and call is not first]
-            group = [first, *sorted(others, key=lambda call: self._rank(call, now_s))]
-            side = (
+            others.sort(key=lambda call: (call.is_token != first.is_token, self._rank(call, now_s)))
+            group = [first, *others]
+            choice = (
                 self._packed(group, denoise) if first.is_text else self._fill(group, work_s, now_s)
             )
-            if denoise is None or self._runs_before(side, denoise, now_s):
-                return side
+            if denoise is None or self._runs_before(choice, denoise, now_s):
+                return choice
         assert denoise is not None  # at least one call is parked
         return denoise
 
     def _packed(self, calls: Sequence[ParkedCall], denoise: Choice | None) -> Choice:
-        """Texts share forwards of any width; prompts for the time of the step that waits."""
+        """Tokens share forwards of any width; prompts join for the time of the step that waits."""
         first, seconds = calls[0], self.costs.baseline_s
-        most_s = inf if denoise is None or first.is_token else self._baseline_s(denoise)
+        most_s = inf if denoise is None else self._baseline_s(denoise)
         ends = accumulate([call.rows for call in calls])
-        fit = [n for n in ends if n <= first.max_rows and seconds(first.kind, n) <= most_s]
+        fit = [
+            n for call, n in zip(calls, ends, strict=True) if n <= first.max_rows
+            and ((first.is_token and call.is_token) or seconds(first.kind, n) <= most_s)
+        ]  # fmt: skip
         is_whole = len(fit) == len(calls)
         return Choice(tuple(calls[: max(1, len(fit))]), "nobody" if is_whole else "cap")
 

@@ -123,8 +123,8 @@ def test_a_drawing_waits_about_a_step_of_its_own_while_prompts_are_read() -> Non
 def test_parts_are_as_long_as_a_step_or_a_token_but_a_block_at_least() -> None:
     def part(step_s: float, token_s: float) -> int:
         token = CallKind("text_encoder.generate", 1, "token")
-        block, rows = CallKind(token.name, BLOCK, f"{BLOCK} tokens"), 512 // BLOCK
-        curves = {block: {1: 0.016, rows: 0.512}, token: {1: token_s}, call.kind: {1: step_s}}
+        tokens = {1: token_s} | {n: max(token_s, 0.001 * n) for n in (BLOCK, 512)}
+        curves = {token: tokens, call.kind: {1: step_s}}
         predictor._costs = Costs({kind: Curve(seconds) for kind, seconds in curves.items()})
         return predictor.prompt_part("text_encoder", 500, [call])
 
@@ -134,6 +134,6 @@ def test_parts_are_as_long_as_a_step_or_a_token_but_a_block_at_least() -> None:
         drive.turn(2)
         call: Any = drive.engine.running.states[0].parked
 
-        assert [part(1.0, 0.001), part(0.13, 0.001), part(0.001, 0.3)] == [512, 128, 256]
+        assert [part(1.0, 0.001), part(0.13, 0.001), part(0.001, 0.512)] == [512, 128, 512]
         assert part(0.001, 0.001) == BLOCK
         assert predictor.prompt_part("text_encoder", 500, []) == 512

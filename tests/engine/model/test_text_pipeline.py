@@ -85,6 +85,22 @@ def test_without_a_template_one_message_of_the_user_is_continued(tmp_path: Path)
     assert output.text == plain(tmp_path, "a red circle", 1, max_new_tokens=9)
 
 
+def test_a_conversation_that_the_template_refuses_is_the_callers_fault(tmp_path: Path) -> None:
+    save_writer(tmp_path)
+    refusal = "{{ raise_exception('no system message') }}"
+    template = "{% for m in messages %}{% if m.role == 'system' %}" + refusal
+    template += "{% endif %}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    asked: Any = [{"role": "user", "content": ["a red ", "circle"]}, {"role": "assistant"}]
+
+    with carpool.load(tmp_path) as engine:
+        [output] = engine.generate(carpool.Request(messages=asked), max_new_tokens=9, seed=1)
+        with pytest.raises(InvalidValue, match=r"chat template refuses.*: no system message"):
+            engine.generate(carpool.Request(messages=[{"role": "system"}, *asked]))
+
+    assert output.text == plain(tmp_path, "a red \ncircle", 1, max_new_tokens=9)
+
+
 def test_weights_that_are_missing_and_settings_of_pipelines_are_refused(tmp_path: Path) -> None:
     model = qwen3()
     weights = dict(model.state_dict())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
+    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -50,7 +51,7 @@ class OwnCache:
         kinds = tuple([getattr(layer, "sliding_window", 0) for layer in self.cache.layers])
         kinds += tuple(self.mask) if isinstance(self.mask, Mapping) else ()
         axes = 1 if self.positions is None else self.positions.shape[0]
-        return kinds, axes, self.prompt is None
+        return kinds, axes
 
     def rewound(self) -> Cache:
         """Rewind the cache to its state before the call, and return it."""
@@ -86,30 +87,37 @@ class OwnCache:
         Raises:
             RuntimeError: layers differ in heads or width.
         """
-        pairs = [(layer.keys, layer.values) for layer in self.cache.layers]
+        pairs = [(layer.keys, layer.values) for layer in layers_of(self.cache)]
         return torch.stack([tensor[:, :, -1:] for pair in pairs for tensor in pair])
 
     def grow(self, growth: Tensor) -> None:
         """Add a token as the call would have done, by what `growth` gave."""
-        for index, (keys, values) in enumerate(growth.view(-1, 2, *growth.shape[1:])):
-            self.cache.update(keys, values, index)
+        pairs = growth.view(-1, 2, *growth.shape[1:])
+        for layer, (keys, values) in zip(layers_of(self.cache), pairs, strict=True):
+            layer.update(keys, values)
 
     def __repr__(self) -> str:
         return f"<{self.cache.get_seq_length()} tokens, {len(self._before)} layers>"
+
+
+def layers_of(cache: Cache) -> list[Any]:
+    """The layers that hold keys and values: others use those of an earlier layer."""
+    return [layer for layer in cache.layers if type(layer) is not DummyLayer]
 
 
 def is_plain(cache: Any) -> bool:
     """Whether a cache is one of keys and values alone, which grow with each token."""
     is_dynamic = type(cache) is DynamicCache and not cache.offloading and bool(cache.layers)
     return is_dynamic and all(
-        type(layer) in LAYERS and not getattr(layer, "record_past", False) for layer in cache.layers
+        type(layer) in LAYERS and not getattr(layer, "record_past", False)
+        for layer in layers_of(cache)
     )
 
 
 def can_pack(cache: Any) -> bool:
     """Whether a cache holds nothing but keys and values of one text."""
     return is_plain(cache) and all(
-        layer.is_initialized and layer.keys.shape[0] == 1 for layer in cache.layers
+        layer.is_initialized and layer.keys.shape[0] == 1 for layer in layers_of(cache)
     )
 
 
@@ -144,16 +152,9 @@ class PackedCache(Cache):  # type: ignore[misc]
         parts = states.split_with_sizes(self.tokens)
         return [part.transpose(0, 2) if len(part) > 1 else part for part in parts]
 
-    @property
-    def is_sliding(self) -> list[bool]:
-        are_sliding: list[bool] = self.caches[0].is_sliding
-        return are_sliding
-
-    @property
-    def is_linear(self) -> list[bool]:
-        return [False] * len(self.is_sliding)
-
-    is_dummy = is_linear
+    is_sliding = property(lambda self: self.caches[0].is_sliding)
+    is_linear = property(lambda self: self.caches[0].is_linear)
+    is_dummy = property(lambda self: self.caches[0].is_dummy)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

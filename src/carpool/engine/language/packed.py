@@ -18,7 +18,6 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from carpool.engine.language.own_cache import OwnCache, PackedCache, by_row
-from carpool.engine.language.parts import BLOCK
 from carpool.engine.specs.rules import STACK, Spec, State
 
 NAME = "carpool_packed"  # name of a packed forward's attention
@@ -37,7 +36,6 @@ SPECS = {
             ),
         },
         unread=("past_key_values",),
-        unit=BLOCK,
     )
     for rows in ("input_ids", "inputs_embeds")
 }

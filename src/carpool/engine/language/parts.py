@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-BLOCK = 16  # tokens of a prompt that count as one text; half: narrower prefills, twice the digests
+BLOCK = 16  # tokens for each row of `max_batch_size`; half: narrower prefills, twice the digests
 PREFILL = "prefill"  # the method for a part of a prompt before the last one
 WRITING = ("generate", PREFILL, "logits")  # methods that generate text
 LARGE_HEAD = 2**22  # weights

@@ -15,7 +15,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import DynamicCache
 
 from carpool.engine.foreign_code import is_of_a_library
-from carpool.engine.language.own_cache import OwnCache, is_open, is_plain
+from carpool.engine.language.own_cache import OwnCache, is_open, is_plain, layers_of
 
 _BY_TOKEN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids")
 _ARGUMENTS = {*_BY_TOKEN, "attention_mask", "past_key_values", "use_cache", "return_dict",
@@ -68,8 +68,8 @@ class PromptReading:
 
     def fill(self, layers: list[tuple[Tensor, Tensor]]) -> None:
         """Add keys and values of the next tokens, (1, heads, tokens, width) for each layer."""
-        for index, (keys, values) in enumerate(layers):
-            self.cache.update(keys, values, index)
+        for layer, (keys, values) in zip(layers_of(self.cache), layers, strict=True):
+            layer.update(keys, values)
 
 
 def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading | None:
@@ -81,7 +81,7 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading 
         return None  # not `generate`, which needs only the last token's logits
     if present.keys() - _ARGUMENTS or not is_plain(cache) or module.training:
         return None  # other inputs than text, or dropout
-    if any(layer.is_initialized for layer in cache.layers):
+    if any(layer.is_initialized for layer in layers_of(cache)):
         return None  # it continues an earlier text
     columns = [present[name] for name in _BY_TOKEN if name in present]
     if not all(isinstance(value, Tensor) for value in (ids, *columns)) or ids.ndim != 2:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils import BaseOutput
+from jinja2 import TemplateError
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from carpool.errors import InvalidValue
@@ -74,17 +75,20 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
         """The input tokens and images of the model.
 
         Raises:
-            InvalidValue: there is no chat template for it, or no token.
+            InvalidValue: there is no chat template, or it refuses them; or there is no token.
         """
         if messages is None:
             inputs = self.tokenizer(prompt, return_tensors="pt")
         elif (reader := self.processor if self._images else self.tokenizer).chat_template is None:
             inputs = self.tokenizer(self._only_text(messages), return_tensors="pt")
         else:
-            inputs = reader.apply_chat_template(
-                _with_pictures(messages, self._images, is_plain=reader is self.tokenizer),
-                add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
-            )  # fmt: skip
+            filled = _with_pictures(messages, self._images, is_plain=reader is self.tokenizer)
+            options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+            try:
+                inputs = reader.apply_chat_template(filled, **options, return_tensors="pt")
+            except TemplateError as error:
+                text = f"the model's chat template refuses the messages: {error}"
+                raise InvalidValue(text, param="messages") from error
         if inputs["input_ids"].shape[-1] == 0:
             name = "prompt" if messages is None else "messages"
             raise InvalidValue(f"{name} has no text: write at least a word", param=name)
@@ -98,7 +102,7 @@ class TextPipeline(DiffusionPipeline):  # type: ignore[misc]
                 "one message of the user, which is continued",
                 param="messages",
             )
-        return str(_plain(messages[0]["content"]))
+        return _plain(messages[0])
 
     def _written(
         self,
@@ -226,12 +230,16 @@ def _sampling(
     return options
 
 
-def _plain(content: Any) -> Any:
+def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a message's content, which may also be a text, or missing."""
+    content = message.get("content") or ""
+    parts = [content] if isinstance(content, str) else content
+    return [{"type": "text", "text": p} if isinstance(p, str) else dict(p) for p in parts]
+
+
+def _plain(message: Mapping[str, Any]) -> str:
     """Join the text parts of a message into one text."""
-    if isinstance(content, str):
-        return content
-    texts = (part if isinstance(part, str) else part["text"] for part in content or ())
-    return "\n".join(texts)
+    return "\n".join([part["text"] for part in _parts(message)])
 
 
 def _with_pictures(
@@ -239,15 +247,9 @@ def _with_pictures(
 ) -> list[dict[str, Any]]:
     """Messages with their images in place; plain texts for text-only templates."""
     if is_plain:
-        return [{**message, "content": _plain(message["content"])} for message in messages]
-    pictures = iter(images)
-
-    def parts(content: Any) -> list[dict[str, Any]]:
-        content = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        is_image = [part["type"] == "image" for part in content]
-        return [
-            {"type": "image", "image": next(pictures)} if image else dict(part)
-            for part, image in zip(content, is_image, strict=True)
-        ]
-
-    return [{**message, "content": parts(message["content"])} for message in messages]
+        return [{**message, "content": _plain(message)} for message in messages]
+    filled = [{**message, "content": _parts(message)} for message in messages]
+    places = [part for message in filled for part in message["content"] if part["type"] == "image"]
+    for part, image in zip(places, images, strict=True):
+        part["image"] = image
+    return filled

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from carpool.engine.model.loaded import LoadedPipeline
-from carpool.engine.observe.timeline import Forward
+from carpool.engine.observe.timeline import Forward, width_of
 from carpool.telemetry.histograms import histogram, statistics_of
 from carpool.types import BUCKETS_S, Clock
 
@@ -36,10 +36,9 @@ class Stats:
 
     def forward(self, forward: Forward) -> None:
         """An observer of forwards."""
-        requests, rows = len(forward.timelines), sum(forward.row_counts)
-        self._forwards[forward.component, forward.method, requests, rows] += 1
-        if forward.method == "generate":
-            self._tokens += requests
+        sizes = len(forward.timelines), width_of(forward.row_counts)
+        self._forwards[forward.component, forward.method, *sizes] += 1
+        self._tokens += forward.methods.count("generate")
 
     def start(self, queued_s: float) -> None:
         """Count a request that started to run after `queued_s` in the queue."""

@@ -10,8 +10,9 @@ requests cost nothing, in any number. All methods but `to_json` are for the engi
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import inf
 from typing import Any
 from weakref import WeakValueDictionary
@@ -231,6 +232,7 @@ class Forward(Struct, frozen=True):
     adapters: int = 0  # number of different adapters
     why: str = ""  # why it is not wider: see `width_reason`
     kind: CallKind = NO_KIND
+    methods: tuple[str, ...] = ()  # of each request
 
     @property
     def requests(self) -> int:
@@ -239,6 +241,13 @@ class Forward(Struct, frozen=True):
     @property
     def rows(self) -> int:
         return sum(self.row_counts)
+
+
+def width_of(row_counts: Sequence[int]) -> int:
+    """The sum, rounded up to five binary digits: texts have too many widths to count each."""
+    rows = sum(row_counts)
+    digit = 1 << max(0, rows.bit_length() - 5)
+    return -(-rows // digit) * digit
 
 
 ForwardObserver = Callable[[Forward], None]
@@ -288,11 +297,10 @@ class TimelineStore:
         timelines = forward.timelines
         seconds, companions = forward.duration_s, len(timelines) - 1
         ids = [timeline.request_id for timeline in timelines]
-        is_token = forward.method == "generate"
-        for timeline in timelines:
+        for timeline, method in zip_longest(timelines, forward.methods):
             times = timeline.stop_waiting(self._all_s, forward.began_s)
             times.forwards += 1
-            timeline.tokens += is_token
+            timeline.tokens += method == "generate"
             times.forward_s += seconds
             times.companions += companions
             times.shared_forwards += companions > 0

@@ -353,7 +353,6 @@ class Spec:
     unread: tuple[str, ...] = ()  # output fields without rows, which no pipeline reads
     is_inferred: bool = False  # guessed from shapes: see `infer.py`
     casts: bool = False  # float inputs are cast to the module's own dtype first
-    unit: int = 1  # entries of `rows` that count as one row for the scheduler, rounded up
     peak: int = 0  # decoders: peak values alive per latent position of a row; 0: unknown
     # wraps a forward of several calls: (module, their arguments, their rows)
     within: Callable[..., AbstractContextManager[object]] | None = None
