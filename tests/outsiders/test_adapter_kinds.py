@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Already found a `peft_config`:UserWarning",
 )
 State = dict[str, Tensor]
+KOHYA = ("lora_down", "lora_up")
 CLEAR = 100 * CLOSE  # the least that an adapter must change a pixel
 
 
@@ -50,6 +51,20 @@ def mixed_ranks() -> State:
         if "to_k" in name
         else weight
         for name, weight in flux().items()
+    }
+
+
+def kohya_flux() -> State:
+    """Of the double blocks, in the names of kohya."""
+    layers = {"attn_qkv": (32, 96), "attn_proj": (32, 32), "mlp_0": (32, 128), "mlp_2": (128, 32)}
+    return {
+        name: weight * 0.3
+        for block in range(2)
+        for side in ("img", "txt")
+        for layer, (takes, gives) in layers.items()
+        for name, weight in pair(
+            f"lora_unet_double_blocks_{block}_{side}_{layer}", takes, gives, KOHYA
+        ).items()
     }
 
 
@@ -98,6 +113,23 @@ EQUAL: dict[str, tuple[str, Callable[[], State], str]] = {  # and what the warni
         "SelfAttention.q",
     ),
     "image attention on text to video": ("wan21_t2v", image_attention, "attn2.add_k_proj"),
+    "a change of a whole weight": (
+        "flux",
+        lambda: flux() | {"transformer.transformer_blocks.0.attn.to_q.diff": torch.ones(32, 32)},
+        "to_q.diff",
+    ),
+    "a text encoder's layer that diffusers drops": (
+        "flux",
+        lambda: (
+            kohya_flux() | pair("lora_te3_encoder_block_0_layer_0_SelfAttention_q", 32, 32, KOHYA)
+        ),
+        "lora_te3_encoder",
+    ),
+    "a change of the first layer": (
+        "wan21_t2v",
+        lambda: wan() | {"diffusion_model.patch_embedding.diff": torch.ones(24, 4, 1, 2, 2)},
+        "patch_embedding",
+    ),
     "norms that are changed": (
         "wan21_t2v",
         lambda: wan() | {"diffusion_model.blocks.0.self_attn.norm_q.diff": torch.ones(24)},

@@ -83,6 +83,11 @@ def test_what_diffusers_names_is_in_the_answer_although_its_log_is_quiet(
         ("kontext", {"width": 64, "height": 64}, ["width", "have been adjusted to 32 and 32"]),
         ("qwen_image", {"guidance_scale": 5.0}, ["guidance_scale", "ignored"]),
         ("qwen_image", {**NEGATIVE, "true_cfg_scale": 1.0}, ["negative_prompt", "not enabled"]),
+        ("flux", {"joint_attention_kwargs": {"a": 1}}, ["joint_attention_kwargs", "['a']"]),
+        ("sd3", {"joint_attention_kwargs": {"a": 1}}, ["['a'] are not expected"]),
+        ("sd15", {"cross_attention_kwargs": {"scale": 0.5}}, ["cross_attention_kwargs had no"]),
+        ("wan21_t2v", {"attention_kwargs": {"a": 1}}, ["attention_kwargs", "no module or LoRA"]),
+        ("zimage", {"joint_attention_kwargs": {"a": 1}}, ["joint_attention_kwargs", "no module"]),
     ],
 )  # fmt: skip
 def test_an_argument_without_effect_is_named_in_the_answer(
@@ -107,10 +112,23 @@ def test_an_argument_without_effect_is_named_in_the_answer(
         ("sana", {"negative_prompt": "A  <b>Blurry</b> photo &amp; more", "guidance_scale": 3.0}),
         ("wan21_t2v", {"negative_prompt": " two   words ", "guidance_scale": 3.0}),
         ("qwen_image", {"negative_prompt": "模糊", "true_cfg_scale": 3.0}),
+        ("flux", {"joint_attention_kwargs": {}}),
     ],
 )
 def test_an_argument_with_an_effect_is_not(family: str, words: dict[str, Any]) -> None:
     assert warnings_of(family, words) == []
+
+
+def test_only_the_requests_whose_arguments_a_forward_ignores_are_told() -> None:
+    with driving("flux") as drive:
+        sizes = {**ARGUMENTS["flux"], "num_inference_steps": 2}
+        keys: Any = {"joint_attention_kwargs": {"a": 1}}, {}, {"joint_attention_kwargs": {"b": 1}}
+        told = [drive.submit("a", **{**sizes, **words}) for words in keys]
+        drive.finish()
+
+    warnings = [one.outcome.warnings for one in told]
+    assert [len(one) for one in warnings] == [1, 0, 1]
+    assert "['b']" in warnings[2][0]
 
 
 def test_guidance_of_a_distilled_model_has_no_effect() -> None:

@@ -257,15 +257,22 @@ def _target(
     )
 
 
+def takes_scale(cls: type[nn.Module]) -> bool:
+    """Whether diffusers takes a LoRA scale from the attention kwargs of a module's `forward`."""
+    return getattr(cls.forward, "__globals__", {}).get("__name__") == _SCALING
+
+
+def has_lora_layers(module: nn.Module) -> bool:
+    """Whether PEFT has wrapped layers of a module."""
+    kinds = {base.__name__ for part in module.modules() for base in type(part).__mro__}
+    return "BaseTunerLayer" in kinds
+
+
 def _idle_scale(module: nn.Module) -> str:
     """The attention kwargs from which diffusers reads a LoRA scale, if no LoRA layer uses it."""
-    forward = type(module).forward
-    if getattr(forward, "__globals__", {}).get("__name__") != _SCALING:
+    if not takes_scale(type(module)) or has_lora_layers(module):
         return ""
-    kinds = {base.__name__ for part in module.modules() for base in type(part).__mro__}
-    if "BaseTunerLayer" in kinds:
-        return ""
-    return str(inspect.getclosurevars(forward).nonlocals.get("kwargs_name", ""))
+    return str(inspect.getclosurevars(type(module).forward).nonlocals.get("kwargs_name", ""))
 
 
 def _parking(

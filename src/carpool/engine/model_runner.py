@@ -18,6 +18,7 @@ from carpool.engine.model.libraries import versions
 from carpool.engine.numerics import Exact
 from carpool.engine.observe.stats import memory
 from carpool.engine.observe.timeline import Forward, ForwardObserver
+from carpool.engine.observe.truncation import IN_FORWARD
 from carpool.engine.parts import EngineParts
 from carpool.engine.probation.probation import Probation
 from carpool.engine.probation.verdicts import Verdicts
@@ -136,6 +137,7 @@ class ModelRunner:
             expected_s = self._stages.contain("predict", None, self._scheduler.expected_s, rows)
             self._heartbeat.beat(expected_s)
             began_s, spent_s = self._clock(), -self._forward_clock()
+            token = IN_FORWARD.set(states)
             try:
                 if any(state.call.lora for state in states):
                     with self._adapters.applied([state.call for state in states], rows):
@@ -148,6 +150,8 @@ class ModelRunner:
             except RuntimeError as error:
                 self._device.check(error)
                 raise
+            finally:
+                IN_FORWARD.reset(token)
             why = self._scheduler.width_reasons.get(len(states), "split")  # split: after a failure
             forward = _record(states, began_s, spent_s, why)
             for observe in self._observers:

@@ -151,6 +151,15 @@ ODD = [
 ]  # fmt: skip
 
 
+def test_a_function_may_have_defaults_of_parameters_that_it_lacks() -> None:
+    def stale(x: Any) -> Any:
+        return x
+
+    stale.__kwdefaults__ = {"force": True}
+
+    assert private_reasons(stepping(), {"callback_on_step_end": stale}) == []
+
+
 @pytest.mark.parametrize("index", range(len(ODD)))
 def test_nothing_is_raised_whatever_a_request_brings(index: int) -> None:
     pipe = stepping()

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from carpool.engine.adapters.parts import Part
@@ -22,6 +23,9 @@ JOINED = {  # projections that diffusers fuses for a LoKr, and their layers
     "to_qkv": ("to_q", "to_k", "to_v"),
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }
+
+_APPLIED = re.compile(r"(?!.*lora_(mid|E|embedding))(?!.*hada_).*(lora|lokr|alpha|dora)")
+"""The ends of names of tensors that PEFT may apply to a layer."""
 
 
 class Load:
@@ -45,6 +49,8 @@ class Load:
         }
         self.placed: set[str] = set()
         self.strays: set[str] = set()
+        self._dropped: set[str] = set()
+        self._messages: list[str] = []
         self.warnings: list[str] = []
         self.parts: dict[tuple[str, str], Part] = {}
 
@@ -57,7 +63,7 @@ class Load:
             setattr(target, name, module)
         options: dict[str, Any] = {"load_into_transformer_2": True} if is_second else {}
         target.lora_state_dict = self._state_dict
-        with _heard("diffusers", "transformers") as messages:
+        with _heard("diffusers", "transformers") as self._messages:
             is_as_in_file = self._tensors.is_as_in_file and self._tensors.config is None
             if is_as_in_file and file.suffix == SUFFIX:  # else diffusers would treat it as a pickle
                 options |= {"weight_name": file.name}
@@ -65,24 +71,68 @@ class Load:
             else:
                 tensors = dict(self._tensors.tensors)
                 target.load_lora_weights(tensors, adapter_name=INSIDE, **options)
-        for message in messages:
+        for message in self._messages:
             self.strays |= self._tensors.named_in(message)
+        self.strays |= self._dropped
         self.strays |= self._tensors.changed_norms()
 
     def _state_dict(self, source: Any, **options: Any) -> Any:
         """The pipeline's own `lora_state_dict`, without the tensors that fit no layer."""
         answer = type(self._pipe).lora_state_dict(source, **options)
         state, *rest = answer if isinstance(answer, tuple) else (answer,)
+        heard = len(self._messages)
+        self._dropped = self._without_effect(state, options)
+        del self._messages[heard:]
         fitting = {}
         for name, tensor in state.items():
             if _plain(layer_of(name)) in self._fitting:
                 fitting[name] = tensor
                 self.placed.add(layer_of(name))
+                if not _APPLIED.match(name.removeprefix(layer_of(name))):
+                    self.strays.add(name)  # diffusers drops it without a warning
             else:
                 self.strays.add(layer_of(name))
         if isinstance(source, dict) and options.get("return_lora_metadata"):
             rest[-1] = self._metadata()
         return (fitting, *rest) if isinstance(answer, tuple) else fitting
+
+    def _without_effect(self, state: Mapping[str, Any], options: Mapping[str, Any]) -> set[str]:
+        """The layers of the file that its converter drops: without them, it reads the same.
+
+        Layers whose names differ in numbers only are tried as one, on tensors without values.
+        """
+        options = {name: value for name, value in options.items() if name != "weight_name"}
+        kinds: dict[str, dict[str, Any]] = {}
+        for name, tensor in self._tensors.tensors.items():
+            kinds.setdefault(_kind(layer_of(name)), {})[name] = tensor
+        placed = {_kind(layer_of(name).partition(".")[2]) for name in state} - {""}
+        doubtful = [
+            tensors
+            for kind, tensors in kinds.items()
+            if not kind.endswith(tuple(placed)) and any(t.any() for t in tensors.values())
+        ]
+
+        def is_same(tensors: Mapping[str, Any], device: str) -> bool:
+            blank = torch.ones((), device=device)  # many have no memory of their own
+            rest = {
+                name: tensor if tensor.numel() == 1 else blank.expand(tensor.shape)
+                for name, tensor in self._tensors.tensors.items()
+                if name not in tensors
+            }
+            answer = type(self._pipe).lora_state_dict(rest, **options)
+            read = answer[0] if isinstance(answer, tuple) else answer
+            return bool(read.keys() == state.keys())
+
+        dropped: set[str] = set()
+        for tensors in doubtful:
+            for device in ("meta", "cpu"):  # the second where the converter reads values
+                try:
+                    if is_same(tensors, device):
+                        dropped.update(map(layer_of, tensors))
+                    break
+                except Exception:  # it needs these tensors, or values
+                    continue
+        return dropped
 
     def _metadata(self) -> dict[str, Any] | None:
         """PEFT's settings, without those of other versions, which PEFT ignores, too."""
@@ -141,6 +191,11 @@ def _plain(name: str) -> str:
     if name.startswith("text_encoder"):
         return re.sub(r"\.to_(q|k|v|out)$", r".\1_proj", name)
     return f"{name}.0" if name.endswith(".to_out") else name
+
+
+def _kind(layer: str) -> str:
+    """A layer's name without its numbers and separators."""
+    return re.sub(r"[\W\d_]+", "", layer)
 
 
 class _Warnings(logging.Filter):

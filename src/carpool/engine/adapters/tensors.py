@@ -210,7 +210,7 @@ def _peft_config(file: Path) -> dict[str, Any] | None:
     return dict(settings)
 
 
-def shown(layers: Iterable[str], limit: int = 3) -> str:
+def shown(layers: Iterable[str], limit: int = 8) -> str:
     """The first few layer names, for a message."""
     names = sorted(layers)
     rest = f" and {len(names) - limit} more" if len(names) > limit else ""

@@ -15,11 +15,14 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+from torch import nn
+
 from carpool.engine.foreign_code import is_of_a_library
-from carpool.engine.intercept import Call
+from carpool.engine.intercept import Call, has_lora_layers, takes_scale
 from carpool.engine.tokenizers import texts_in
 from carpool.request.card import Card, Task
 from carpool.request.images import NAMES as PICTURES
+from carpool.request.lora import ATTENTION
 
 log = logging.getLogger("carpool")
 
@@ -94,6 +97,8 @@ class EffectObserver:
                 yield name, f"{type(pipe.scheduler).__name__} takes none"
             elif name == "strength" and not any(source in self.arguments for source in _SOURCES):
                 yield name, "it needs an input image, and there is none"
+            elif name in ATTENTION and value and not _is_read_by_modules(pipe, value):
+                yield name, "no module or LoRA layer of the pipeline uses it"
 
     def _reads(self, negative: Any) -> bool:
         if self._is_guided is False or not isinstance(negative, str):
@@ -135,6 +140,20 @@ def _uses(method: Any, name: str) -> bool:
     code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
     is_taken = name in inspect.signature(method).parameters
     return is_taken and (code is None or name not in code.co_varnames or name in set(_read(code)))
+
+
+def _is_read_by_modules(pipe: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a component's `forward` reads attention kwargs; unknown code counts as reading."""
+    modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
+    if "scale" in kwargs and any(map(has_lora_layers, modules)):
+        return True
+    for cls in {type(module) for module in modules}:
+        unscaled = set(kwargs) - ({"scale"} if takes_scale(cls) else set())
+        code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+        read = set(_read(code)) if code is not None and is_of_a_library(cls) else set(ATTENTION)
+        if unscaled and not read.isdisjoint(ATTENTION):
+            return True
+    return False
 
 
 @lru_cache(256)

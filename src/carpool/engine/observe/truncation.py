@@ -1,20 +1,24 @@
 """Attach diffusers' log warnings about truncated or ignored arguments to their requests.
 
-Diffusers only logs such warnings, while the request's own fiber runs, without its name. A warning
-about a truncated prompt, or one that names an argument of the request, is added to the request's
-answer, and its log line gets the request's id.
+Diffusers only logs such warnings, while the request's own fiber or a forward runs, without its
+name. A warning about a truncated prompt, or one that names an argument of the request, is added to
+the request's answer, and its log line gets the request's id.
 """
 
 import logging
 import re
+from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from carpool.engine.fiber import current_context
+from carpool.request.lora import ATTENTION
 
 MOST_TEXT = 500  # max characters of a repeated warning
 _MARK = "was truncated because"
 _EVERYDAY = frozenset({"prompt", "image", "video", "latents", "strength", "seed", "output_type"})
 """Argument names that also occur as words of other warnings."""
+IN_FORWARD: ContextVar[Sequence[Any]] = ContextVar("requests of the running forward", default=())
 
 
 class TruncationWarnings(logging.Handler):
@@ -30,17 +34,22 @@ class TruncationWarnings(logging.Handler):
 
     def _keep(self, record: logging.LogRecord) -> None:
         message, context = record.getMessage(), current_context()
-        warnings: list[str] | None = getattr(context, "warnings", None)
-        if warnings is None or not (_MARK in message or _named(message, context)):
-            return
-        if (text := message[:MOST_TEXT]) not in warnings:
-            warnings.append(text)
-        record.msg, record.args = f"request {context.request_id}: {message}", ()
+        is_request = getattr(context, "warnings", None) is not None
+        contexts = [context] if is_request else [state.context for state in IN_FORWARD.get()]
+        named = [c for c in contexts if _MARK in message or _named(message, c)]
+        for context in named:
+            if (text := message[:MOST_TEXT]) not in context.warnings:
+                context.warnings.append(text)
+        if named:
+            ids = ", ".join(context.request_id for context in named)
+            record.msg, record.args = f"request {ids}: {message}", ()
 
 
 def _named(message: str, context: Any) -> bool:
     """Whether a warning names an argument of the request."""
     names = set(re.findall(r"\w+", message)) - _EVERYDAY
+    if any("attention" in name and name.endswith("_kwargs") for name in names):
+        names.update(ATTENTION)  # modules name it otherwise than their pipelines
     if any(warning.startswith("size ") for warning in context.warnings):
         names -= {"width", "height"}  # already in another warning
     return not names.isdisjoint(context.names)

@@ -259,7 +259,7 @@ class Walk:
         values |= dict(zip(positional, first, strict=False))
         defaults = zip(positional[::-1], (function.__defaults__ or ())[::-1], strict=False)
         for name, default in [*defaults, *(function.__kwdefaults__ or {}).items()]:
-            values[name] |= self.refer(default, "shared", name)
+            values[name] = values.get(name, EMPTY) | self.refer(default, "shared", name)
         self._unread.append((function, values))
 
     def read(self) -> list[str]:
