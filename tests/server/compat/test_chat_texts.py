@@ -167,6 +167,7 @@ def test_answers_of_clients_at_once_are_those_of_each_alone(
 
 
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function"}]}
+DRAWN = {"role": "assistant", "content": "a", "images": [{"type": "image_url"}]}
 BLACK = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
 
 
@@ -205,6 +206,8 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"n": 65}, "n", "from 1 to 10"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"messages": [CALLS, *ASKED]}, "messages", "tool_calls of a message is not supported"),
+        ({"messages": [{**DRAWN, "role": "user"}]}, "messages", "'images' is no field"),
+        ({"messages": [DRAWN, *ASKED]}, "messages", "images of a message is not supported"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "must be one of system"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one of them"),
         ({"extra_body": {"background_job": True}}, "background_job", "stream=true sends them"),

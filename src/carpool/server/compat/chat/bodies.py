@@ -29,9 +29,9 @@ NEUTRAL = frozenset(_NEUTRAL.split())
 """Fields about text or routing: they change no picture."""
 
 AREAS = {"1K": 1024 * 1024, "2K": 2048 * 2048, "4K": 4096 * 4096}  # pixels of an `image_size`
-FIELDS = frozenset({"role", "content", "name", "images"})  # of a user's message
-STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
-"""Of OpenAI and vLLM; only the first has an effect."""
+FIELDS = frozenset({"role", "content", "name"})  # of a user's message
+STREAM_OPTIONS = ("include_usage", "include_obfuscation")
+"""Of OpenAI; only the first has an effect."""
 MessagePart = tuple[Literal["text", "image"], Any]
 """A text, or a picture as it was sent."""
 _RATIO = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")

@@ -46,7 +46,7 @@ _OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
     "webhook": (),
 }
 _INSTEAD = {"background_job": "texts have no jobs: stream=true sends them as they are written"}
-_UNREAD = ("tool_calls", "function_call", "audio")  # unsupported fields of messages
+_UNREAD = ("tool_calls", "function_call", "audio", "images")  # unsupported fields of messages
 
 
 class TextRequest(schema.GenerationRequest):
