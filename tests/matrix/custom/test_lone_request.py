@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import carpool
@@ -88,11 +88,13 @@ def check(program: list[Operation]) -> None:
     assert compared(answer, expected, kind.close) == ""
 
 
+@settings(max_examples=25)  # each loads an engine
 @given(programs(st.just(False)))
 def test_a_callback_may_do_anything_with_its_argument(program: list[Operation]) -> None:
     check(program)
 
 
+@settings(max_examples=25)
 @given(programs(st.booleans()))
 def test_a_callback_may_do_anything_with_the_users_pipeline(program: list[Operation]) -> None:
     check(program)
