@@ -216,11 +216,9 @@ def test_several_pictures_are_numbered_and_told_as_json(run: Run) -> None:
     assert ended.status == 0
     told = [json.loads(line) for line in ended.out.splitlines()]
     assert [(one["path"], one["prompt"], one["seed"]) for one in told] == [
-        ("a-1.webp", "one", 5),
-        ("a-2.webp", "one", 6),
-        ("a-3.webp", "two", 5),
+        ("a-1.webp", "one", 5), ("a-2.webp", "one", 6), ("a-3.webp", "two", 5),
         ("a-4.webp", "two", 6),
-    ]
+    ]  # fmt: skip
     for one in told:
         assert (one["negative_prompt"], one["true_cfg_scale"]) == ("three", 2)
         assert one["timings"]["total_s"] > 0

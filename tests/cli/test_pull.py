@@ -21,12 +21,10 @@ from carpool.models import pull as pulling
 from carpool.models.pull import places, wanted
 
 INDEX = {
-    "_class_name": "FluxPipeline",
-    "transformer": ["diffusers", "FluxTransformer2DModel"],
-    "vae": ["diffusers", "AutoencoderKL"],
-    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"],
+    "vae": ["diffusers", "AutoencoderKL"], "tokenizer": ["transformers", "CLIPTokenizer"],
     "safety_checker": [None, None],
-}
+}  # fmt: skip
 FILES = {
     "model_index.json": json.dumps(INDEX).encode(),
     "README.md": b"about",

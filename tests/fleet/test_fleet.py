@@ -123,10 +123,8 @@ async def test_the_model_that_was_used_least_recently_makes_room_but_none_that_w
         await end("one")  # so that two is the one used least recently
         await ask("three")
         assert [fleet.of(n).state for n in ("one", "two", "three")] == [
-            "ready",
-            "unloaded",
-            "ready",
-        ]
+            "ready", "unloaded", "ready",
+        ]  # fmt: skip
         await ask("one")  # both work now
         waiting = await ask("two")
         assert fleet.of("two").state == "unloaded"

@@ -293,10 +293,8 @@ def test_requests_are_compared_for_moves_only_where_some_are_held_never_those_of
         return len(looks)
 
     assert [asyncio.run(story(*case)) for case in ((1, "abcdef"), (2, "abcd"), (2, "abcdef"))] == [
-        0,
-        0,
-        1,
-    ]
+        0, 0, 1,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,6 +1,8 @@
 """Workers that come, go and are replaced while requests run; none of which fails."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -63,107 +65,103 @@ class Stage:
         return [one["device"] for one in self.pool.workers()]
 
 
-async def test_a_worker_that_comes_goes_to_the_device_with_the_fewest_and_gets_what_waits() -> None:
+@asynccontextmanager
+async def of_two() -> AsyncIterator[Stage]:
+    """A pool of two workers that have loaded."""
     stage = Stage()
     await stage.load(0, 1)
-    await stage.submit(*map(str, range(20)))
-    new = stage.pool.add_worker()
-    assert (new.number, new.device) == (2, "c")
-    await stage.load(2)
-    assert stage.workers[2].running
-    assert stage.devices() == ["a", "b", "c"]
-    await stage.finish()
+    yield stage
     await stage.pool.stop()
+
+
+async def test_a_worker_that_comes_goes_to_the_device_with_the_fewest_and_gets_what_waits() -> None:
+    async with of_two() as stage:
+        await stage.submit(*map(str, range(20)))
+        new = stage.pool.add_worker()
+        assert (new.number, new.device) == (2, "c")
+        await stage.load(2)
+        assert stage.workers[2].running
+        assert stage.devices() == ["a", "b", "c"]
+        await stage.finish()
 
 
 async def test_a_worker_that_goes_ends_what_it_has_first_and_gets_nothing_more() -> None:
-    stage = Stage()
-    await stage.load(0, 1)
-    await stage.submit("1", "2", "3")
-    had = set(stage.workers[0].running)
-    leaving = stage.pool.members()[0]
-    removal = asyncio.create_task(stage.pool.remove_worker(leaving))
-    await stage.submit("4", "5")
-    assert set(stage.workers[0].running) == had
-    assert not removal.done()
-    await stage.finish()
-    await removal
-    assert stage.workers[0].retired
-    assert stage.devices() == ["b"]
-    assert [task.exception() for task in stage.tasks] == [None] * 5
-    await stage.submit("6")
-    assert "6" in stage.workers[1].running
-    await stage.finish()
-    await stage.pool.stop()
+    async with of_two() as stage:
+        await stage.submit("1", "2", "3")
+        had = set(stage.workers[0].running)
+        leaving = stage.pool.members()[0]
+        removal = asyncio.create_task(stage.pool.remove_worker(leaving))
+        await stage.submit("4", "5")
+        assert set(stage.workers[0].running) == had
+        assert not removal.done()
+        await stage.finish()
+        await removal
+        assert stage.workers[0].retired
+        assert stage.devices() == ["b"]
+        assert [task.exception() for task in stage.tasks] == [None] * 5
+        await stage.submit("6")
+        assert "6" in stage.workers[1].running
+        await stage.finish()
 
 
 async def test_a_worker_that_still_ends_what_it_has_keeps_its_device_from_the_next_one() -> None:
     """Both would be loaded there at the same time."""
-
-    stage = Stage()
-    await stage.load(0, 1)
-    await stage.submit("0")
-    [busy] = [one for one in stage.pool.members() if stage.workers[one.number].running]
-    leaving = asyncio.create_task(stage.pool.remove_worker(busy))
-    await stage.settle()
-    added = [stage.pool.add_worker().device for _ in range(2)]
-    assert (busy.device in added, added) == (False, ["c", "d"])
-    await stage.finish()
-    await leaving
-    assert stage.pool.add_worker().device == busy.device
-    await stage.pool.stop()
+    async with of_two() as stage:
+        await stage.submit("0")
+        [busy] = [one for one in stage.pool.members() if stage.workers[one.number].running]
+        leaving = asyncio.create_task(stage.pool.remove_worker(busy))
+        await stage.settle()
+        added = [stage.pool.add_worker().device for _ in range(2)]
+        assert (busy.device in added, added) == (False, ["c", "d"])
+        await stage.finish()
+        await leaving
+        assert stage.pool.add_worker().device == busy.device
 
 
 async def test_a_worker_that_dies_while_it_goes_leaves_its_requests_to_others() -> None:
-    stage = Stage()
-    await stage.load(0, 1)
-    await stage.submit("1", "2")
-    removal = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
-    await stage.settle()
-    stage.workers[0].die()
-    await stage.settle()
-    await removal
-    assert stage.devices() == ["b"]
-    await stage.finish()
-    assert [task.exception() for task in stage.tasks] == [None] * 2
-    await stage.pool.stop()
+    async with of_two() as stage:
+        await stage.submit("1", "2")
+        removal = asyncio.create_task(stage.pool.remove_worker(stage.pool.members()[0]))
+        await stage.settle()
+        stage.workers[0].die()
+        await stage.settle()
+        await removal
+        assert stage.devices() == ["b"]
+        await stage.finish()
+        assert [task.exception() for task in stage.tasks] == [None] * 2
 
 
 async def test_a_rolling_update_starts_each_new_worker_before_it_ends_an_old_one() -> None:
-    stage = Stage()
-    await stage.load(0, 1)
-    await stage.submit("1", "2", "3", "4")
-    stage.pool.roll()
-    await stage.settle()
-    assert len(stage.workers) == 3
-    assert not any(one.retired for one in stage.workers)
-    stage.pool.roll()  # is refused: one is under way
-    await stage.load(2)
-    assert not stage.workers[0].retired  # it has requests
-    await stage.finish()
-    await stage.settle()
-    assert [one.retired for one in stage.workers] == [True, False, False, False]
-    await stage.load(3)
-    await stage.settle()
-    assert [one.retired for one in stage.workers] == [True, True, False, False]
-    assert stage.devices() == ["a", "b"]
-    assert [task.exception() for task in stage.tasks] == [None] * 4
-    await stage.pool.stop()
+    async with of_two() as stage:
+        await stage.submit("1", "2", "3", "4")
+        stage.pool.roll()
+        await stage.settle()
+        assert len(stage.workers) == 3
+        assert not any(one.retired for one in stage.workers)
+        stage.pool.roll()  # is refused: one is under way
+        await stage.load(2)
+        assert not stage.workers[0].retired  # it has requests
+        await stage.finish()
+        await stage.settle()
+        assert [one.retired for one in stage.workers] == [True, False, False, False]
+        await stage.load(3)
+        await stage.settle()
+        assert [one.retired for one in stage.workers] == [True, True, False, False]
+        assert stage.devices() == ["a", "b"]
+        assert [task.exception() for task in stage.tasks] == [None] * 4
 
 
 async def test_a_rolling_update_ends_at_the_first_new_worker_that_cannot_load(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    stage = Stage()
-    await stage.load(0, 1)
-    stage.pool.roll()
-    await stage.settle()
-    stage.workers[2].fail("the file is broken")
-    await stage.settle()
-    assert [one.retired for one in stage.workers] == [False, False, True]
-    assert stage.pool.state == "ready"
-    assert stage.devices() == ["a", "b"]
-    await stage.pool.stop()
+    async with of_two() as stage:
+        stage.pool.roll()
+        await stage.settle()
+        stage.workers[2].fail("the file is broken")
+        await stage.settle()
+        assert [one.retired for one in stage.workers] == [False, False, True]
+        assert stage.pool.state == "ready"
+        assert stage.devices() == ["a", "b"]
     assert "the file is broken" in caplog.text
     assert "ends after 0 of 2 workers" in caplog.text
 
@@ -172,18 +170,15 @@ async def test_where_there_is_no_place_for_a_new_worker_an_old_one_makes_room_if
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resizing, "PLACE_S", 0.0)
-
-    stage = Stage()
-    await stage.load(0, 1)
-    stage.pool.roll()
-    await stage.settle()
-    assert [one.retired for one in stage.workers] == [True, False, False]
-    await stage.load(2)
-    await stage.settle()
-    assert len(stage.workers) == 4
-    await stage.load(3)
-    assert [one.retired for one in stage.workers] == [True, True, False, False]
-    await stage.pool.stop()
+    async with of_two() as stage:
+        stage.pool.roll()
+        await stage.settle()
+        assert [one.retired for one in stage.workers] == [True, False, False]
+        await stage.load(2)
+        await stage.settle()
+        assert len(stage.workers) == 4
+        await stage.load(3)
+        assert [one.retired for one in stage.workers] == [True, True, False, False]
 
 
 async def test_the_last_worker_never_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,14 +231,12 @@ async def test_the_number_of_workers_follows_the_load_between_its_bounds() -> No
 
 
 async def test_activity_and_adapters_reach_workers_that_came_later() -> None:
-    stage = Stage()
-    await stage.load(0, 1)
-    seen: list[int] = []
-    stage.pool.watch_activity(lambda activity: seen.append(activity.worker))
-    await stage.pool.add_lora("outlined", "file")
-    stage.pool.add_worker()
-    await stage.load(2)
-    stage.workers[2].act(1.0)
-    assert seen == [2]
-    assert stage.workers[2].lora == {"outlined": "file"}
-    await stage.pool.stop()
+    async with of_two() as stage:
+        seen: list[int] = []
+        stage.pool.watch_activity(lambda activity: seen.append(activity.worker))
+        await stage.pool.add_lora("outlined", "file")
+        stage.pool.add_worker()
+        await stage.load(2)
+        stage.workers[2].act(1.0)
+        assert seen == [2]
+        assert stage.workers[2].lora == {"outlined": "file"}

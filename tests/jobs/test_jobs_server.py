@@ -167,12 +167,10 @@ def test_a_server_has_its_folder_alone_and_leaves_it_in_order(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("settings", "folder"),
     [
-        ({}, "/state/carpool/8000"),
-        ({"port": 0}, None),
-        ({"state_dir": "none"}, None),
+        ({}, "/state/carpool/8000"), ({"port": 0}, None), ({"state_dir": "none"}, None),
         ({"state_dir": "/else", "port": 0}, "/else"),
     ],
-)
+)  # fmt: skip
 def test_jobs_are_kept_where_the_same_server_finds_them(
     settings: dict[str, Any], folder: str | None
 ) -> None:

@@ -146,11 +146,9 @@ async def test_the_same_key_is_the_same_job_and_another_picture_is_refused(tmp_p
 
 async def test_an_edit_that_would_be_refused_at_once_is_no_job_either(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, str], str]] = [
-        ({"stream": "true"}, "stream"),
-        ({"size": "65x64"}, "size"),
-        ({"n": "0"}, "n"),
+        ({"stream": "true"}, "stream"), ({"size": "65x64"}, "size"), ({"n": "0"}, "n"),
         ({"strength": "2"}, "strength"),
-    ]
+    ]  # fmt: skip
 
     async with open_app(worker_of(BOTH), tmp_path, runs=False) as opened:
         for fields, param in wrong:

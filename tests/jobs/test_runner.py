@@ -85,12 +85,9 @@ class Harness:
         self.store, self.worker, self.clock = store, Worker(), Hand()
         self.is_full = False
         self.runner = Runner(
-            store,
-            self.worker,
-            {"video": self.write},
-            model=lambda: "mine",
+            store, self.worker, {"video": self.write}, model=lambda: "mine",
             **{"max_running": 2, "again_s": 0.01, "clock": self.clock, **options},
-        )
+        )  # fmt: skip
 
     def write(self, record: Record, done: Sequence[Done], folder: Path) -> None:
         if self.is_full:

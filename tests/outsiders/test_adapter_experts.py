@@ -202,10 +202,8 @@ async def test_a_target_is_said_over_http() -> None:
 
     assert [status for status, _ in answers] == [200] * 4
     assert [job.lora for job in worker.jobs] == [
-        (("h", 1.0), ("l", 0.5)),
-        (("l@transformer", 1.0),),
-        (("l", 1.0),),
-    ]
+        (("h", 1.0), ("l", 0.5)), (("l@transformer", 1.0),), (("l", 1.0),),
+    ]  # fmt: skip
     loaded = [(one["nickname"], one["names"], one["target"]) for one in listed["loaded_adapters"]]
     assert loaded == [
         ("h", ["My Style HIGH"], "transformer"),

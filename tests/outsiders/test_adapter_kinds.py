@@ -179,9 +179,7 @@ def test_what_diffusers_draws_is_drawn(
 
 FITTING: dict[str, tuple[str, Callable[[], State], Callable[[], State], str]] = {
     "a text encoder's layer": (
-        "wan21_t2v",
-        wan,
-        lambda: pair("diffusion_model.text_encoder.layers.0.q", 24, 24),
+        "wan21_t2v", wan, lambda: pair("diffusion_model.text_encoder.layers.0.q", 24, 24),
         "text_encoder",
     ),
     "a text encoder's layer, of kohya": (
@@ -191,9 +189,7 @@ FITTING: dict[str, tuple[str, Callable[[], State], Callable[[], State], str]] = 
         "lora_te_text",
     ),
     "an adapter of a norm": (
-        "flux",
-        flux,
-        lambda: pair("transformer.transformer_blocks.0.attn.norm_q", 16, 16),
+        "flux", flux, lambda: pair("transformer.transformer_blocks.0.attn.norm_q", 16, 16),
         "norm_q",
     ),
     "a norm": (
@@ -202,7 +198,7 @@ FITTING: dict[str, tuple[str, Callable[[], State], Callable[[], State], str]] = 
         lambda: {"transformer.transformer_blocks.0.attn.norm_q.weight": torch.ones(16)},
         "norm_q",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FITTING)

@@ -139,14 +139,12 @@ async def test_set_lora_reads_a_new_file_from_the_folder_of_its_model(tmp_path: 
             (model, file): await http.post(
                 "/v1/set_lora",
                 json={
-                    "model": model,
-                    "lora_nickname": file,
-                    "lora_path": f"{file}.safetensors",
+                    "model": model, "lora_nickname": file, "lora_path": f"{file}.safetensors",
                 },
             )
             for model in ("with-own", "another", "without")
             for file in ("of-with-own", "of-another")
-        }
+        }  # fmt: skip
     running.cancel()
     await fleet.stop()
     codes = {place: answer.status_code for place, answer in answers.items()}

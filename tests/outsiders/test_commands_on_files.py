@@ -13,6 +13,7 @@ from carpool.cli import main as command_line
 from support import original_names
 from support.engine_driver import plain
 from support.prepared import own_weights
+from support.server_process import starting
 from support.tiny import checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -71,12 +72,12 @@ def test_a_bad_model_of_one_file_is_refused_in_one_line(
     file = tmp_path / "file.safetensors"
     write(file)
     model = ["--device", "cpu", "--model-config", str(checkpoint(base))]
-    arguments = {
-        "serve": ["serve", str(file), "--port", "0", *model],
-        "generate": ["generate", "a cat", "--model", str(file), *model],
-    }
 
-    status, lines = run(*arguments[command])
+    if command == "serve":
+        with starting(*model, model=str(file)) as server:
+            status, lines = server.wait(100), server.stderr
+    else:
+        status, lines = run("generate", "a cat", "--model", str(file), *model)
 
     assert status == 1
     assert "Traceback" not in lines

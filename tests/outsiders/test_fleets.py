@@ -231,10 +231,8 @@ def test_metrics_name_the_model_that_a_request_is_about(server: Server, setup: s
     } <= ABOUT_NO_MODEL
     named = {name for name, labels in of_front if labels["model"] == models[0]}
     assert named >= {
-        "carpool_requests_total",
-        "carpool_images_total",
-        "carpool_first_preview_seconds_count",
-    }
+        "carpool_requests_total", "carpool_images_total", "carpool_first_preview_seconds_count",
+    }  # fmt: skip
 
 
 PARAMS = {"/v1/events": {"seconds": 0}}  # else it would not end

@@ -39,10 +39,8 @@ DEFAULTS = {
     "negative_prompt": "blurry", "sigmas": [1.0, 0.5], "extra": {"a": 1}, "use_binning": False,
 }  # fmt: skip
 LIMITS: dict[str, Any] = {
-    "size_multiple_px": 16,
-    "default_size_px": (1024, 1024),
-    "max_pixels": SIDE * SIDE,
-}
+    "size_multiple_px": 16, "default_size_px": (1024, 1024), "max_pixels": SIDE * SIDE,
+}  # fmt: skip
 IMAGE = Parameter("image", "other")
 PICTURE_CARD = replace(
     CARD,

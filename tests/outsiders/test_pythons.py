@@ -56,16 +56,12 @@ def test_no_comprehension_takes_a_name_from_an_inner_function() -> None:
 @pytest.mark.parametrize(
     ("statement", "names"),
     [
-        ("{name: 1 for name in []}", 1),
-        ("[name for name in []]", 1),
-        ("{name for name in []}", 1),
-        ("[[name for name in []] for _ in []]", 1),
-        ("[(lambda: name) for name in []]", 1),
-        ("tuple([name for name in []] for _ in [])", 0),
-        ("tuple(name for name in [])", 0),
+        ("{name: 1 for name in []}", 1), ("[name for name in []]", 1), ("{name for name in []}", 1),
+        ("[[name for name in []] for _ in []]", 1), ("[(lambda: name) for name in []]", 1),
+        ("tuple([name for name in []] for _ in [])", 0), ("tuple(name for name in [])", 0),
         ("[other for other in [name]]", 0),
     ],
-)
+)  # fmt: skip
 def test_the_check_of_names_knows_what_later_pythons_fail_at(statement: str, names: int) -> None:
     source = f"""
 def outer(name):

@@ -169,11 +169,9 @@ def test_v_pred_and_ztsnr_set_the_scheduler_and_draw_what_plain_diffusers_draws(
     more = {prefix + name: weight for name, weight in ZERO_SNR.items()}
     own = copy.copy(whole("sdxl", tmp_path / "v.safetensors", more=more))
     own.scheduler = EulerDiscreteScheduler.from_config(
-        own.scheduler.config,
-        prediction_type="v_prediction",
-        rescale_betas_zero_snr=True,
+        own.scheduler.config, prediction_type="v_prediction", rescale_betas_zero_snr=True,
         timestep_spacing="trailing",
-    )
+    )  # fmt: skip
     request = requests_of("sdxl")[0]
 
     if place == "component":
@@ -245,12 +243,10 @@ def test_a_file_in_a_pipelines_folder_has_its_configuration() -> None:
 @pytest.mark.parametrize(
     ("name", "component"),
     [
-        ("wan2.2_t2v_high_noise_14B", "transformer"),
-        ("wan2.2_t2v_low_noise_14B", "transformer_2"),
-        ("Wan2.2-T2V-LowNoise", "transformer_2"),
-        ("tuned", "transformer"),
+        ("wan2.2_t2v_high_noise_14B", "transformer"), ("wan2.2_t2v_low_noise_14B", "transformer_2"),
+        ("Wan2.2-T2V-LowNoise", "transformer_2"), ("tuned", "transformer"),
     ],
-)
+)  # fmt: skip
 def test_a_file_of_one_of_two_experts_takes_its_place(
     name: str, component: str, tmp_path: Path
 ) -> None:

@@ -311,11 +311,9 @@ class Hasty(EngineCore):
 def test_the_requests_of_one_list_start_together_on_an_idle_engine() -> None:
     chosen, forwards = load_settings({"device": "cpu"}), list[Forward]()
     core = Hasty(
-        load_pipeline(served("flux"), chosen.engine()),
-        chosen.engine(),
-        observers=[forwards.append, lambda forward: Hasty.has_run.set()],
-        policy=InLine(8),
-    )
+        load_pipeline(served("flux"), chosen.engine()), chosen.engine(),
+        observers=[forwards.append, lambda forward: Hasty.has_run.set()], policy=InLine(8),
+    )  # fmt: skip
     with carpool.Engine(core, chosen) as engine:
         engine.generate(["a cat", "a dog", "the moon"], **QUICK)
 

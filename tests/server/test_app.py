@@ -244,13 +244,10 @@ def test_an_unknown_or_repeated_query_parameter_is_refused_by_name(
 @pytest.mark.parametrize(
     ("path", "near"),
     [
-        ("/v1/image/generations", "/v1/images/generations"),
-        ("/v1/model", "/v1/models"),
-        ("/heatlh", "/health"),
-        ("/sdapi/v1/text2img", "/sdapi/v1/txt2img"),
-        ("/docz", "/docs"),
+        ("/v1/image/generations", "/v1/images/generations"), ("/v1/model", "/v1/models"),
+        ("/heatlh", "/health"), ("/sdapi/v1/text2img", "/sdapi/v1/txt2img"), ("/docz", "/docs"),
     ],
-)
+)  # fmt: skip
 def test_a_path_that_is_nearly_right_is_told_the_right_one(path: str, near: str) -> None:
     message = ask(ServeSettings(), path).json()["error"]["message"]
 

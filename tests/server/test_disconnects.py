@@ -17,15 +17,13 @@ CHAT = {"messages": [{"role": "user", "content": "a cat"}]}
 @pytest.mark.parametrize(
     ("worker", "path", "body"),
     [
-        (Grey(is_slow=True), ENDPOINT, DRAW),
-        (Grey(is_slow=True), "/sdapi/v1/txt2img", DRAW),
+        (Grey(is_slow=True), ENDPOINT, DRAW), (Grey(is_slow=True), "/sdapi/v1/txt2img", DRAW),
         (Grey(is_slow=True), "/v1/chat/completions", CHAT),
-        (Grey(is_slow=True), "/", {"inputs": "a cat"}),
-        (Filming(), f"{VIDEOS}/sync", DRAW),
+        (Grey(is_slow=True), "/", {"inputs": "a cat"}), (Filming(), f"{VIDEOS}/sync", DRAW),
         (Making(BELL, is_slow=True), SOUND, DRAW),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)
+)  # fmt: skip
 async def test_a_disconnect_cancels_the_work(worker: Grey, path: str, body: Any) -> None:
     worker.is_slow = True
     async with open_app(worker) as opened:

@@ -328,13 +328,11 @@ def test_a_deadline_that_cannot_be_met_is_refused_once_it_is_known_what_steps_ta
 def test_concurrent_requests_share_forwards_and_each_is_as_if_alone(server: Server) -> None:
     wishes: list[dict[str, Any]] = [
         {
-            "prompt": f"picture {i} of {['cats', 'dogs', 'suns'][i % 3]}",
-            "seed": 100 + i,
-            "num_inference_steps": 4 + i % 5,
-            "guidance_scale": 1.0 + i / 4,
+            "prompt": f"picture {i} of {['cats', 'dogs', 'suns'][i % 3]}", "seed": 100 + i,
+            "num_inference_steps": 4 + i % 5, "guidance_scale": 1.0 + i / 4,
         }
         for i in range(12)
-    ]
+    ]  # fmt: skip
     shared = forwards_shared(server)
 
     answers = asyncio.run(all_at_once(server.url + "/v1", wishes))

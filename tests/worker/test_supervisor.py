@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -98,9 +99,14 @@ def supervised(
     monkeypatch: pytest.MonkeyPatch, *told: protocol.ToFront | None
 ) -> tuple[Supervisor, Scripted]:
     workers = Scripted(*told)
+    return supervisor_of(monkeypatch, workers), workers
+
+
+def supervisor_of(monkeypatch: pytest.MonkeyPatch, workers: Scripted, **options: Any) -> Supervisor:
+    """One whose connections are these workers, which start again at once."""
     monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
-    return Supervisor("none", EngineSettings()), workers
+    return Supervisor("none", EngineSettings(), **options)
 
 
 READY, BROKEN = WorkerReady(CARD, {}, 0.0), protocol.LoadFailure("rules.json cannot be read")
@@ -162,10 +168,8 @@ async def test_the_successor_of_a_worker_has_its_adapters_before_it_takes_reques
             self.is_dead.clear()
 
     workers = Registering()
-    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
-    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
-    supervisor = Supervisor("none", EngineSettings())
+    supervisor = supervisor_of(monkeypatch, workers)
     supervisor.start()
     await supervisor.wait_ready()
     workers.may_answer.set()
@@ -287,12 +291,10 @@ async def test_a_worker_that_hangs_as_it_loads_is_killed_and_started_again(
             is_killed.set()
 
     is_killed, workers = asyncio.Event(), Stopped()
-    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
-    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
     for module in ("connection", "watchdog"):
         monkeypatch.setattr(f"carpool.worker.{module}.INTERVAL_S", 0.01)
 
-    supervisor = Supervisor("none", EngineSettings(), timeout_s=0.02)
+    supervisor = supervisor_of(monkeypatch, workers, timeout_s=0.02)
     supervisor.start()
     async with asyncio.timeout(10):
         await supervisor.wait_ready()
@@ -349,11 +351,9 @@ async def test_a_worker_whose_requests_wait_for_each_other_is_followed_by_one_of
             await self.is_killed.wait()
 
     workers, deaths = Blocked(), list[bool]()
-    monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
-    monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
 
     deadlock = Deadlock()
-    supervisor = Supervisor("none", EngineSettings(), deadlock=deadlock)
+    supervisor = supervisor_of(monkeypatch, workers, deadlock=deadlock)
     died = supervisor._requests.worker_died
 
     def note(death: Death) -> None:

@@ -76,12 +76,10 @@ def test_one_key_of_two_names_and_two_of_one_are_refused_without_showing_any(
 @pytest.mark.parametrize(
     "content",
     [
-        b"one\na=two\n",
-        b"one\r\na=two\r\n",
-        b"\xef\xbb\xbfone\r\n# a comment\r\n\r\n  a=two  \r\n",
-        b"  # one more\none\n\ta=two",
+        b"one\na=two\n", b"one\r\na=two\r\n",
+        b"\xef\xbb\xbfone\r\n# a comment\r\n\r\n  a=two  \r\n", b"  # one more\none\n\ta=two",
     ],
-)
+)  # fmt: skip
 def test_a_file_of_keys_may_come_from_any_editor(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
@@ -275,11 +273,9 @@ async def test_the_keys_are_compared_once_a_request(file: Path) -> None:
 
 
 USERS = [
-    ({}, ""),
-    ({"user": "u"}, "u"),
-    ({"safety_identifier": "s", "user": "u"}, "s"),
+    ({}, ""), ({"user": "u"}, "u"), ({"safety_identifier": "s", "user": "u"}, "s"),
     ({"user": "b"}, "b"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("said", "user"), USERS)

@@ -349,10 +349,8 @@ def test_a_masked_edit_streams_and_keeps_what_is_not_masked(
     events: list[Any] = list(stream)
 
     assert [event.type for event in events] == [
-        "image_edit.partial_image",
-        "image_edit.partial_image",
-        "image_edit.completed",
-    ]
+        "image_edit.partial_image", "image_edit.partial_image", "image_edit.completed",
+    ]  # fmt: skip
     assert [event.partial_image_index for event in events[:2]] == [0, 1]
     assert events[-1].usage.input_tokens_details.image_tokens == 16
     last = decoded(events[-1])

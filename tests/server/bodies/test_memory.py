@@ -239,11 +239,9 @@ async def test_pictures_of_requests_that_wait_for_their_turn_are_counted_decoded
     out = io.BytesIO()
     Image.new("RGB", (1024, 1024)).save(out, "PNG")
     form = httpx2.Request(
-        "POST",
-        "http://localhost",
-        data={"prompt": "a"},
+        "POST", "http://localhost", data={"prompt": "a"},
         files=[("image", ("a.png", out.getvalue()))],
-    )
+    )  # fmt: skip
     headers = {"content-type": form.headers["content-type"], "authorization": "Bearer a"}
     content = form.read()
 

@@ -41,13 +41,11 @@ A, B, C, D = (picture(one).tobytes() for one in FILES)
 @pytest.mark.parametrize(
     ("sent", "drawn"),
     [
-        (URLS[0], A),
-        ({"image_url": URLS[1]}, B),
-        ([URLS[0]], [A]),
+        (URLS[0], A), ({"image_url": URLS[1]}, B), ([URLS[0]], [A]),
         ([URLS[0], {"image_url": URLS[1]}], [A, B]),
         ([[URLS[0], URLS[1]], [URLS[2]], URLS[3]], [[A, B], [C], D]),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["control_image", "ip_adapter_image"])
 def test_pictures_are_nested_as_they_were_sent(name: str, sent: Nested, drawn: Nested) -> None:
     answer, worker = post(ENDPOINT, **{name: sent})

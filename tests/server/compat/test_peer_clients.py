@@ -32,11 +32,9 @@ async def test_what_a_peers_client_sent_is_answered_as_it_was(record: dict[str, 
 
     async with open_app(worker) as opened:
         answer = await opened.http.request(
-            record["method"],
-            record["path"],
-            content=base64.b64decode(record["body"]),
+            record["method"], record["path"], content=base64.b64decode(record["body"]),
             headers=record["headers"],
-        )
+        )  # fmt: skip
         assert answer.status_code == record["status"] == 200, answer.text
         if record["path"] == VIDEOS:
             assert (await opened.ended(answer.json()["id"]))["status"] == "completed"

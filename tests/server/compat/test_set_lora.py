@@ -74,10 +74,8 @@ async def test_a_default_is_for_requests_of_its_key_without_adapters_until_it_go
         assert (loaded["nickname"], loaded["path"]) == ("outlined", None)
         [active] = listed["active"]["transformer"]
         assert (active["nickname"], active["strength"], active["merged"]) == (
-            "outlined",
-            0.5,
-            False,
-        )
+            "outlined", 0.5, False,
+        )  # fmt: skip
         assert (await ask(opened, "/v1/list_loras", key="b-key")).json()["active"] == {}
 
         off = await ask(opened, "/v1/unmerge_lora_weights", {"target": "all"})

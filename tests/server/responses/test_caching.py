@@ -68,13 +68,11 @@ FILES = (
 @pytest.mark.parametrize(
     ("how", "status"),
     [
-        ({}, 200),
-        ({"headers": {"range": "bytes=0-4"}}, 206),
-        ({"headers": {"range": "bytes=0-4,9-12"}}, 206),
-        ({"headers": {"if-none-match": "*"}}, 304),
+        ({}, 200), ({"headers": {"range": "bytes=0-4"}}, 206),
+        ({"headers": {"range": "bytes=0-4,9-12"}}, 206), ({"headers": {"if-none-match": "*"}}, 304),
         ({"method": "HEAD"}, 200),
     ],
-)
+)  # fmt: skip
 def test_a_file_of_a_job_is_for_its_client_alone_and_what_it_says_it_is(
     how: dict[str, Any], status: int
 ) -> None:

@@ -69,18 +69,14 @@ def test_previews_come_first_then_the_picture_then_the_end() -> None:
     found = told(stream(Showing(), partial_images=2, seed=7))
 
     assert [name for name, _ in found] == [
-        "image_generation.partial_image",
-        "image_generation.partial_image",
-        "image_generation.completed",
-        "[DONE]",
-    ]
+        "image_generation.partial_image", "image_generation.partial_image",
+        "image_generation.completed", "[DONE]",
+    ]  # fmt: skip
     for index, (name, event) in enumerate(found[:2]):
         assert event["type"] == name
         assert (event["partial_image_index"], event["step"], event["steps"]) == (
-            index,
-            index + 1,
-            4,
-        )
+            index, index + 1, 4,
+        )  # fmt: skip
         assert (event["seed"], event["image_index"], event["size"]) == (7, 0, "8x8")
         assert picture(base64.b64decode(event["b64_json"])).getpixel((0, 0)) == (
             (50 * (index + 1),) * 3

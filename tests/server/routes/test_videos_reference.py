@@ -34,11 +34,9 @@ pytestmark = [
 async def test_a_video_with_a_reference_is_what_plain_diffusers_makes_of_it(tmp_path: Path) -> None:
     """Through the SDK, and with a restart before it is run."""
     own: dict[str, Any] = {
-        "num_frames": 5,
-        "num_inference_steps": 3,
-        "max_sequence_length": 32,
+        "num_frames": 5, "num_inference_steps": 3, "max_sequence_length": 32,
         "spatio_temporal_guidance_blocks": [1],
-    }
+    }  # fmt: skip
     content = png(64, 32)
 
     with driving("ltx2") as drive:
