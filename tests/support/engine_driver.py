@@ -212,15 +212,15 @@ def fresh(family: str) -> DiffusionPipeline:
 
 
 @cache
+@torch.no_grad()  # copies of weights that `weight_norm` computes need no graph
 def _loaded(family: str) -> DiffusionPipeline:
     return DiffusionPipeline.from_pretrained(checkpoint(family))
 
 
 def solo(family: str, prompt: str, *, seed: int = 0, **parameters: Any) -> torch.Tensor:
     """The image that plain diffusers gives for a request, (1, 3, H, W), values 0-1."""
-    generator = torch.Generator().manual_seed(seed)
     arguments = {**ARGUMENTS[family], "prompt": prompt, **parameters}
-    image = plain(family)(**arguments, generator=generator).images
+    image = plain(family)(**arguments, generator=torch.Generator().manual_seed(seed)).images
     assert isinstance(image, torch.Tensor)
     return image
 
