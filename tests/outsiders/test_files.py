@@ -47,6 +47,30 @@ def refused(family: str, component: str, where: Path) -> str:
     return message
 
 
+def of_a_variant(folder: Path) -> None:
+    fresh("sd15").save_pretrained(folder, variant="fp16", max_shard_size="40KB")
+
+
+def with_code(folder: Path) -> None:
+    shutil.copytree(checkpoint("sd15"), folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": ["own", "Own"]}))
+    (folder / "own.py").write_text("raise SystemExit")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [(of_a_variant, "of a variant: say --variant fp16"), (with_code, "never runs: build it in a")],
+)
+def test_a_folder_that_diffusers_cannot_open_as_it_is_is_refused_with_what_works(
+    make: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "model")
+
+    with pytest.raises(LoadFailed, match=message):
+        served("sd15", model=tmp_path / "model")
+
+
 def scaled(state: Mapping[str, Tensor], *, by: str = "tensor", names: str = "scale_weight") -> Any:
     """Matrices as float8 with scales beside them, and the weights that they stand for."""
     file, true = {}, {}

@@ -233,6 +233,13 @@ def _cause(error: Exception, folder: Path) -> str:
     text = " ".join(str(error).split()) if is_text else f"{type(error).__name__}: {error}"
     if quantized := quantized_components(folder):
         return f"{quantized} ({text:.200})"
+    if "trust_remote_code" in text:
+        return (
+            "its folder has code of its own, which never runs: build it in a function (--pipeline)"
+        )
+    files = folder.glob("*/*.*.safetensors") if "no file named" in text else ()
+    if variants := sorted({file.name.split(".")[-2].partition("-")[0] for file in files}):
+        return f"its files are of a variant: say --variant {variants[0]} ({text:.200})"
     damage = damage_in(folder)
     return text if damage is None else f"{damage} ({text:.200})"
 
