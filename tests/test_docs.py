@@ -99,6 +99,21 @@ def test_contributing_names_what_there_is() -> None:
     assert missing == []
 
 
+def test_the_tests_that_pages_name_exist() -> None:
+    pages = [path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))]
+    named = {
+        m.groups() for page in pages for m in re.finditer(r"`(?:tests/)?([\w/]+\.py)::(\w+)", page)
+    }
+    missing = [
+        (file, name)
+        for file, name in sorted(named)
+        if not re.search(rf"(def|class) {name}\b", (ROOT / "tests" / file).read_text())
+    ]
+
+    assert named
+    assert missing == []
+
+
 def test_each_file_says_in_a_sentence_what_it_is() -> None:
     listed = [line for line in make_files.lines() if line.startswith("- ")]
 
