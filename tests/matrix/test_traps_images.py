@@ -174,4 +174,4 @@ def test_glm_shares_all_but_what_writes_a_picture() -> None:
 def test_glm_writes_each_plan_from_the_seed_of_its_request() -> None:
     drive = ride("glm", {"prompt": "a cat"}, {"prompt": "a dog"}, {"prompt": "a dog"})
 
-    assert drive.widths("vision_language_encoder", "generate") == [1, 1, 1]
+    assert drive.widest("vision_language_encoder", "generate") == 3  # tokens of all plans
