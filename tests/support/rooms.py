@@ -20,7 +20,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_329),
+    "engine": (13_800, 25_344),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 4_220),
     "worker": (2_500, 3_312),

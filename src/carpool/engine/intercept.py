@@ -22,7 +22,7 @@ from torch import nn
 
 from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
-from carpool.engine.language.parts import PREFILL, PartRead, called_parts
+from carpool.engine.language.parts import PREFILL, PartRead, called_parts, towers_of
 from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import SPECS, Spec
 from carpool.engine.specs.plugins import spec_of
@@ -157,6 +157,12 @@ class Interception:
                         direct = _target(f"{target.component}.model", part, "forward")
                     method = _parking(call.original, direct, call, reader)
                     self._replace(target, part, _attribute("forward"), method)
+            for tower in towers_of(target.module):
+                if not any(tower is module for module, _, _ in self._replaced):
+                    call = _target(f"{target.component}.tower", tower, "forward")
+                    call = replace(call, phase=target.phase)
+                    method = _parking(call.original, call, None, None)
+                    self._replace(target, tower, _attribute("forward"), method)
 
     def _replace(
         self, target: Target, module: nn.Module, name: str, method: Callable[..., Any]

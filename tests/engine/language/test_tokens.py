@@ -28,13 +28,13 @@ def check(name: str, number: int, recorder: Recorder, seed: int) -> None:
 def test_texts_in_company_are_those_written_alone(name: str) -> None:
     pipe = author(name)
     pipe.texts.append({"input_ids": torch.zeros(1, 0, dtype=torch.long)})
-    with driving(pipe) as drive:
+    with watching(), driving(pipe) as drive:
         heard = {number: drive.submit(str(number), seed=SEEDS[number]) for number in (0, 1, 2, 3)}
         given_up = drive.submit("5", seed=90, request_id="given up")
         broken = [drive.submit(prompt, seed=91) for prompt in ("99", "6")]  # no text; an empty one
         drive.turn(6)
         heard |= {number: drive.submit(str(number), seed=SEEDS[number]) for number in (4, 5)}
-        drive.turn(3)
+        drive.turn(6)
         drive.engine.cancel("given up")
         drive.finish()
 

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 
 from torch import nn
+from transformers import PreTrainedModel
 
 BLOCK = 16  # tokens for each row of `max_batch_size`; half: narrower prefills, twice the digests
 PREFILL = "prefill"  # the method for a part of a prompt before the last one
@@ -32,6 +33,14 @@ def called_parts(module: nn.Module) -> Iterator[nn.Module]:
             yield from called_parts(child)
         else:
             yield child
+
+
+def towers_of(module: nn.Module) -> list[nn.Module]:
+    """The encoders of pictures and sound, which `generate` runs before the first token."""
+    if not isinstance(module, PreTrainedModel):
+        return []
+    towers = dict.fromkeys(module.get_encoder(kind) for kind in ("image", "video", "audio"))
+    return [tower for tower in towers if tower is not module]
 
 
 def decoder_of(module: nn.Module) -> nn.Module | None:
