@@ -20,7 +20,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_344),
+    "engine": (13_800, 25_345),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 4_220),
     "worker": (2_500, 3_312),
@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_768),
     "lab": (4_200, 5_443),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 77_585),
+    "tests": (50_000, 77_586),
 }
 
 

@@ -148,7 +148,8 @@ CASES = [
         adapt=shrunk,
         requests=_with("image", CLEAR, (*REQUESTS[:2], REQUESTS[2] | {"prompt": ""}, REQUESTS[3])),
         matters=(*MATTERS, "image"),
-        fuses=EDIT | {"text_encoder.forward": 2.0},  # one prompt comes after its caption
+        # one request writes its prompt first, and draws after the others
+        fuses=EDIT | {"text_encoder.forward": 2.0, "transformer.forward": 2.0},
         alone=("text_encoder.generate",),  # a caption, where there is no prompt
         needs_torchvision=True,
     ),

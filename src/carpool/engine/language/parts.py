@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Iterator
 
 from torch import nn
-from transformers import PreTrainedModel
 
 BLOCK = 16  # tokens for each row of `max_batch_size`; half: narrower prefills, twice the digests
 PREFILL = "prefill"  # the method for a part of a prompt before the last one
@@ -37,6 +36,8 @@ def called_parts(module: nn.Module) -> Iterator[nn.Module]:
 
 def towers_of(module: nn.Module) -> list[nn.Module]:
     """The encoders of pictures and sound, which `generate` runs before the first token."""
+    from transformers import PreTrainedModel  # takes a second to import
+
     if not isinstance(module, PreTrainedModel):
         return []
     towers = dict.fromkeys(module.get_encoder(kind) for kind in ("image", "video", "audio"))
