@@ -149,8 +149,11 @@ CASES = [
         requests=_with("image", CLEAR, (*REQUESTS[:2], REQUESTS[2] | {"prompt": ""}, REQUESTS[3])),
         matters=(*MATTERS, "image"),
         # one request writes its prompt first, and draws after the others
-        fuses={"text_encoder.forward": 2.0, "transformer.forward": 2.0, "vae.encode": 1.8},
-        alone=("text_encoder.generate",),  # a caption, where there is no prompt
+        fuses=EDIT | {"text_encoder.forward": 2.0, "transformer.forward": 2.0, "vae.decode": 1.0},
+        alone=(
+            "text_encoder.generate",
+            "text_encoder.tower.forward",
+        ),  # a caption, where there is no prompt
         needs_torchvision=True,
     ),
 ]
