@@ -30,8 +30,8 @@ NEUTRAL = frozenset(_NEUTRAL.split())
 
 AREAS = {"1K": 1024 * 1024, "2K": 2048 * 2048, "4K": 4096 * 4096}  # pixels of an `image_size`
 FIELDS = frozenset({"role", "content", "name"})  # of a user's message
-STREAM_OPTIONS = ("include_usage", "include_obfuscation")
-"""Of OpenAI; only the first has an effect."""
+STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
+"""Of OpenAI and vLLM: the last one counts as the first, the second has no effect."""
 MessagePart = tuple[Literal["text", "image"], Any]
 """A text, or a picture as it was sent."""
 _RATIO = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
@@ -158,7 +158,7 @@ def includes_usage(body: ChatRequest) -> bool:
     if options and not body.stream:
         rule = "is for streams: send stream=true too, or leave it out"
         raise InvalidValue(f"stream_options {rule}", param="stream_options")
-    return bool(options.get("include_usage"))
+    return bool(options.get("include_usage") or options.get("continuous_usage_stats"))
 
 
 def conversation(card: Card, body: ChatRequest) -> Conversation:
