@@ -23,6 +23,7 @@ from torch import nn
 from carpool.engine.fiber import current_context, in_fiber, park
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.language.parts import PREFILL, PartRead, called_parts, towers_of
+from carpool.engine.lora_scale import idle_scale
 from carpool.engine.row_mixing import mixes_rows
 from carpool.engine.specs import SPECS, Spec
 from carpool.engine.specs.plugins import spec_of
@@ -34,7 +35,6 @@ if TYPE_CHECKING:  # it imports transformers
     from carpool.engine.language.tokens import PackedTokens
 
 _ABSENT = object()
-_SCALING = "diffusers.utils.peft_utils"  # module of the decorator `apply_lora_scale`
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,7 @@ class Interception:
             for tower in towers_of(target.module):
                 if not any(tower is module for module, _, _ in self._replaced):
                     call = _target(f"{target.component}.tower", tower, "forward")
-                    call = replace(call, phase=target.phase)
-                    method = _parking(call.original, call, None, None)
+                    method = _parking(call.original, replace(call, phase=target.phase), None, None)
                     self._replace(target, tower, _attribute("forward"), method)
 
     def _replace(
@@ -259,26 +258,8 @@ def _target(
         defaults={p.name: p.default for p in parameters if p.default is not p.empty},
         is_exclusive=mixes_rows(module) is not None,
         is_doubted=is_foreign or next(foreign_parts(module), None) is not None,
-        idle_scale=_idle_scale(module) if method == "forward" else "",
+        idle_scale=idle_scale(module) if method == "forward" else "",
     )
-
-
-def takes_scale(cls: type[nn.Module]) -> bool:
-    """Whether diffusers takes a LoRA scale from the attention kwargs of a module's `forward`."""
-    return getattr(cls.forward, "__globals__", {}).get("__name__") == _SCALING
-
-
-def has_lora_layers(module: nn.Module) -> bool:
-    """Whether PEFT has wrapped layers of a module."""
-    kinds = {base.__name__ for part in module.modules() for base in type(part).__mro__}
-    return "BaseTunerLayer" in kinds
-
-
-def _idle_scale(module: nn.Module) -> str:
-    """The attention kwargs from which diffusers reads a LoRA scale, if no LoRA layer uses it."""
-    if not takes_scale(type(module)) or has_lora_layers(module):
-        return ""
-    return str(inspect.getclosurevars(type(module).forward).nonlocals.get("kwargs_name", ""))
 
 
 def _parking(

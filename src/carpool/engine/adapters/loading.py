@@ -49,7 +49,6 @@ class Load:
         }
         self.placed: set[str] = set()
         self.strays: set[str] = set()
-        self._dropped: set[str] = set()
         self._messages: list[str] = []
         self.warnings: list[str] = []
         self.parts: dict[tuple[str, str], Part] = {}
@@ -71,9 +70,7 @@ class Load:
             else:
                 tensors = dict(self._tensors.tensors)
                 target.load_lora_weights(tensors, adapter_name=INSIDE, **options)
-        for message in self._messages:
-            self.strays |= self._tensors.named_in(message)
-        self.strays |= self._dropped
+        self.strays.update(*map(self._tensors.named_in, self._messages))
         self.strays |= self._tensors.changed_norms()
 
     def _state_dict(self, source: Any, **options: Any) -> Any:
@@ -81,7 +78,7 @@ class Load:
         answer = type(self._pipe).lora_state_dict(source, **options)
         state, *rest = answer if isinstance(answer, tuple) else (answer,)
         heard = len(self._messages)
-        self._dropped = self._without_effect(state, options)
+        self.strays |= self._without_effect(state, options)
         del self._messages[heard:]
         fitting = {}
         for name, tensor in state.items():

@@ -234,9 +234,7 @@ def _cause(error: Exception, folder: Path) -> str:
     if quantized := quantized_components(folder):
         return f"{quantized} ({text:.200})"
     if "trust_remote_code" in text:
-        return (
-            "its folder has code of its own, which never runs: build it in a function (--pipeline)"
-        )
+        return "its folder has code of its own, which never runs: --pipeline takes a function"
     files = folder.glob("*/*.*.safetensors") if "no file named" in text else ()
     if variants := sorted({file.name.split(".")[-2].partition("-")[0] for file in files}):
         return f"its files are of a variant: say --variant {variants[0]} ({text:.200})"

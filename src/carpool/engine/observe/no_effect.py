@@ -18,7 +18,8 @@ from typing import Any
 from torch import nn
 
 from carpool.engine.foreign_code import is_of_a_library
-from carpool.engine.intercept import Call, has_lora_layers, takes_scale
+from carpool.engine.intercept import Call
+from carpool.engine.lora_scale import has_lora_layers, takes_scale
 from carpool.engine.tokenizers import texts_in
 from carpool.request.card import Card, Task
 from carpool.request.images import NAMES as PICTURES
