@@ -15,6 +15,7 @@ from support.odd_pipeline import Odd
 
 KEPT: list[Any] = []
 """What a thread that never ends has open: it is closed with the process."""
+THREADS_WAIT_S = 10.0  # longer than any request here may take; Python joins threads of pools when it exits
 
 
 def over_a_call(lock: AbstractContextManager[Any]) -> Odd:
@@ -141,7 +142,7 @@ def lock_in_a_pool() -> Odd:
 
     def step(pipe: Any, latents: Any, timestep: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(lock.acquire).result()
+            pool.submit(lock.acquire, True, THREADS_WAIT_S).result()
             noise = pipe.net(latents, timestep)
             pool.submit(lock.release).result()
         return latents + 0.1 * noise
@@ -192,7 +193,7 @@ def asyncio_lock_in_a_thread() -> Odd:
 
     async def noise(pipe: Any, latents: Any, timestep: Any) -> Any:
         KEPT.append(asyncio.get_running_loop())
-        await asyncio.to_thread(lock.acquire)
+        await asyncio.to_thread(lock.acquire, True, THREADS_WAIT_S)
         first = pipe.net(latents, timestep)
         lock.release()
         return 0.1 * first
