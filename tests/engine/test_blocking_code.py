@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+import greenlet
 import pytest
 import torch
 
@@ -74,8 +75,21 @@ def test_a_deadlock_of_shared_requests_ends_each_in_its_time(make: Callable[[], 
             assert is_plain(make, outcome, seed)
 
 
+def when_all_are_there(odd: Odd) -> Odd:
+    """Each request keeps calling until the last one has begun: none ends before the others wait for it."""
+    began = set[object]()
+
+    def step(pipe: object, latents: object, timestep: object) -> object:
+        began.add(greenlet.getcurrent())
+        while len(began) < COMPANY:
+            pipe.net(latents, timestep)  # type: ignore[attr-defined]
+        return odd(pipe, latents, timestep)  # type: ignore[arg-type]
+
+    return step
+
+
 def test_a_deadlock_is_told_with_its_line_and_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    errors = outcomes(blocking.lock, "shared", None)
+    errors = outcomes(lambda: when_all_are_there(blocking.lock()), "shared", None)
 
     assert all(isinstance(error, WorkerLost) for error in errors)
     for text in ("blocking.py:", "in step: with lock", 'isolation="private"'):
@@ -93,7 +107,7 @@ def test_code_that_would_wait_alone_too_is_ended_by_its_time_limit(
 
 
 def test_an_engine_that_stands_still_takes_no_request_and_says_why() -> None:
-    odd = blocking.lock()
+    odd = when_all_are_there(blocking.lock())
     with carpool.load(odd_pipeline(), device="cpu", isolation="shared") as engine:
         lost = engine.generate(["x"] * COMPANY, odd=odd, return_errors=True)
         assert all(isinstance(output.error, WorkerLost) for output in lost)
