@@ -15,7 +15,7 @@ import pytest
 from carpool.jobs.store import JobStore
 from carpool.server.transport.unix_socket import UnixSocket
 from support.endpoints import ENDPOINT
-from support.server_process import PATIENCE_S, Server, body, eventually, starting
+from support.server_process import MODEL, PATIENCE_S, Server, body, eventually, starting
 
 pytestmark = pytest.mark.timeout(150)  # starting a server may take long
 ENDLESS = 1000  # steps; some 15 s where nothing else runs
@@ -35,6 +35,13 @@ ORDERS: dict[str, list[tuple[Whom, signal.Signals]]] = {
     "worker stopped": [("worker", STOP), ("front", TERM)],
     "worker stopped, front killed": [("worker", STOP), ("front", KILL)],
 }
+LOADS = """
+import pathlib, time
+
+def build():
+    pathlib.Path(__file__).with_name("loads").touch()
+    time.sleep(3600)
+"""
 STATUS = {"told": 0, "interrupted": 130}  # of a server that still loads
 
 
@@ -62,30 +69,27 @@ class House:
 
 @contextmanager
 def house(stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    """A server at some stage. While it loads it has no folder for its jobs, later it has one."""
+    """A server at some stage. While it loads, without an end, it has no folder for its jobs."""
     temporary, state, path = folder / "tmp", folder / "state", folder / "carpool.sock"
     temporary.mkdir()
     tempfile.gettempdir()  # where `starting` keeps its own files
     monkeypatch.setenv("TMPDIR", str(temporary))
-    kept = "none" if stage == "loading" else str(state)
-    flags = ("--uds", str(path), "--state-dir", kept, "--drain-timeout", "0.5")
-    with starting(*flags) as server:
+    flags, model = ["--uds", str(path), "--drain-timeout", "0.5", "--state-dir", str(state)], MODEL
+    if stage == "loading":
+        (file := folder / "mine.py").write_text(LOADS)
+        flags, model = [*flags[:-1], "none", "--pipeline", f"{file}:build"], ""
+    with starting(*flags, model=model) as server:
         eventually(lambda: "listening on" in server.stderr, PATIENCE_S, "it listens")
-        eventually(lambda: _is_loading(server), PATIENCE_S, "its worker loads")
-        whole = House(server, server.worker(), path, state, temporary)
-        if stage != "loading":
+        if stage == "loading":
+            eventually((folder / "loads").exists, PATIENCE_S, "its worker loads")
+        else:
             eventually(lambda: "unix:" in server.stdout, PATIENCE_S, "it serves")
+        whole = House(server, server.worker(), path, state, temporary)
         if stage == "drawing":
             sent = body(num_inference_steps=ENDLESS, background_job=True)
             assert whole.ask("POST", ENDPOINT, json=sent).status_code == 202
             eventually(lambda: whole.ask("GET", "/stats").json()["steps"] > 0, 30, "it makes steps")
         yield whole
-
-
-def _is_loading(server: Server) -> bool:
-    """Whether the worker's process has begun to import what it needs."""
-    workers = server.workers()  # by their name, which they take as they begin
-    return any("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in workers)
 
 
 def assert_nothing_stays(house: House, order: str, monkeypatch: pytest.MonkeyPatch) -> None:

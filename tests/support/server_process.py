@@ -42,7 +42,7 @@ SIZE = (64, 64)
 DRAW: dict[str, Any] = {"num_inference_steps": 3, "max_sequence_length": 48}
 PATIENCE_S = 100  # for a start, which takes 5 s where the processor has nothing else to do
 MARK = "SERVING_TEST"  # an environment variable
-OWN_VARIABLES = (MARK, "XDG_STATE_HOME", "PYTEST_CURRENT_TEST")  # of a server, or of a test
+OWN_VARIABLES = (MARK, "TMPDIR", "XDG_STATE_HOME", "PYTEST_CURRENT_TEST")  # of a server, or a test
 
 
 def body(prompt: str = "a red circle", **others: Any) -> dict[str, Any]:
