@@ -17,7 +17,7 @@ from carpool_lab.simulate.simulator import SimulatedRequest, Stage, Worker
 from support.engine_driver import Drive, Recorder, VirtualClock, driving
 from support.tiny import ARGUMENTS
 
-ARRIVALS = 80
+ARRIVALS = 40
 STAGES = {  # seconds by rows; predictions know of denoising only, so decodes take hardly any
     "text_encoder.forward": Curve({1: 0.2, 16: 1.7}),
     "text_encoder_2.forward": Curve({1: 0.1, 16: 0.1}),

@@ -155,6 +155,7 @@ DOORS = [
     Door("/v1/unmerge_lora_weights", {}),
     Door("/sdapi/v1/options", {}),
 ]
+GROUPS = 8
 NOT_HERE = {"/v1/videos/{video_id}/remix"}  # takes a prompt and nothing else
 
 
@@ -225,23 +226,25 @@ async def outcome(
 
 
 async def differences(door: Door) -> tuple[list[str], int]:
-    """The fields whose null is not their absence, and the requests that were drawn."""
-    worker = door.worker()
+    """The fields whose null is not their absence, and the requests that were drawn.
+
+    Fields that the body lacks are null in groups; those of a group that differs, one by one.
+    """
+    worker, names = door.worker(), names_of(door)
+    lacking = [name for name in names if name not in door.fields]
+    groups = [[name] for name in names if name in door.fields]
+    groups += [lacking, *(lacking[first::GROUPS] for first in range(GROUPS))]
     wrong, drawn = list[str](), 0
     async with open_app(worker) as opened:
-        plain = await outcome(opened, worker, door, door.fields)
-        for name in names_of(door):
-            without = {key: value for key, value in door.fields.items() if key != name}
-            absent = plain
-            if name in door.fields:
-                absent = await outcome(opened, worker, door, without)
+        while groups:
+            group = groups.pop()
+            without = {key: value for key, value in door.fields.items() if key not in group}
+            absent = await outcome(opened, worker, door, without)
             drawn += len(absent[3])
-            if await outcome(opened, worker, door, {**without, name: None}) != absent:
-                wrong.append(name)
-        everything = {name: None for name in names_of(door) if name not in door.fields}
-        whole = await outcome(opened, worker, door, {**door.fields, **everything})
-        if whole != plain:
-            wrong.append("all of them")
+            nulls = without | dict.fromkeys(group)
+            if await outcome(opened, worker, door, nulls) != absent:
+                groups += [[name] for name in group] if len(group) > 1 else []
+                wrong.append(" ".join(group))
     return wrong, drawn
 
 

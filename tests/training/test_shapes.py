@@ -44,7 +44,7 @@ def test_48_requests_at_once_each_get_their_own_right_picture_as_if_alone() -> N
     alone = [
         pipe(r.prompt, **SIZE, **r.parameters, output_type="pt",
              generator=torch.Generator().manual_seed(r.seed or 0)).images
-        for r in asked[1::2]
+        for r in asked[5::6]  # with true CFG, and without
     ]  # fmt: skip
 
     with carpool.load("shapes", max_running=48) as engine:
@@ -52,7 +52,7 @@ def test_48_requests_at_once_each_get_their_own_right_picture_as_if_alone() -> N
         forwards = engine.statistics()["forwards"]
 
     assert len({r.prompt for r in asked}) == 48
-    for request, solo, output in zip(asked[1::2], alone, together[1::2], strict=True):
+    for request, solo, output in zip(asked[5::6], alone, together[5::6], strict=True):
         assert (output.images - solo).abs().max() <= 2e-5, request.prompt
     pictures = [to_picture(output.images) for output in together]
     right = [shows(p, str(r.prompt)) for p, r in zip(pictures, asked, strict=True)]

@@ -17,8 +17,8 @@ from carpool.worker.update_sender import EVERY_S
 from support.endpoints import ENDPOINT
 from support.server_process import PATIENCE_S, Server, body, eventually, serving
 
-STEPS = 150
-KILLED_AT = 75
+STEPS = 60
+KILLED_AT = 30
 
 
 def entry(number: int, size: int = 100) -> JournalEntry:

@@ -14,7 +14,7 @@ from support.server_process import PATIENCE_S, Server, body, eventually, serving
 
 pytestmark = pytest.mark.timeout(400)  # workers start again and again
 GUILTY = 13
-STEPS = 100  # so many that the innocent are aboard when the guilty one comes
+STEPS = 40  # so many that the innocent are aboard when the guilty one comes
 
 
 @pytest.fixture
