@@ -229,9 +229,15 @@ def test_a_socket_that_cannot_be_made_ends_it_with_one_line(tmp_path: Path) -> N
     assert f"cannot listen on {path}: " in told
 
 
-def test_a_hangup_while_the_model_loads_ends_nothing_and_a_second_signal_ends_a_drain() -> None:
+def test_a_hangup_during_the_start_ends_nothing_and_a_second_signal_ends_a_drain(
+    tmp_path: Path,
+) -> None:
     """Although clients hold connections."""
-    with starting("--drain-timeout", "60") as server:
+    os.mkfifo(config := tmp_path / "config.yaml")
+    with starting("--config", str(config)) as server:
+        with config.open("w") as file:  # open as soon as the server reads its settings
+            server.signal(signal.SIGHUP)
+            file.write("drain_timeout: 60")
         server.wait_listening()
         server.signal(signal.SIGHUP)
         server.wait_ready()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,8 @@ def serve(
         raise click.UsageError("--pipeline builds the model: leave MODEL out")
     overrides = flags.pop("stage_overrides")
     standard_streams.protect()
+    for reload in (signal.SIGHUP, signal.SIGUSR2):  # nothing to reload yet; the default ends it
+        signal.signal(reload, lambda *_: None)
     flags = translated(flags)
     deploy = _deploy(deploy_config, overrides)
     variables = {
