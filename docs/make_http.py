@@ -24,12 +24,17 @@ HEAD = """# The HTTP API
 [shape](#error) and are listed in [the reference](reference.md#errors).
 
 Bodies that ask for pictures, videos, meshes or sound also take every other parameter of the model's
-pipeline at the top level; `GET /v1/models` lists them with types and defaults. Parameters that are
-pictures are `data:` URLs in JSON; `/v1/images/edits` also takes files, and pictures above 1 MiB.
+pipeline at the top level; `GET /v1/models` lists them with types and defaults. In JSON, send
+pictures as `data:` URLs of up to 1 MiB; send larger ones as files to `/v1/images/edits`.
 
-`null` means that a field is absent, at any depth (use `[]` or `""` where Python's None switches
-something off). In a form the text `null` means the same, except in texts such as a prompt.
+`null` means that a field is absent, at any depth; to switch a feature off, send `[]` or `""`. In a
+form the text `null` means the same, except in texts such as a prompt.
+
+Routes with a form and a JSON body take files only in the form: there `image` is required, and
+`images` in JSON.
 """
+ERRORS = "501 if a library is missing on the server, 502 if the server of `--language-url` fails."
+LEFT_OUT = "The tables of bodies below have these fields only if a route changes their meaning."
 COMMON = 4  # bodies that must share a field before it is listed once, above all routes
 Schema = Mapping[str, Any]
 Row = tuple[str, str, str, str]  # name, type, default, description
@@ -47,8 +52,8 @@ def page() -> str:
     counts = Counter(row for *_, rows in routes for row in rows)
     common = [row for row in counts if counts[row] >= COMMON]
     [(usual, _)] = Counter(_errors(operation) for _, _, operation, _ in routes).most_common(1)
-    lines = [HEAD, f"Statuses of errors, unless a route names others: {usual}.", ""]
-    lines += ["## Common fields", "", "The tables of bodies below leave out these fields.", ""]
+    lines = [HEAD, f"Statuses of errors, unless a route names others: {usual};", ERRORS, ""]
+    lines += ["## Common fields", "", LEFT_OUT, ""]
     lines += _section("field", common)
     groups: dict[str, list[str]] = {}
     bodies: dict[str, list[Row]] = {}
@@ -198,7 +203,7 @@ def _answer(operation: Schema) -> str:
     """The statuses and types of success."""
     good = []
     for status, answer in operation.get("responses", {}).items():
-        if status.startswith("2"):
+        if status < "4":
             kinds = [
                 _type(content["schema"]) if content.get("schema") else f"`{media}`"
                 for media, content in answer.get("content", {}).items()
@@ -208,7 +213,7 @@ def _answer(operation: Schema) -> str:
 
 
 def _errors(operation: Schema) -> str:
-    return ", ".join(sorted(s for s in operation.get("responses", {}) if not s.startswith("2")))
+    return ", ".join(sorted(s for s in operation.get("responses", {}) if s >= "4"))
 
 
 if __name__ == "__main__":

@@ -71,23 +71,25 @@ off,dynamic,request,continuous --loads 0.3,1.2`.
 
 ## The promise
 
-Every figure is `continuous` over the best of the other three modes, at the same point, on the same
-requests; below 1 it is faster.
+Every figure is the latency of `continuous`, divided by that of the best other mode at the same
+point (one simulated load), on the same requests; below 1 it is faster.
 """
 
 PEERS = """\
 ## The peers' modes, to the letter
 
-`dynamic` is SGLang-Diffusion's batching (0.5.23), `request` is vLLM-Omni's at request level
-(0.30.0), with the same flags, files, batches and log lines. As there, a request with n outputs is
-one request; in `continuous` and `off` its outputs are scheduled one by one. The mode's own cap
-limits a batch, not `--max-batch-size`. Differences:
+The peers are SGLang-Diffusion and vLLM-Omni. `dynamic` is SGLang-Diffusion's batching (0.5.23),
+`request` is vLLM-Omni's at request level (0.30.0), with the same flags, files, batches and log
+lines. As there, a request with n outputs is one request; in `continuous` and `off` its
+outputs are scheduled one by one. The mode's own cap limits a batch, not `--max-batch-size`.
+Differences:
 
 | `dynamic` | SGLang-Diffusion | here | reason |
 | --- | --- | --- | --- |
 | start of `--batching-delay-ms` | when its loop reads the request, after the running forward | \
 the request's arrival | waiting through a forward is waiting |
-| look-ahead behind the head | the whole queue | 1024 requests | a decision takes bounded time |
+| look-ahead behind the first request | the whole queue | 1024 requests | a decision takes \
+bounded time |
 | families | Wan TI2V, LTX-2, HunyuanVideo and others are never batched | all are | calls that \
 cannot share a forward run one by one, as there |
 | adapters | one set for the server | part of a request; must be equal | requests choose them |
@@ -105,7 +107,7 @@ batch | each can be cancelled and restarted alone |
 | negative prompts | used if not empty and the request's `guidance_scale` is above 1 | the same;\
  an absent scale is the pipeline's default | absent means the default |
 | arguments without a field in its key | may differ | must be equal | there the pipeline serves \
-the head's value, or not |
+the first request's value, or none |
 | prompts, pictures, latents | may be absent in some, unless the pipeline sets a condition key |\
  in all or none | with and without a picture are different calls |
 | `None` and a default | differ | equal | the results are equal |
@@ -239,14 +241,16 @@ def promise(points: Sequence[Verdict]) -> Iterator[str]:
     ]
     tables = ", ".join(f"`{name}`" for name in FUSING_PAYS)
     yield ""
-    yield "Points where `continuous` is far ahead lower a mean of ratios. With ratios below 1 as 1,"
-    yield f"the mean is {floored[0]:.3f} with known costs and {floored[1]:.3f} with learned ones."
+    yield "Points where `continuous` is far ahead lower a mean of ratios. If every ratio below 1"
+    yield f"counts as 1, the mean is {floored[0]:.3f} with known costs"
+    yield f"and {floored[1]:.3f} with learned ones."
     yield f"A further promise, for {tables} at load {GOODPUT_LOAD:g} of mix `steps`:"
     yield f"{LEAST_GOODPUT:g} times as many requests in time as `dynamic` and `request`."
     yield ""
     broken = [point for point in points if point.broken]
     end = "; missed at:" if broken else "."
-    yield f"Kept at {len(points) - len(broken)} of {len(points)} single points{end}"
+    yield f"Each of {len(points) // 2} points counts twice, with known and with learned costs."
+    yield f"The limits hold at {len(points) - len(broken)} of {len(points)}{end}"
     yield ""
     for point in broken:
         yield f"- {'learned' if point.is_learned else 'known'} costs, {point}"

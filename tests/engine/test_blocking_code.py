@@ -76,7 +76,7 @@ def test_a_deadlock_of_shared_requests_ends_each_in_its_time(make: Callable[[], 
 
 
 def when_all_are_there(odd: Odd) -> Odd:
-    """Each request keeps calling until the last one has begun: none ends before the others wait for it."""
+    """Each request keeps calling until the last one has begun: none ends before others wait."""
     began = set[object]()
 
     def step(pipe: object, latents: object, timestep: object) -> object:

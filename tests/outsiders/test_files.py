@@ -60,7 +60,10 @@ def with_code(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(of_a_variant, "of a variant: say --variant fp16"), (with_code, "never runs: --pipeline takes a function")],
+    [
+        (of_a_variant, "of a variant: say --variant fp16"),
+        (with_code, "never runs: --pipeline takes a function"),
+    ],
 )
 def test_a_folder_that_diffusers_cannot_open_as_it_is_is_refused_with_what_works(
     make: Callable[[Path], None], message: str, tmp_path: Path

@@ -15,7 +15,7 @@ from support.odd_pipeline import Odd
 
 KEPT: list[Any] = []
 """What a thread that never ends has open: it is closed with the process."""
-THREADS_WAIT_S = 10.0  # longer than any request here may take; Python joins threads of pools when it exits
+THREADS_WAIT_S = 10.0  # longer than any request here; Python joins threads of pools at its exit
 
 
 def over_a_call(lock: AbstractContextManager[Any]) -> Odd:

@@ -65,7 +65,7 @@ class GenerationRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    prompt: Prompt = Field(description="what to show")
+    prompt: Prompt = Field(description="what to make")
     model: str | None = Field(None, description="the served model's id; default: that model")
     size: str | None = Field(None, description="WIDTHxHEIGHT in pixels, or auto")
     seed: Any = ours("integer", "0 to 2**63 - 1; default: random; the answer reports it")
@@ -121,7 +121,7 @@ class ImageRequest(GenerationRequest):
     negative_prompt: Any = ours("string", "what not to show; a list if prompt is a list")
     n: Any = ours("integer", "images of each prompt, with seeds s, s+1, ...", 1)
     deadline_s: Any = ours("number", "refuse the request if it cannot end within this many seconds")
-    true_cfg_scale: Any = ours("number", "classifier-free guidance of distilled models")
+    true_cfg_scale: Any = ours("number", "above 1: guidance with a negative prompt (FLUX.1)")
     lora: Any = ours(
         "array",
         'adapters by id or file name: [{"id": NAME, "scale": 1.0}, ...]; `target` chooses '

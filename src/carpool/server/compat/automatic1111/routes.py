@@ -258,7 +258,7 @@ async def get_options(context: Context) -> Options:
 
 @lists.post("/options")
 async def set_options(body: Options, context: Context) -> dict[str, Any]:
-    """Accept settings that change nothing."""
+    """Accept a setting that is so already or has no effect; refuse others."""
     model = await context.load(None, "loaded")
     check_model(body.sd_model_checkpoint, model.card, model.id)
     values = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
@@ -289,7 +289,7 @@ async def samplers(context: Context) -> list[dict[str, Any]]:
 
 @lists.get("/schedulers")
 async def schedulers(context: Context) -> list[dict[str, Any]]:
-    """List the only one, the model's."""
+    """List the model's noise schedule; names of samplers contain others."""
     name = {"name": SAMPLER.lower(), "label": SAMPLER, "aliases": None}
     return [name | {"default_rho": -1.0, "need_inner_model": False}]
 
@@ -317,7 +317,7 @@ async def embeddings(context: Context) -> dict[str, dict[str, Any]]:
 @lists.post("/refresh-checkpoints")
 @lists.post("/refresh-loras")
 async def refresh(context: Context) -> dict[str, Any]:
-    """Accepted without effect: the server's models are fixed at its start."""
+    """No effect: SIGHUP reads adapters again, and models are chosen at the start."""
     return {}
 
 

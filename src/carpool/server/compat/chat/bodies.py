@@ -66,7 +66,7 @@ class ChatRequest(BaseModel):
         description='with "image", pictures are in `message.images`, as from OpenRouter; without '
         "modalities, in `message.content`, as from vLLM-Omni",
     )
-    stream: bool | None = Field(None, description="answer in chunks, one per picture")
+    stream: bool | None = Field(None, description="answer in chunks, one per picture or token")
     stream_options: dict[str, Any] | None = Field(
         None, description='{"include_usage": true} adds a last chunk with `usage`'
     )
