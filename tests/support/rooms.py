@@ -27,11 +27,11 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "server": (5_000, 7_217),
     "compat": (1_300, 2_326),
     "jobs, media": (3_000, 3_995),
-    "python, cli, settings": (4_800, 5_199),
+    "python, cli, settings": (4_800, 5_202),
     "others": (4_200, 4_768),
     "lab": (4_200, 5_443),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 77_589),
+    "tests": (50_000, 77_617),
 }
 
 
