@@ -124,7 +124,7 @@ test-browser: .venv/ready  ## what people do on the playground, in a real Chromi
 bench-texts: .venv/ready  ## texts before pictures: what sharing tokens saves, and how long a drawing waits beside them
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.texts
 
-demo: .venv/serving  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
+demo: .venv/ready  ## 24 clients at once, then 8 clips; writes demo.png and demo-video.mp4
 	PYTHONPATH=. $(BIN)/python examples/demo.py
 	PYTHONPATH=. $(BIN)/python examples/demo_video.py
 
