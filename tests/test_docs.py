@@ -1,10 +1,8 @@
 """The pages say what is true: README's code runs, and reference.md is what the code makes."""
 
 import re
-import shlex
 from pathlib import Path
 
-import click
 import make_files
 import make_http
 import make_scheduling
@@ -13,7 +11,6 @@ import pytest
 from make_reference import PAGE, page
 from PIL import Image
 
-from carpool.cli.main import cli
 from support import rooms
 from support.server_process import serving
 from training.shapes.judge import shows
@@ -25,11 +22,6 @@ SERVER = "http://127.0.0.1:8000"
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def commands(program: str) -> list[str]:
-    lines = "\n".join(blocks("bash")).splitlines()
-    return [line.split("#")[0].strip() for line in lines if line.startswith(f"{program} ")]
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("python") if SERVER not in b])
@@ -56,22 +48,6 @@ def test_the_openai_example_of_the_readme_runs_against_a_server_as_make_serve_st
     assert sorted(file.name for file in tmp_path.glob("*.png")) == ["7.png", "8.png"]
     for name in ("7.png", "8.png"):
         assert shows(Image.open(tmp_path / name), "a red circle on a blue background")
-
-
-@pytest.mark.parametrize("line", commands("make"))
-def test_the_make_targets_of_the_readme_exist(line: str) -> None:
-    target = line.split()[1]
-
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-
-
-@pytest.mark.parametrize("line", commands("carpool"))
-def test_the_command_lines_of_the_readme_are_understood(line: str) -> None:
-    _, name, *arguments = shlex.split(line)
-
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    command.make_context(name, arguments)  # raises a usage error otherwise
 
 
 def test_reference_is_what_the_code_makes() -> None:

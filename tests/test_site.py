@@ -63,7 +63,9 @@ def blocks(language: str) -> list[Any]:
 
 def commands() -> list[str]:
     """Lines that begin with `carpool`, without what a shell would do with them."""
-    code = "\n".join(param.values[0] for param in blocks("bash")).replace("\\\n", " ")
+    codes = re.findall(r"^```bash\n(.*?)^```", ROOTS["README.md"], re.S | re.M)
+    codes += [param.values[0] for param in blocks("bash")]
+    code = "\n".join(codes).replace("\\\n", " ")
     lines = [line for line in code.splitlines() if line.startswith("carpool ")]
     return list(dict.fromkeys(re.split(r" [|>&]", line)[0] for line in lines))
 

@@ -1,65 +1,15 @@
-"""Pipelines of diffusers that leave state behind: each request gets what it gets alone."""
+"""Pipelines within pipelines, and perturbed attention: who shares what."""
 
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from diffusers import DiffusionPipeline
-from PIL import Image
 
 from carpool.types import Event
 from support import isolation
 from support.engine_driver import driving, gap
-from support.isolation import ARGUMENTS, build, differences, state_of
+from support.isolation import ARGUMENTS, build
 from support.tiny.stable import sd15
-
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
-PAG: list[dict[str, Any]] = [
-    {"pag_scale": 3.0},
-    {"pag_scale": 0.0, "num_inference_steps": 5},
-    {"pag_scale": 0.0, "negative_prompt": "dark", "num_inference_steps": 4},
-    {"pag_scale": 2.0, "guidance_scale": 1.0},
-]
-REQUESTS: dict[str, list[dict[str, Any]]] = {
-    "pag_sdxl": PAG,
-    "pag_sd3": PAG,
-    "control_sd3": [{"control_image": PICTURE, "num_inference_steps": n} for n in (2, 3, 3, 4)],
-    "guided": [{"num_inference_steps": n} for n in (2, 3, 4, 3)],
-    "ddim": [{"num_inference_steps": n} for n in (2, 3, 4, 3)],
-}
-SLOW = {"pag_sdxl", "control_sd3"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in REQUESTS]
-)
-def test_six_at_once_get_what_they_get_alone_and_the_pipeline_comes_back(name: str) -> None:
-    make = getattr(isolation, name)
-    requests = [
-        {**ARGUMENTS[name], **one, "prompt": f"cat {i}"} for i, one in enumerate(REQUESTS[name])
-    ]
-    pipe, before = build(make), state_of(build(make))
-
-    def fail(*_: Any) -> dict[str, Any]:
-        raise ValueError("on purpose")
-
-    with driving(pipe) as drive:
-        doomed = drive.submit(**requests[0], seed=90, request_id="doomed")
-        failing = drive.submit(**requests[0], seed=91, callback_on_step_end=fail)
-        heard = [drive.submit(**one, seed=seed) for seed, one in enumerate(requests)]
-        drive.turn_until(lambda: doomed.step >= 1)
-        drive.engine.cancel("doomed")
-        drive.finish()
-
-    assert doomed.error is not None
-    assert failing.error is not None
-    for seed, (one, recorder) in enumerate(zip(requests, heard, strict=True)):
-        judge = build(make)
-        torch.manual_seed(seed)
-        expected = judge(**one, generator=torch.Generator().manual_seed(seed)).images
-        assert gap(recorder.image, expected) < 5e-5
-    assert differences(before, state_of(pipe)) == []
 
 
 class Nested(DiffusionPipeline):  # type: ignore[misc]

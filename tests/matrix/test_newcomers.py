@@ -16,13 +16,16 @@ from support.tiny.newest import NEEDS_TORCHVISION
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
 
-FAST = {"MarigoldDepthPipeline", "FluxKontextInpaintPipeline"}
+FAST = {
+    "MarigoldDepthPipeline", "FluxKontextInpaintPipeline", "StableDiffusion3PAGPipeline",
+    "HunyuanImagePipeline", "StableDiffusionPipeline",
+}  # fmt: skip
 WITHOUT = set() if torchvision_cpu.IS_THERE else NEEDS_TORCHVISION
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "a cat", "num_inference_steps": 3},
     {
         **{"prompt": "a dog", "num_inference_steps": 4, "guidance_scale": 3.5},
-        "controlnet_conditioning_scale": 0.5,
+        **{"controlnet_conditioning_scale": 0.5, "pag_scale": 0.0},
     },
     {"prompt": "a cat", "num_inference_steps": 3, "guidance_scale": 1.0},
     {"prompt": "the sea", "num_inference_steps": 2, "negative_prompt": None, "output_type": "np"},

@@ -249,7 +249,7 @@ def drawn_in_peace(server: Server, **asked: Any) -> Image.Image:
 
 @pytest.mark.timeout(300)
 def test_a_job_survives_six_kills_of_which_none_lets_it_make_another_step() -> None:
-    asked: dict[str, Any] = {"num_inference_steps": 200, "seed": 6}
+    asked: dict[str, Any] = {"num_inference_steps": 120, "seed": 6}
     with serving() as server:
         with server.client() as client:
             sent = body(**asked, background_job=True)

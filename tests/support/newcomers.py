@@ -37,6 +37,7 @@ from diffusers import (
 )
 from PIL import Image
 
+from support import isolation
 from support.tiny import newest
 from support.tiny.control import flux_control, sdxl_control
 from support.tiny.parts import drawn
@@ -194,6 +195,16 @@ NEWCOMERS: dict[str, Newcomer] = {
         lambda: StableDiffusionXLPAGInpaintPipeline(**parts(sdxl()), pag_applied_layers="mid"),
         {**FILLED, **PAG, **SIZE},
     ),
+    **{
+        f"{name}Pipeline": (getattr(isolation, make), {**isolation.ARGUMENTS[make], **own})
+        for name, make, own in (
+            ("StableDiffusionXLPAG", "pag_sdxl", PAG),
+            ("StableDiffusion3PAG", "pag_sd3", PAG),
+            ("StableDiffusion3ControlNet", "control_sd3", {"control_image": PICTURE}),
+            ("HunyuanImage", "guided", {}),
+            ("StableDiffusion", "ddim", {}),
+        )
+    },
     "ZImageImg2ImgPipeline": (lambda: ZImageImg2ImgPipeline(**parts(zimage())), CHANGED),
     "ZImageInpaintPipeline": (lambda: ZImageInpaintPipeline(**parts(zimage())), FILLED),
 }

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 import carpool
-from carpool.models.embedded import MODEL_DIR
+from carpool.models.embedded import MODEL_DIR, VIDEO_MODEL_DIR
 from training.shapes.draw import PALETTE, SHAPES, Item, Scene, caption, draw
 from training.shapes.judge import shows
 from training.shapes.outlined import is_outlined, why_not_outlined
@@ -70,12 +71,13 @@ def to_picture(tensor: Any) -> Image.Image:
     return Image.fromarray(array)
 
 
-def test_the_model_is_small_and_says_nothing_of_where_it_was_made() -> None:
-    files = [file for file in MODEL_DIR.rglob("*") if file.is_file()]
+@pytest.mark.parametrize(("folder", "parts"), [(MODEL_DIR, 6), (VIDEO_MODEL_DIR, 4)])
+def test_a_model_is_small_and_says_nothing_of_where_it_was_made(folder: Path, parts: int) -> None:
+    files = [file for file in folder.rglob("*") if file.is_file()]
 
     assert sum(file.stat().st_size for file in files) <= 15 * 1024 * 1024
     configs = [file.read_text() for file in files if "config" in file.name]
-    assert len(configs) >= 6
+    assert len(configs) >= parts
     assert not any("_name_or_path" in text or '": "/' in text for text in configs)
 
 

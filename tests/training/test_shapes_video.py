@@ -171,15 +171,6 @@ def test_held_out_combinations_are_never_trained_on() -> None:
     assert len(list(combinations())) == (6 * 3 - 1) * 4 * 4  # blue on blue is none
 
 
-def test_the_model_is_small_and_says_nothing_of_where_it_was_made() -> None:
-    files = [file for file in VIDEO_MODEL_DIR.rglob("*") if file.is_file()]
-
-    assert sum(file.stat().st_size for file in files) <= 15 * 1024 * 1024
-    configs = [file.read_text() for file in files if "config" in file.name]
-    assert len(configs) >= 4
-    assert not any("_name_or_path" in text or '": "/' in text for text in configs)
-
-
 def test_plain_diffusers_loads_it_as_a_wan() -> None:
     pipe = DiffusionPipeline.from_pretrained(VIDEO_MODEL_DIR)
     defaults = json.loads((VIDEO_MODEL_DIR / "carpool.json").read_text())["defaults"]

@@ -1,8 +1,6 @@
 """A loaded model does all that diffusers can do with its modules, and all of it rides together."""
 
 import re
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from carpool.server.image_request import ParsedImageRequest
 from carpool.server.state import ServedModel
 from carpool.types import Request
 from support.engine_driver import CLOSE, driving, gap, plain, solo
-from support.tiny import ARGUMENTS, checkpoint
+from support.tiny import ARGUMENTS
 
 RNG = np.random.default_rng(0)
 PICTURE = Image.fromarray(RNG.integers(0, 255, (64, 64, 3), np.uint8))
@@ -58,23 +56,6 @@ def test_steps_are_counted_with_a_scheduler_that_has_no_order() -> None:
     vars(pipe)["scheduler"] = UnCLIPScheduler()
 
     assert _strength_rounds(pipe) == "down"
-
-
-@pytest.mark.timeout(150)  # all libraries are imported in a process of its own
-def test_a_start_imports_the_models_own_pipelines_and_nothing_of_the_server() -> None:
-    code = """
-import sys
-import carpool
-with carpool.load(sys.argv[1], device="cpu") as engine:
-    assert len(engine.card.tasks) == 3, engine.card.tasks
-server = {"fastapi", "uvicorn", "carpool.server", "carpool_lab"}
-assert not server & sys.modules.keys(), server & sys.modules.keys()
-packages = {name.split(".")[2] for name in sys.modules if name.startswith("diffusers.pipelines.")}
-assert "flux" in packages, packages
-assert not {"auto_pipeline", "wan", "stable_diffusion_xl", "qwenimage"} & packages, packages
-"""
-
-    subprocess.run([sys.executable, "-c", code, str(checkpoint("flux"))], check=True)
 
 
 def alone(pipeline: Any, seed: int, **arguments: Any) -> torch.Tensor:
