@@ -216,8 +216,9 @@ def _front_server() -> str:
 
 
 def _environ_of_servers() -> dict[str, str]:
-    """This process's, without settings of Carpool's."""
-    environ = {name: text for name, text in os.environ.items() if not name.startswith("CARPOOL_")}
+    """This process's, without settings of Carpool's, and what torch's compiler sets in tests."""
+    others = ("CARPOOL_", "TORCHINDUCTOR_", "TRITON_")
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(others)}
     return environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
