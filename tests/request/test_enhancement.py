@@ -7,12 +7,13 @@ import pytest
 
 from carpool.errors import InvalidValue, Rejected, UnsupportedParameter
 from carpool.request.card import Card, Parameter
-from carpool.request.enhancement import ARGUMENTS, REWRITER, enhancer_of
+from carpool.request.enhancement import ALWAYS, ARGUMENTS, REWRITER, enhancer_of
 from carpool.request.parameters import check
 from carpool.types import CheckedRequest, Request
 from support.app import CARD
 
 WITH_REWRITER = replace(CARD, enhancer=REWRITER)
+REWRITING = replace(CARD, enhancer=ALWAYS)
 
 
 def card_with(name: str) -> Card:
@@ -63,6 +64,7 @@ def test_a_rewriter_is_asked_where_the_request_or_the_server_wants_it() -> None:
     ("card", "prompt", "wish", "error", "rule"),
     [
         (CARD, "a", True, UnsupportedParameter, "no model that rewrites prompts"),
+        (REWRITING, "a", False, UnsupportedParameter, "rewrites all prompts"),
         (WITH_REWRITER, "a", "yes", InvalidValue, "must be true or false"),
         (WITH_REWRITER, "a", 1, InvalidValue, "must be true or false"),
         (WITH_REWRITER, " ", True, InvalidValue, "no prompt to rewrite"),
@@ -76,11 +78,13 @@ def test_what_cannot_be_done_is_refused_by_name(
     assert refusal.value.param == "enhance_prompt"
 
 
-def test_a_model_without_a_rewriter_takes_false() -> None:
+def test_a_model_without_a_rewriter_takes_false_and_one_that_always_rewrites_true() -> None:
     assert not asked(CARD, enhance_prompt=False).enhance_prompt
+    assert not asked(REWRITING, enhance_prompt=True).enhance_prompt
 
 
 def test_a_component_that_a_checkpoint_left_out_rewrites_nothing() -> None:
     assert enhancer_of({"pe": None}, ["use_pe"]) == ""
     assert enhancer_of({"pe": object()}, ["use_pe"]) == "use_pe"
+    assert enhancer_of({ALWAYS: object()}, []) == ALWAYS
     assert enhancer_of({"pe": object(), REWRITER: object()}, ["use_pe"]) == REWRITER

@@ -15,6 +15,8 @@ from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from torch import Tensor, nn
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma4ForCausalLM,
@@ -108,6 +110,16 @@ def _t5() -> Any:
     return T5ForConditionalGeneration(config)
 
 
+def _bart() -> Any:
+    """Draw a model whose encoder lies deeper than T5's."""
+    config = BartConfig(
+        vocab_size=_WORDS, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, encoder_attention_heads=4, decoder_attention_heads=4,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0, forced_eos_token_id=None,
+    )  # fmt: skip
+    return BartForConditionalGeneration(config)
+
+
 def _glm() -> Any:
     return planner(tokenizer())
 
@@ -126,6 +138,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen3.5": _qwen3_5,
     "t5": _t5,
 }
+OTHERS = {"bart": _bart}
 Text = Mapping[str, Any]
 
 
@@ -133,7 +146,7 @@ Text = Mapping[str, Any]
 def _model(name: str) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        made = drawn(MODELS[name]())
+        made = drawn({**MODELS, **OTHERS}[name]())
     for path, weight in made.named_parameters():
         weight.requires_grad_(False)
         if re.search(r"(q_proj|qkv|\.q|c_attn)\.weight$", path):
@@ -142,7 +155,7 @@ def _model(name: str) -> Any:
 
 
 def model(name: str) -> nn.Module:
-    """One of `MODELS`, with the same weights at every call."""
+    """One of `MODELS` or `OTHERS`, with the same weights at every call."""
     made: nn.Module = _model(name)
     return copy.deepcopy(made)
 

@@ -26,6 +26,7 @@ _INDEX = "model_index.json"
 INDEXES = (_INDEX, "modular_model_index.json")
 """Index files of pipelines: of their own class, or built from blocks (`ModularPipeline`)."""
 LANGUAGE_CONFIG = "config.json"
+LANGUAGE_CLASSES = "ForCausalLM", "LMHeadModel", "ForConditionalGeneration"
 """Config file of a transformers model, which has no index."""
 SINGLE_FILES = (".safetensors", ".sft", ".gguf", ".pth")
 PICKLES = (".ckpt", ".pt", ".bin")
@@ -87,7 +88,7 @@ def holds_language_model(folder: Path) -> bool:
         classes = jsonfile.loads(jsonfile.read(config)).get("architectures") or []
     except (OSError, ValueError, AttributeError):
         return False
-    return any(str(name).endswith(("ForCausalLM", "ForConditionalGeneration")) for name in classes)
+    return any(str(name).endswith(LANGUAGE_CLASSES) for name in classes)
 
 
 def class_in(entry: Any) -> tuple[str, str] | None:

@@ -11,8 +11,8 @@ from carpool.errors import InvalidValue, UnsupportedParameter
 from carpool.request.card import Card, Task
 
 NAME = "enhance_prompt"
-REWRITER = "prompt_rewriter"
-"""Component name of the server's own rewriter."""
+REWRITER = "prompt_rewriter"  # component: the server's own
+ALWAYS = "prompt_upsampler"  # component of FLUX.3, whose blocks rewrite every prompt
 PLANS = "generate_prior_tokens"
 """Method of a pipeline that plans pictures: there `language_url` writes plans, not prompts."""
 
@@ -50,13 +50,13 @@ def check_enhancement(
     is_wanted = card.enhances if wish is None else wish
     name = card.enhancer
     has_text = isinstance(arguments.get("prompt"), str) and bool(arguments["prompt"].strip())
-    if not name or not (name == REWRITER or task.takes(name)):
+    if name == ALWAYS and wish is False:
+        raise UnsupportedParameter(f"{NAME}=false: {card.id} rewrites all prompts", param=NAME)
+    if not name or not (name in (REWRITER, ALWAYS) or task.takes(name)):
         if wish:
-            raise UnsupportedParameter(
-                f"{NAME}: {card.id} has no model that rewrites prompts: leave it out; a server "
-                "that was started with --rewriter or --language-url takes it",
-                param=NAME,
-            )
+            text = f"{NAME}: {card.id} has no model that rewrites prompts: leave it out; a server "
+            text += "that was started with --rewriter or --language-url takes it"
+            raise UnsupportedParameter(text, param=NAME)
         return False
     if wish and not has_text:
         raise InvalidValue(f"{NAME}: there is no prompt to rewrite", param=NAME)
@@ -65,21 +65,20 @@ def check_enhancement(
             if task.takes(own_way) and (is_wanted or wish is not None):
                 arguments[own_way] = ARGUMENTS[own_way][2]
         return is_wanted and has_text
-    _, yes, no = ARGUMENTS[name]
-    if wish is None and not (card.enhances and has_text):
+    if name == ALWAYS or (wish is None and not (card.enhances and has_text)):
         return False
-    value = yes if is_wanted else no
+    _, yes, no = ARGUMENTS[name]
     if name in own:
         if wish is not None and bool(arguments.get(name)) != wish:
             rule = f"{name}={arguments.get(name)!r} says otherwise: send one of them"
             raise InvalidValue(f"{NAME}={wish}, but {rule}", param=NAME)
         return False
-    arguments[name] = value
+    arguments[name] = yes if is_wanted else no
     return False
 
 
 def enhancer_of(components: Mapping[str, Any], parameters: Collection[str]) -> str:
-    """The rewriter of a pipeline's prompts: `REWRITER`, the pipeline's own argument, or "".
+    """The rewriter of a pipeline's prompts: `REWRITER`, its own argument, `ALWAYS`, or "".
 
     Args:
         components: components of the pipeline, by name.
@@ -90,4 +89,4 @@ def enhancer_of(components: Mapping[str, Any], parameters: Collection[str]) -> s
     for name, (component, *_) in ARGUMENTS.items():
         if name in parameters and components.get(component) is not None:
             return name
-    return ""
+    return "" if components.get(ALWAYS) is None else ALWAYS

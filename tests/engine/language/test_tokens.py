@@ -151,7 +151,7 @@ class Unsplittable(Author):
         return {"images": torch.zeros(1)}
 
 
-@pytest.mark.parametrize(("name", "is_split"), [("glm", True), ("t5", True), ("t5", False)])
+@pytest.mark.parametrize(("name", "is_split"), [("glm", True), ("bart", True), ("t5", False)])
 def test_the_watchdog_finds_what_cannot_be_split(name: str, *, is_split: bool) -> None:
     pipe = author(name)
     if not is_split:

@@ -6,19 +6,23 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    ErnieImageModularPipeline,
     ErnieImagePipeline,
     Flux2Pipeline,
+    Ideogram4ModularPipeline,
     Ideogram4Pipeline,
     Kandinsky6TI2VAPipeline,
     LongCatImagePipeline,
+    LTX2ModularPipeline,
     LTX2Pipeline,
+    ModularPipeline,
 )
 
 from carpool.errors import Cancelled
 from support.engine_driver import CLOSE, driving, gap
 from support.tiny.ernie import ernie
 from support.tiny.flux2 import flux2
-from support.tiny.ltx2 import ARGUMENTS, ltx2
+from support.tiny.ltx2 import ARGUMENTS, gemma3, ltx2
 from support.tiny.newest import components
 from support.tiny.parts import gemma_tokenizer, qwen2_tokenizer
 from support.tiny.writers import qwen3
@@ -75,7 +79,31 @@ def captioning() -> Ideogram4Pipeline:
     return Ideogram4Pipeline(**parts, tokenizer=reader(qwen2_tokenizer()))
 
 
+def blocks_of(pipe: ModularPipeline, plain: Any, **others: Any) -> Any:
+    """A modular pipeline of another one's components."""
+    have = {**plain.components, **others}
+    pipe.update_components(**{n: have[n] for n in pipe.pretrained_component_names if n in have})
+    return pipe
+
+
+def always_enhancing() -> Any:
+    """Its block for texts in free words, which no argument of a call chooses."""
+    plain, pipe = enhancing(), ErnieImageModularPipeline()
+    pipe._blocks = pipe.blocks.get_execution_blocks(prompt="a", use_pe=True)
+    return blocks_of(pipe, plain)
+
+
+def improving_in_blocks() -> Any:
+    return blocks_of(LTX2ModularPipeline(), improving(), prompt_enhancer=gemma3())
+
+
+def captioning_in_blocks() -> Any:
+    return blocks_of(Ideogram4ModularPipeline(), captioning())
+
+
 SQUARE = {"height": 64, "width": 64}
+CAPTION = {**SQUARE, "prompt_upsampling": True, "max_sequence_length": 40, "num_inference_steps": 1}
+SLOW = {improving_in_blocks, captioning_in_blocks}
 MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
     enhancing: ({"height": 32}, "pe"),
     upsampling: (
@@ -101,21 +129,31 @@ MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
         "text_encoder",
     ),
     captioning: (
-        {
-            **SQUARE, "guidance_scale": 5.0, "guidance_schedule": None, "prompt_upsampling": True,
-            "max_sequence_length": 40, "num_inference_steps": 1,
-        },
-        "_prompt_enhancer",
+        {**CAPTION, "guidance_scale": 5.0, "guidance_schedule": None}, "_prompt_enhancer"
     ),
+    always_enhancing: ({"height": 32}, "pe"),
+    captioning_in_blocks: ({**CAPTION, "guidance_schedule": (5.0,)}, "_prompt_enhancer"),
 }  # fmt: skip
 
 
+MADE[improving_in_blocks] = dict(MADE[improving][0]), "prompt_enhancer"
+del MADE[improving_in_blocks][0]["spatio_temporal_guidance_blocks"]
+
+
 def drawn(outcome: Any) -> torch.Tensor:
-    picture = outcome["images"] if "images" in outcome else outcome["frames"]
-    return torch.as_tensor(picture)
+    names = ("images", "frames", "videos")
+    return torch.as_tensor(next(outcome[name] for name in names if name in outcome))
 
 
-@pytest.mark.parametrize("made", MADE)
+def drawn_alone(judge: Any, **arguments: Any) -> torch.Tensor:
+    answer = judge(**arguments)
+    return drawn(answer.values if isinstance(judge, ModularPipeline) else answer)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    "made", [pytest.param(one, marks=[pytest.mark.slow] if one in SLOW else []) for one in MADE]
+)
 def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], Any]) -> None:
     def fresh() -> Any:
         with torch.random.fork_rng(devices=[]):
@@ -146,9 +184,10 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
     for seed, recorder in enumerate(heard):
         torch.manual_seed(seed)
         generator = torch.Generator().manual_seed(seed)
-        answer = judge(prompt=PROMPTS[seed], generator=generator, **arguments, **sizes[seed])
+        given = {**arguments, **sizes[seed], "prompt": PROMPTS[seed], "generator": generator}
+        expected = drawn_alone(judge, **given)
         assert recorder.error is None
-        assert gap(drawn(recorder.outcome.fields), drawn(answer)) < CLOSE
+        assert gap(drawn(recorder.outcome.fields), expected) < CLOSE
         prompt = recorder.outcome.settings["revised_prompt"]
         assert prompt != PROMPTS[seed]
         assert [event.text for event in recorder.events if event.kind == "prompt"][-1] == prompt

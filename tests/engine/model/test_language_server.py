@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -143,6 +143,8 @@ def test_what_passes_is_tried_again_and_no_words_leave_the_prompt(answer: Any, p
         ((200, "data: {broken\n\n"), 1, "not as expected"),
         ((200, 'data: {"error": {"message": "too long"}}\n\n'), 1, "too long"),
         ((200, ""), 3, "broke off"),
+        ((200, "data: []\n\n"), 1, "not as expected"),
+        ((200, 'data: {"choices": [{"delta": {"content": 5}}]}\n\n'), 1, "not as expected"),
         ((200, chunks("ha" * 20_000)), 1, "more than 32000 characters"),
     ],
 )
@@ -168,12 +170,23 @@ def test_a_server_that_is_gone_or_says_nothing_is_named() -> None:
         hold.wait(30)
         return silent()
 
-    with serving(held) as server:
-        [late] = drawn(server.url, "a cat", language_timeout=0.3)
-        hold.set()
+    def dripping(handler: _Handler, status: int, text: str) -> None:
+        """Keeps the connection alive, and never comes to an end."""
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(OSError):
+            while not hold.wait(0.02):
+                handler.wfile.write(b": wait\n\n")
+
+    for reply in (_Handler._reply, dripping):
+        with serving(held) as server, pytest.MonkeyPatch.context() as patched:
+            hold.clear()
+            patched.setattr(_Handler, "_reply", reply)
+            [late] = drawn(server.url, "a cat", language_timeout=0.3)
+            hold.set()
+        assert "no answer within 0.3 s" in str(late.error)
     [lost] = drawn(server.url, "a cat", language_timeout=0.3)
 
-    assert "no answer within 0.3 s" in str(late.error)
     assert "cannot be reached" in str(lost.error)
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    RwkvConfig,
+    RwkvForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import carpool
 from carpool.engine.model.text_pipeline import WrittenText
@@ -46,6 +56,44 @@ def test_prompts_are_continued_as_by_generate(engine: carpool.Engine, folder: Pa
         plain(folder, prompt, output.seed, do_sample=True, **options)
         for prompt, output in zip(prompts, outputs, strict=True)
     ]  # fmt: skip
+
+
+def saved(folder: Path, cls: type[PreTrainedModel], config: type, **sizes: Any) -> Path:
+    tokenizer = qwen2_tokenizer()
+    tokenizer.save_pretrained(folder)
+    words = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": None}
+    cls(config(**words, **sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("cls", "config", "sizes"),
+    [
+        (GPT2LMHeadModel, GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+        # its first forward scales its weights in place
+        (RwkvForCausalLM, RwkvConfig, {"hidden_size": 32, "num_hidden_layers": 7}),
+    ],
+)
+def test_models_of_other_kinds_are_continued_too(
+    cls: type[PreTrainedModel], config: type, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    saved(tmp_path, cls, config, **sizes)
+    prompts = ["a red circle", "x"]
+
+    with carpool.load(tmp_path) as engine:
+        outputs = engine.generate(prompts, seed=1, max_new_tokens=6, temperature=0.9)
+
+    assert [output.text for output in outputs] == [
+        plain(tmp_path, prompt, output.seed, do_sample=True, max_new_tokens=6, temperature=0.9)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]  # fmt: skip
+
+
+def test_a_model_of_encoder_and_decoder_is_refused_as_such(tmp_path: Path) -> None:
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    saved(tmp_path, T5ForConditionalGeneration, T5Config, **sizes)
+    with pytest.raises(LoadFailed, match="t5 of encoder and decoder"):
+        carpool.load(tmp_path)
 
 
 def test_the_pieces_of_a_text_are_told_as_they_come(engine: carpool.Engine) -> None:

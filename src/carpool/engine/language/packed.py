@@ -24,10 +24,8 @@ NAME = "carpool_packed"  # name of a packed forward's attention
 
 _running: ContextVar[PackedCache] = ContextVar("_running")
 
-
 SPECS = {
     rows: Spec(
-        rows=rows,
         rules={
             rows: STACK,
             "position_ids": STACK,

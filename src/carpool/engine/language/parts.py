@@ -35,12 +35,12 @@ def called_parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def towers_of(module: nn.Module) -> list[nn.Module]:
-    """The encoders of pictures and sound, which `generate` runs before the first token."""
+    """The encoders of texts, pictures and sound, which `generate` runs before the first token."""
     from transformers import PreTrainedModel  # takes a second to import
 
     if not isinstance(module, PreTrainedModel):
         return []
-    towers = dict.fromkeys(module.get_encoder(kind) for kind in ("image", "video", "audio"))
+    towers = dict.fromkeys(module.get_encoder(kind) for kind in (None, "image", "video", "audio"))
     return [tower for tower in towers if tower is not module]
 
 

@@ -14,7 +14,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedTokenizerBase,
 )
-from transformers.processing_utils import ProcessorMixin
 
 from carpool.config import EngineSettings
 from carpool.engine.model.tasks import tasks_of
@@ -27,10 +26,12 @@ def read_language_model(source: str, revision: str | None, dtype: torch.dtype) -
     """Read a plain transformers model; no code of the checkpoint is run.
 
     Raises:
-        LoadFailed: weights are missing.
+        LoadFailed: weights are missing, or it has an encoder of texts.
     """
     options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(source, **options)
+    if config.is_encoder_decoder:
+        raise LoadFailed(f"{source} is a {config.model_type} of encoder and decoder, not causal")
     has_eyes = getattr(config, "vision_config", None) is not None
     cls: Any = AutoModelForImageTextToText if has_eyes else AutoModelForCausalLM
     model, report = cls.from_pretrained(
@@ -38,6 +39,9 @@ def read_language_model(source: str, revision: str | None, dtype: torch.dtype) -
     )
     if missing := sorted(report["missing_keys"]):
         raise LoadFailed(f"{source} lacks {missing[0]}, and {len(missing) - 1} weights more")
+    for part in model.eval().modules():
+        if hasattr(part, "_rescale_layers"):  # RWKV's first forward scales its weights in place
+            part._rescale_layers()
     if not has_eyes:
         return TextPipeline(model, AutoTokenizer.from_pretrained(source, **options))
     processor = AutoProcessor.from_pretrained(source, **options)
@@ -81,14 +85,11 @@ def _writers(pipe: Any) -> Iterator[tuple[str, TextPipeline]]:
         if not isinstance(module, nn.Module) or can_generate is None or not can_generate():
             continue
         reader = reader_beside(pipe.components, name, module)
-        if isinstance(reader, ProcessorMixin):
-            has_eyes = getattr(module.config, "vision_config", None) is not None
-            if has_eyes and getattr(reader, "image_processor", None) is not None:
-                yield name, SeeingTextPipeline(module, reader.tokenizer, reader)
-            else:
-                yield name, TextPipeline(module, reader.tokenizer)
+        has_eyes = getattr(module.config, "vision_config", None) is not None
+        if has_eyes and getattr(reader, "image_processor", None) is not None:
+            yield name, SeeingTextPipeline(module, reader.tokenizer, reader)
         elif reader is not None:
-            yield name, TextPipeline(module, reader)
+            yield name, TextPipeline(module, getattr(reader, "tokenizer", reader))
 
 
 def reader_beside(components: Any, name: str, module: Any) -> Any:
@@ -101,7 +102,7 @@ def reader_beside(components: Any, name: str, module: Any) -> Any:
         names = [name.replace("text_encoder", "tokenizer")]
     else:
         names = [f"{name}_tokenizer", "tokenizer"]
-    names = ["processor", "text_processor", *names]
+    names = [f"{name}_processor", "processor", "text_processor", *names]
     for reader in (components.get(name) for name in names):
         tokenizer = getattr(reader, "tokenizer", reader)
         if isinstance(tokenizer, PreTrainedTokenizerBase) and len(tokenizer) <= len(output.weight):

@@ -120,7 +120,7 @@ class LanguageServer:
 
     def _text(self, answer: httpx2.Response, tell: TellPrompt) -> str:
         """The text of a stream of chunks."""
-        due_s, text, has_ended = time.monotonic() + self._timeout_s, "", False
+        text, has_ended = "", False
         for line in answer.iter_lines():
             name, _, data = line.partition(":")
             if name != "data" or (has_ended := has_ended or data.strip() == "[DONE]"):
@@ -132,8 +132,6 @@ class LanguageServer:
                 text += (choice.get("delta") or {}).get("content") or ""
             if len(text) > MAX_CHARACTERS:
                 raise ValueError(f"more than {MAX_CHARACTERS} characters")
-            if time.monotonic() > due_s:
-                raise httpx2.ReadTimeout("it writes too slowly")
             tell(text)
         if not has_ended:
             raise httpx2.RemoteProtocolError("the answer broke off")
@@ -152,9 +150,10 @@ class LanguageServer:
             may_pass, left_s = True, max(0.01, due_s - time.monotonic())
             timeout = httpx2.Timeout(left_s, connect=min(CONNECT_S, left_s))
             method = "GET" if body is None else "POST"
-            ask = partial(self._client.stream, method, self._base + path)
+            ask = partial(self._client.stream, json=body, timeout=timeout)
             try:
-                with ask(json=body, timeout=timeout) as answer:
+                with ask(method, self._base + path) as answer:
+                    answer.stream = _Bounded(answer.stream, due_s)
                     if answer.status_code == 200:
                         return read(answer)
                     problem, may_pass = _refusal(answer), answer.status_code in _PASSING
@@ -170,6 +169,22 @@ class LanguageServer:
                 break
             time.sleep(pause_s)
         raise LanguageServerFailed(f"the language server {self._shown}{path}: {problem:.400}")
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """An answer that ends in time: httpx limits only the wait for its next piece."""
+
+    def __init__(self, stream: Any, due_s: float) -> None:
+        self._stream, self._due_s = stream, due_s
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for piece in self._stream:
+            if time.monotonic() > self._due_s:
+                raise httpx2.ReadTimeout("it writes too slowly")
+            yield piece
 
 
 def _refusal(answer: httpx2.Response) -> str:

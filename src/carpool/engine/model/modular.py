@@ -6,7 +6,7 @@ request calls the pipeline itself, with all of its blocks.
 """
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -163,11 +163,14 @@ def guidance(pipe: ModularPipeline) -> dict[str, float]:
     }
 
 
-def run(pipe: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def run(
+    pipe: ModularPipeline, arguments: Mapping[str, Any], note: Callable[[str], object] = str
+) -> dict[str, Any]:
     """Call a request's own copy of a pipeline.
 
     Args:
         arguments: of its `__call__`; guidance without a block is set on the copy's guiders.
+        note: called with the prompt that a block has rewritten.
 
     Returns:
         The blocks' outputs, or those listed in `output`, under the names used by other
@@ -180,7 +183,11 @@ def run(pipe: ModularPipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:
             if (scale := remaining.pop(name)) is not None:
                 getattr(pipe, _GUIDERS[name]).guidance_scale = scale
     names = [output] if isinstance(output, str) else list(output)
-    results = pipe(output=names, **remaining)
+    results = pipe(output=[*names, "prompt"], **remaining)
+    if any("prompt" in block.intermediate_output_names for block in all_blocks(pipe._blocks)):
+        text = results["prompt"][0] if isinstance(results["prompt"], list) else results["prompt"]
+        if isinstance(text, str) and text != remaining.get("prompt"):
+            note(text)
     return {OUTPUTS.get(name, name): results[name] for name in names}
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from diffusers import ModularPipeline
 from torch import nn
 from transformers import StoppingCriteriaList
 
 from carpool.engine.fiber import current_context
+from carpool.engine.foreign_code import all_blocks
 from carpool.engine.model.language_models import reader_beside
 from carpool.engine.model.text_pipeline import WrittenText
 from carpool.errors import InvalidValue, LoadFailed
@@ -28,9 +30,10 @@ INSTRUCTION = (
 MOST_TOKENS = 512  # limit of a rewritten prompt, if the model has none
 METHODS = (
     "upsample_prompt", "enhance_prompt", "rewire_prompt", "_enhance_prompt_with_pe",
-    "expand_prompts",
+    "expand_prompts", "get_image_caption",
 )  # fmt: skip
-"""Methods that rewrite: of FLUX.2, Ideogram 4; LTX-2; LongCat-Image; ERNIE-Image; Kandinsky 6."""
+"""Methods that write prompts: of FLUX.2, Ideogram 4; LTX-2; LongCat-Image; ERNIE-Image;
+Kandinsky 6; Qwen-Image-Layered."""
 
 
 def attach(
@@ -66,12 +69,17 @@ def attach(
 
 
 def build(pipe: Any, undo: ExitStack) -> None:
-    """Build the rewriter of Ideogram 4 now, as a component; the pipeline builds it at first use."""
+    """Build the rewriter of Ideogram 4 now, as a component; diffusers builds it at first use."""
     if (head := getattr(pipe, "prompt_enhancer_head", None)) is not None:
         from diffusers.pipelines.ideogram4.prompt_enhancer import build_prompt_enhancer
 
-        undo.callback(setattr, pipe, "_prompt_enhancer", pipe._prompt_enhancer)
-        pipe._prompt_enhancer = build_prompt_enhancer(pipe.text_encoder, head)
+        enhancer = build_prompt_enhancer(pipe.text_encoder, head)
+        blocks = all_blocks(pipe._blocks) if isinstance(pipe, ModularPipeline) else ()
+        for owner in (pipe, *blocks):
+            if owner is pipe or hasattr(owner, "_prompt_enhancer"):
+                before = vars(owner).get("_prompt_enhancer")
+                undo.callback(setattr, owner, "_prompt_enhancer", before)
+                owner._prompt_enhancer = enhancer
 
 
 class TellPrompt(Protocol):
@@ -130,7 +138,7 @@ def noting(pipe: Any, note: Callable[[str], object], tell: TellPrompt) -> Iterat
     """Record each prompt that a pipeline rewrites by one of its own methods.
 
     Args:
-        tell: called while one of the pipeline's models writes for such a method.
+        tell: called while one of the pipeline's models writes for such a method, or for any block.
     """
     attributes = vars(pipe)
     names = [name for name in METHODS if callable(getattr(pipe, name, None))]
@@ -145,6 +153,8 @@ def noting(pipe: Any, note: Callable[[str], object], tell: TellPrompt) -> Iterat
 
     for name in names:
         attributes[name] = partial(_noted, getattr(pipe, name), note, watch)
+    if isinstance(pipe, ModularPipeline):
+        current_context().watch = watch
     try:
         yield
     finally:

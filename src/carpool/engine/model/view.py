@@ -172,12 +172,12 @@ def call(
     if request.prompt_weights:
         arguments = embedded(pipe, task, arguments)
     with noting(pipe, note, tell), plans:
-        output = _called(pipe, request, task, arguments)
+        output = _called(pipe, request, task, arguments, note)
     return replace(output, revised_prompt=texts[-1]) if texts else output
 
 
 def _called(
-    pipe: Any, request: CheckedRequest, task: Task, arguments: dict[str, Any]
+    pipe: Any, request: CheckedRequest, task: Task, arguments: dict[str, Any], note: Any
 ) -> PipelineOutput:
     if (device := pipe._execution_device).type != "cpu":
         arguments = {name: moved(value, device) for name, value in arguments.items()}
@@ -193,7 +193,7 @@ def _called(
     defaults = {parameter.name: parameter.default for parameter in task.parameters}
     kind = arguments.get("output_type", defaults.get("output_type"))
     if isinstance(pipe, ModularPipeline):
-        return PipelineOutput(run(pipe, arguments), None, rate_of(pipe))
+        return PipelineOutput(run(pipe, arguments, note), None, rate_of(pipe))
     choose = getattr(pipe, "get_timesteps", None)
     if choose is not None and task.takes("strength") and arguments.get("denoising_start") is None:
         pipe.get_timesteps = partial(_some, choose)

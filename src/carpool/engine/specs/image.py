@@ -126,22 +126,22 @@ _FLUX = {
     "txt_ids": SHARE,  # (text tokens, 3)
     "img_ids": SHARE,  # (image tokens, 3): equal token counts may differ in geometry
 }
+_UNET: dict[str, Any] = {
+    "sample": STACK,  # (rows, 4, H / 8, W / 8)
+    "timestep": SCALAR,  # 0-d, or a number
+    "encoder_hidden_states": STACK,  # (rows, 77, 768 or 2048)
+    "timestep_cond": STACK,  # (rows, D) or None
+    "added_cond_kwargs": {  # SDXL; else None
+        "text_embeds": STACK,  # (rows, 1280)
+        "time_ids": STACK,  # (rows, 6)
+        "image_embeds": STACKS,  # one per IP-adapter (rows, images, 1024): ControlNets read none
+    },
+}
 _CONTROL = {"controlnet_cond": STACK, "conditioning_scale": FACTOR}  # of the whole answer
 
 SPECS: dict[tuple[str, str], Spec] = {
-    ("ControlNetModel", "forward"): Spec(
-        rows="sample",
-        rules={
-            "sample": STACK,  # (rows, 4, H / 8, W / 8)
-            "timestep": SCALAR,  # 0-d, or a number
-            "encoder_hidden_states": STACK,  # (rows, 77, 768 or 2048)
-            "timestep_cond": STACK,
-            "added_cond_kwargs": {"text_embeds": STACK, "time_ids": STACK},  # SDXL; else None
-            **_CONTROL,
-        },
-    ),
+    ("ControlNetModel", "forward"): Spec(rules={**_UNET, **_CONTROL}),
     ("ErnieImageTransformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 128, H / 16, W / 16)
             "timestep": STACK,  # (rows,), 0-1000
@@ -150,7 +150,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("FluxTransformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             **_FLUX,
             "controlnet_block_samples": STACKS,  # each (rows, image tokens, 3072)
@@ -161,7 +160,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         "hidden_states", {**_FLUX, **_CONTROL, "controlnet_mode": STACK}
     ),
     ("Flux2Transformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, image tokens, 128), with reference images
             "timestep": STACK,  # (rows,), 0-1
@@ -174,7 +172,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("GlmImageTransformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
             "timestep": STACK,  # (rows,), 0-1000
@@ -189,7 +186,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("HiDreamImageTransformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 16, H / 8, W / 8), or (rows, image tokens, 64)
             "timesteps": STACK,  # (rows,), 0-1000
@@ -206,7 +202,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         "hidden_states", {**_HUNYUAN_DIT, "controlnet_block_samples": STACKS}
     ),
     ("LuminaNextDiT2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
             "timestep": STACK,  # (rows,), 0-1
@@ -216,7 +211,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("Lumina2Transformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 16, H / 8, W / 8)
             "timestep": STACK,  # (rows,), 0-1
@@ -226,7 +220,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("OmniGenTransformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 4, H / 8, W / 8)
             "timestep": STACK,  # (rows,), 0-1
@@ -239,7 +232,6 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("QwenImageControlNetModel", "forward"): Spec("hidden_states", {**_QWEN, **_CONTROL}),
     ("QwenImageTransformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             **_QWEN,
             "additional_t_cond": STACK,  # (rows,), for layered models
@@ -247,7 +239,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("QwenImage21Transformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, image tokens, 64), with input images
             "timestep": Own(if_exact=True),  # (rows,), 0-1; the prompt's time 0 is appended
@@ -265,7 +256,6 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("SanaControlNetModel", "forward"): Spec("hidden_states", {**_SANA, **_CONTROL}),
     ("SanaTransformer2DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             **_SANA,
             "guidance": STACK,  # (rows,), SANA Sprint only
@@ -273,24 +263,14 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("UNet2DConditionModel", "forward"): Spec(
-        rows="sample",
         rules={
-            "sample": STACK,  # (rows, 4, H / 8, W / 8)
-            "timestep": SCALAR,  # 0-d, or a number
-            "encoder_hidden_states": STACK,  # (rows, 77, 768 or 2048)
-            "timestep_cond": STACK,  # (rows, D) or None
-            "added_cond_kwargs": {  # SDXL; else None
-                "text_embeds": STACK,  # (rows, 1280)
-                "time_ids": STACK,  # (rows, 6)
-                "image_embeds": STACKS,  # one per IP-adapter (rows, images, 1024)
-            },
+            **_UNET,
             "down_block_additional_residuals": STACKS,  # ControlNet's, one a layer
             "mid_block_additional_residual": STACK,
             "down_intrablock_additional_residuals": STACKS,  # a T2I-adapter's
         },
     ),
     ("ZImageControlNetModel", "forward"): Spec(
-        rows="x",
         rules={
             **_ZIMAGE,
             "x": Keyed(LIST, _sizes),
@@ -300,7 +280,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("ZImageTransformer2DModel", "forward"): Spec(
-        rows="x",
         rules={**_ZIMAGE, "controlnet_block_samples": STACKS},  # layers of (rows, tokens, 3840)
         returns_list=True,
     ),

@@ -345,8 +345,8 @@ def _times(answer: Any, factor: float) -> Any:
 class Spec:
     """How calls of one method fuse."""
 
-    rows: str  # the argument whose axis 0 (or length) counts the rows of a call
-    rules: Mapping[str, ArgumentRule]
+    rows: str = ""  # argument whose axis 0 (or length) counts a call's rows; "": the first of rules
+    rules: Mapping[str, ArgumentRule] = field(default_factory=dict)
     adds: Mapping[str, Any] = field(default_factory=dict)  # extra kwargs: they skip unread output
     returns_list: bool = False  # lists in the output hold one entry a row, not one a layer
     needs: tuple[str, ...] = ()  # without these arguments a call reads those marked UNUSED
@@ -358,6 +358,7 @@ class Spec:
     within: Callable[..., AbstractContextManager[object]] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", self.rows or next(iter(self.rules)))
         object.__setattr__(self, "rules", {n: as_rule(rule) for n, rule in self.rules.items()})
 
     def rule(self, name: str) -> Rule:

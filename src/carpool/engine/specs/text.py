@@ -5,10 +5,9 @@ from dataclasses import replace
 from carpool.engine.specs.padding import Pad
 from carpool.engine.specs.rules import CONCAT, STACK, Spec
 
-_TEXT = Spec(rows="input_ids", rules={"input_ids": STACK, "attention_mask": STACK})
+_TEXT = Spec(rules={"input_ids": STACK, "attention_mask": STACK})
 
 _T5 = Spec(
-    rows="input_ids",
     rules={
         "input_ids": Pad(mask="attention_mask", cut=("last_hidden_state", "hidden_states")),
         "attention_mask": Pad(mask="attention_mask"),
@@ -42,7 +41,7 @@ _LLAVA = replace(
     unread=("image_hidden_states",),
 )
 
-_PICTURES = Spec(rows="pixel_values", rules={"pixel_values": STACK})
+_PICTURES = Spec(rules={"pixel_values": STACK})
 
 SPECS: dict[tuple[str, str], Spec] = {
     ("CLIPTextModel", "forward"): _TEXT,
@@ -69,6 +68,6 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("Qwen3ForCausalLM", "forward"): _FLUX2,  # Klein
     ("SingleImageEncoder", "forward"): Spec(  # Hunyuan3D-2
-        rows="image", rules={"image": STACK, "mask": STACK}
+        rules={"image": STACK, "mask": STACK}
     ),
 }

@@ -16,7 +16,6 @@ from carpool.engine.specs.rules import (
 )
 
 _WAN = Spec(
-    rows="hidden_states",
     rules={
         "hidden_states": STACK,  # (rows, 16, 36 or 48, frames, H / 8, W / 8)
         "timestep": STACK,  # (rows,), 0-1000; Wan 2.2 5B: (rows, video tokens)
@@ -47,7 +46,6 @@ def _is_blank(pictures: Any) -> bool:
 
 
 _HUNYUAN3D = Spec(
-    rows="x",
     rules={
         "x": STACK,  # (rows, 3072 or 512 tokens, 64)
         "t": STACK,  # (rows,), 0-1
@@ -58,7 +56,6 @@ _HUNYUAN3D = Spec(
 
 SPECS: dict[tuple[str, str], Spec] = {
     ("AnyFlowFARTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, frames, 16, H / 8, W / 8), one chunk
             "timestep": STACK,  # (rows, frames), 0-1000
@@ -70,7 +67,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("CogVideoXTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, frames, 16 or 32, H / 8, W / 8)
             "encoder_hidden_states": STACK,  # (rows, 226, 4096): always padded
@@ -93,7 +89,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("HeliosTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 16, frames, h, w): h, w of the pyramid's stage
             "timestep": STACK,  # (rows,), 0-1000
@@ -108,7 +103,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         },
     ),
     ("HunyuanVideo15Transformer3DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 65, frames, H / 16, W / 16)
             "timestep": STACK,  # (rows,), 0-1000
@@ -163,7 +157,6 @@ SPECS: dict[tuple[str, str], Spec] = {
         needs=("video_coords", "audio_coords"),
     ),
     ("MochiTransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={
             "hidden_states": STACK,  # (rows, 12, frames, H / 8, W / 8)
             "encoder_hidden_states": STACK,  # (rows, 256, 4096): always padded
@@ -180,7 +173,6 @@ SPECS: dict[tuple[str, str], Spec] = {
     ),
     ("WanTransformer3DModel", "forward"): _WAN,
     ("WanVACETransformer3DModel", "forward"): Spec(
-        rows="hidden_states",
         rules={**_WAN.rules, "control_hidden_states": STACK, "control_hidden_states_scale": SHARE},
     ),
     ("Hunyuan3DDiT", "forward"): _HUNYUAN3D,
