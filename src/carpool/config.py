@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.batching_mode import with_mode
@@ -18,6 +18,7 @@ from carpool.settings.engine import BatchingMode as BatchingMode
 from carpool.settings.engine import EngineSettings as EngineSettings
 from carpool.settings.rules import parse, setting
 from carpool.settings.scale import ScaleSettings
+from carpool.settings.validation import Meta, Positive
 
 ENV_PREFIX = "CARPOOL_"
 FAULT_VARIABLE = "CARPOOL_FAULT"
@@ -39,7 +40,9 @@ class ServeSettings(EngineSettings, ScaleSettings):
     """Settings of `carpool serve`, in addition to an engine's."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 exposes the server")
-    port: int = setting(8000, "port to listen on; 0 takes a free one", least=0, most=65535)
+    port: Annotated[int, Meta(ge=0, le=65535)] = setting(
+        8000, "port to listen on; 0 takes a free one"
+    )
     uds: str | None = setting(None, "Unix socket to listen on, instead of host and port")
     allowed_host: tuple[str, ...] = setting(
         (),
@@ -53,41 +56,35 @@ class ServeSettings(EngineSettings, ScaleSettings):
     api_key_file: str | None = setting(
         None, "file with more API keys, one per line; read again on SIGHUP"
     )
-    requests_per_minute: int | None = setting(
-        None, "most work requests of an API key; default: no limit", least=1
+    requests_per_minute: Positive | None = setting(
+        None, "most work requests of an API key; default: no limit"
     )
-    max_in_flight_per_key: int | None = setting(
-        None,
-        "most unanswered requests of an API key, with its unfinished jobs; default: no limit",
-        least=1,
+    max_in_flight_per_key: Positive | None = setting(
+        None, "most unanswered requests of an API key, with its unfinished jobs; default: no limit"
     )
     served_model_name: str | None = setting(None, "model id in answers; default: the model's own")
-    workers: int | None = setting(
+    workers: Annotated[int, Meta(ge=1, le=1024)] | None = setting(
         None,
         "worker processes, each with the model, one per device; default: one, or one for each of "
         "--devices",
-        least=1,
-        most=1024,
     )
     devices: str | None = setting(
         None, "devices of the workers, as cuda:0,cuda:1; default: all of the kind of --device"
     )
-    max_loaded: int | None = setting(
+    max_loaded: Positive | None = setting(
         None,
         "most models in memory, if there are several: models with load: on_demand are unloaded "
         "first; default: no limit",
-        least=1,
     )
-    max_n: int = setting(10, "most images of one HTTP request", least=1)
-    max_body_bytes: int = setting(1 << 20, "largest HTTP body", unit="bytes", least=1)
-    max_upload_bytes: int = setting(
-        64 << 20, "largest HTTP body with pictures to edit", unit="bytes", least=1
+    max_n: Positive = setting(10, "most images of one HTTP request")
+    max_body_bytes: Positive = setting(1 << 20, "largest HTTP body", unit="bytes")
+    max_upload_bytes: Positive = setting(
+        64 << 20, "largest HTTP body with pictures to edit", unit="bytes"
     )
-    max_in_flight_bytes: int = setting(
+    max_in_flight_bytes: Positive = setting(
         192 << 20,
         "most memory for bodies and pictures of unanswered requests; one key may use half of it",
         unit="bytes",
-        least=1,
     )
     allow_remote_media: bool = setting(
         False, "fetch pictures from http(s) URLs in requests, from public addresses only"
@@ -107,30 +104,28 @@ class ServeSettings(EngineSettings, ScaleSettings):
     )
     metadata: bool = setting(True, "write settings into files, and that a model made them")
     metadata_prompt: bool = setting(False, "include prompts in this metadata")
-    max_frames: int = setting(512, "most frames of a video", least=1)
-    max_faces: int = setting(2_000_000, "most faces of a mesh", least=1)
-    max_sound: float = setting(600.0, "longest sound", unit="s", least=0.001)
+    max_frames: Positive = setting(512, "most frames of a video")
+    max_faces: Positive = setting(2_000_000, "most faces of a mesh")
+    max_sound: Annotated[float, Meta(ge=0.001)] = setting(600.0, "longest sound", unit="s")
     playground: bool = setting(True, "serve a page for browsers at /")
     state_dir: str | None = setting(
         None,
         "folder of jobs and their files; none keeps them in memory; default: one for each port in "
         "the user's state folder, memory if the port is 0",
     )
-    job_ttl: float = setting(
+    job_ttl: Annotated[float, Meta(ge=1)] = setting(
         86400.0,
         "most time of a job, and its retention after its end; only time with a running server "
         "counts",
         unit="s",
-        least=1,
     )
-    max_store_bytes: int = setting(
-        10 << 30, "most bytes of all jobs' files; the oldest are deleted", unit="bytes", least=1
+    max_store_bytes: Positive = setting(
+        10 << 30, "most bytes of all jobs' files; the oldest are deleted", unit="bytes"
     )
-    worker_timeout: float = setting(
+    worker_timeout: Annotated[float, Meta(ge=0.1)] = setting(
         60.0,
         "restart a worker silent this long; running forwards get five times their predicted time",
         unit="s",
-        least=0.1,
     )
     journal: Journalling = setting(
         "all",
@@ -138,8 +133,8 @@ class ServeSettings(EngineSettings, ScaleSettings):
         "memory: of all requests, in memory; jobs: only of jobs, also in the state folder, so they "
         "continue in the next server; all: both; off: requests restart",
     )
-    drain_timeout: float = setting(
-        30.0, "most time of running requests after SIGTERM", unit="s", least=0
+    drain_timeout: Annotated[float, Meta(ge=0)] = setting(
+        30.0, "most time of running requests after SIGTERM", unit="s"
     )
     log_level: LogLevel = setting("info", "least severe log")
     log_format: LogFormat = setting("text", "json: an object per line, on standard error too")

@@ -62,7 +62,7 @@ def test_previews_are_below_the_bars_until_their_pictures_are_done(
     previews, picture = Previews(), Image.new("RGB", (PREVIEW_WIDTH, 8), "red")
     with bars([str(i) for i in range(8)], previews, are_shown=True) as move:
         for place in range(6):
-            previews.put(place, picture)
+            previews[place] = picture
         move(0, 1)
         move(1, 1)
         move(2, 0.5)

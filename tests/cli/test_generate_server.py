@@ -120,14 +120,14 @@ def test_a_wrong_key_is_told(run: Run, server: Server, monkeypatch: pytest.Monke
 
 def test_a_pattern_names_files_and_without_one_they_are_numbered() -> None:
     def name(pattern: str, count: int = 2) -> str:
-        return path_of(Path(pattern), 1, count, 7, "A red/blue circle!").name
+        return path_of(Path(pattern), 1, count, 7, "A red/blue circle!", set()).name
 
     assert name("{i}.png") == "2.png"
     assert name("{prompt}-{seed}.png") == "A-red-blue-circle-7.png"
     assert name("{seed}.png") == "7-2.png"  # prompts may share a seed
     assert name("out.png") == "out-2.png"
     assert name("out.png", count=1) == "out.png"
-    assert path_of(Path("{prompt}.png"), 0, 1, 7, "../../etc").name == "etc.png"
+    assert path_of(Path("{prompt}.png"), 0, 1, 7, "../../etc", set()).name == "etc.png"
 
 
 def test_no_file_is_written_over_by_another_one_of_the_same_name() -> None:

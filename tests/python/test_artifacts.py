@@ -5,6 +5,7 @@ import wave
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ import carpool
 from carpool.cli.main import cli
 from carpool.errors import InvalidValue
 from carpool.media import encode_mesh, encode_sound
+from carpool.python.files import write_output
 from carpool.worker.raw_artifacts import mesh_of, sound_of
 from carpool.worker.raw_output import raw_output
 from support.mesh_pipeline import FACES, mesh_pipeline
@@ -112,3 +114,16 @@ def test_a_file_that_cannot_hold_sound_is_refused(name: str, tmp_path: Path) -> 
 
     assert run.exit_code == 2
     assert "the model makes sound: use .wav, .flac, .mp3" in run.output
+
+
+def test_a_video_with_sound_keeps_its_sound_in_a_file(tmp_path: Path) -> None:
+    sound = np.sin(np.linspace(0, 900, 8000, dtype=np.float32))
+    output = carpool.Output(
+        "req-1", 3, frames=[[PICTURE] * 4], others={"audio": sound[None], "sampling_rate": 16000}
+    )
+
+    write_output(output, tmp_path / "a.mp4", 8, None)
+
+    with av.open(str(tmp_path / "a.mp4")) as file:
+        assert [stream.type for stream in file.streams] == ["video", "audio"]
+        assert sum(1 for _ in file.decode(video=0)) == 4

@@ -22,21 +22,11 @@ AdvanceBar = Callable[[int, float], None]
 """Moves a bar: index, and progress from 0 to 1. Thread-safe."""
 
 
-class Previews:
+class Previews(dict[int, "Image.Image"]):
     """Previews of running pictures, by index. Thread-safe.
 
     They are half blocks in every terminal: text can be overwritten at each step.
     """
-
-    def __init__(self) -> None:
-        self._pictures: dict[int, Image.Image] = {}
-
-    def put(self, place: int, picture: "Image.Image") -> None:
-        self._pictures[place] = picture
-
-    def drop(self, place: int) -> None:
-        """Drop the preview of a finished picture."""
-        self._pictures.pop(place, None)
 
     def table(self, columns: int) -> "Table":
         """Previews side by side, as many as fit into `columns`."""
@@ -45,7 +35,7 @@ class Previews:
 
         grid = Table.grid(padding=(0, 1))
         columns_max = max(1, min(MOST_PREVIEWS, columns // (PREVIEW_WIDTH + 1)))
-        pictures = [picture for _, picture in sorted(dict(self._pictures).items())][:columns_max]
+        pictures = [picture for _, picture in sorted(dict(self).items())][:columns_max]
         for _ in pictures:
             grid.add_column(width=PREVIEW_WIDTH)
         if pictures:
@@ -93,7 +83,7 @@ def bars(
                 progress.update(task, completed=share, visible=share < 1 or are_few)
                 if share >= 1:
                     if previews is not None:
-                        previews.drop(place)
+                        previews.pop(place, None)
                     progress.stop_task(task)
                     so_far = sum(other.finished for other in progress.tasks if other.id != every)
                     progress.update(every, completed=so_far, description=_all(so_far, count))

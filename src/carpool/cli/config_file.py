@@ -16,6 +16,7 @@ from carpool.cli.options import settings_options
 from carpool.config import ENV_PREFIX, ServeSettings
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.rules import base_type
+from carpool.settings.validation import FINITE, meta_of
 
 SECRETS = ("api_key", "webhook_secret")
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
@@ -61,7 +62,7 @@ def _value(value: Any, hint: Any) -> Any:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a file of settings."""
-    hints = get_type_hints(ServeSettings)
+    hints = get_type_hints(ServeSettings, include_extras=True)
     properties: dict[str, Any] = {
         "model": {"type": "string", "description": "see the argument of `carpool serve`"},
         "models": {
@@ -72,17 +73,20 @@ def schema() -> dict[str, Any]:
         },
     }
     for field in dataclasses.fields(ServeSettings):
-        hint, rule = hints[field.name], field.metadata
+        hint = hints[field.name]
+        bounds = meta_of(hint)
         entry: dict[str, Any] = {"type": _TYPES[base_type(hint)]}
         if get_origin(hint) is Literal:
             entry = {"enum": list(get_args(hint))}
         if get_origin(hint) is tuple:
             entry = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-        bounds = {"minimum": rule["least"], "maximum": rule["most"]}
-        entry |= {name: bound for name, bound in bounds.items() if bound is not None}
+        if bounds.ge is not None:
+            entry["minimum"] = bounds.ge
+        if bounds.le not in (None, FINITE):
+            entry["maximum"] = bounds.le
         if field.default not in (None, ()):
             entry["default"] = field.default
-        properties[field.name] = entry | {"description": rule["help"]}
+        properties[field.name] = entry | {"description": field.metadata["help"]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Settings of carpool serve",
@@ -96,11 +100,7 @@ def schema() -> dict[str, Any]:
 def sources(
     flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
 ) -> tuple[ServeSettings, dict[str, str]]:
-    """The effective settings, and the source of each.
-
-    Raises:
-        SettingRejected: a setting breaks its rule, or a name is unknown.
-    """
+    """The effective settings, and the source of each."""
     explicit = {name: value for name, value in flags.items() if value not in (None, ())}
     of_file = read_config(file) if file is not None else {}
     names = {key.removeprefix(ENV_PREFIX).lower() for key in environ if key.startswith(ENV_PREFIX)}

@@ -1,7 +1,8 @@
 """File formats and file names of `carpool generate`."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -24,37 +25,36 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 
 
 def path_of(
-    output: Path, i: int, count: int, seed: int, prompt: str, used_paths: Collection[Path] = ()
+    output: Path, i: int, count: int, seed: int, prompt: str, used_paths: set[Path]
 ) -> Path:
     """The file of one of several outputs: from the pattern in the name, or numbered from 1.
 
     Args:
         i: its index, from 0.
-        used_paths: files of earlier outputs, which are not reused.
+        used_paths: files of earlier outputs, which are not reused; the result is added.
     """
     words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
     fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}
     name = re.sub(r"\{(i|seed|prompt)\}", lambda match: fields[match[0]], output.name)
     is_told_apart = "{i}" in output.name or ("{seed}" in output.name and "{prompt}" in output.name)
     path = output.with_name(name)
-    is_own = (count == 1 or is_told_apart) and path not in used_paths
-    return path if is_own else path.with_stem(f"{path.stem}-{i + 1}")
+    if (count > 1 and not is_told_apart) or path in used_paths:
+        path = path.with_stem(f"{path.stem}-{i + 1}")
+    used_paths.add(path)
+    return path
 
 
-def write(path: Path, content: bytes, seed: int | None, seconds: float | None) -> None:
-    """Write a file; report seed, time and replacement of an old file on standard error."""
-    duration = "" if seconds is None else f", {seconds:.1f} s"
+@contextmanager
+def reported(path: Path, seed: int | None, seconds: float | None) -> Iterator[None]:
+    """Report a written file, with its seed and time, on standard error."""
     replaced = "; it replaces a file of that name" if path.exists() else ""
-    path.write_bytes(content)
+    yield
+    duration = "" if seconds is None else f", {seconds:.1f} s"
     click.echo(f"{path}: seed {seed}{duration}{replaced}", err=True)
 
 
 def check_output(output: Path) -> None:
-    """Refuse an unwritable file before any work.
-
-    Raises:
-        click.UsageError: names the valid ones.
-    """
+    """Refuse an unwritable file before any work; the error names valid ones."""
     known = tuple(ending for endings in ENDINGS.values() for ending in endings)
     if output.suffix.lower() not in known:
         rule = f"the name must end in one of {', '.join(known)}"

@@ -8,14 +8,14 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import click
 
 import carpool
 from carpool import jsonfile
 from carpool.cli.bars import AdvanceBar, Previews, bars
-from carpool.cli.files import FORMATS, check_output, output_for, path_of, write
+from carpool.cli.files import FORMATS, check_output, output_for, path_of, reported
 from carpool.cli.jobs import ServerClient
 from carpool.cli.options import (
     GenerateHelp,
@@ -29,9 +29,6 @@ from carpool.config import EngineSettings
 from carpool.request.expand import MAX_N
 from carpool.types import Event
 
-if TYPE_CHECKING:
-    from carpool import media
-
 _NOT_PARAMETERS = {
     "prompt": "give it as an argument",
     "n": "use --n",
@@ -40,6 +37,7 @@ _NOT_PARAMETERS = {
     "partial_images": "use --show",
     **dict.fromkeys(("self", "requests", "request_id", "return_errors", "progress"), "not taken"),
 }
+_PARAMETERS = ("num_inference_steps", "guidance_scale", "negative_prompt", "scheduler")
 PREVIEWS = 8  # of each picture, with --show; servers send fewer
 
 
@@ -57,13 +55,13 @@ PREVIEWS = 8  # of each picture, with --show; servers send fewer
 @click.option("--url", "server", metavar="URL", help="draw on a running server, instead of here")
 @click.option("--api-key", envvar="CARPOOL_API_KEY", help="of that server", show_envvar=False)
 @click.option("--model", default="", help="as for serve  [default: shapes; on a server, its own]")
-@click.option("--steps", type=int, help="denoising steps")
+@click.option("--steps", "num_inference_steps", type=int, help="denoising steps")
 @click.option("--size", help="WIDTHxHEIGHT in pixels")
 @click.option("--seed", type=int, help="seed of the first picture of each prompt")
 @click.option(
     "--n", type=click.IntRange(1, MAX_N), default=1, show_default=True, help="pictures per prompt"
 )
-@click.option("--guidance", type=float, help="guidance scale")
+@click.option("--guidance", "guidance_scale", type=float, help="guidance scale")
 @click.option("--scheduler", help="sampler, such as dpmpp_2m_karras  [default: the model's own]")
 @click.option("--negative-prompt", help="what to avoid")
 @click.option(
@@ -144,13 +142,8 @@ class _Options:
 
 def _parameters(flags: dict[str, Any]) -> dict[str, Any]:
     """Take the pipeline's parameters out of the flags."""
-    named = {
-        "num_inference_steps": flags.pop("steps"),
-        "guidance_scale": flags.pop("guidance"),
-        "negative_prompt": flags.pop("negative_prompt"),
-        "scheduler": flags.pop("scheduler"),
-    }
-    named = {name: v for name, v in named.items() if v is not None} | sides(flags["size"])
+    values = {name: flags.pop(name) for name in _PARAMETERS}
+    named = {name: v for name, v in values.items() if v is not None} | sides(flags["size"])
     parameters: dict[str, Any] = {}
     for name, value in (*pairs(flags.pop("parameter")), *named.items()):
         if name in parameters:
@@ -172,9 +165,8 @@ def _draw_here(options: _Options, settings: EngineSettings) -> None:
     from carpool.media import read_picture
     from carpool.request.sizes import area_of, check_size
 
-    pictures: dict[str, Any] = {}
-    if read := [read_picture(path, "RGBA") for path in options.images]:
-        pictures["image"] = read[0] if len(read) == 1 else read
+    read = [read_picture(path, "RGBA") for path in options.images]
+    pictures: dict[str, Any] = {"image": read} if read else {}
     if options.mask is not None:
         pictures["mask_image"] = read_picture(options.mask, "L")
     log_as_others(bars=sys.stderr.isatty())  # large models take minutes to load
@@ -192,40 +184,31 @@ def _draw_here(options: _Options, settings: EngineSettings) -> None:
             pictures["image"] = read[0] if len(read) == 1 else read
         if task.takes("output_type") and task.file_type is not None:
             pictures["output_type"] = task.file_type
-        outputs = _outputs(engine, options, pictures)
-    _write(options, output, outputs)
+        previews = None if options.shown is None else Previews()
+        prompts = [prompt for prompt in options.prompts for _ in range(options.n)]
+        with bars(prompts, previews) as move:
+            outputs = engine.generate(
+                [prompt or carpool.Request() for prompt in options.prompts],
+                n=options.n, seed=options.seed, return_errors=True,
+                **options.parameters, **pictures,
+                partial_images=0 if previews is None else PREVIEWS,
+                progress=lambda i, event: _update_bar(move, previews, i, event),
+            )  # fmt: skip
+    _write(options, output, outputs, prompts)
 
 
-def _outputs(
-    engine: "carpool.Engine", options: _Options, pictures: dict[str, Any]
-) -> "list[carpool.Output]":
-    """Draw all prompts together, with a bar for each picture."""
-    previews = None if options.shown is None else Previews()
-    with bars(_prompt_of_each(options), previews) as move:
-        return engine.generate(
-            [prompt or carpool.Request() for prompt in options.prompts],
-            n=options.n, seed=options.seed, return_errors=True,
-            **options.parameters, **pictures,
-            partial_images=0 if options.shown is None else PREVIEWS,
-            progress=lambda i, event: _update_bar(move, previews, i, event),
-        )  # fmt: skip
-
-
-def _prompt_of_each(options: _Options) -> list[str]:
-    return [prompt for prompt in options.prompts for _ in range(options.n)]
-
-
-def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> None:
+def _write(
+    options: _Options, output: Path, outputs: "list[carpool.Output]", prompts: list[str]
+) -> None:
     """Write the outputs and print their paths; then raise the first error."""
-    from carpool import media
     from carpool.media.metadata import permitted, without_prompts
+    from carpool.python.files import write_output
 
     paths: set[Path] = set()
-    for i, (item, prompt) in enumerate(zip(outputs, _prompt_of_each(options), strict=True)):
+    for i, (item, prompt) in enumerate(zip(outputs, prompts, strict=True)):
         if item.error is not None:
             continue
         path = path_of(output, i, len(outputs), item.seed or 0, prompt, paths)
-        paths.add(path)
         data: dict[str, Any] = {"model": options.model} | ({"prompt": prompt} if prompt else {})
         data |= {"seed": item.seed, **options.parameters}
         data |= without_prompts(item.settings)
@@ -240,12 +223,8 @@ def _write(options: _Options, output: Path, outputs: "list[carpool.Output]") -> 
             metadata=options.metadata is not False,
             metadata_prompt=options.metadata_prompt is not False,
         )
-        content = _content(item, path, options.fps or 16, metadata)
-        write(path, content, item.seed, item.timings.total_s)
-        if (mesh := item.mesh) is not None:
-            format = cast("media.MeshFormat", path.suffix[1:].lower())
-            for name, beside in media.files_beside(mesh, format, path.stem).items():
-                path.with_name(name).write_bytes(beside)
+        with reported(path, item.seed, item.timings.total_s):
+            write_output(item, path, options.fps or 16, metadata, quality=95)
         facts = {**data, "timings": asdict(item.timings)}
         _report(options, path, facts, item.warnings, first)
     for item in outputs:  # after all outputs are on the disk
@@ -262,23 +241,6 @@ def _report(
     click.echo(json.dumps({"path": str(path), **facts}) if options.as_json else str(path))
     if options.shown is not None and picture is not None:
         show(picture, options.shown)
-
-
-def _content(
-    output: "carpool.Output", path: Path, fps: float, metadata: dict[str, Any] | None
-) -> bytes:
-    """Encode an output in the format of the file extension."""
-    from carpool import media
-
-    ending = path.suffix.lower()
-    if output.frames is not None:
-        return media.encode_video(output.frames[0], fps, metadata)
-    if (mesh := output.mesh) is not None:
-        format = cast("media.MeshFormat", ending[1:])
-        return media.encode_mesh(mesh, format, metadata, stem=path.stem)
-    if output.images is None and (sound := output.sound) is not None:
-        return media.encode_sound(sound, cast("media.SoundFormat", ending[1:]), metadata)
-    return media.encode_image(output.images[0], FORMATS[ending], 95, metadata)
 
 
 def _shown(is_wanted: bool) -> Protocol | None:
@@ -298,7 +260,7 @@ def _update_bar(move: AdvanceBar, previews: Previews | None, i: int, event: Even
         from carpool.worker.protocol import Picture
 
         height, width, _ = event.picture.shape
-        previews.put(i, image_of(Picture(width, height, event.picture.tobytes())))
+        previews[i] = image_of(Picture(width, height, event.picture.tobytes()))
     if event.kind == "step":
         move(i, min(event.step / max(event.steps, 1), 0.99))  # decoding follows
     elif event.kind in ("started", "finished"):
@@ -327,10 +289,10 @@ def _on_server(url: str, api_key: str | None, options: _Options) -> None:
         paths: set[Path] = set()
         for item in results:
             path = path_of(output, item.place, count, item.seed, item.prompt, paths)
-            paths.add(path)
             ended_s, begun_s = item.job.get("completed_at"), item.job.get("created_at")
             took_s = None if ended_s is None or begun_s is None else float(ended_s - begun_s)
-            write(path, item.content, item.seed, took_s)
+            with reported(path, item.seed, took_s):
+                path.write_bytes(item.content)
             facts = {"prompt": item.prompt, "seed": item.seed, "job": item.job["id"]}
             picture = None
             if options.shown is not None and kind in ("pictures", "videos"):

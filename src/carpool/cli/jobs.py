@@ -43,6 +43,7 @@ class ServerClient:
 
     Raises:
         click.UsageError: `url` is not a server's URL.
+        CarpoolError: from all methods: there is no answer, or it is an error.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -66,11 +67,7 @@ class ServerClient:
         self._http.close()
 
     def ask(self, method: str, *path: str, **query: Any) -> dict[str, Any]:
-        """Send a request to a path under `/v1/jobs`; returns the JSON object of the answer.
-
-        Raises:
-            CarpoolError: there is no answer, or it is an error.
-        """
+        """Send a request to a path under `/v1/jobs`; returns the JSON object of the answer."""
         return self.ask_at(method, _path(path), params=query)
 
     def ask_at(self, method: str, path: str, **request: Any) -> dict[str, Any]:
@@ -79,11 +76,7 @@ class ServerClient:
             return self._checked(self._http.request(method, path, **request))
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the server's events live, until the connection ends.
-
-        Raises:
-            CarpoolError: there is no answer, or it is an error.
-        """
+        """Yield the server's events live, until the connection ends."""
         with self._stream("v1/events", timeout=60) as answer:
             yield from events(answer.iter_lines())
 
@@ -93,11 +86,7 @@ class ServerClient:
             return bytes(answer.read())
 
     def served(self) -> dict[str, Any]:
-        """The models of the server, and its workers if there are several.
-
-        Raises:
-            CarpoolError: there is no answer, or it is an error.
-        """
+        """The models of the server, and its workers if there are several."""
         with self._reachable():
             models = self._checked(self._http.get("v1/models"))["data"]
             health = self._http.get("health")
@@ -108,11 +97,9 @@ class ServerClient:
     def fetch(self, job_id: str, name: str, to: Path) -> None:
         """Download a file of a job; a partial file is removed."""
         part = to.with_name(f"{to.name}.part")
+        path = _path((job_id, "files", name))
         try:
-            with (
-                self._stream(_path((job_id, "files", name))) as answer,
-                part.open("wb") as file,
-            ):
+            with self._stream(path) as answer, part.open("wb") as file:
                 file.writelines(answer.iter_bytes())
             part.replace(to)
         finally:
@@ -157,11 +144,16 @@ def _path(parts: tuple[str, ...]) -> str:
     return "/".join(("v1/jobs", *(quote(part, safe="") for part in parts)))
 
 
+def connection_options(command: Callable[..., None]) -> Callable[..., None]:
+    key = click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
+    url = click.option("--url", default=URL, show_default=True, help="of the server")
+    return url(key(command))
+
+
 def _with_client(command: Callable[..., Iterator[str]]) -> Callable[..., None]:
     """Decorator that adds the connection flags, passes the client, and prints yielded lines."""
 
-    @click.option("--url", default=URL, show_default=True, help="of the server")
-    @click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
+    @connection_options
     @click.option("--json", "as_json", is_flag=True, help="print JSON, one object per line")
     @wraps(command)
     def run(url: str, api_key: str | None, **options: Any) -> None:

@@ -186,7 +186,7 @@ def _follow(
                 return
             if kind == "preview" and data["id"] in ids:
                 picture = read_picture(BytesIO(base64.b64decode(data["webp"])))
-                previews.put(ids.index(data["id"]), picture)
+                previews[ids.index(data["id"])] = picture
 
 
 def read(path: Path) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from carpool.cli.jobs import URL, NoAnswer, ServerClient
+from carpool.cli.jobs import NoAnswer, ServerClient, connection_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -154,8 +154,7 @@ def _reason(why: str) -> str:
 
 
 @click.command()
-@click.option("--url", default=URL, show_default=True, help="of the server")
-@click.option("--api-key", envvar="CARPOOL_API_KEY", help="bearer token to send")
+@connection_options
 @click.option("--once", is_flag=True, help="show the state once; default without a terminal")
 def top(url: str, api_key: str | None, once: bool) -> None:
     """Watch a running server: requests, queue, forwards, throughput.

@@ -146,7 +146,7 @@ class Dispatcher:
     def _ask(self, move: Move) -> None:
         entry = self.queue.requests[move.request]
         entry.move = move
-        self._members.release(move.worker, entry.request_id)
+        self._members[move.worker].handle.release(entry.request_id)
 
     def _released(self, entry: PoolRequest) -> int | None:
         """Handle a released request: only its remaining work counts from now on.

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from carpool.errors import CarpoolError, ModelNotFound, nearest
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.loader import Loader
+from carpool.fleet.members import labelled
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
@@ -110,23 +110,20 @@ class Fleet:
             if not model.is_on_demand:
                 self._open(model)
         self._tidying = asyncio.create_task(self._loader.tidy())
-        return asyncio.create_task(self._wait_failed())
-
-    async def _wait_failed(self) -> None:
-        assert self._failed is not None
-        await self._failed
+        return asyncio.create_task(asyncio.wait_for(self._failed, None))
 
     def _open(self, model: Deployment) -> Pool:
         pool = model.pool = model.make()
         model.began_s = self._now_s()
-        model.running = pool.start(None if model.is_on_demand else self._is_any_ready)
-        pool.watch_activity(_of_model(self._on_activity, model.name))
+
+        def is_any_ready() -> bool:
+            return any(pool.state == "ready" for pool in self._pools())
+
+        model.running = pool.start(None if model.is_on_demand else is_any_ready)
+        pool.watch_activity(labelled(self._on_activity, model=model.name))
         if not model.is_on_demand:
             model.running.add_done_callback(self._ended)
         return pool
-
-    def _is_any_ready(self) -> bool:
-        return any(pool.state == "ready" for pool in self._pools())
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -253,7 +250,7 @@ class Fleet:
         self._on_activity = listener
         for model in self._deployments.values():
             if model.pool is not None:
-                model.pool.watch_activity(_of_model(listener, model.name))
+                model.pool.watch_activity(labelled(listener, model=model.name))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests."""
@@ -287,13 +284,3 @@ async def first_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> T:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _of_model(listener: OnActivity | None, name: str) -> OnActivity | None:
-    """Wrap a listener to add the model's name."""
-    return listener and partial(_named, listener, name)
-
-
-def _named(listener: OnActivity, name: str, activity: protocol.Activity) -> None:
-    activity.model = name
-    listener(activity)

@@ -9,40 +9,44 @@ from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.models import ModelSpec, settings_on
 from carpool.fleet.pool import Pool
+from carpool.worker.connection import Connector
 from carpool.worker.guilt import Deadlock, DeathLog
 from carpool.worker.journals import Journals
-from carpool.worker.start import Start, spawn
+from carpool.worker.start import Start
 from carpool.worker.supervisor import Supervisor, WorkerListener
 
 if TYPE_CHECKING:
     from carpool.fleet.ray import RayCluster
 
 
-class PoolOptions(TypedDict, total=False):
-    """The options of `local_pool`."""
+class WorkerOptions(TypedDict, total=False):
+    """Options of `Supervisor` that all workers share."""
 
     spool: Path | None
     timeout_s: float
     log: tuple[LogLevel, LogFormat, bool]
     otel: bool
     journals: Journals | None
-    remote: "RayCluster | None"
     start: Start
     deaths: DeathLog
 
 
 def local_fleet(
-    specs: Sequence[ModelSpec], max_loaded: int | None = None, **options: Unpack[PoolOptions]
+    specs: Sequence[ModelSpec],
+    max_loaded: int | None = None,
+    remote: "RayCluster | None" = None,
+    **options: Unpack[WorkerOptions],
 ) -> Fleet | Pool:
     """Build the pool of one model, or the fleet of several.
 
     Args:
         max_loaded: as in `Fleet`.
+        remote: places remote workers; None: local processes.
     """
     options.setdefault("deaths", DeathLog())  # shared by all models
 
     def pool_of(spec: ModelSpec) -> Pool:
-        return local_pool(spec, **options)
+        return local_pool(spec, remote, **options)
 
     if len(specs) == 1 and not specs[0].is_on_demand:
         return pool_of(specs[0])
@@ -60,42 +64,29 @@ def local_fleet(
 
 
 def local_pool(
-    spec: ModelSpec,
-    *,
-    spool: Path | None = None,
-    timeout_s: float = 60.0,
-    log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
-    otel: bool = False,
-    journals: Journals | None = None,
-    remote: "RayCluster | None" = None,
-    start: Start = spawn,
-    deaths: DeathLog | None = None,
+    spec: ModelSpec, remote: "RayCluster | None" = None, **options: Unpack[WorkerOptions]
 ) -> Pool:
-    """Build the pool of one model.
+    """Build the pool of one model; arguments as of `local_fleet`."""
+    options.setdefault("deaths", DeathLog())
+    deadlock, ranks = Deadlock(), spec.settings.context_parallel
 
-    Args:
-        remote: places remote workers; None: local processes. The other arguments are as in
-            `Supervisor`.
-    """
+    def connector() -> Connector | None:
+        if remote is None:
+            return None
+        from carpool.fleet.ray_connector import RayConnector
 
-    deaths, deadlock, ranks = deaths or DeathLog(), Deadlock(), spec.settings.context_parallel
+        return RayConnector(remote, name_of(spec), options.get("spool"), ranks=ranks)
 
     def make(device: str, listener: WorkerListener) -> Supervisor:
         return Supervisor(
             spec.model,
             settings_on(spec, device),
-            spool=spool,
-            connector=None if remote is None else remote.connector(name_of(spec), spool, ranks),
-            timeout_s=timeout_s,
-            log=log,
-            otel=otel,
+            connector=connector(),
             factory=spec.factory,
             bars=len(spec.devices) == 1,
             listener=listener,
-            journals=journals,
-            start=start,
-            deaths=deaths,
             deadlock=deadlock,
+            **options,
         )
 
     workers = spec.workers
@@ -106,7 +97,7 @@ def local_pool(
         make,
         spec.devices,
         spec.settings,
-        journals,
+        options.get("journals"),
         workers=workers,
         scale=spec.scale,
         is_fixed=remote is None,

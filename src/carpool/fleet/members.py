@@ -5,11 +5,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from carpool.errors import CarpoolError, LoraRejected, Starting, WorkerLost
-from carpool.types import CheckedRequest
 from carpool.worker import protocol
 from carpool.worker.supervisor import OnActivity, Supervisor, WorkerListener, WorkerState
 
@@ -191,15 +189,6 @@ class Members:
             losses = (error for error in errors if isinstance(error, WorkerLost))
             raise next(losses, first) if was_ready else first
 
-    def release(self, worker: int, request_id: str) -> None:
-        """Ask a worker to release a request."""
-        self._members[worker].handle.release(request_id)
-
-    def reload(self) -> None:
-        """Let all workers reload their adapter folder and batching config."""
-        for handle in self.handles:
-            handle.reload()
-
     async def add_lora(self, name: str, path: str) -> None:
         """Register an adapter on all workers, and on their successors.
 
@@ -226,13 +215,6 @@ class Members:
         keys = ("waiting", "running", "requests")
         return {**{key: sum(worker[key] for worker in workers) for key in keys}, "workers": workers}
 
-    async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
-        """Predict the time of a request that arrives now, on the worker that would start it."""
-        estimates = [
-            await handle.estimate(request) for handle in self.handles if handle.state == "ready"
-        ]
-        return min(estimates, key=lambda estimate: estimate.wait_s)
-
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Send the engines' activity to a listener; None: to no listener."""
         self._on_activity = listener
@@ -240,9 +222,7 @@ class Members:
             self._watch(member)
 
     def _watch(self, member: Member) -> None:
-        listener = self._on_activity
-        watcher = None if listener is None else partial(_numbered, listener, member.number)
-        member.handle.watch_activity(watcher)
+        member.handle.watch_activity(labelled(self._on_activity, worker=member.number))
 
     async def timelines(self, request_ids: Sequence[str]) -> list[dict[str, Any]]:
         """The timelines of requests, from the last worker of each."""
@@ -256,6 +236,13 @@ class Members:
         return [timelines[name] for name in request_ids if name in timelines]
 
 
-def _numbered(listener: OnActivity, number: int, activity: protocol.Activity) -> None:
-    activity.worker = number
-    listener(activity)
+def labelled(listener: OnActivity | None, **labels: Any) -> OnActivity | None:
+    """A listener that sets fields of each activity first."""
+
+    def send(activity: protocol.Activity) -> None:
+        for name, value in labels.items():
+            setattr(activity, name, value)
+        if listener is not None:
+            listener(activity)
+
+    return listener and send

@@ -19,14 +19,12 @@ _MODEL_KEYS = ("model", "name", "workers", "devices", "load", "keep_alive")
 LOADS = ("start", "on_demand")
 
 
-_NEEDED_BY = {
-    "max_workers": ("scale_up_wait", "scale_down_after"),
-    "ray": (
-        *("fleet_name", "workers_per_node", "gpus_per_worker"),
-        *("worker_keep_alive", "fleet_cert", "fleet_key"),
-    ),
-}
-"""Settings that require another one."""
+_OF_SCALE = ("scale_up_wait", "scale_down_after")
+_OF_RAY = ("fleet_name", "workers_per_node", "gpus_per_worker", "worker_keep_alive")
+_NEEDED = dict.fromkeys(_OF_SCALE, "max_workers") | dict.fromkeys(
+    (*_OF_RAY, "fleet_cert", "fleet_key"), "ray"
+)
+"""The setting without which another one has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +173,10 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
     if settings.ray is not None and settings.worker_python is not None:
         rule = "with ray the environment of its nodes runs the workers: leave it out"
         raise SettingRejected(f"worker_python={settings.worker_python!r}: {rule}")
-    for setting, dependents in _NEEDED_BY.items():
-        if getattr(settings, setting) is None:
-            _refuse_others(settings, setting, dependents)
+    for field in fields(settings):
+        value, needed = getattr(settings, field.name), _NEEDED.get(field.name)
+        if needed and getattr(settings, needed) is None and value != field.default:
+            raise SettingRejected(f"{field.name}={value!r}: does nothing without {needed}")
     at_start = sum(not spec.is_on_demand for spec in specs)
     places = at_start + (at_start < len(specs))  # at least one place for on-demand models
     if settings.max_loaded is not None and settings.max_loaded < places:
@@ -186,14 +185,6 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
             f"at the start, so it is {places} at least, or more of them say load: on_demand"
         )
     return list(specs)
-
-
-def _refuse_others(settings: ServeSettings, setting: str, dependents: Sequence[str]) -> None:
-    """Refuse settings that have no effect without another one."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if field.name in dependents and value != field.default:
-            raise SettingRejected(f"{field.name}={value!r}: does nothing without {setting}")
 
 
 def _id(model: str) -> str:

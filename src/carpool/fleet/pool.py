@@ -263,7 +263,8 @@ class Pool:
 
     def reload(self) -> None:
         """Let all workers reload their adapter folder and batching config."""
-        self._members.reload()
+        for handle in self.handles:
+            handle.reload()
 
     async def add_lora(self, name: str, path: str) -> None:
         """See `Members.add_lora`."""
@@ -282,7 +283,9 @@ class Pool:
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """Predict the time of a request that arrives now, on the worker that would start it."""
         self.check_open()
-        return await self._members.estimate(request)
+        ready = [handle for handle in self.handles if handle.state == "ready"]
+        estimates = [await handle.estimate(request) for handle in ready]
+        return min(estimates, key=lambda estimate: estimate.wait_s)
 
     def watch_activity(self, listener: OnActivity | None) -> None:
         """Send the engines' activity and moves to a listener; None: to no listener."""

@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +28,14 @@ from carpool.config import ServeSettings
 from carpool.errors import SettingRejected
 from carpool.fleet.handshake import CONNECT_S, new_secret
 from carpool.fleet.host import WorkerHost
-from carpool.fleet.ray_connector import NOTICED_S, RayConnector
 from carpool.fleet.remote_connection import WorkerAddress
 
 log = logging.getLogger("carpool")
 
-
-@dataclass(frozen=True, slots=True)
-class RaySettings:
-    """Settings for the placement of workers.
-
-    Args:
-        address: of the cluster; `auto`: the cluster of this machine.
-        fleet: fronts of the same name take over each other's workers.
-        gpus: of each worker; None: one if the cluster has any.
-        workers_per_node: limit; None: as many as fit.
-        keep_s: seconds that workers keep their models without a front.
-        certificate, key: PEM of the workers' ends; empty: no TLS.
-    """
-
-    address: str = "auto"
-    fleet: str = "carpool"
-    gpus: float | None = None
-    workers_per_node: int | None = None
-    keep_s: float = 600.0
-    certificate: str = ""
-    key: str = field(default="", repr=False)
+NOTICED_S = 20.0
+"""Ray notices after 15 s that a node is gone, and then places nothing there. Until that time a node
+stays suspect, a spare worker is awaited, and the log does not mention a missing place.
+"""
 
 
 def _ray() -> Any:
@@ -126,10 +107,18 @@ def server_tls(certificate: str, key: str) -> ssl.SSLContext:
 
 
 class RayCluster:
-    """The workers of one fleet in a Ray cluster."""
+    """The workers of one fleet in a Ray cluster; fronts of one fleet name share them.
 
-    def __init__(self, settings: RaySettings) -> None:
+    Raises:
+        SettingRejected: a file of the certificate cannot be read, or is missing.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        if (settings.fleet_cert is None) != (settings.fleet_key is None):
+            raise SettingRejected("fleet_cert and fleet_key: give both, or none")
         self._settings = settings
+        self._certificate = _text("fleet_cert", settings.fleet_cert)
+        self._key = _text("fleet_key", settings.fleet_key)
         self._actors: dict[str, list[Any]] = {}  # actors left by an earlier front, by model
         self._secret = new_secret()
         self._gpus = 0.0
@@ -145,20 +134,21 @@ class RayCluster:
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
         ray, settings = _ray(), self._settings
         try:
-            _check_reachable(settings.address)
+            _check_reachable(str(settings.ray))
             ray.init(
-                settings.address,
-                namespace=f"carpool-{settings.fleet}",
+                settings.ray,
+                namespace=f"carpool-{settings.fleet_name}",
                 log_to_driver=False,
                 configure_logging=False,
             )
         except (OSError, RuntimeError, ValueError) as error:
             here = "start one with `ray start --head`, or give its address as HOST:PORT"
             raise SettingRejected(
-                f"ray={settings.address!r}: there is no Ray cluster ({error}): {here}"
+                f"ray={settings.ray!r}: there is no Ray cluster ({error}): {here}"
             ) from error
         has_gpus = bool(ray.cluster_resources().get("GPU"))
-        self._gpus = float(has_gpus) if settings.gpus is None else settings.gpus
+        gpus = 0.0 if settings.device == "cpu" else settings.gpus_per_worker
+        self._gpus = float(has_gpus) if gpus is None else gpus
         for name in ray.util.list_named_actors():
             if "|" in name:
                 self._actors.setdefault(name.partition("|")[0], []).append(ray.get_actor(name))
@@ -187,7 +177,7 @@ class RayCluster:
         if settings.workers_per_node is not None:
             # every node has one unit of it; Ray Serve builds `max_replicas_per_node` like this
             prefix = ray._raylet.IMPLICIT_RESOURCE_PREFIX
-            per_node = f"{prefix}carpool-{settings.fleet}-{_named(model)}"
+            per_node = f"{prefix}carpool-{settings.fleet_name}-{_named(model)}"
             resources[per_node] = 1.0 / settings.workers_per_node
         return (
             ray.remote(WorkerActor)
@@ -202,7 +192,7 @@ class RayCluster:
                 scheduling_strategy="SPREAD",
                 label_selector={"ray.io/node-id": f"!in({','.join(dead)})"} if dead else None,
             )
-            .remote(self._secret, settings.keep_s, settings.certificate, settings.key)
+            .remote(self._secret, settings.worker_keep_alive, self._certificate, self._key)
         )
 
     def end(self, actor: Any) -> None:
@@ -229,7 +219,7 @@ class RayCluster:
             log.warning("a worker has Carpool %s, and the front %s: it is replaced", version, front)
             await asyncio.to_thread(self.end, actor)
             return None
-        return WorkerAddress(host, port, secret, self._settings.certificate, *node)
+        return WorkerAddress(host, port, secret, self._certificate, *node)
 
     def suspect(self, node: str) -> None:
         """Mark the node of an unreachable worker: for a while it gets no new workers."""
@@ -244,31 +234,10 @@ class RayCluster:
         since_s = time.monotonic() - NOTICED_S
         return sorted(node for node, at_s in self._suspects.items() if at_s > since_s)
 
-    def connector(self, model: str, spool: Path | None, ranks: int = 1) -> "RayConnector":
-        """Create the connector of one worker; arguments as in `RayConnector`."""
-        return RayConnector(self, model, spool, ranks=ranks)
-
 
 def connected(settings: ServeSettings) -> RayCluster:
-    """Connect to the configured cluster. Blocks.
-
-    Raises:
-        SettingRejected: a file cannot be read, Ray is not installed, or there is no such cluster.
-    """
-    assert settings.ray is not None
-    if (settings.fleet_cert is None) != (settings.fleet_key is None):
-        raise SettingRejected("fleet_cert and fleet_key: give both, or none")
-    cluster = RayCluster(
-        RaySettings(
-            settings.ray,
-            settings.fleet_name,
-            0.0 if settings.device == "cpu" else settings.gpus_per_worker,
-            settings.workers_per_node,
-            settings.worker_keep_alive,
-            _text("fleet_cert", settings.fleet_cert),
-            _text("fleet_key", settings.fleet_key),
-        )
-    )
+    """Connect to the configured cluster. Blocks; errors as of `RayCluster` and its `connect`."""
+    cluster = RayCluster(settings)
     cluster.connect()
     return cluster
 

@@ -10,35 +10,20 @@ import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from carpool.fleet.handshake import CONNECT_S
 from carpool.fleet.packets import BEAT_S
-from carpool.fleet.remote_connection import RemoteConnection, WorkerAddress
+from carpool.fleet.ray import NOTICED_S, RayCluster
+from carpool.fleet.remote_connection import RemoteConnection
 
 log = logging.getLogger("carpool")
-
-NOTICED_S = 20.0
-"""Ray notices after 15 s that a node is gone, and then places nothing there. Until that time a node
-stays suspect, a spare worker is awaited, and the log does not mention a missing place.
-"""
 
 Reached = tuple[RemoteConnection, str]
 """A connection to a worker, and its node."""
 
 Tries = dict["asyncio.Task[Reached | None]", Any]
 """Connection attempts, with their workers."""
-
-
-class Cluster(Protocol):
-    """Places workers; see `RayCluster`."""
-
-    def workers(self, model: str) -> int: ...
-    def take(self, model: str, ranks: int) -> Any: ...
-    def end(self, actor: Any) -> None: ...
-    async def join(self, actor: Any) -> WorkerAddress | None: ...
-    def suspect(self, node: str) -> None: ...
-    def trust(self, node: str) -> None: ...
 
 
 class RayConnector:
@@ -54,7 +39,7 @@ class RayConnector:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: RayCluster,
         model: str,
         spool: Path | None,
         connect: Callable[..., Any] = RemoteConnection.open,

@@ -67,21 +67,16 @@ class Resizer:
         for _ in range(demand.workers, target):
             self._pool.add_worker()
         for member in self._least_used()[: max(0, demand.workers - target)]:
-            self._remove(member)
+            task = asyncio.create_task(self._pool.remove_worker(member))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
 
     def _least_used(self) -> list[Member]:
         requests = {worker["worker"]: worker["requests"] for worker in self._pool.workers()}
-
-        def use(member: Member) -> tuple[bool, int, int]:
-            is_ready = member.handle.state == "ready"
-            return is_ready, requests[member.number], -member.number
-
-        return sorted(self._pool.members(), key=use)
-
-    def _remove(self, member: Member) -> None:
-        task = asyncio.create_task(self._pool.remove_worker(member))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        return sorted(
+            self._pool.members(),
+            key=lambda m: (m.handle.state == "ready", requests[m.number], -m.number),
+        )
 
     def roll(self) -> None:
         """Replace each worker by a new one, one at a time."""
@@ -107,7 +102,9 @@ class Resizer:
         ready = asyncio.create_task(new.handle.wait_ready())
         try:
             await self._until(ready, new, PLACE_S)
-            if not ready.done() and not new.error and self._others_ready(old, new):
+            rest = [m for m in self._pool.members() if m not in (old, new)]
+            is_served = any(member.handle.state == "ready" for member in rest)
+            if not ready.done() and not new.error and is_served:
                 log.info("no place for another worker: worker %d makes room", old.number + 1)
                 await self._pool.remove_worker(old)
                 await self._until(ready, new, None)
@@ -127,10 +124,3 @@ class Resizer:
         failed = asyncio.create_task(new.has_failed.wait())
         await asyncio.wait({ready, failed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         failed.cancel()
-
-    def _others_ready(self, *without: Member) -> bool:
-        return any(
-            member.handle.state == "ready"
-            for member in self._pool.members()
-            if member not in without
-        )

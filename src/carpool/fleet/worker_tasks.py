@@ -43,10 +43,7 @@ class WorkerTasks:
         self._end = asyncio.get_running_loop().create_future()
         for member in members:
             self.begin(member)
-        return asyncio.create_task(self._wait_end(self._end))
-
-    async def _wait_end(self, end: "asyncio.Future[None]") -> None:
-        await end
+        return asyncio.create_task(asyncio.wait_for(self._end, None))
 
     def begin(self, member: Member) -> None:
         """Start a worker."""

@@ -6,6 +6,7 @@ with carpool.load("shapes") as engine:
 """
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from carpool.engine.loop import EngineCore
 from carpool.engine.model.libraries import quiet_libraries
 from carpool.engine.model.load import load as load_pipeline
 from carpool.errors import CarpoolError, Draining, Forked, InvalidValue, Overloaded, SettingRejected
-from carpool.python.handle import Handle, Output, OwnerProcess
+from carpool.python.handle import Handle, Output, check_owner
 from carpool.python.settings import LoadSettings
 from carpool.request.card import Card
 from carpool.request.expand import MAX_N, check_previews, grouped, merged, outputs_each, repeated
@@ -51,7 +52,7 @@ class Engine:
         store: "JobStore | None" = None,
     ) -> None:
         self._loop, self._settings = loop, settings
-        self._owner = OwnerProcess()
+        self._pid = os.getpid()
         self._jobs: Jobs | None = None
         self._making = threading.Lock()
         entered = threading.Event()
@@ -77,7 +78,7 @@ class Engine:
         Raises:
             Draining: the engine is closed.
         """
-        self._owner.check()
+        check_owner(self._pid)
         with self._making:
             if self._jobs is None:
                 if not self._thread.is_alive():
@@ -235,8 +236,8 @@ class Engine:
     def _start(
         self, request: CheckedRequest, follow: Callable[[Event], object] | None = None
     ) -> Handle:
-        self._owner.check()
-        return Handle(request, self._loop, follow, self._owner)
+        check_owner(self._pid)
+        return Handle(request, self._loop, follow)
 
     def add_lora(self, name: str, path: str | Path, *, target: str | None = None) -> None:
         """Register an adapter while requests run; new requests may use `lora=[{"id": name}]`.
@@ -250,7 +251,7 @@ class Engine:
         Raises:
             LoraRejected: the name is taken, or the file is not a LoRA for this model.
         """
-        self._owner.check()
+        check_owner(self._pid)
         self._loop.add_lora(name, path if target is None else f"{path}@{target}")
 
     def statistics(self) -> dict[str, Any]:
@@ -275,7 +276,7 @@ class Engine:
 
         Unfinished jobs stay in their `state_dir`, for the next engine that opens it.
         """
-        self._owner.check()
+        check_owner(self._pid)
         with self._making:
             if self._jobs is not None:
                 self._jobs.close()

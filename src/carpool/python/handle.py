@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from carpool.artifacts import Mesh, Sound
@@ -69,23 +69,17 @@ class Output:
         return sound_of(self.others)
 
 
-class OwnerProcess:
-    """The process that owns an engine: a fork copies its memory, but not its threads.
+def check_owner(pid: int) -> None:
+    """Raise `Forked` outside of the engine's process.
 
-    A child would wait endlessly for the engine's thread.
+    A fork has the engine's memory, but not its threads, so it would wait endlessly.
     """
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-
-    def check(self) -> None:
-        """Raise `Forked` in other processes."""
-        if os.getpid() != self._pid:
-            raise Forked(
-                f"the engine runs in process {self._pid}, and this is its fork {os.getpid()}, "
-                "without the engine's thread: load the model in the child, start children by "
-                "'spawn', or use `carpool serve`"
-            )
+    if os.getpid() != pid:
+        raise Forked(
+            f"the engine runs in process {pid}, and this is its fork {os.getpid()}, "
+            "without the engine's thread: load the model in the child, start children by "
+            "'spawn', or use `carpool serve`"
+        )
 
 
 class Handle:
@@ -99,7 +93,6 @@ class Handle:
         request: CheckedRequest,
         loop: "EngineCore | WorkerEngine",
         follow: Callable[[Event], object] | None = None,
-        owner: OwnerProcess | None = None,
     ) -> None:
         """Submit the request.
 
@@ -109,7 +102,7 @@ class Handle:
         Raises:
             TooLate, Overloaded, Draining: see `EngineCore.submit`.
         """
-        self._request, self._loop, self._owner = request, loop, owner or OwnerProcess()
+        self._request, self._loop, self._pid = request, loop, os.getpid()
         self._listener = _Listener(request, follow)
         loop.submit(request, self._listener)
 
@@ -136,12 +129,12 @@ class Handle:
             TimeoutError: `timeout` seconds have passed; the request continues.
         """
         if not self.done():
-            self._owner.check()
+            check_owner(self._pid)
         return self._listener.future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, Output]:
         if not self.done():
-            self._owner.check()
+            check_owner(self._pid)
         try:
             return (yield from asyncio.wrap_future(self._listener.future).__await__())
         except asyncio.CancelledError:
@@ -150,19 +143,19 @@ class Handle:
 
     def cancel(self) -> None:
         """Cancel the request within one step. No effect on a finished request."""
-        self._owner.check()
+        check_owner(self._pid)
         self._loop.cancel(self.request_id)
 
     def events(self) -> Iterator[Event]:
         """Yield the events of the request as they happen, from `queued` to `finished`."""
-        self._owner.check()
+        check_owner(self._pid)
         return self._listener.events()
 
     def __iter__(self) -> Iterator[Event]:
         return self.events()
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        self._owner.check()
+        check_owner(self._pid)
         return self._listener.events_async()
 
 
@@ -173,8 +166,8 @@ class _Listener:
         self._request, self._follow = request, follow
         self.future: Future[Output] = Future()
         self._events: list[Event] = []
-        self._news, self._is_followed = threading.Condition(), False
-        self._wakers: list[Callable[[], object]] = []  # callbacks of event loops
+        self._queues: list[Callable[[Event], object]] = []  # of iterations, live
+        self._lock = threading.Lock()
         self.future.set_running_or_notify_cancel()  # only the engine may end it
 
     @property
@@ -188,44 +181,37 @@ class _Listener:
             return "queued"
         return f"step {last.step} of {last.steps}" if last.steps else last.kind
 
+    def _subscribe(self, put: Callable[[Event], object]) -> None:
+        """Pass all events to a queue, from the first."""
+        with self._lock:
+            for event in self._events:
+                put(event)
+            self._queues.append(put)
+
     def events(self) -> Iterator[Event]:
-        self._is_followed = True  # set before the first read
-        for position in itertools.count():
-            with self._news:
-                while len(self._events) <= position:
-                    self._news.wait()
-                event = self._events[position]
+        events: SimpleQueue[Event] = SimpleQueue()
+        self._subscribe(events.put)
+        while (event := events.get()).kind != "finished":
             yield event
-            if event.kind == "finished":
-                return
+        yield event
 
     async def events_async(self) -> AsyncIterator[Event]:
-        news, here = asyncio.Event(), asyncio.get_running_loop()
+        events, here = asyncio.Queue[Event](), asyncio.get_running_loop()
 
-        def wake() -> None:
+        def put(event: Event) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
-                here.call_soon_threadsafe(news.set)
+                here.call_soon_threadsafe(events.put_nowait, event)
 
-        self._wakers.append(wake)
-        try:
-            for position in itertools.count():
-                while len(self._events) <= position:
-                    news.clear()
-                    if len(self._events) <= position:  # no event arrived in between
-                        await news.wait()
-                yield self._events[position]
-                if self._events[position].kind == "finished":
-                    return
-        finally:
-            self._wakers.remove(wake)
+        self._subscribe(put)
+        while (event := await events.get()).kind != "finished":
+            yield event
+        yield event
 
     def event(self, event: Event) -> None:
-        self._events.append(event)
-        if self._is_followed:
-            with self._news:
-                self._news.notify_all()
-        for wake in list(self._wakers):
-            wake()
+        with self._lock:
+            self._events.append(event)
+            for put in self._queues:
+                put(event)
         if self._follow is not None:
             try:
                 self._follow(event)

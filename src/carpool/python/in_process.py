@@ -1,26 +1,21 @@
-"""Jobs in the engine's own process: check them, run them, write their files."""
+"""Jobs in the engine's own process: check them, and run them."""
 
 import asyncio
 import contextlib
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
-
-import numpy as np
 
 from carpool.config import ServeSettings
 from carpool.engine.loop import EngineCore
-from carpool.errors import InvalidValue, LibraryMissing, PipelineFailed, UnsupportedParameter
-from carpool.jobs.database import Record
+from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.interfaces import OnJobPreview
 from carpool.jobs.work import work_of
-from carpool.media import outputs
-from carpool.media.mesh import MeshFormat, encode_mesh, files_beside
-from carpool.media.metadata import file_metadata, with_used
-from carpool.media.outputs import FPS, Format, check_fps, write_mp4
-from carpool.media.sound import SoundFormat, encode_sound
+from carpool.media.mesh import MeshFormat
+from carpool.media.metadata import file_metadata
+from carpool.media.outputs import FPS, Format, check_fps
+from carpool.media.sound import SoundFormat
 from carpool.python.handle import Handle, Output
 from carpool.request.card import Card, Makes
 from carpool.request.expand import MAX_N, grouped, merged, outputs_each, repeated
@@ -33,7 +28,7 @@ from carpool.types import CheckedRequest, Event, OnProgress, Request
 if TYPE_CHECKING:
     from carpool.python.workers import WorkerEngine
 
-_KINDS = {"pictures": "image", "videos": "video", "meshes": "mesh", "sound": "sound"}
+KINDS = {"pictures": "image", "videos": "video", "meshes": "mesh", "sound": "sound"}
 _FORMATS: dict[Makes, tuple[str, ...]] = {
     "meshes": get_args(MeshFormat),
     "sound": get_args(SoundFormat),
@@ -99,7 +94,7 @@ def work_and_kind(
         fps=_rate(fps, {**defaults, **requests[0].arguments}),
         told=[file_metadata(card.id, request, settings) for request in requests],
     )
-    return _KINDS[makes], work
+    return KINDS[makes], work
 
 
 def _rate(fps: Any, values: Mapping[str, Any]) -> float:
@@ -133,57 +128,3 @@ class InProcess:
                     here.call_soon_threadsafe(on_progress, event.step, event.steps)
 
         return await Handle(request, self._loop, follow)
-
-
-def write_pictures(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """Write the files of a picture job."""
-    form = record.work["output"]
-    metadata = [
-        with_used(settings, result.settings)
-        for settings, result in zip(form["told"], results, strict=True)
-    ]
-    outputs.write_pictures(
-        [result.images[0] for result in results], metadata, folder, form["format"]
-    )
-
-
-def write_mesh(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """Write the files of a mesh job: `0.glb`, `1.glb`, ..."""
-    form = record.work["output"]
-    for i, (output, told) in enumerate(zip(results, form["told"], strict=True)):
-        if (mesh := output.mesh) is None:
-            raise PipelineFailed("the pipeline gave no mesh")
-        metadata, format = with_used(told, output.settings), form["format"]
-        files = {f"{i}.{format}": encode_mesh(mesh, format, metadata, stem=str(i))}
-        for name, content in (files | files_beside(mesh, format, str(i))).items():
-            (folder / name).write_bytes(content)
-
-
-def write_sound(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """Write the files of a sound job: `0.wav`, `1.wav`, ..."""
-    form = record.work["output"]
-    for i, (output, metadata) in enumerate(zip(results, form["told"], strict=True)):
-        if (sound := output.sound) is None:
-            raise PipelineFailed("the pipeline gave no sound")
-        content = encode_sound(sound, form["format"], with_used(metadata, output.settings))
-        (folder / f"{i}.{form['format']}").write_bytes(content)
-
-
-def write_videos(record: Record, results: Sequence[Output], folder: Path) -> None:
-    """Write the files of a video job: `0.mp4`, `1.mp4`, ..., with sound if the model makes it."""
-    form = record.work["output"]
-    for i, (output, settings) in enumerate(zip(results, form["told"], strict=True)):
-        [video] = output.frames
-        pixels = np.stack([np.asarray(frame.convert("RGB")) for frame in video])
-        audio = None if (sound := output.sound) is None else (sound.samples, sound.rate)
-        metadata = with_used(settings, {**output.settings, "fps": form["fps"]})
-        write_mp4(pixels, form["fps"], audio, folder / f"{i}.mp4", metadata=metadata)
-
-
-WRITERS = {
-    "image": write_pictures,
-    "video": write_videos,
-    "mesh": write_mesh,
-    "sound": write_sound,
-}
-"""Writers of files by kind of job."""

@@ -22,7 +22,8 @@ from carpool.jobs.database import JobState, Record
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import packed, unpacked
-from carpool.python.in_process import WRITERS, InProcess, checked, work_and_kind
+from carpool.python.files import write_job
+from carpool.python.in_process import KINDS, InProcess, checked, work_and_kind
 from carpool.types import Request
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Jobs:
         self._runner = Runner(
             store,
             InProcess(loop, is_alive),
-            WRITERS,
+            dict.fromkeys(KINDS.values(), write_job),
             model=lambda: loop.loaded.card.id,
             max_running=settings.max_running,
             read=unpacked,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,6 @@ from carpool.fleet.local import local_pool
 from carpool.fleet.models import ModelSpec
 from carpool.fleet.pool import Pool
 from carpool.request.adapter_names import split_target
-from carpool.request.card import Card
 from carpool.request.lora import adapter_file, check_header, check_name
 from carpool.types import CheckedRequest, Event, Timings
 from carpool.worker import encoding, protocol
@@ -40,14 +39,6 @@ from carpool.worker.start import ForkingStarter
 
 T = TypeVar("T")
 _LORA_S = 120.0  # timeout of an adapter's registration in all workers
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedCard:
-    """The card of a loaded model whose pipeline is in worker processes."""
-
-    card: Card
-    pipe: Any = None  # in other processes
 
 
 class WorkerEngine:
@@ -95,10 +86,9 @@ class WorkerEngine:
     # Methods of `EngineCore`
 
     @property
-    def loaded(self) -> LoadedCard:
-        ready = self._pool.ready
-        assert ready is not None
-        return LoadedCard(ready.card)
+    def loaded(self) -> protocol.WorkerReady:
+        assert self._pool.ready is not None
+        return self._pool.ready
 
     def run(self, entered: Callable[[], None]) -> None:
         """Return after `close`.

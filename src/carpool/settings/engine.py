@@ -2,10 +2,11 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, get_type_hints
+from typing import Annotated, Literal, get_type_hints
 
 from carpool.settings import preparation
 from carpool.settings.rules import check, parse_bytes, setting, streamed_names
+from carpool.settings.validation import FINITE, Meta, Positive
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
@@ -59,12 +60,10 @@ class EngineSettings:
     place: str | None = setting(
         None, "COMPONENT=DEVICE for components on a different device than the rest", listed=True
     )
-    context_parallel: int = setting(
+    context_parallel: Annotated[int, Meta(ge=1, le=64)] = setting(
         1,
         "number of devices that share each forward of the denoiser, each with a part of its "
         "sequence (diffusers' context parallelism); a worker then has this many processes",
-        least=1,
-        most=64,
     )
     context_parallel_kind: ContextParallelKind = setting(
         "ulysses",
@@ -78,12 +77,10 @@ class EngineSettings:
         None,
         "attention backend of denoisers, by diffusers' names: native, flash, sage and more",
     )
-    sparse_attention: float | None = setting(
+    sparse_attention: Annotated[float, Meta(ge=0.001, le=1.0)] | None = setting(
         None,
         "fraction of token blocks that each block attends to in models with sparse attention; "
         "default: the model's own (FastWan 0.2, TurboWan 0.1)",
-        least=0.001,
-        most=1.0,
     )
     vae_tiling: bool = setting(
         False, "encode and decode large pictures tile by tile: less memory, faint seams"
@@ -94,10 +91,8 @@ class EngineSettings:
         "the model's own; with --compile: default",
         listed=True,
     )
-    threads: int | None = setting(
-        None,
-        "CPU threads of a forward; default: 1 below 500 million weights, otherwise all cores",
-        least=1,
+    threads: Positive | None = setting(
+        None, "CPU threads of a forward; default: 1 below 500 million weights, otherwise all cores"
     )
     memory: str | None = setting(
         None,
@@ -121,11 +116,10 @@ class EngineSettings:
         "requests at admission, as SGLang-Diffusion and vLLM-Omni do; off runs one at a time. A "
         "setting of dynamic or request selects its mode",
     )
-    min_gain: float = setting(
+    min_gain: Annotated[float, Meta(ge=0)] = setting(
         0.05,
         "continuous: add a row to a forward if throughput grows by at least this fraction; lower "
         "while many requests wait",
-        least=0,
     )
     cost_table: str | None = setting(
         None, "file of learned forward costs; default: a file in the user's cache folder"
@@ -139,13 +133,9 @@ class EngineSettings:
     admit_late: bool = setting(
         False, "accept requests whose deadline_s cannot be met, with a warning in the log"
     )
-    batching_max_size: int = setting(1, "dynamic: largest batch; 1 is off", "outputs", least=1)
-    batching_delay_ms: float = setting(
-        0.0,
-        "dynamic: longest wait of the first request for its batch to fill",
-        "ms",
-        least=0,
-        finite=True,
+    batching_max_size: Positive = setting(1, "dynamic: largest batch; 1 is off", "outputs")
+    batching_delay_ms: Annotated[float, Meta(ge=0, le=FINITE)] = setting(
+        0.0, "dynamic: longest wait of the first request for its batch to fill", "ms"
     )
     batching_config: str | None = setting(None, "dynamic: JSON file of rules that cap batches")
     enable_batching_metrics: bool = setting(False, "dynamic: log a line for every batch")
@@ -154,9 +144,9 @@ class EngineSettings:
         "dynamic: format of those lines: current as SGLang-Diffusion 0.5.23 prints them, docs as "
         "its page about batching shows them",
     )
-    max_num_seqs: int = setting(1, "request: largest wave", "requests", least=1)
-    request_batch_max_wait_ms: float = setting(
-        0.0, "request: longest wait for a wave to fill", "ms", least=0, finite=True
+    max_num_seqs: Positive = setting(1, "request: largest wave", "requests")
+    request_batch_max_wait_ms: Annotated[float, Meta(ge=0, le=FINITE)] = setting(
+        0.0, "request: longest wait for a wave to fill", "ms"
     )
     default_sampling_params: str | None = setting(
         None,
@@ -205,51 +195,44 @@ class EngineSettings:
     language_model: str | None = setting(
         None, "name of the model at language_url; default: the first in its list"
     )
-    language_timeout: float = setting(
-        60.0, "longest wait for an answer of language_url", unit="s", least=0.1, finite=True
+    language_timeout: Annotated[float, Meta(ge=0.1, le=FINITE)] = setting(
+        60.0, "longest wait for an answer of language_url", unit="s"
     )
     enhance_prompt: bool = setting(
         False, "rewrite prompts of requests that do not set enhance_prompt"
     )
-    max_batch_size: int = setting(
+    max_batch_size: Positive = setting(
         8,
         "continuous: most rows in one forward; the other modes have caps of their own",
         unit="rows",
-        least=1,
     )
-    max_decode_size: int = setting(4, "most rows in one VAE decode", unit="rows", least=1)
-    max_decode_gib: float = setting(
-        8.0, "most memory that a batched VAE decode may take", unit="GiB", least=0.0
+    max_decode_size: Positive = setting(4, "most rows in one VAE decode", unit="rows")
+    max_decode_gib: Annotated[float, Meta(ge=0.0)] = setting(
+        8.0, "most memory that a batched VAE decode may take", unit="GiB"
     )
-    max_running: int = setting(32, "most requests that run at the same time", least=1)
-    max_queue: int = setting(1024, "most requests that wait in the queue", least=0)
-    max_wait: float = setting(
+    max_running: Positive = setting(32, "most requests that run at the same time")
+    max_queue: Annotated[int, Meta(ge=0)] = setting(1024, "most requests that wait in the queue")
+    max_wait: Annotated[float, Meta(ge=0.1, le=FINITE)] = setting(
         600.0,
         "refuse new requests when the queue holds more than this many seconds of work; previews "
         "stop at half of it, requests of priority below 0 are refused at four fifths",
         unit="s",
-        least=0.1,
-        finite=True,
     )
-    max_pixels: int = setting(
-        2048 * 2048, "largest picture that a request draws or encodes", unit="pixels", least=1
+    max_pixels: Positive = setting(
+        2048 * 2048, "largest picture that a request draws or encodes", unit="pixels"
     )
-    max_steps: int = setting(1000, "most denoising steps of a request", least=1)
-    step_cache: float = setting(
+    max_steps: Positive = setting(1000, "most denoising steps of a request")
+    step_cache: Annotated[float, Meta(ge=0, le=1)] = setting(
         0.0,
         "default step_cache of requests: skip steps while the predicted relative change of the "
         "denoiser's output is below this; 0 runs every step",
-        least=0,
-        most=1,
     )
 
-    conditioning_cache: float | None = setting(
+    conditioning_cache: Annotated[float, Meta(ge=0, le=FINITE)] | None = setting(
         None,
         "memory for outputs of encoders, which answer equal calls of later requests; 0 keeps "
         "nothing; default: 512, or a fiftieth of the device's memory if that is less",
         unit="MiB",
-        least=0,
-        finite=True,
     )
     conditioning_sharing: ConditioningSharing = setting(
         "per-key",
@@ -258,9 +241,9 @@ class EngineSettings:
     )
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = get_type_hints(type(self), include_extras=True)
         for field in dataclasses.fields(self):
-            check(field.name, getattr(self, field.name), hints[field.name], field.metadata)
+            check(field.name, getattr(self, field.name), hints[field.name])
         preparation.check_form(self)
         if self.memory is not None:
             parse_bytes("memory", self.memory)

@@ -29,11 +29,7 @@ def is_denoiser(component: str) -> bool:
 
 
 def types(text: str) -> dict[str, str]:
-    """The names of number types by component.
-
-    Raises:
-        SettingRejected: a type is unknown.
-    """
+    """The names of number types by component."""
     types_by_component = by_component("dtype", text)
     for name in types_by_component.values():
         if name not in DTYPES:
@@ -44,11 +40,7 @@ def types(text: str) -> dict[str, str]:
 
 
 def replacements(components: tuple[str, ...]) -> dict[str, str]:
-    """Parse the sources of replaced components, by name.
-
-    Raises:
-        SettingRejected: an entry is not `NAME=FILE_OR_MODEL`, or a name is repeated.
-    """
+    """Parse the sources of replaced components, by name."""
     paths: dict[str, str] = {}
     for entry in components:
         name, _, where = entry.partition("=")
@@ -61,11 +53,7 @@ def replacements(components: tuple[str, ...]) -> dict[str, str]:
 
 
 def sizes(text: str | None) -> list[tuple[int, int]]:
-    """Sizes of a warm-up, (width_px, height_px); `DEFAULT_SIZE` for the model's own.
-
-    Raises:
-        SettingRejected: a size is invalid.
-    """
+    """Sizes of a warm-up, (width_px, height_px); `DEFAULT_SIZE` for the model's own."""
     resolutions = []
     for entry in text.split(",") if text is not None else ():
         match = _SIZE.fullmatch(entry.strip())
@@ -80,9 +68,6 @@ def check_form(settings: Any) -> None:
 
     Args:
         settings: settings of an engine.
-
-    Raises:
-        SettingRejected: a value is invalid, or two settings exclude each other.
     """
     types(settings.dtype)
     by_component("place", settings.place, needs_name=True)
@@ -166,11 +151,7 @@ def is_gguf(file: str) -> bool:
 
 
 def check_gguf(settings: Any, component: str, where: str) -> None:
-    """Refuse to quantize a component that a GGUF file has already quantized.
-
-    Raises:
-        SettingRejected: both are set.
-    """
+    """Refuse to quantize a component that a GGUF file has already quantized."""
     if is_gguf(where) and component_quantization(settings, component) is not None:
         raise SettingRejected(
             f"{component}={where}: the file's weights are quantized, and quantize has "
@@ -185,9 +166,6 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
     Args:
         settings: settings of an engine.
         streamed: names of the components.
-
-    Raises:
-        SettingRejected: the message has an alternative.
     """
     places = by_component("place", settings.place)
     for name in streamed:
@@ -211,11 +189,7 @@ def check_streamed(settings: Any, streamed: Collection[str]) -> None:
 
 
 def check_packages(settings: Any) -> None:
-    """Check that the packages that the settings need are installed.
-
-    Raises:
-        SettingRejected: one is missing; the message says what to install.
-    """
+    """Check that the packages that the settings need are installed."""
     for component, where in replacements(settings.component).items():
         if is_gguf(where):
             _check_package("gguf", f"component={component}={where}")
@@ -236,11 +210,7 @@ def _check_package(package: str, setting: str, otherwise: str = "") -> None:
 
 
 def check_names(setting: str, names: Collection[str], components: Collection[str]) -> None:
-    """Check that the model has the components that a setting names.
-
-    Raises:
-        SettingRejected: one is missing; the message lists the model's components.
-    """
+    """Check that the model has the components that a setting names."""
     for name in names:
         if name != DEFAULT and name not in components:
             raise SettingRejected(
@@ -254,9 +224,6 @@ def check_components(settings: Any, components: Collection[str]) -> None:
 
     Args:
         components: names of the model's modules.
-
-    Raises:
-        SettingRejected: one is missing; the message lists the model's components.
     """
     check_names("dtype", types(settings.dtype), components)
     check_names("quantize", quantizations(settings.quantize), components)

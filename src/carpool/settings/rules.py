@@ -3,11 +3,10 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from carpool.errors import SettingRejected
-from carpool.settings.validation import Text, fits, rule_of
+from carpool.settings.validation import FINITE, Text, fits, meta_of, rule_of
 
 
 def setting(
@@ -15,15 +14,11 @@ def setting(
     help_: str,
     unit: str = "",
     *,
-    least: float | None = None,
-    most: float | None = None,
-    finite: bool = False,
     listed: bool = False,  # several values, separated by commas; the flag is repeatable
 ) -> Any:
     """Declare a field of a settings class."""
-    rule = {"help": help_, "unit": unit, "least": least, "most": most, "finite": finite}
-    rule["listed"] = listed
-    return dataclasses.field(default=default, metadata=rule)
+    metadata = {"help": help_, "unit": unit, "listed": listed}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 DEFAULT = ""  # key of a value without a component
@@ -44,11 +39,7 @@ _SIZES = {"": 1, "B": 1} | {
 
 
 def parse_bytes(name: str, text: str) -> int:
-    """Parse bytes such as `20GiB`, `800 MB` or `1.5G` (GiB).
-
-    Raises:
-        SettingRejected: another text, or less than a byte.
-    """
+    """Parse bytes such as `20GiB`, `800 MB` or `1.5G` (GiB)."""
     match = _SIZE.fullmatch(text)
     size = float(match[1]) * _SIZES.get(match[2].upper(), 0) if match else 0.0
     if not size >= 1:
@@ -57,11 +48,7 @@ def parse_bytes(name: str, text: str) -> int:
 
 
 def streamed_names(stream: str) -> tuple[str, ...] | None:
-    """The components in the setting `stream`; None for `auto`, empty for `none`.
-
-    Raises:
-        SettingRejected: no names, or a reserved word in a list.
-    """
+    """The components in the setting `stream`; None for `auto`, empty for `none`."""
     names = tuple(name.strip() for name in stream.split(",") if name.strip())
     if names == ("auto",):
         return None
@@ -74,11 +61,7 @@ def streamed_names(stream: str) -> tuple[str, ...] | None:
 
 
 def by_component(setting: str, text: str | None, *, needs_name: bool = False) -> dict[str, str]:
-    """Parse a list of `[COMPONENT=]VALUE`; the value of all other components is under `DEFAULT`.
-
-    Raises:
-        SettingRejected: an entry is empty or repeated, or lacks a required component.
-    """
+    """Parse a list of `[COMPONENT=]VALUE`; the value of all other components is under `DEFAULT`."""
     values: dict[str, str] = {}
     for entry in text.split(",") if text is not None else ():
         name, equals, value = (part.strip() for part in entry.rpartition("="))
@@ -96,16 +79,12 @@ def base_type(hint: Any) -> type:
     """The plain type of an annotation: `int` for `int | None`, `str` for a Literal or a tuple."""
     if get_origin(hint) in (Literal, tuple):
         return str
-    plain: list[type] = [arg for arg in get_args(hint) if arg is not type(None)] or [hint]
-    return plain[0]
+    plain: list[Any] = [arg for arg in get_args(hint) if arg is not type(None)] or [hint]
+    return plain[0] if isinstance(plain[0], type) else base_type(plain[0])
 
 
 def parse(variable: str, text: str, hint: Any) -> Any:
-    """Parse the value of a setting from an environment variable.
-
-    Raises:
-        SettingRejected: the text does not have the setting's type.
-    """
+    """Parse the value of a setting from an environment variable."""
     kind = base_type(hint)
     try:
         if kind is bool:
@@ -115,17 +94,21 @@ def parse(variable: str, text: str, hint: Any) -> Any:
         raise SettingRejected(f"{variable}={text!r}: must be {_KINDS[kind]}") from None
 
 
-def check(name: str, value: Any, hint: Any, rule: Mapping[str, Any]) -> None:
-    """Raise `SettingRejected` if a value is not of a setting's type, or breaks its rule."""
+def check(name: str, value: Any, hint: Any) -> None:
+    """Raise `SettingRejected` if a value is not of a setting's type, or out of its bounds."""
     if get_origin(hint) is tuple:
         if not isinstance(value, tuple) or not fits(value, tuple[Text, ...]):
             raise SettingRejected(f"{name}: must be a tuple of strings, none of them empty")
     elif not fits(value, hint):
-        expected = rule_of(hint) if get_origin(hint) is Literal else _KINDS[base_type(hint)]
+        bounds, kind = meta_of(hint), base_type(hint)
+        if get_origin(hint) is Literal:
+            expected = rule_of(hint)
+        elif not fits(value, kind):
+            expected = _KINDS[kind]
+        elif bounds.le == FINITE and not math.isfinite(value):
+            expected = "a finite number"
+        elif bounds.ge is not None and not value >= bounds.ge:
+            expected = f"at least {bounds.ge}"
+        else:
+            expected = f"at most {bounds.le}"
         raise SettingRejected(f"{name}={value!r}: must be {expected}")
-    elif value is not None and rule["finite"] and not math.isfinite(value):
-        raise SettingRejected(f"{name}={value!r}: must be a finite number")
-    elif value is not None and rule["least"] is not None and not value >= rule["least"]:
-        raise SettingRejected(f"{name}={value!r}: must be at least {rule['least']}")
-    elif value is not None and rule["most"] is not None and not value <= rule["most"]:
-        raise SettingRejected(f"{name}={value!r}: must be at most {rule['most']}")

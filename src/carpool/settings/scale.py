@@ -1,8 +1,10 @@
 """Settings of `carpool serve` about the place and number of its workers."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from carpool.settings.rules import setting
+from carpool.settings.validation import FINITE, Meta, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,28 +16,18 @@ class ScaleSettings:
         "python of another environment for the workers, with this version of carpool: for "
         "models whose package pins other libraries; default: the server's own",
     )
-    min_workers: int | None = setting(
-        None, "fewest workers, where their number follows the load; default: 1", least=1, most=1024
+    min_workers: Annotated[int, Meta(ge=1, le=1024)] | None = setting(
+        None, "fewest workers, where their number follows the load; default: 1"
     )
-    max_workers: int | None = setting(
+    max_workers: Annotated[int, Meta(ge=1, le=1024)] | None = setting(
         None,
         "most workers: their number follows the load, from --min-workers on; default: it is fixed",
-        least=1,
-        most=1024,
     )
-    scale_up_wait: float = setting(
-        10.0,
-        "start a worker when requests are predicted to wait longer than this",
-        unit="s",
-        least=0.1,
-        finite=True,
+    scale_up_wait: Annotated[float, Meta(ge=0.1, le=FINITE)] = setting(
+        10.0, "start a worker when requests are predicted to wait longer than this", unit="s"
     )
-    scale_down_after: float = setting(
-        300.0,
-        "stop a worker after this long without work for all workers",
-        unit="s",
-        least=1,
-        finite=True,
+    scale_down_after: Annotated[float, Meta(ge=1, le=FINITE)] = setting(
+        300.0, "stop a worker after this long without work for all workers", unit="s"
     )
     ray: str | None = setting(
         None,
@@ -45,21 +37,14 @@ class ScaleSettings:
     fleet_name: str = setting(
         "carpool", "ray: a server takes over workers that a server of this fleet name left"
     )
-    workers_per_node: int | None = setting(
-        None, "ray: most workers of a model on one node; default: as many as fit", least=1
+    workers_per_node: Positive | None = setting(
+        None, "ray: most workers of a model on one node; default: as many as fit"
     )
-    gpus_per_worker: float | None = setting(
-        None,
-        "ray: GPUs of a worker; default: 1 if the cluster has any and --device is not cpu",
-        least=0,
-        most=64,
+    gpus_per_worker: Annotated[float, Meta(ge=0, le=64)] | None = setting(
+        None, "ray: GPUs of a worker; default: 1 if the cluster has any and --device is not cpu"
     )
-    worker_keep_alive: float = setting(
-        600.0,
-        "ray: how long workers keep their models after their server stops",
-        unit="s",
-        least=10,
-        finite=True,
+    worker_keep_alive: Annotated[float, Meta(ge=10, le=FINITE)] = setting(
+        600.0, "ray: how long workers keep their models after their server stops", unit="s"
     )
     fleet_cert: str | None = setting(
         None, "ray: certificate file (PEM) for TLS connections to workers"

@@ -295,30 +295,9 @@ class Estimated(msgspec.Struct, tag="estimated"):
     speed: float  # seconds of lone work done by one second of shared forwards
 
 
-ToWorker = (
-    LoadModel
-    | Submit
-    | Cancel
-    | Release
-    | Reset
-    | GetStatistics
-    | GetTimelines
-    | Estimate
-    | Held
-    | AddLora
-    | Reload
-    | Watch
-)
+Query = GetStatistics | GetTimelines | Estimate
+Answer = Statistics | Timelines | Estimated
+ToWorker = LoadModel | Submit | Cancel | Release | Reset | Query | Held | AddLora | Reload | Watch
 AboutRequest = Started | Answers | RequestReleased | Progress | Preview | Done | RequestFailed
-ToFront = (
-    AboutRequest
-    | WorkerReady
-    | LoadFailure
-    | Deadlocked
-    | Heartbeat
-    | Statistics
-    | Timelines
-    | Reloaded
-    | Estimated
-    | Activity
-)
+AboutWorker = WorkerReady | LoadFailure | Deadlocked | Heartbeat | Reloaded | Activity
+ToFront = AboutRequest | AboutWorker | Answer

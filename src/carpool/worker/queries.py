@@ -11,9 +11,6 @@ from typing import Any
 from carpool.errors import CarpoolError
 from carpool.worker import protocol
 
-Query = protocol.GetStatistics | protocol.GetTimelines | protocol.Estimate
-Answer = protocol.Statistics | protocol.Timelines | protocol.Estimated
-
 
 class Queries:
     """The open queries to one worker.
@@ -26,14 +23,14 @@ class Queries:
         self._send = send
         self._queries = deque[asyncio.Future[Any]]()
 
-    async def ask(self, query: Query) -> Any:
+    async def ask(self, query: protocol.Query) -> Any:
         """Send a query; returns statistics, timelines, or an `Estimated`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries.append(future)
         self._send(query)
         return await future
 
-    def answered(self, message: Answer) -> None:
+    def answered(self, message: protocol.Answer) -> None:
         """Resolve the oldest query."""
         answer: Any = message
         if isinstance(message, protocol.Statistics):

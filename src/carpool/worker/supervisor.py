@@ -19,7 +19,7 @@ from carpool.worker import protocol
 from carpool.worker.connection import Connection, Connector, LocalConnector, watched
 from carpool.worker.guilt import CrashEvidence, Deadlock, Death, DeathLog
 from carpool.worker.journals import Journals
-from carpool.worker.queries import LateAdapters, Queries, Query
+from carpool.worker.queries import LateAdapters, Queries
 from carpool.worker.requests import OnPreview, WorkerRequests
 from carpool.worker.restarts import Restarts
 from carpool.worker.start import Start, spawn
@@ -210,7 +210,7 @@ class Supervisor:
         answer: protocol.Estimated = await self._ask(protocol.Estimate(request))
         return answer
 
-    async def _ask(self, query: Query) -> Any:
+    async def _ask(self, query: protocol.Query) -> Any:
         if self._state != "ready":
             self.check_open()
         return await self._queries.ask(query)

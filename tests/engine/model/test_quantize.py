@@ -227,7 +227,7 @@ def test_one_scale_of_all_rows_is_seen_in_real_layers_and_in_streamed_ones() -> 
         "quant_kwargs": {"granularity": "PerTensor"},
     }
     layer = torch.nn.Sequential(torch.nn.Linear(64, 32)).requires_grad_(False)
-    quantize_read(layer, Quantization("torchao", "torchao", options), torch.float32)
+    quantize_read(layer, Quantization("torchao", options), torch.float32)
 
     assert "one scale of all rows" in str(mixes_rows(layer))
 
@@ -300,7 +300,7 @@ def test_text_encoders_and_single_files_take_bitsandbytes_too(kind: str, tuned: 
 def test_llm_int8_mixes_rows_only_where_it_looks_for_outliers(threshold: float) -> None:
     options = {"load_in_8bit": True, "llm_int8_threshold": threshold}
     layer = torch.nn.Sequential(torch.nn.Linear(64, 32)).requires_grad_(False).eval()
-    quantize_read(layer, Quantization("bitsandbytes_8bit", "bitsandbytes", options), torch.float32)
+    quantize_read(layer, Quantization("bitsandbytes_8bit", options), torch.float32)
 
     assert (mixes_rows(layer) is not None) == (threshold > 0)
 

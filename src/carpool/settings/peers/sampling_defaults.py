@@ -15,11 +15,7 @@ _INSTEAD = {"seed": "requests without a seed get a new one"}
 
 
 def sampling_defaults(text: str | None) -> dict[str, Any]:
-    """Parse the setting `default_sampling_params`; returns values by name.
-
-    Raises:
-        SettingRejected: not a JSON object, or several stages.
-    """
+    """Parse the setting `default_sampling_params`; returns values by name."""
     if text is None:
         return {}
     example = """such as '{"num_inference_steps": 20}'"""

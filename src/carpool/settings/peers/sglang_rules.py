@@ -18,14 +18,14 @@ Source: SGLang-Diffusion 0.5.23, batching config of schema version 1.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
-from carpool.settings.validation import Count, Switch, Text, fits, rule_of
+from carpool.settings.validation import Count, Switch, Text, check_entry
 
 Resolution = tuple[int, int]
 """Width and height, pixels."""
@@ -39,16 +39,6 @@ _Size = Annotated[
 ]
 _Cost = Annotated[float, Meta(gt=0, lt=1e300, description="a number above 0")]
 _GiB = Annotated[float, Meta(ge=0, lt=1e300, description="a number of GiB of at least 0")]
-_KINDS: dict[str, Any] = {
-    "model": Text,
-    "model_contains": Text,
-    "resolution": _Size,
-    "offload": Switch,
-    "max_batch_size": Count,
-    "max_cost": _Cost,
-    "device_memory_gb_min": _GiB,
-    "device_memory_gb_max": _GiB,
-}
 _NUMBERS = ("max_batch_size", "max_cost", "device_memory_gb_min", "device_memory_gb_max")
 COMMENTS = ("comment", "comments")  # keys for human readers
 _SWITCHES = {
@@ -60,14 +50,14 @@ _SWITCHES = {
 class BatchingRule(msgspec.Struct, frozen=True, kw_only=True):
     """One cap, and its conditions on servers and requests; None matches any."""
 
-    max_batch_size: int  # outputs
-    max_cost: float | None = None  # sum over the batch, see `admission.cost`
-    model: str | None = None  # name of the server's model at its start
-    model_contains: str | None = None  # part of that name, case-sensitive
+    max_batch_size: Count  # outputs
+    max_cost: _Cost | None = None  # sum over the batch, see `admission.cost`
+    model: Text | None = None  # name of the server's model at its start
+    model_contains: Text | None = None  # part of that name, case-sensitive
     resolution: Resolution | None = None  # size of the batch's head
-    device_memory_gb_min: float | None = None  # total GiB, inclusive
-    device_memory_gb_max: float | None = None  # total GiB, inclusive
-    offload: bool | None = None  # weights are kept off the device
+    device_memory_gb_min: _GiB | None = None  # total GiB, inclusive
+    device_memory_gb_max: _GiB | None = None  # total GiB, inclusive
+    offload: Switch | None = None  # weights are kept off the device
 
     def matches(self, server: "Server", resolution: Resolution | None) -> bool:
         """Return whether the rule applies to this server and a head of this size.
@@ -84,6 +74,9 @@ class BatchingRule(msgspec.Struct, frozen=True, kw_only=True):
             and (gib is None or high is None or gib <= high)
             and self.offload in (None, server.is_offloaded)
         )
+
+
+_KINDS = get_type_hints(BatchingRule, include_extras=True) | {"resolution": _Size}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +131,7 @@ def load_rules(path: Path) -> tuple[BatchingRule, ...]:
 
 
 def parse_rules(data: Any, source: str) -> tuple[BatchingRule, ...]:
-    """Parse rules from decoded JSON, in one of three forms; messages begin with `source`.
-
-    Raises:
-        SettingRejected: as `load_rules`.
-    """
+    """Parse rules from decoded JSON, in one of three forms; messages begin with `source`."""
     if isinstance(data, dict):
         version = data.get("schema_version")
         if version is not None and (isinstance(version, bool) or version != 1):
@@ -213,8 +202,7 @@ def _value(key: str, value: Any, where: str) -> Any:
         value = _SWITCHES.get(str(value).strip().lower(), value)
     elif isinstance(value, str) and key in _NUMBERS:
         value = _number(value)
-    if not fits(value, _KINDS[key]):
-        raise _wrong(where, key, f"{value!r:.60}: must be {rule_of(_KINDS[key])}")
+    check_entry(where, key, value, _KINDS[key])
     if key == "resolution":
         return None if value == "*" else tuple(map(int, value.split("x")))
     return value

@@ -31,7 +31,7 @@ from msgspec import Meta
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.peers.vllm_omni_stages import diffusion_stages, overlaid
-from carpool.settings.validation import Count, Switch, Text, fits, rule_of
+from carpool.settings.validation import Count, Switch, Text, check_entry
 from carpool.settings.yaml_file import read_yaml
 
 FORMS = ("stages", "stage_args")
@@ -113,9 +113,6 @@ def parse_deploy(data: Any, source: str, names: Sequence[str] = ()) -> Deploy:
 
     Args:
         names: names of the files; without a `pipeline` key they may name the pipeline.
-
-    Raises:
-        SettingRejected: as `load_deploy`.
     """
     above = _mapping(data, source)
     unused: list[str] = []
@@ -130,7 +127,11 @@ def parse_deploy(data: Any, source: str, names: Sequence[str] = ()) -> Deploy:
     place, stage = _stage(above, source, pipelines, unused)
     values |= _flat(stage, f"{source}: {place}")
     unused += [f"{place}.{key}" for key in values if key not in SUPPORTED]
-    settings = {key: _checked(key, values[key], source) for key in SUPPORTED if key in values}
+    settings = {key: values[key] for key in SUPPORTED if key in values}
+    for key, value in settings.items():
+        check_entry(source, key, value, SUPPORTED[key])
+    if "dtype" in settings:
+        settings["dtype"] = DTYPES[settings["dtype"]]
     if "default_sampling_params" in settings:
         settings["default_sampling_params"] = json.dumps(settings["default_sampling_params"])
     return _by_mode(settings, unused, place)
@@ -177,13 +178,6 @@ def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
                 )
             flat[key] = value
     return {key: value for key, value in flat.items() if key not in ("stage_id", "stage_type")}
-
-
-def _checked(key: str, value: Any, source: str) -> Any:
-    if not fits(value, SUPPORTED[key]):
-        rule = rule_of(SUPPORTED[key])
-        raise SettingRejected(f"{source}: {key} {value!r:.60}: must be {rule}", param=key)
-    return DTYPES[value] if key == "dtype" else value
 
 
 def _by_mode(settings: dict[str, Any], unused: list[str], place: str) -> Deploy:
