@@ -51,11 +51,27 @@ def of_a_variant(folder: Path) -> None:
     fresh("sd15").save_pretrained(folder, variant="fp16", max_shard_size="40KB")
 
 
-def with_code(folder: Path) -> None:
+def with_index(folder: Path, **entries: Any) -> None:
     shutil.copytree(checkpoint("sd15"), folder)
     index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps({**index, "_class_name": ["own", "Own"]}))
+    (folder / "model_index.json").write_text(json.dumps({**index, **entries}))
+
+
+def with_code(folder: Path) -> None:
+    with_index(folder, _class_name=["own", "Own"])
     (folder / "own.py").write_text("raise SystemExit")
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        with_index(folder)
+        for name in names:
+            (folder / name).rename(folder / "gone")
+
+    return make
+
+
+NO_VOCABULARY = r"tokenizer has no vocabulary: .* \(merges.txt or tokenizer.json or vocab.json\)"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +79,19 @@ def with_code(folder: Path) -> None:
     [
         (of_a_variant, "of a variant: say --variant fp16"),
         (with_code, "never runs: --pipeline takes a function"),
+        (without("tokenizer"), NO_VOCABULARY),  # transformers makes an empty one
+        (without("tokenizer/tokenizer.json"), NO_VOCABULARY),
+        (without("vae"), "vae is missing, which model_index.json names: download or copy it again"),
+        (without("unet/config.json"), "unet/config.json is missing: download or copy it again"),
+        (without("text_encoder/config.json"), "text_encoder/config.json is missing"),
+        (
+            lambda folder: with_index(folder, _class_name="NewPipeline"),
+            "NewPipeline .* another ver",
+        ),
+        (
+            lambda folder: with_index(folder, unet=["diffusers", "FluxTransformer2DModel"]),
+            "unet/config.json is of UNet2DConditionModel, and model_index.json names FluxTransf",
+        ),
     ],
 )
 def test_a_folder_that_diffusers_cannot_open_as_it_is_is_refused_with_what_works(

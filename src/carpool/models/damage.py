@@ -35,6 +35,25 @@ def damage_in(place: Path) -> str | None:
             problem = f"cannot be read ({error.strerror})"
         if problem is not None:
             return f"{name} {problem}: download or copy it again"
+    return _missing_from(place)
+
+
+def _missing_from(folder: Path) -> str | None:
+    """Describe the first component that differs from the index of its pipeline, or is missing."""
+    if "_class_name" not in (index := _content(folder / INDEXES[0])):
+        return f"{INDEXES[0]} names no _class_name" if index else None
+    for name, entry in index.items():
+        if not isinstance(entry, list) or entry != [
+            part for part in entry if isinstance(part, str)
+        ]:
+            continue
+        part, config = folder / name, folder / name / "config.json"
+        if not part.exists():
+            return f"{name} is missing, which {INDEXES[0]} names: download or copy it again"
+        if not config.exists() and any(part.glob("*.safetensors")):
+            return f"{name}/config.json is missing: download or copy it again"
+        if (cls := _content(config).get("_class_name", entry[-1])) != entry[-1]:
+            return f"{name}/config.json is of {cls}, and {INDEXES[0]} names {entry[-1]}"
     return None
 
 
@@ -43,17 +62,18 @@ def _files(place: Path) -> Iterator[Path]:
     if not place.is_dir():
         yield place
         return
-    names = next((names for index in INDEXES if (names := _keys(place / index)) is not None), set())
+    names = next((names for index in INDEXES if (names := _content(place / index))), {})
     for folder in (place, *(place / name for name in names if (place / name).is_dir())):
         yield from (file for file in folder.iterdir() if file.suffix.lower() in _KINDS)
 
 
-def _keys(index: Path) -> set[str] | None:
+def _content(file: Path) -> dict[str, Any]:
+    """An object of JSON; empty if the file has none."""
     try:
-        names = json.loads(index.read_bytes())
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
-    return {str(name) for name in names} if isinstance(names, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _problem(file: Path) -> str | None:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import diffusers
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from carpool.config import EngineSettings
 from carpool.engine.model.assembly import read
@@ -171,6 +173,7 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
                 pipe = read_language_model(source, settings.revision, device.dtype)
             else:
                 pipe = read(source, settings, device, None, begin)
+        _check_tokenizers(pipe)
         embeddings = add_embeddings(pipe, settings.embeddings) if settings.embeddings else {}
     except RecursionError as error:
         if quantized := quantized_components(folder):  # sdnq 0.2.8 with diffusers 0.42
@@ -182,6 +185,19 @@ def _read(model: str | Path, settings: EngineSettings, device: Device, begin: On
         log.debug("cannot load %s", model, exc_info=error)
         raise LoadFailed(f"cannot load {model!s}: {_cause(error, folder)}") from error
     return _Files(pipe, name, settings, extra, embeddings)
+
+
+def _check_tokenizers(pipe: Pipeline) -> None:
+    """Refuse a tokenizer of special tokens only: transformers makes it if the files are missing."""
+    for name, part in getattr(pipe, "components", {}).items():
+        tokenizer = getattr(part, "tokenizer", part)
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            continue
+        if len(tokenizer) - len(tokenizer.added_tokens_decoder) < 2:  # T5's has one more
+            files = " or ".join(sorted(tokenizer.vocab_files_names.values()))
+            raise LoadFailed(
+                f"{name} has no vocabulary: download or copy its files again ({files})"
+            )
 
 
 def _moved(
@@ -234,7 +250,12 @@ def _cause(error: Exception, folder: Path) -> str:
     if quantized := quantized_components(folder):
         return f"{quantized} ({text:.200})"
     if "trust_remote_code" in text:
-        return "its folder has code of its own, which never runs: --pipeline takes a function"
+        return (
+            "its folder names a library that is not known here, or code of its own, which never "
+            "runs: --pipeline takes a function"
+        )
+    if "module diffusers has no attribute" in text:
+        return f"{text} ({diffusers.__version__}): the model needs another version of diffusers"
     files = folder.glob("*/*.*.safetensors") if "no file named" in text else ()
     if variants := sorted({file.name.split(".")[-2].partition("-")[0] for file in files}):
         return f"its files are of a variant: say --variant {variants[0]} ({text:.200})"
