@@ -23,8 +23,8 @@ from support.engine_driver import driving, fresh, mean
 from support.isolation import build
 from support.matrix import CASES
 from support.modular import CLASSES, modular
-from support.modular import arguments as modular_arguments
-from support.newcomers import NEWCOMERS
+from support.modular import asked as asked_of_modular
+from support.newcomers import NEWCOMERS, asked
 from support.tiny import ARGUMENTS, newest
 from support.tiny.outsiders_videos import picture
 
@@ -65,7 +65,7 @@ def builds() -> Iterator[Any]:
             yield pytest.param("family", family, id=family)
     for name in configurations():
         yield pytest.param("test", name, id=name)
-    for name in sorted(newest.DATA.keys() & NEWCOMERS.keys()):
+    for name in sorted(NEWCOMERS.keys() - configurations().keys()):
         yield pytest.param("data", name, id=name)
     for name, (family, _) in CLASSES.items():
         if family in newest.DATA:
@@ -78,11 +78,10 @@ def built(place: str, name: str) -> tuple[DiffusionPipeline, list[dict[str, Any]
     if place == "test":
         return pipeline(name), requests(name)
     if place == "data":
-        make, arguments = NEWCOMERS[name]
-        return build(make), [{**arguments, **request} for request in steps]
+        return build(NEWCOMERS[name][0]), asked(name, steps)
     if place == "modular":
         pipe = modular(name)
-        return pipe, [{**modular_arguments(pipe), **request} for request in steps]
+        return pipe, asked_of_modular(pipe, steps)
     if place == "family":
         more = {"image": picture(1), "prompt": None} if name == "svd" else {"prompt": "a cat"}
         arguments = {**ARGUMENTS[name], **more}

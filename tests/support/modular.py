@@ -1,6 +1,7 @@
 """Modular pipelines of tiny parts: diffusers' own blocks over the components of other pipelines."""
 
 import sys
+from collections.abc import Sequence
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import Image
 from torch import nn
 
 from support.isolation import build
+from support.matrix.qwen import shrunk
 from support.tiny import newest
 from support.tiny.checkpoints import ARGUMENTS, FAMILIES
 from support.tiny.parts import drawn, qwen2_tokenizer, t5_tokenizer
@@ -69,7 +71,11 @@ def vace() -> dict[str, Any]:
     return made
 
 
-PARTS = {**newest.PARTS, "anima": anima, "vace": vace}
+def ltx25() -> dict[str, Any]:
+    return {**FAMILIES["ltx2"]().components, **newest.components("ltx25")}
+
+
+PARTS = {**newest.PARTS, "anima": anima, "vace": vace, "ltx25": ltx25}
 _SMALL = {"height": 32, "width": 32, "max_sequence_length": 16}
 _FLUX3 = {"height": 64, "width": 64, "text_encoder_out_layers": (1, 2), "max_new_tokens": 3}
 _COSMOS3 = {
@@ -77,6 +83,13 @@ _COSMOS3 = {
     **dict.fromkeys(
         ("use_system_prompt", "add_resolution_template", "add_duration_template"), False
     ),
+}
+_DISTILLED = {**_COSMOS3, "num_inference_steps": 3, "guidance_scale": 1.0}
+_FALLING: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 4}
+_FALLING["guidance_schedule"] = (7.0, 5.0, 3.0, 3.0)
+_ANIMATED = {
+    **{"height": 32, "width": 32, "segment_frame_length": 5, "max_sequence_length": 16},
+    **{"image": PICTURE, "driving_video": [PICTURE] * 5},
 }
 _PYRAMID = {"pyramid_num_inference_steps_list": [2, 2, 2]}
 CLASSES: dict[
@@ -101,6 +114,18 @@ CLASSES: dict[
     "LTX2ModularPipeline": ("ltx2", {}),
     "LTXModularPipeline": ("ltx", {}),
     "QwenImageModularPipeline": ("qwen_image", {}),
+    "QwenImage21ModularPipeline": ("qwen_21", {}),
+    "QwenImage21TurboModularPipeline": ("qwen_21", {}),
+    "QwenImageEditModularPipeline": ("qwen_edit", {"image": PICTURE}),
+    "QwenImageEditPlusModularPipeline": ("qwen_edit_plus", {"image": PICTURE}),
+    "EchoModularPipeline": ("ltx2", {}),
+    "LTX25ModularPipeline": ("ltx25", {**ARGUMENTS["ltx2"], "num_frames": 9}),
+    "Ideogram4ModularPipeline": ("Ideogram4Pipeline", _FALLING),
+    "HunyuanVideo15ModularPipeline": ("hunyuan15", {"height": 16, "width": 16, "num_frames": 9}),
+    "MiniMaxMusic3ModularPipeline": ("minimax_music3", {"lyrics": "la", "audio_duration": 0.2}),
+    "WanAnimate2ModularPipeline": ("wan_animate_2", _ANIMATED),
+    "WanAnimate2DistilledModularPipeline": ("wan_animate_2", _ANIMATED),
+    "Cosmos3DistilledModularPipeline": ("cosmos3_distilled", _DISTILLED),
     "StableDiffusion3ModularPipeline": ("sd3", {}),
     "StableDiffusionXLModularPipeline": ("sdxl", {"height": 64, "width": 64}),
     "Wan22Image2VideoModularPipeline": ("wan22_i2v_a14b", {"image": PICTURE}),
@@ -121,6 +146,10 @@ def modular(name: str, **others: Any) -> ModularPipeline:
         have = PARTS[family]() if family in PARTS else FAMILIES[family]().components
         taken = {n: one for n, one in have.items() if n in pipe.pretrained_component_names}
         pipe.update_components(**{**taken, **others})
+        if "QwenImage" in name:
+            shrunk(pipe, "diffusers.modular_pipelines.qwenimage.encoders")
+        if "distilled_sigmas" in pipe.config:
+            pipe.register_to_config(distilled_sigmas=[1.0, 0.7, 0.4])
         if hasattr(pipe, "disable_safety_checker"):  # of Cosmos 3, whose package is not here
             pipe.disable_safety_checker()
         return pipe
@@ -140,6 +169,14 @@ def arguments(pipe: ModularPipeline) -> dict[str, Any]:
     }
 
 
+def asked(pipe: ModularPipeline, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Requests with what a call needs; a class of a fixed number of steps keeps it."""
+    own, taken = CLASSES[type(pipe).__name__][1], {"prompt", *pipe.blocks.input_names}
+    fixed = {n: own[n] for n in own if n == "num_inference_steps"}
+    merged = [{**arguments(pipe), **request, **fixed} for request in requests]
+    return [{n: v for n, v in request.items() if n in taken} for request in merged]
+
+
 def plain(pipe: ModularPipeline, *, seed: int, **given: Any) -> torch.Tensor:
     """What diffusers gives for a request: pictures or videos, as tensors."""
     for part in pipe.components.values():
@@ -147,7 +184,7 @@ def plain(pipe: ModularPipeline, *, seed: int, **given: Any) -> torch.Tensor:
             part.requires_grad_(False)
     torch.manual_seed(seed)
     names = set(pipe.blocks.output_names)
-    name = next(one for one in ("images", "videos") if one in names)
+    name = next(one for one in ("images", "videos", "audios") if one in names)
     made = pipe(**given, generator=torch.Generator().manual_seed(seed), output=name)
     return torch.as_tensor(made)
 

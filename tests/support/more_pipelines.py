@@ -24,11 +24,14 @@ from diffusers import (
 )
 from diffusers.models.controlnets.controlnet_union import ControlNetUnionModel
 from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
+from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
 from PIL import Image
 from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
 
+from support.modular import ltx25
 from support.newcomers import CHANGED, FILLED, IMAGE, MASK, PICTURE, SIZE, parts, wide_unet
 from support.tiny.control import flux_control
+from support.tiny.ltx2 import ltx2
 from support.tiny.parts import drawn
 from support.tiny.stable import sd15, sdxl
 from support.tiny.zimage import zimage
@@ -178,6 +181,23 @@ def controlled_zimage(width: int) -> Callable[[], Components]:
     return make
 
 
+def upsampled() -> Components:
+    net = LTX2LatentUpsamplerModel(4, 32, 1, use_rational_resampler=False)
+    return {"vae": ltx2().vae, "latent_upsampler": drawn(net)}
+
+
+def denoised() -> Components:
+    parts = ltx25()
+    return {"scheduler": None, **{name: parts[name] for name in ("vae", "diffusion_decoder")}}
+
+
+def super_resolution() -> Components:
+    made = latent()
+    config = {n: v for n, v in made["unet"].config.items() if not n.startswith("_")}
+    unet = UNet2DModel(**{**config, "in_channels": 6})
+    return {**made, "unet": drawn(unet, last="conv_out", gain=0.3)}
+
+
 UNION = {**TEXT, "control_image": [PICTURE], "control_mode": [0], "guidance_scale": 5.0}
 FRAMES = [Image.new("RGB", (16, 16), (9 * i, 90, 9)) for i in range(5)]
 DERIVED: dict[str, Callable[[Find], Own]] = {
@@ -194,6 +214,15 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
         "ConsistencyModelPipeline",
         unconditional(CMStochasticIterativeScheduler),
         num_inference_steps=2,
+    ),
+    "LTX2LatentUpsamplePipeline": own(
+        "LTX2LatentUpsamplePipeline", upsampled, video=FRAMES, height=32, width=32, num_frames=5
+    ),
+    "LTX2VideoDiffusionDecodePipeline": own(
+        "LTX2VideoDiffusionDecodePipeline", denoised, latents=torch.ones(1, 4, 3, 4, 4)
+    ),
+    "LDMSuperResolutionPipeline": own(
+        "LDMSuperResolutionPipeline", super_resolution, num_inference_steps=3, image=PICTURE
     ),
     "DDPMPipeline": own("DDPMPipeline", unconditional(DDPMScheduler), num_inference_steps=3),
     "FluxPriorReduxPipeline": lambda _: Own(

@@ -1,10 +1,12 @@
 """Pipelines that are made of the parts of others: builders, and how each is called."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from typing import Any
 
 import diffusers
 import numpy as np
+import torch
 from diffusers import (
     ControlNetModel,
     DDIMScheduler,
@@ -38,15 +40,19 @@ from diffusers import (
 from PIL import Image
 
 from support import isolation
+from support.isolation import build
+from support.matrix.qwen import shrunk
 from support.tiny import newest
 from support.tiny.control import flux_control, sdxl_control
+from support.tiny.ltx2 import ltx2
+from support.tiny.outsiders_images import chroma
 from support.tiny.parts import drawn
 from support.tiny.stable import flux, sd3, sd15, sdxl
 from support.tiny.zimage import zimage
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
 MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32), np.uint8)))
-SIZE = {"height": 64, "width": 64}
+SIZE: dict[str, Any] = {"height": 64, "width": 64}
 
 
 def parts(pipe: DiffusionPipeline, **others: Any) -> dict[str, Any]:
@@ -92,24 +98,57 @@ def pix2pix_xl() -> DiffusionPipeline:
     )
 
 
-def of_data(name: str, **arguments: Any) -> "Newcomer":
-    """A class of the newest, which `newest.json` has under its name."""
-    return lambda: getattr(diffusers, name)(**newest.components(name)), arguments
+def of_data(
+    name: str, change: Callable[[Any], Any] | None = None, base: Any = None, **arguments: Any
+) -> "Newcomer":
+    """A class of the newest: `newest.json` has its parts, or those that differ from the base's."""
+
+    def make() -> DiffusionPipeline:
+        made = {**(parts(base()) if base else {}), **newest.components(name)}
+        pipe = getattr(diffusers, name)(**made)
+        if change is not None:
+            change(pipe)
+        return pipe
+
+    return make, arguments
 
 
-IMAGE = {"image": PICTURE}
-CHANGED = {"image": PICTURE, "strength": 0.8}
+def at_64px(pipe: Any) -> None:
+    """Have Kandinsky edit small pictures, too."""
+    pipe.resolutions = [(64, 64)]
+
+
+def unguided(pipe: Any) -> None:
+    """Say of a Chroma what its pipeline reads of the config."""
+    pipe.transformer.register_to_config(guidance_embeds=False)
+
+
+def asked(name: str, requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Requests with what a call needs, as far as the class takes it."""
+    make, own = NEWCOMERS[name]
+    taken = signature(type(build(make)).__call__).parameters
+    form = own.get("prompt", "%s")  # JSON, for some
+    merged = [{**USUAL, **own, **one, "prompt": form % one["prompt"]} for one in requests]
+    return [{n: v for n, v in request.items() if n in taken} for request in merged]
+
+
+USUAL = {"output_type": "pt", "max_sequence_length": 24, "complex_human_instruction": []}
+IMAGE: dict[str, Any] = {"image": PICTURE}
+CHANGED: dict[str, Any] = {"image": PICTURE, "strength": 0.8}
 FILLED = {**CHANGED, "mask_image": MASK}
 PAG = {"pag_scale": 3.0}
-SPRINT = {"use_resolution_binning": False, "intermediate_timesteps": None}  # of any steps
+SOUND = torch.linspace(-9, 9, 32).sin().reshape(1, 2, 16)
+SPRINT: dict[str, Any] = {
+    "use_resolution_binning": False,
+    "intermediate_timesteps": None,
+}  # of any steps
+
+COSMOS3: dict[str, Any] = {"height": 16, "width": 16, "num_frames": 1, "use_system_prompt": False}
+COSMOS3 |= {"add_resolution_template": False, "add_duration_template": False}
 
 Newcomer = tuple[Callable[[], DiffusionPipeline], dict[str, Any]]
 NEWCOMERS: dict[str, Newcomer] = {
-    "Cosmos3OmniPipeline": of_data(
-        "Cosmos3OmniPipeline",
-        **{"height": 16, "width": 16, "num_frames": 1, "use_system_prompt": False},
-        **{"add_resolution_template": False, "add_duration_template": False},
-    ),
+    "Cosmos3OmniPipeline": of_data("Cosmos3OmniPipeline", **COSMOS3),
     "Ideogram4Pipeline": of_data(
         "Ideogram4Pipeline", **SIZE, guidance_scale=5.0, guidance_schedule=None
     ),
@@ -120,9 +159,34 @@ NEWCOMERS: dict[str, Newcomer] = {
     "QwenImageControlNetInpaintPipeline": of_data(
         "QwenImageControlNetInpaintPipeline", **SIZE, control_image=PICTURE, control_mask=MASK
     ),
+    "QwenImageEditInpaintPipeline": of_data(
+        "QwenImageEditInpaintPipeline", shrunk, **FILLED, **SIZE
+    ),
+    "BriaFiboPipeline": of_data("BriaFiboPipeline", **SIZE),
+    "BriaFiboEditPipeline": of_data(
+        "BriaFiboEditPipeline", **IMAGE, **SIZE, prompt='{"edit_instruction": "%s"}'
+    ),
+    "BriaFibo2Pipeline": of_data("BriaFibo2Pipeline", **SIZE),
+    "HunyuanImageRefinerPipeline": of_data("HunyuanImageRefinerPipeline", **IMAGE, **SIZE),
+    "StableAudio3InpaintPipeline": of_data(
+        "StableAudio3InpaintPipeline",
+        duration=1.0,
+        audio=SOUND,
+        mask_start_seconds=0.2,
+        mask_end_seconds=0.6,
+    ),
+    "Kandinsky5I2IPipeline": of_data(
+        "Kandinsky5I2IPipeline", at_64px, **IMAGE, **SIZE, max_sequence_length=512
+    ),
     "SanaSprintImg2ImgPipeline": of_data("SanaSprintImg2ImgPipeline", **CHANGED, **SIZE, **SPRINT),
     "SanaSprintPipeline": of_data("SanaSprintPipeline", **SIZE, **SPRINT),
     "ZImageOmniPipeline": of_data("ZImageOmniPipeline", **SIZE),
+    "AnimateDiffSDXLPipeline": of_data("AnimateDiffSDXLPipeline", base=sdxl, **SIZE, num_frames=2),
+    "LTX2DFRPipeline": of_data(
+        "LTX2DFRPipeline", base=ltx2, height=32, width=64, num_frames=9, max_sequence_length=32
+    ),
+    "ChromaInpaintPipeline": of_data("ChromaInpaintPipeline", unguided, chroma, **FILLED, **SIZE),
+    "LongCatImageEditPipeline": of_data("LongCatImageEditPipeline", shrunk, **IMAGE),
     "FluxControlNetImg2ImgPipeline": (
         lambda: FluxControlNetImg2ImgPipeline(**parts(flux_control())),
         {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE},

@@ -41,11 +41,6 @@ def _kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _hang() -> None:
-    while True:
-        time.sleep(3600)
-
-
 def _raise(error: Callable[[], BaseException]) -> Callable[[], None]:
     def strike() -> None:
         raise error()
@@ -66,7 +61,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 _STRIKES: dict[str, Callable[[], None]] = {
     "memory": _raise(lambda: torch.OutOfMemoryError("a fault on purpose: no memory")),
     "kill": _kill,
-    "hang": _hang,
+    "hang": lambda: time.sleep(1e9),
     **{name: _raise(error) for name, error in ERRORS.items()},
 }
 WHATS = (*_STRIKES, "noise")

@@ -141,7 +141,7 @@ class Interception:
             self._replace(target, target.module, "get_compiled_call", _uncompiled(target.module))
             if reader is not None:
                 token = _target(target.component, target.module, "generate", reader.decoder)
-                method = _parking_packed(token, reader)
+                method = _parking_packed(token, reader, _direct(target, reader.decoder))
                 self._replace(target, reader.decoder, _attribute("forward"), method)
                 if (head := reader.head) is not None:
                     logits = replace(
@@ -152,10 +152,8 @@ class Interception:
                     self._replace(target, head, _attribute("forward"), method)
             for part in (target.module, *called_parts(target.module)):
                 if not any(part is module for module, _, _ in self._replaced):
-                    call, direct = _target(target.component, target.module, "generate", part), None
-                    if part is getattr(target.module, "model", None):  # MiniMax-H3 calls it
-                        direct = _target(f"{target.component}.model", part, "forward")
-                    method = _parking(call.original, direct, call, reader)
+                    call = _target(target.component, target.module, "generate", part)
+                    method = _parking(call.original, _direct(target, part), call, reader)
                     self._replace(target, part, _attribute("forward"), method)
             for tower in towers_of(target.module):
                 if not any(tower is module for module, _, _ in self._replaced):
@@ -324,7 +322,15 @@ def _read(
             return forward(**prompt.part())
 
 
-def _parking_packed(token: Target, reader: "PackedTokens") -> Callable[..., Any]:
+def _direct(owner: Target, part: nn.Module) -> Target | None:
+    """The inner model of a text generator, which MiniMax-H3 and MiniMax Music 3 call."""
+    is_inner = part is getattr(owner.module, "model", None)
+    return _target(f"{owner.component}.model", part, "forward") if is_inner else None
+
+
+def _parking_packed(
+    token: Target, reader: "PackedTokens", direct: Target | None
+) -> Callable[..., Any]:
     """The forward of a language model's layers, wrapped to park in fibers during generation.
 
     Calls of one token share forwards, and so do parts of prompts.
@@ -344,8 +350,12 @@ def _parking_packed(token: Target, reader: "PackedTokens") -> Callable[..., Any]
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         context = current_context()
-        if context is None or context.is_running or not context.is_generating(component):
+        if context is None or context.is_running:
             return original(*args, **kwargs)
+        if not context.is_generating(component):
+            if direct is None:
+                return original(*args, **kwargs)
+            return _parked(Call(context.own(direct), args, kwargs))
         arguments = Call(token, args, kwargs).arguments()
         prompt, packed_kwargs = reader.prompt_in(arguments), reader.packable(arguments)
         name = "generate" if prompt is None or prompt.is_last else PREFILL

@@ -57,7 +57,10 @@ def to_api_error(
 
 def _mapped(error: BaseException, *, is_early: bool, doubtful: Sequence[str]) -> Exception:
     param = doubtful[0] if len(doubtful) == 1 else None
-    _clear_frames(error)
+    for cause in causes(error):  # local variables hold tensors
+        traceback.clear_frames(cause.__traceback__)
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            _ = frame.f_locals  # clears the dict of an earlier `locals()` call
     if isinstance(error, CarpoolError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
@@ -72,14 +75,6 @@ def _mapped(error: BaseException, *, is_early: bool, doubtful: Sequence[str]) ->
         mapped = PipelineFailed(f"the pipeline failed: {named(error)}")
     mapped.__cause__ = error
     return mapped
-
-
-def _clear_frames(error: BaseException) -> None:
-    """Clear the local variables, and so the tensors, of the frames of an error and its causes."""
-    for cause in causes(error):
-        traceback.clear_frames(cause.__traceback__)
-        for frame, _ in traceback.walk_tb(cause.__traceback__):
-            _ = frame.f_locals  # clears the dict of an earlier `locals()` call
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

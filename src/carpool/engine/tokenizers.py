@@ -10,7 +10,7 @@ A fast tokenizer fails when two threads use it at once, so the other thread uses
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,10 @@ class Tokenizers:
     """The tokenizers of one pipeline."""
 
     def __init__(self, components: Mapping[str, Any]) -> None:
-        tokenizers = {id(tokenizer): tokenizer for tokenizer in _tokenizers_in(components.values())}
+        parts = [(part, getattr(part, "tokenizer", None)) for part in components.values()]
+        tokenizers = {
+            id(t): t for pair in parts for t in pair if isinstance(t, PreTrainedTokenizerBase)
+        }
         self._originals = [(t, type(t), copy.deepcopy(t)) for t in tokenizers.values()]
 
     def install(self) -> None:
@@ -68,14 +71,6 @@ class Tokenizers:
         """Restore every tokenizer to its state before `install`. Harmless when not installed."""
         for tokenizer, cls, _ in self._originals:
             tokenizer.__class__ = cls
-
-
-def _tokenizers_in(components: Iterable[Any]) -> Iterable[PreTrainedTokenizerBase]:
-    for component in components:
-        inner = getattr(component, "tokenizer", None)  # a processor's
-        for tokenizer in (component, inner):
-            if isinstance(tokenizer, PreTrainedTokenizerBase):
-                yield tokenizer
 
 
 def _parking(cls: type, twin: PreTrainedTokenizerBase) -> type:

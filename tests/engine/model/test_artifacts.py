@@ -10,7 +10,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from carpool.artifacts import Mesh
-from carpool.engine.model.artifacts import mesh_of, rate_of, sound_of
+from carpool.engine.model.artifacts import fields_of, mesh_of, rate_of, sound_of
 from carpool.engine.model.tasks import tasks_of
 from carpool.request.parameters import check
 from carpool.types import Request
@@ -92,6 +92,23 @@ def test_a_mesh_that_no_file_could_hold_is_refused(change: dict[str, Any], messa
 
 
 @pytest.mark.parametrize(
+    ("output", "name", "expected"),
+    [
+        ({"image": ["picture"]}, "images", ["picture"]),
+        ({"rgb": ["picture"], "depth": ["map"]}, "images", ["picture"]),
+        ({"video": ["first", "second"], "sound": None}, "frames", [["first", "second"]]),
+        ({"video": [["first", "second"]]}, "frames", [["first", "second"]]),
+        ({"video": np.ones((2, 4, 4, 3))}, "frames", np.ones((1, 2, 4, 4, 3))),
+        ({"images": ["result"], "image": "what was given"}, "images", ["result"]),
+    ],
+)
+def test_pictures_and_videos_have_one_name_however_a_pipeline_calls_them(
+    output: dict[str, Any], name: str, expected: Any
+) -> None:
+    np.testing.assert_array_equal(fields_of(output)[name], expected)
+
+
+@pytest.mark.parametrize(
     ("samples", "channels"),
     [
         (SAMPLES, 1), (SAMPLES.numpy(), 1), (SAMPLES[None].to(torch.bfloat16), 1),
@@ -101,7 +118,7 @@ def test_a_mesh_that_no_file_could_hold_is_refused(change: dict[str, Any], messa
 def test_sound_is_channels_of_samples_however_a_pipeline_gives_it(
     samples: Any, channels: int
 ) -> None:
-    for name in ("audio", "audios"):
+    for name in ("audio", "audios", "sound"):
         sound = sound_of({name: samples, "sampling_rate": 100})
         assert sound is not None
         assert (sound.samples.shape, sound.samples.dtype.name, sound.rate) == (

@@ -1,7 +1,7 @@
 """Qwen-Image, and its kin that edit pictures or take them apart."""
 
 import functools
-import sys
+import importlib
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,9 @@ def inpaint(pipe: DiffusionPipeline) -> DiffusionPipeline:
     return QwenImageInpaintPipeline(**pipe.components)
 
 
-def shrunk(pipe: DiffusionPipeline) -> DiffusionPipeline:
+def shrunk(pipe: Any, place: str = "") -> Any:
     """Have references brought to 64x64 px, not a megapixel, in plain diffusers and in engines."""
-    module: Any = sys.modules[type(pipe).__module__]
+    module: Any = importlib.import_module(place or type(pipe).__module__)
     full = getattr(module.calculate_dimensions, "__wrapped__", module.calculate_dimensions)
 
     @functools.wraps(full)

@@ -18,6 +18,7 @@ from support.tiny import parts
 from support.tiny.parts import drawn, qwen2_tokenizer
 from support.tiny.qwen import causal_vae, qwen_processor, qwen_vl  # noqa: F401 (by name)
 from support.tiny.sana import deep_vae, gemma  # noqa: F401 (by name)
+from support.tiny.wan import umt5, wan_vae  # noqa: F401 (by name)
 from support.tiny.zimage import qwen3  # noqa: F401 (by name)
 
 DATA: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())

@@ -75,7 +75,8 @@ class AdapterTensors:
     def named_in(self, text: str) -> set[str]:
         """The layers with a tensor named in a loader's message, with or without its prefix."""
         words = set(re.findall(r"[\w.]+", text))
-        named = (n for n in self.tensors if n in words or _tail(n) in words)
+        tails = {name: name.partition(".")[2] for name in self.tensors if "." in layer_of(name)}
+        named = (name for name in self.tensors if name in words or tails.get(name) in words)
         return {layer_of(name) for name in named}
 
     def of_expert(self, is_second: bool) -> "AdapterTensors | None":
@@ -112,11 +113,6 @@ class AdapterTensors:
     def metadata(self) -> Mapping[str, Any] | None:
         """The adapter's metadata for diffusers' loaders."""
         return self.config if self.config is not None else adapter_metadata(self.header)
-
-
-def _tail(name: str) -> str | None:
-    """The name without its prefix, if there is one."""
-    return name.partition(".")[2] if "." in layer_of(name) else None
 
 
 def layer_of(name: str) -> str:

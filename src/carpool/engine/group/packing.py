@@ -197,8 +197,10 @@ class Unpacker:
             form: Any = {"dtype": getattr(torch, header.dtype), "device": place}
             tensor = torch.empty(header.shape, **form)
             if tensor.numel():
-                raw = header.raw
-                sent = self.receive(tensor.nbytes) if raw is None else _tensor_of(raw)
+                if header.raw is None:
+                    sent = self.receive(tensor.nbytes)
+                else:
+                    sent = torch.frombuffer(bytearray(header.raw), dtype=torch.uint8)
                 tensor = sent.view(tensor.dtype).reshape(header.shape)
             if header.stride:
                 tensor = torch.empty_strided(header.shape, header.stride, **form).copy_(tensor)
@@ -223,7 +225,3 @@ class Unpacker:
             case "v":
                 return self.device if inner else torch.device("cpu")
         raise ValueError(f"an unknown kind of value, {kind!r}")
-
-
-def _tensor_of(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -16,13 +16,31 @@ from numpy.typing import NDArray
 from carpool.artifacts import Mesh, Sound
 
 _MESHES = ("meshes", "mesh", "images")
-SOUNDS = ("audios", "audio")
+SOUNDS = ("audios", "audio", "sound")
+OUTPUTS = {"image": "images", "rgb": "images", "videos": "frames", "video": "frames"}
+"""Fields of outputs that have other names in other pipelines."""
+_SAMPLERS = ("vocoder", "vae", "audio_vae", "sound_tokenizer")
 _RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
+
+
+def fields_of(output: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an output under their usual names; a video alone becomes a batch of one."""
+    fields = dict(output.items())
+    for name, usual in OUTPUTS.items():
+        if usual not in fields and (value := fields.pop(name, None)) is not None:
+            fields[usual] = _batch(value) if name == "video" else value
+    return fields
+
+
+def _batch(video: Any) -> Any:
+    if isinstance(video, list):
+        return video if isinstance(video[0], list) else [video]
+    return video[None] if video.ndim == 4 else video
 
 
 def rate_of(pipe: Any) -> int | None:
     """The sampling rate of a pipeline's audio, in Hz; None: unknown."""
-    parts = (getattr(pipe, name, None) for name in ("vocoder", "vae", "audio_vae"))
+    parts = (getattr(pipe, name, None) for name in _SAMPLERS)
     places = (*(getattr(part, "config", None) for part in parts), pipe)
     rates = (getattr(place, name, None) for place in places for name in _RATES)
     return next((int(rate) for rate in rates if isinstance(rate, (int, float))), None)

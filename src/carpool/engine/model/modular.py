@@ -16,6 +16,7 @@ from torch import nn
 
 from carpool.config import EngineSettings
 from carpool.engine.foreign_code import all_blocks
+from carpool.engine.model.artifacts import OUTPUTS
 from carpool.engine.model.conversion import Misfit
 from carpool.engine.model.device import Device
 from carpool.engine.model.from_checkpoint import from_folder
@@ -25,8 +26,6 @@ from carpool.request.images import NAMES as PICTURE_NAMES
 
 Pipeline: TypeAlias = DiffusionPipeline | ModularPipeline
 
-OUTPUTS = {"image": "images", "videos": "frames", "video": "frames"}
-"""Outputs of blocks that have other names in other pipelines."""
 _RESULTS = ("images", "image", "videos", "video", "frames", "audio", "audios", "sound",
             "sampling_rate", "latents")  # fmt: skip
 _GUIDERS = {"guidance_scale": "guider", "guidance_scale_2": "guider_2"}

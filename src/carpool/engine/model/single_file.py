@@ -75,7 +75,8 @@ def single_file(
         raise LoadFailed(f"{context}{error}") from error
     if {part_of(name) for name in names if not is_harmless(name)} - {"model.diffusion_model.", ""}:
         return source, index, None
-    denoisers = [name for name, entry in index.items() if is_denoiser(name) and _is_there(entry)]
+    parts = [name for name, p in index.items() if isinstance(p, (list, tuple)) and p[0]]
+    denoisers = [name for name in parts if is_denoiser(name)]
     if not denoisers:
         raise LoadFailed(f"{source} has neither a transformer nor a UNet for {file}")
     part = min(denoisers, key=lambda name: name not in ("transformer", "unet"))
@@ -85,10 +86,6 @@ def single_file(
         logger.warning("%s is taken as %s; %s is that of %s: --component %s=FILE gives another",
                        file, part, sibling, source, sibling)  # fmt: skip
     return source, index, part
-
-
-def _is_there(entry: Any) -> bool:
-    return isinstance(entry, (list, tuple)) and entry[0] is not None
 
 
 def _folder_of(file: Path) -> str | None:

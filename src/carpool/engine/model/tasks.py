@@ -39,13 +39,11 @@ SISTERS = {
 }
 # Max reference images of a request, for pipelines with several; from the models' own pages.
 MAX_IMAGES = {
-    "Flux2Pipeline": 10,
-    "Flux2KleinPipeline": 4,
-    "Flux2KleinKVPipeline": 4,
-    "QwenImageEditPlusPipeline": 3,
-    "GlmImagePipeline": 4,
+    "Flux2Pipeline": 10, "QwenImageEditPlusPipeline": 3,
+    **dict.fromkeys(("Flux2KleinPipeline", "Flux2KleinKVPipeline", "GlmImagePipeline",
+                     "BriaFibo2Pipeline", "QwenImage21Pipeline", "ZImageOmniPipeline"), 4),
     "SeeingTextPipeline": 16,  # images of a conversation
-}
+}  # fmt: skip
 
 
 def tasks_of(pipe: Pipeline) -> dict[str, tuple[Task, Pipeline]]:

@@ -23,7 +23,7 @@ from transformers.feature_extraction_utils import FeatureExtractionMixin
 from transformers.image_processing_base import ImageProcessingMixin
 from transformers.processing_utils import ProcessorMixin
 
-from carpool.engine.model.artifacts import SOUNDS, rate_of
+from carpool.engine.model.artifacts import SOUNDS, fields_of, rate_of
 from carpool.engine.model.border import moved
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.loaded import LoadedPipeline
@@ -229,12 +229,12 @@ def finish(answer: PipelineOutput, to_host: ToHost) -> dict[str, Any]:
 
     Args:
         answer: result of `call`; tensors to convert are `images` (1, C, H, W) or a list of
-            (layers, C, H, W), or `frames` (1, F, C, H, W), values 0-1. Other fields, such as
-            audio, are unchanged; the audio's rate is added.
+            (layers, C, H, W), or `frames` (1, F, C, H, W), values 0-1; for their other names see
+            `fields_of`. Other fields, such as audio, are unchanged; the audio's rate is added.
         to_host: copies from the output's device.
     """
     output = answer.output
-    fields = dict(output.items()) if isinstance(output, Mapping) else {"images": output}
+    fields = fields_of(output) if isinstance(output, Mapping) else {"images": output}
     if answer.rate is not None and any(fields.get(name) is not None for name in SOUNDS):
         fields.setdefault("sampling_rate", answer.rate)
     return {
@@ -248,17 +248,13 @@ def _convert(value: Any, kind: str | None, to_host: ToHost) -> Any:
         return [_convert(entry, kind, to_host) for entry in value]
     if not isinstance(value, torch.Tensor):
         return value
-    value = to_host(value, _bytes if kind == "pil" else _as_it_is)
+    value = to_host(value, _bytes if kind == "pil" else lambda same: same)
     if kind is None:
         return value
     if value.ndim == 5:  # one entry per video
         videos = [_pictures(frames, kind) for frames in value]
         return np.stack(videos) if kind == "np" else videos
     return _pictures(value, kind)
-
-
-def _as_it_is(value: torch.Tensor) -> torch.Tensor:
-    return value
 
 
 def _bytes(value: torch.Tensor) -> torch.Tensor:
