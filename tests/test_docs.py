@@ -116,3 +116,8 @@ def test_each_file_of_a_room_is_in_one_mechanism_of_the_page_of_weight(room: str
 
     assert sorted(listed) == rooms.files_of(room), "docs/weight.toml"
     assert about["budget"] == rooms.LINES[room][0], "docs/weight.toml"
+
+
+def test_a_version_takes_at_most_fifteen_lines_of_the_changelog() -> None:
+    for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        assert len([line for line in version.splitlines()[1:] if line]) <= 15, version[:20]
