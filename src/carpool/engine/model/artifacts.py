@@ -34,7 +34,7 @@ def fields_of(output: Mapping[str, Any]) -> dict[str, Any]:
 
 def _batch(video: Any) -> Any:
     if isinstance(video, list):
-        return video if isinstance(video[0], list) else [video]
+        return video if not video or isinstance(video[0], list) else [video]
     return video[None] if video.ndim == 4 else video
 
 
