@@ -249,7 +249,7 @@ def test_what_other_pages_say_of_the_scheduler_is_on_its_own_page() -> None:
     missed = own.count("\n- learned costs, ")
     worst, worst_p99 = re.findall(r"\| learned \| [^|]*worst point \| [\d.]+ \| ([\d.]+)", own)
     means = re.findall(r"\| mean latency, mean of ratios \| [\d.]+ \| ([\d.]+)", own)
-    floored = re.findall(r"the mean is ([\d.]+) with known costs and ([\d.]+) with", own)[0]
+    floored = re.findall(r"the mean is ([\d.]+) with known costs\sand ([\d.]+) with", own)[0]
 
     for text in (ROOTS["README.md"], PAGES["docs/limits.md"]):
         assert f"{missed} of 132" in text
