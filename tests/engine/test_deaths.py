@@ -92,6 +92,11 @@ def house(stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield whole
 
 
+def left_in(folder: Path) -> list[str]:
+    """Files and folders but torch's own cache."""
+    return [file.name for file in folder.iterdir() if not file.name.startswith("torchinductor_")]
+
+
 def assert_nothing_stays(house: House, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left can be used again, and what cannot be used is gone once that is done."""
     status = house.server.wait()  # for the last of its processes
@@ -99,8 +104,7 @@ def assert_nothing_stays(house: House, order: str, monkeypatch: pytest.MonkeyPat
     is_orderly = ORDERS[order][-1][0] == "front" and ORDERS[order][-1][1] != KILL
     if is_orderly:
         assert not house.socket.exists()
-        left = {file.name for file in house.temporary.iterdir()}
-        assert not {name for name in left if not name.startswith("torchinductor_")}  # torch's
+        assert not left_in(house.temporary)
     with closing((unix := UnixSocket(house.socket)).socket):
         unix.remove()
     if house.state.exists():
@@ -114,7 +118,7 @@ def assert_nothing_stays(house: House, order: str, monkeypatch: pytest.MonkeyPat
         }  # fmt: skip
     monkeypatch.setattr(tempfile, "tempdir", str(house.temporary))
     JobStore().close()
-    assert not [*house.temporary.iterdir()]
+    assert not left_in(house.temporary)
 
 
 def story(stage: Stage, order: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
