@@ -37,8 +37,8 @@ and in total, on a simulated device (real values under another device's label,
 `tests/support/pretended`), with the same pictures as on a CPU. Columns name the code that waits:
 the engine, the scheduler or the pipeline (diffusers {diffusers.__version__}), or a model
 (diffusers, transformers); the last column lists the waits of a step. Rows are one task of each
-family of [models.md](models.md); Helios Mid and Distilled, whose steps have stages, were not
-counted.
+family of [models.md](models.md). Not counted: Helios Mid and Distilled, whose steps have stages,
+models of few steps (FastWan, TurboWan), and Hunyuan3D-2.
 
 | model | engine | scheduler | pipeline | model | in all: engine | scheduler | \
 pipeline | model | at each step |

@@ -24,7 +24,7 @@ from support.tiny import ARGUMENTS
 FIELDS = ("images", "frames", "audio", "audios")
 STAGES = "pyramid_num_inference_steps_list"  # Helios's word for steps
 NOT_YET = (  # of fewer steps than `measure` takes, or in stages that it does not follow
-    *("helios-mid-t2v", "helios-distilled-t2v"),
+    *("helios-mid-t2v", "helios-distilled-t2v", "hunyuan3d-2"),
     *("fastwan21-t2v", "turbowan21-t2v", "turbowan22-i2v-a14b"),
 )
 FIRST = tuple(

@@ -40,8 +40,10 @@ def own_positions(
         if not is_cached or args[0] is not shapes:  # a call in another forward
             return None
         target, own = math.prod(shapes[-1]), []
-        for mask in [arguments["img_mask"] for arguments in batch]:
-            pads = torch.repeat_interleave(mask[0], torch.where(mask[0], 4, 1))
+        more = sum(map(math.prod, shapes)) * 3 // 4  # one place becomes four
+        for mask in [arguments["img_mask"][0] for arguments in batch]:
+            repeats, size = torch.where(mask, 4, 1), len(mask) + more
+            pads = torch.repeat_interleave(mask, repeats, output_size=size)
             whole = rope.forward(shapes, pads, **kwargs)
             own.append(torch.cat([first[:-target], whole[-target:]]))
         return PerCall(own, rows)
