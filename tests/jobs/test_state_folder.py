@@ -15,6 +15,7 @@ import pytest
 from carpool.errors import PipelineFailed, StoreFailed
 from carpool.jobs.state_folder import LOCK, LOG, MARKER
 from carpool.jobs.store import JobStore
+from support import torchvision_cpu
 from support.server_process import ended
 
 Tree = dict[str, tuple[Any, ...]]
@@ -79,7 +80,8 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
         "store = JobStore(Path(sys.argv[1]));"
         "print(*(completed(store) for _ in range(5)), flush=True); os.kill(os.getpid(), 9)"
     )
-    command = [sys.executable, "-c", code, str(folder), *sys.path]
+    paths = [path for path in sys.path if path != str(torchvision_cpu.FOLDER)]
+    command = [sys.executable, "-c", code, str(folder), *paths]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
     return folder, done.stdout.split()
