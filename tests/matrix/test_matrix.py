@@ -13,11 +13,10 @@ from diffusers import DiffusionPipeline
 
 from carpool.errors import Cancelled, PipelineFailed
 from carpool.models.grid import PROOF
-from support import torchvision_cpu
 from support.engine_driver import Drive, driving, fresh, gap, mean
 from support.matrix import CASES
 from support.matrix.case import Case
-from support.tiny import ARGUMENTS, hunyuan3d
+from support.tiny import ARGUMENTS
 
 pytestmark = pytest.mark.filterwarnings(  # diffusers' Euler scheduler with numpy 2
     "ignore:__array__ implementation:DeprecationWarning"
@@ -36,10 +35,7 @@ def marks(case: Case) -> list[pytest.MarkDecorator]:
 )
 def case(request: pytest.FixtureRequest) -> Case:
     one: Case = request.param
-    if one.needs_torchvision and not torchvision_cpu.IS_THERE:
-        pytest.skip("its processor needs torchvision: `make test-models` installs it")
-    if one.needs_hy3dgen and not hunyuan3d.IS_THERE:
-        pytest.skip("hy3dgen is not installed: `make test-mesh` does")
+    one.require()
     return one
 
 

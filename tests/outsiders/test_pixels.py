@@ -12,7 +12,6 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 
 from carpool.errors import CarpoolError, Rejected, SizeRejected
-from support import torchvision_cpu
 from support.app import open_app
 from support.engine_driver import Drive, Recorder, driving, fresh, solo
 from support.engine_worker import EngineWorker
@@ -104,8 +103,7 @@ def variants(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ],
 )
 def test_no_family_computes_more_pixels_than_there_may_be(case: Case) -> None:
-    if case.needs_torchvision and not torchvision_cpu.IS_THERE:
-        pytest.skip("its processor needs torchvision: `make test-models` installs it")
+    case.require()
     pipe, arguments = pipeline_of(case), arguments_of(case)
     most = size_of(arguments)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from carpool.models.grid import families
-from support import torchvision_cpu
 from support.pretended.process import on_pretended_device
 
 PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
@@ -37,8 +36,7 @@ def test_a_request_waits_for_the_device_where_the_page_says_and_nowhere_else(nam
     from support.pretended.measure import measure, row
 
     [case] = [one for one in CASES if one.name == name]
-    if case.needs_torchvision and not torchvision_cpu.IS_THERE:
-        pytest.skip("its processor needs torchvision: `make test-models` installs it")
+    case.require()
 
     waits = measure(name)
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 from diffusers import DiffusionPipeline
+
+from support import torchvision_cpu
 
 IMAGE, VIDEO = 2e-5, 1e-4  # the most that riding together may change a value 0-1, float32
 
@@ -34,3 +38,10 @@ class Case:
     is_fast: bool = False  # also part of `make test`
     needs_torchvision: bool = False  # for the checkpoint's processor
     needs_hy3dgen: bool = False  # `make test-mesh` installs it
+
+    def require(self) -> None:
+        """Skip the test if a library of this row is missing."""
+        if self.needs_torchvision and not torchvision_cpu.IS_THERE:
+            pytest.skip("its processor needs torchvision: `make test-models` installs it")
+        if self.needs_hy3dgen and not find_spec("hy3dgen"):
+            pytest.skip("hy3dgen is not installed: `make test-mesh` does")
