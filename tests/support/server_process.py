@@ -151,13 +151,6 @@ class Server:
         eventually(self._is_greeting, PATIENCE_S, "it says where it serves")
         eventually(lambda: self.health() == 200, 10, "/health is 200")
 
-    def check_forked(self) -> None:
-        """Fail where its fork server refuses it, so that workers import all: seconds for each."""
-        front = self.process.pid
-        for child in Path(f"/proc/{front}/task/{front}/children").read_text().split():
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-            assert b"carpool.worker.process" not in command, "add a variable to OWN_VARIABLES"
-
     def _is_greeting(self) -> bool:
         """Does it say so? On stderr where the log is for machines."""
         return self._find("stderr" if '"Serving ' in self.stderr else "stdout")
@@ -293,6 +286,4 @@ def serving(
     """Start a server and wait until it is ready."""
     with starting(*flags, model=model, fault=fault, forkserver=forkserver) as server:
         server.wait_ready()
-        if forkserver is None:
-            server.check_forked()
         yield server
