@@ -360,15 +360,13 @@ def _parking_packed(
         prompt, packed_kwargs = reader.prompt_in(arguments), reader.packable(arguments)
         name = "generate" if prompt is None or prompt.is_last else PREFILL
         if packed_kwargs is None:
-            target = token
-            if prompt is not None:
-                run_again = functools.partial(prompt.run, original)
-                target = replace(token, method=name, original=run_again)
-            answer = _parked(Call(context.own(target), args, kwargs))
+            run_part = prompt and functools.partial(prompt.run, original)
+            part = run_part and replace(token, method=name, original=run_part)
+            answer = _parked(Call(context.own(part or token), args, kwargs))
         else:
             rows = "input_ids" if "input_ids" in packed_kwargs else "inputs_embeds"
-            target = packed[rows, name, prompt is not None]
-            answer = _parked(Call(context.own(target), (), packed_kwargs))
+            target = context.own(packed[rows, name, prompt is not None])
+            answer = _parked(Call(target, (), packed_kwargs))
         if name == PREFILL or answer is None:  # None: a longer prefix is cached by now
             raise PartRead
         return answer if packed_kwargs is None else packed_kwargs["past_key_values"].whole(answer)
