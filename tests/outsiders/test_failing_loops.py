@@ -14,7 +14,7 @@ from support.server_process import PATIENCE_S, Server, drawn_by_diffusers, event
 
 pytestmark = pytest.mark.timeout(300)
 
-PROMPT, STEPS = "a red circle", 60
+PROMPT, STEPS = "a red circle", 80  # more than two workers make, however wide their forwards are
 OFTEN = 0.03  # of its turns: the first that fails is each worker's 36th
 JOBS, REQUESTS = (1, 2), (3, 4)  # their seeds
 
