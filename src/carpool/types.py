@@ -31,7 +31,7 @@ def phase_of(component: str, method: str) -> Phase:
     """The phase of a component's method, by diffusers' naming conventions."""
     if method == "decode" or component in ("vocoder", "safety_checker"):
         return "decode"
-    others = ("connectors", "conditioner")  # that encode
+    others = ("connectors", "conditioner")  # further encoders
     if method in ("encode", "generate") or "encoder" in component or component in others:
         return "encode"
     return "decode" if component == "vae" else "denoise"
@@ -106,7 +106,7 @@ class CheckedRequest:
     scheduler: str | None = None  # a sampler of `request.samplers`; None: the model's own
     enhance_prompt: bool = False  # the server's rewriter rewrites the prompt
     prompt_weights: bool | None = None  # weights in prompts are read; None: not set
-    warnings: tuple[str, ...] = ()  # for its answer, about fields that change nothing
+    warnings: tuple[str, ...] = ()  # texts for its answer, about fields that change nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,7 @@ async def test_a_pool_that_is_full_is_so_until_a_request_ends(workers: int) -> N
         stage.pool.check_room()
         await stage.submit(name)
 
-    full = f"{workers + 1} requests wait or run, the most is {workers} \\+ 1"
+    full = f"{workers + 1} requests wait or run, the limit is {workers} \\+ 1"
     with pytest.raises(Overloaded, match=full) as refusal:
         stage.pool.check_room()
 

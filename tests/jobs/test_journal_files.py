@@ -101,7 +101,7 @@ def test_a_disk_that_becomes_full_is_left_to_results(
     assert path_of(tmp_path).stat().st_size > 0
     assert run(tmp_path, 3, 4, room=lambda: 0) == [entry(1), entry(2)]
     assert path_of(tmp_path).stat().st_size == 0  # and what was there has made room
-    assert "is for results" in caplog.text
+    assert "reserved for results" in caplog.text
     assert run(tmp_path, 1) == []
     assert run(tmp_path) == [entry(1)]  # there is room again
 

@@ -163,4 +163,4 @@ def test_a_server_without_jobs_says_so() -> None:
     told = refusal(send([("image", png())], background_job="true"))
 
     assert (told["code"], told["param"]) == ("unsupported_parameter", "background_job")
-    assert told["message"] == "there are no jobs here"
+    assert told["message"] == "jobs are off here: leave it out"

@@ -260,7 +260,7 @@ def test_older_files_make_room_and_what_can_never_fit_is_refused(
     for job in jobs[:3]:
         store.complete(job.id, writes(a_txt=b"12345"))
 
-    with pytest.raises(StoreFailed, match="11 bytes, the most is 10"):
+    with pytest.raises(StoreFailed, match="11 bytes: the limit is 10"):
         store.complete(jobs[3].id, writes(a_txt=b"12345678901"))
 
     assert {job.id for job in store.page()[0]} == {job.id for job in jobs[1:]}

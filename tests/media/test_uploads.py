@@ -203,7 +203,7 @@ def test_a_file_that_is_cut_short_is_refused(format_: str, share: float) -> None
     ("size", "most"), [((12_000, 12_000), MOST), ((30_000, 30_000), MOST), ((1, 100_000), 99_999)]
 )
 def test_a_picture_with_too_many_pixels_is_refused_unread(size: tuple[int, int], most: int) -> None:
-    with pytest.raises(ImageTooLarge, match=f"the most is {most} in all") as refused:
+    with pytest.raises(ImageTooLarge, match=f"the limit is {most} in all") as refused:
         read_image(png(*size, rows=1), max_pixels=most, name="mask")
 
     assert (refused.value.status, refused.value.code) == (413, "image_too_large")
@@ -463,7 +463,7 @@ def test_a_picture_that_takes_too_much_memory_is_refused_undecoded(
     data = saved(Image.new(mode, (side, side)), format_, **options)
     container = parse(data, max_pixels=MOST_PIXELS)
 
-    with pytest.raises(ImageTooLarge, match=r"MiB to decode as .*: the most is 192 MiB") as refused:
+    with pytest.raises(ImageTooLarge, match=r"to decode as .*: the limit is 192 MiB") as refused:
         decode_cost(container, "RGB", "mask", (512, 512))
 
     assert refused.value.param == "mask"
@@ -569,7 +569,7 @@ def test_the_mode_and_the_limits_hold_for_urls_too() -> None:
     url = data_url(saved(noise(mode="RGBA")))
 
     assert fetched(url, mode="RGBA").mode == "RGBA"
-    with pytest.raises(ImageTooLarge, match="mask has 40x20 pixels: the most is 100 in all"):
+    with pytest.raises(ImageTooLarge, match="mask has 40x20 pixels: the limit is 100 in all"):
         fetched(url, max_pixels=100, name="mask")
     with pytest.raises(BodyTooLarge, match="image is larger than 100 bytes"):
         fetched(url, max_bytes=100)

@@ -173,7 +173,7 @@ def test_without_keys_jobs_run_in_the_order_in_which_they_came() -> None:
     store = JobStore(None, max_waiting=8)
     try:
         ids = [submit(store, "") for _ in range(8)]
-        with pytest.raises(Overloaded, match="the most is 8"):
+        with pytest.raises(Overloaded, match="the limit is 8"):
             submit(store, "")
         assert [one.id for number in (3, 5) for one in store.take(number)] == ids
     finally:

@@ -164,16 +164,16 @@ def test_impossible_values_are_refused(given: dict[str, Any], says: str) -> None
         (
             256,
             128,
-            "size 256x128 is not supported: it has 32768 pixels, the most is 16384; the "
+            "size 256x128 is not supported: it has 32768 pixels, the limit is 16384; the "
             "nearest size of this shape is 176x80",
         ),
         (
             16,
             4096,
-            "size 16x4096 is not supported: it has 65536 pixels, the most is 16384; the "
+            "size 16x4096 is not supported: it has 65536 pixels, the limit is 16384; the "
             "nearest size of this shape is 16x1024",
         ),
-        (2**62, 2**62, f"size {2**62}x{2**62} is not supported: it has {2**124} pixels, the most"),
+        (2**62, 2**62, f"size {2**62}x{2**62} is not supported: it has {2**124} pixels, the limit"),
     ],
 )
 def test_impossible_sizes_are_refused_with_the_nearest(

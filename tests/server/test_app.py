@@ -165,7 +165,7 @@ def test_a_body_that_is_too_large_is_told_the_limit_and_who_sets_it(
 
     assert (answer.status_code, error(answer)["code"]) == (413, "body_too_large")
     seen = "9000" if is_announced else "more than 5000"
-    rule = f"the body has {seen} bytes: the most is 5000 ({flag})"
+    rule = f"the body has {seen} bytes: at most 5000 ({flag})"
     assert answer.json()["error"]["message"] == rule
 
 

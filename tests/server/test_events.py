@@ -48,7 +48,7 @@ class Reporter(Grey):
         )
         seen = SeenForward("transformer.forward", "denoise", 1.0, 0.25, 2, (1, 2), "differs:size")
         assert self._on_activity is not None
-        moves = [SeenMove(one, 100.0, 0, 1, "gain") for one in ids]
+        moves = [SeenMove(one, 100.0, 0, 1, "drain") for one in ids]
         self._on_activity(protocol.Activity(Snapshot(2.0, running, (), 0), [seen], 0, moves=moves))
 
 
@@ -119,7 +119,7 @@ async def test_each_key_sees_its_own_ids_and_of_others_numbers_only() -> None:
         },
         {"number": 2, "phase": "denoise", "step": 1, "steps": 4, "left_s": 0.5, "tokens": 0},
     ]  # fmt: skip
-    moved = {"at": 100.0, "from": 0, "to": 1, "why": "gain"}
+    moved = {"at": 100.0, "from": 0, "to": 1, "why": "drain"}
     assert first["moves"] == [{**moved, "id": "asked-by-first-key", "part": 0}, moved]
     assert first["forwards"][0]["requests"] == [1, 2]
     assert first["forwards"][0]["why"] == "differs:size"

@@ -259,7 +259,7 @@ def test_models_are_listed_and_found_by_id(client: openai.OpenAI, setup: str) ->
     [
         ({"size": "65x64"}, "size_not_supported", "size", "nearest size is 64x64"),
         ({"size": "big"}, "size_not_supported", "size", "write WIDTHxHEIGHT"),
-        ({"size": "90000x64"}, "size_not_supported", "size", "the most is"),
+        ({"size": "90000x64"}, "size_not_supported", "size", "the limit is"),
         ({"num_steps": 4}, "unknown_parameter", "num_steps", "did you mean 'num_inference_steps'"),
         ({"n": 0}, "invalid_value", "n", "from 1 to 10"),
         ({"n": 11}, "invalid_value", "n", "from 1 to 10"),

@@ -79,7 +79,7 @@ class Record:
 
     number: int
     id: str
-    kind: str  # "video", "image"
+    kind: str  # "image", "video", "mesh", "sound"
     owner: str  # the client that may see it
     state: JobState
     asked: dict[str, Any]

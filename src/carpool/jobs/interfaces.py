@@ -22,7 +22,7 @@ class JobOutput(Protocol):
 
 
 OnJobPreview = Callable[[Any], None]
-"""Receives the previews of a request, if it wants any; only the worker knows their type."""
+"""Receives the previews of a request that has any; only the worker knows their type."""
 
 Writer = Callable[[Record, Sequence[Any], Path], object]
 """Writes the files of a job into a folder. Runs on a thread."""

@@ -81,7 +81,7 @@ class JobFiles:
         open_bytes = sum(sizes.get(state, 0) for state in OPEN)
         if open_bytes + size > limit:
             rest = f", {open_bytes} more are held by jobs that have not ended" if open_bytes else ""
-            raise OSError(f"{size} bytes{rest}, the most is {limit} (--max-store-bytes)")
+            raise OSError(f"{size} bytes{rest}: the limit is {limit} (--max-store-bytes)")
         excess = sum(sizes.values()) + size - self._max_bytes
         query = """SELECT id, bytes FROM jobs WHERE bytes > 0 AND state = 'completed' AND id != ?
             ORDER BY ended_s, number LIMIT 1"""

@@ -131,7 +131,7 @@ class JobJournals:
                 raise OSError(f"journals of jobs have {self._bytes} bytes, a tenth of what all may")
             if self._room_bytes(file.stream) < len(body):
                 self._empty(file)
-                raise OSError("what the disk has left is for results")
+                raise OSError("the rest of the disk is reserved for results")
             file.stream.write(_HEADER.pack(len(body), zlib.crc32(body)) + body)
             file.stream.flush()
             self._bytes += _HEADER.size + len(body)
@@ -151,7 +151,7 @@ class JobJournals:
     def _warn(self, error: OSError) -> None:
         if not self._was_told:
             self._was_told = True
-            log.warning("steps of jobs are not kept, they may run again: %s", reason(error))
+            log.warning("steps of jobs are not stored and may run again: %s", reason(error))
 
 
 class JournalFile:

@@ -114,7 +114,7 @@ class Courier(JobListener):
                 log.info("%s of job %s: %s", kind, record.id, entry["state"])
             await asyncio.to_thread(self._outbox.note, record.id, deliveries, due_s)
         except StoreFailed as error:
-            log.error("a delivery of job %s is not noted: %s", record.id, in_full(error))
+            log.error("a delivery of job %s is not recorded: %s", record.id, in_full(error))
             await asyncio.sleep(POLL_S)  # the delivery is repeated
         finally:
             del self._tasks[record.id]

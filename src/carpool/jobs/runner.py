@@ -158,7 +158,7 @@ class Runner:
             try:
                 await asyncio.to_thread(self.store.note_progress, ahead)
             except StoreFailed as error:
-                log.error("progress cannot be written, and is not shown: %s", in_full(error))
+                log.error("progress cannot be stored or shown: %s", in_full(error))
                 ahead = {}
         return [replace(row, progress=ahead.get(row.id, row.progress)) for row in records]
 

@@ -212,7 +212,7 @@ class JobStore:
             room(sum(self.count_open(owner).values()))
         if (waiting := self.count_open()["queued"]) >= self._max_waiting:
             raise Overloaded(
-                f"{waiting} jobs wait already, the most is {self._max_waiting} (--max-queue)",
+                f"{waiting} jobs wait already: the limit is {self._max_waiting} (--max-queue)",
                 retry_after_s=_FULL_AGAIN_S,
             )
         queued, free = self.count_open(owner)["queued"] if owner else 0, self._max_waiting - waiting

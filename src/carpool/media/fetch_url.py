@@ -20,7 +20,7 @@ REDIRECTS = 3
 TIMEOUT_S = 15.0  # limit for the whole fetch
 COUNTED_BYTES = 64 << 10  # bytes counted at once
 MOST_SMALL, SMALL_BYTES = 1000, 256
-"""Most pieces of a file, plus one for each so many bytes: parsing a piece takes 20 µs."""
+"""Limit for the pieces of a file, and bytes that allow one more: parsing one takes 20 µs."""
 _ASK = {"accept": "image/png, image/jpeg, image/webp", "accept-encoding": "identity"}
 _REDIRECTED = (301, 302, 303, 307, 308)
 

@@ -69,7 +69,7 @@ def parse(data: bytes, *, max_pixels: int, name: str = "image") -> Container:
         width, height = parsed.size
         if width * height > max_pixels:
             sight = f"{name} has {width}x{height} pixels"
-            raise ImageTooLarge(f"{sight}: the most is {max_pixels} in all", param=name)
+            raise ImageTooLarge(f"{sight}: the limit is {max_pixels} in all", param=name)
         if parsed.frames != 1:
             raise Unreadable(f"it has {parsed.frames} frames: send a single picture")
     except Unreadable as error:
@@ -96,7 +96,7 @@ def decode_cost(
         width, height = parsed.size
         raise ImageTooLarge(
             f"{name} has {width}x{height} pixels, and takes {cost >> 20} MiB to decode as "
-            f"{parsed.format}: the most is {MOST_DECODED_BYTES >> 20} MiB, make it smaller",
+            f"{parsed.format}: the limit is {MOST_DECODED_BYTES >> 20} MiB, make it smaller",
             param=name,
         )
     return cost

@@ -15,7 +15,7 @@ MOST_TOKENS = 4096  # padded length of a text, if the pipeline's default is not 
 BOUNDS = {
     "strength": (0, 1),
     "layers": (1, 16),  # layers of a decomposed picture, each as large as the picture
-    "octree_resolution": (1, 512),  # of a mesh: memory grows with its cube, to 3 GB at 512
+    "octree_resolution": (1, 512),  # for meshes: memory grows with its cube, to 3 GB at 512
     "num_chunks": (1, 200_000),  # points of a mesh that are decoded at once
 }
 TOKENS = (

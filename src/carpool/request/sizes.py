@@ -74,7 +74,7 @@ def check_size(card: Card, arguments: Mapping[str, Any], task: Task | None = Non
         max_side = card.max_pixels // multiple // multiple * multiple
         fits = [min(side, max_side) for side in within(sides, card.max_pixels, multiple)]
         raise SizeRejected(
-            f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the most "
+            f"size {_by(sides)} is not supported: it has {math.prod(sides)} pixels, the limit "
             f"is {card.max_pixels}; the nearest size of this shape is {_by(fits)}",
             param="size",
         )

@@ -82,4 +82,4 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dict": (lambda value: isinstance(value, Mapping) and is_json(value), "an object"),
     "other": (are_pictures, ""),
 }
-"""By kind: its check for values from JSON or uploads, and the rule in words."""
+"""Checks by kind, for values from JSON or uploads, with their rules in words."""

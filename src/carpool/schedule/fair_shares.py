@@ -62,7 +62,7 @@ class FairShares:
         """Start with no service.
 
         Args:
-            weights: of tenants; `*` is the default, 1 if missing.
+            weights: by tenant; `*` is the default, 1 if missing.
         """
         self._tenants = _Level(weights)
         self._users: dict[str, _Level] = {}  # keyed by tenant with work

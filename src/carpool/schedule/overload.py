@@ -71,7 +71,7 @@ class Overload:
     def update(self, wait_s: float, fill: float) -> None:
         """Set the predicted seconds of queued work, and the share of used places."""
         pressure = Pressure(wait_s / self._most_s, fill)
-        if self.stage or pressure.most >= ENTER[0]:  # else it stays 0
+        if self.stage or pressure.most >= ENTER[0]:  # otherwise it stays 0
             self.stage = stage(self.stage, pressure)
 
     def check_wait(
@@ -91,7 +91,7 @@ class Overload:
             refusal = "no new one" if self.stage == 3 else "none of priority below 0"
             raise Overloaded(
                 f"the server is overloaded: {waiting} requests wait, with work for some "
-                f"{wait_s:.3g} s (the most is {self._most_s:g} s, --max-wait): {refusal} is taken",
+                f"{wait_s:.3g} s (the limit is {self._most_s:g} s, --max-wait): {refusal} is taken",
                 retry_after_s=max(again_s(self.stage, wait_s, self._most_s), least_s),
             )
 
@@ -133,7 +133,7 @@ def check_room(
         )
     if free <= 0:
         raise Overloaded(
-            f"the queue is full: {in_flight} requests wait or run, the most is "
+            f"the queue is full: {in_flight} requests wait or run, the limit is "
             f"{running} + {queued} (--max-running, --max-queue)",
             retry_after_s=again_s,
         )

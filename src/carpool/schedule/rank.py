@@ -27,7 +27,7 @@ def rank(
     Args:
         now_s: on the clock of `arrived_s` and `deadline_s`.
         slowdown: current seconds of work over predicted seconds.
-        shares: of tenants; None: no fair shares.
+        shares: weights of tenants; None: no fair shares.
     """
     urgency = inf
     if request.deadline_s < inf:

@@ -100,7 +100,7 @@ def _check_query(request: Request, names: Sequence[str]) -> None:
             problem = f"this path takes no query parameter {name[:60]!r}"
             raise UnknownParameter(f"{problem}{nearest(name, names)}", param=name[:60])
         if sent.count(name) > 1:
-            raise InvalidValue(f"{name} is given twice: say it once", param=name)
+            raise InvalidValue(f"{name} is given twice: send it once", param=name)
 
 
 class _StrictRequest(Request):

@@ -22,10 +22,9 @@ log = logging.getLogger("carpool")
 METHODS = ("GET", "HEAD", "POST", "DELETE")  # all methods of all paths
 _SEE = ": see /openapi.json"
 _NO_PATH = f"no such path{_SEE}"
-_NO_METHOD = "this path has other methods, see `allow` and /openapi.json"
 _BY_STATUS: dict[int, tuple[type[CarpoolError], str]] = {  # "": the exception's own message
     404: (errors.NoSuchEndpoint, _NO_PATH),
-    405: (errors.MethodNotAllowed, _NO_METHOD),
+    405: (errors.MethodNotAllowed, ""),
     413: (errors.BodyTooLarge, ""),
     415: (errors.UnsupportedMediaType, ""),
     416: (errors.RangeNotSatisfiable, ""),
@@ -41,7 +40,8 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
         api_error = errors.NoSuchEndpoint(f"no such path{nearest(request.url.path, paths)}{_SEE}")
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(api_error, errors.MethodNotAllowed):
-        headers = {"allow": ", ".join(_allowed(request))}
+        headers = {"allow": (methods := ", ".join(_allowed(request)))}
+        api_error = errors.MethodNotAllowed(f"{request.method} is not supported: use {methods}")
     elif isinstance(api_error, errors.InvalidAPIKey):
         headers = {"www-authenticate": "Bearer"}
     elif api_error.status >= 429:
@@ -102,6 +102,6 @@ def _invalid(problem: Any) -> CarpoolError:
     if is_missing:
         return errors.MissingParameter(f"{name} is missing: every request needs one", param=name)
     if problem["type"] == "extra_forbidden":
-        return errors.UnknownParameter(f"{name[:60]} is not taken here: leave it out", param=name)
+        return errors.UnknownParameter(f"{name[:60]} is unknown here: leave it out", param=name)
     rule = re.sub(r"^\w+ should ", "must ", problem["msg"])
     return errors.InvalidValue(f"{name}={show(problem['input'])}: {rule}", param=name)

@@ -105,7 +105,7 @@ class Events(JobListener):
             Overloaded: the key has its maximum of viewers.
         """
         if sum(viewer.owner == owner for viewer in self._viewers) >= MOST_VIEWERS:
-            rule = f"{MOST_VIEWERS} streams of events are open already, the most of one key"
+            rule = f"{MOST_VIEWERS} streams of events are open already, the limit of one key"
             raise Overloaded(f"{rule}: close one", retry_after_s=5)
         viewer = _Viewer(owner)
         viewer.put(self._status())

@@ -31,11 +31,11 @@ from carpool.types import CheckedRequest
 from carpool.worker import encoding, protocol
 
 WITHOUT_EFFECT = {  # rules of fields that some kinds of answers leave without effect
-    "output_compression": "is for jpeg and webp: png loses nothing",
-    "webhook": "is for jobs: send background_job too, or leave it out",
-    "response_format": "is not url in a stream, whose events carry the pictures: leave it out",
-    "partial_images": "is for streams and jobs: send stream or background_job too, or leave it out",
-    "return_stage_metrics": "is not for streams and jobs: leave it out",
+    "output_compression": "is only for jpeg and webp: leave it out",
+    "webhook": "is only for jobs: send background_job too, or leave it out",
+    "response_format": "cannot be url in a stream, whose events have the pictures: leave it out",
+    "partial_images": "needs a stream or a job: send stream or background_job too, or leave it out",
+    "return_stage_metrics": "is not available in streams and jobs: leave it out",
 }
 Settings = Mapping[str, Any]
 WorkKind = Literal["image_generation", "image_edit"]
@@ -56,7 +56,7 @@ class ParsedImageRequest:
     kind: WorkKind = "image_generation"
     pictures: dict[str, Any] = field(default_factory=dict)  # pipeline arguments, with implied sizes
     digests: list[str] = field(default_factory=list)  # digests of the pictures as they were sent
-    warnings: list[str] = field(default_factory=list)  # of fields that change nothing
+    warnings: list[str] = field(default_factory=list)  # about fields that change nothing
     write_event: WriteEvent | None = None  # writer of a stream's events; None: OpenAI's format
 
     @cached_property

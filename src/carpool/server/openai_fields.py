@@ -60,7 +60,7 @@ def video_request(
     card, fields = model.card, body.model_dump(exclude_unset=True, exclude_none=True)
     parameters = pipeline_parameters(model, body, fields, "videos", client)
     if "output_format" in parameters:
-        rule = "is not taken: a video is an MP4 file"
+        rule = "is not supported: a video is an MP4 file, leave it out"
         raise UnsupportedParameter(f"output_format {rule}", param="output_format")
     parameters |= size_fields(card, body.size, parameters) | dict(pictures or {})
     parameters |= area_of(card, parameters)
@@ -185,7 +185,7 @@ def refuse_edits(card: Card, parameters: Mapping[str, Any]) -> None:
     for name in parameters:
         if name in names and parameters[name] is not None:
             rule = "send it with its picture to POST /v1/images/edits"
-            raise UnsupportedParameter(f"{name} is not taken here: {rule}", param=name)
+            raise UnsupportedParameter(f"{name} is not supported here: {rule}", param=name)
 
 
 def quality_steps(
@@ -227,7 +227,7 @@ def size_fields(card: Card, size: str | None, parameters: Mapping[str, Any]) -> 
     sides = {"width": int(match[1]), "height": int(match[2])}
     if not any(task.takes("width") for task in card.tasks):
         rule = "sets the size itself, leave it out"
-        raise UnsupportedParameter(f"size is not taken: {card.pipeline} {rule}", param="size")
+        raise UnsupportedParameter(f"size is not supported: {card.pipeline} {rule}", param="size")
     # the answer has exactly the requested size
     check_size(replace(card, rounds_sizes=False), sides | area_of(card, sides))
     return sides

@@ -64,7 +64,7 @@ class ServedModel:
         if name not in (None, self.id, self.card.id):
             text = str(name)[:60]
             hint = nearest(text, [self.id])
-            raise ModelNotFound(f"model {text!r} is not served here, {self.id!r} is{hint}")
+            raise ModelNotFound(f"model {text!r} is not served here: use {self.id!r}{hint}")
 
     def file_metadata(
         self, request: CheckedRequest | None, result: Mapping[str, Any] | None = None, **extra: Any
@@ -133,7 +133,7 @@ class AppState:
     def runner(self) -> Runner:
         """The runner of jobs; UnsupportedParameter if the server has no jobs."""
         if self._runner is None:
-            raise UnsupportedParameter("there are no jobs here", param="background_job")
+            raise UnsupportedParameter("jobs are off here: leave it out", param="background_job")
         return self._runner
 
     def serving(self, name: str | None) -> Serving | None:

@@ -150,7 +150,7 @@ async def test_open_jobs_count_until_they_end_and_keep_requests_out_too() -> Non
         assert [one.status_code for one in jobs] == [202, 202, 429]
         told = jobs[2].json()["error"]
         assert (told["type"], told["code"]) == ("rate_limit_error", "rate_limit_exceeded")
-        assert "2 jobs have not ended, the most together is 2" in told["message"]
+        assert "2 jobs are open: the limit for both together is 2" in told["message"]
         assert jobs[2].headers["retry-after"] == "10"
         for is_streamed in (False, True):
             assert (await submit(client, stream=is_streamed)).status_code == 429

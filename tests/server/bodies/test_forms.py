@@ -170,7 +170,7 @@ def test_a_form_is_utf_8() -> None:
     answers = [form_of((b"prompt", b"caf\xe9")), form_of((b"caf\xe9", b"a"))]
     for answer, seen in zip(answers, ("prompt in this form", "a name in this form"), strict=True):
         assert answer.status_code == 400
-        assert refusal(answer)["message"] == f"{seen} is not UTF-8"
+        assert refusal(answer)["message"] == f"{seen} is not UTF-8: send it so"
 
     worker = worker_of(BOTH)
     assert send([PICTURE], worker=worker, prompt="caf\u00e9 \u4e2d").status_code == 200
@@ -190,7 +190,7 @@ def test_a_form_of_too_many_texts_is_refused_with_how_many_may_be() -> None:
 
     told = refusal(send([PICTURE], **many))
 
-    assert (told["code"], told["message"]) == ("invalid_value", "a form has at most 100 texts")
+    assert (told["code"], told["message"]) == ("invalid_value", "the form has more than 100 texts")
 
 
 @pytest.mark.parametrize("path", sorted(UPLOADS))

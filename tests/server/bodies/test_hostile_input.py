@@ -41,11 +41,11 @@ def nested(depth: int, opening: str = "[", closing: str = "]") -> str:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (raw('"seed": 2'), "says 'seed' twice: say it once"),
-        (raw('"prompt": "a red circle"'), "says 'prompt' twice"),
-        (raw('"\\u0073eed": 2'), "says 'seed' twice"),
-        (raw('"lora": [{"id": "outlined", "scale": 1, "id": "outlined"}]'), "says 'id' twice"),
-        (raw('"x\\ud800": 1, "x\\ud800": 1'), "says 'x\\ud800' twice"),
+        (raw('"seed": 2'), "has 'seed' twice: send it once"),
+        (raw('"prompt": "a red circle"'), "has 'prompt' twice"),
+        (raw('"\\u0073eed": 2'), "has 'seed' twice"),
+        (raw('"lora": [{"id": "outlined", "scale": 1, "id": "outlined"}]'), "has 'id' twice"),
+        (raw('"x\\ud800": 1, "x\\ud800": 1'), "has 'x\\ud800' twice"),
         (raw(f'"x": {nested(40)}'), "nests lists or objects more than 32 deep"),
         (raw(f'"x": {nested(900)}'), "more than 32 deep"),
         (raw(f'"x": {nested(1_000_000)}').encode()[: 1 << 20], "deep"),

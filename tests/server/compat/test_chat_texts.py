@@ -220,8 +220,8 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"model": "nonsense"}, None, "not served here"),
         ({"extra_body": {"size": "64x64"}}, "size", "not supported"),
         ({"extra_body": {"webhook": "https://a.example"}}, "webhook", "not supported"),
-        ({"extra_body": {"image_config": {"image_size": "1K"}}}, "image_config", "not taken"),
-        ({"extra_body": {"return_stage_metrics": True}}, "return_stage_metrics", "not taken"),
+        ({"extra_body": {"image_config": {"image_size": "1K"}}}, "image_config", "for pictures"),
+        ({"extra_body": {"return_stage_metrics": True}}, "return_stage_metrics", "for pictures"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -131,7 +131,7 @@ async def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path
         ({"lora_nickname": "outlined", "target": "transformer_2"}, "target", "leave it out"),
         ({"lora_nickname": "outlined", "merge_mode": "merge"}, "merge_mode", "auto or dynamic"),
         ({"lora_nickname": "outlined", "lora_alpha": 8}, "lora_alpha", "the adapter's file"),
-        ({"lora_nickname": "outlined", "model": "other"}, None, "'grey' is"),
+        ({"lora_nickname": "outlined", "model": "other"}, None, "use 'grey'"),
         ({"lora_nickname": "a", "lora_path": "/etc/passwd"}, "lora_path", "must be named as"),
         ({"lora_nickname": "a", "lora_path": "/etc/a.safetensors"}, "lora_path", "--lora-dir only"),
         ({"lora_nickname": "a", "lora_path": "../a.safetensors"}, "lora_path", "--lora-dir only"),
@@ -141,7 +141,7 @@ async def test_a_new_file_of_the_folder_is_read_before_the_answer(tmp_path: Path
         ({"lora_nickname": []}, "lora_nickname", "or a list of some"),
         ({"lora_nickname": 5}, "lora_nickname", "must be the name of an adapter"),
         ({"lora_nickname": "a", "lora_path": 5}, "lora_path", "or null"),
-        ({"lora_nickname": "outlined", "strenght": 0.5}, "strenght", "is not taken"),
+        ({"lora_nickname": "outlined", "strenght": 0.5}, "strenght", "is unknown here"),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -123,7 +123,7 @@ MEANT: list[tuple[tuple[Task, ...], dict[str, Any], str, str, str]] = [
      "PlainPipeline has no parameter 'image': it takes prompt"),
     ((PLAIN,), {"true_cfg_scale": 2.0}, "unknown_parameter", "true_cfg_scale", "it takes prompt"),
     ((PLAIN,), {"size": "64x64"}, "unsupported_parameter", "size",
-     "size is not taken: PlainPipeline sets the size itself, leave it out"),
+     "size is not supported: PlainPipeline sets the size itself, leave it out"),
     ((replace(PLAIN, name="text-to-video"),), {"size": "1x1", "image": "x"},
      "unsupported_parameter", "model", "POST /v1/videos makes them"),
     ((replace(PLAIN, name="text-to-audio"),), {"size": "1x1", "image": "x"},

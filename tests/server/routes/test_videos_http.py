@@ -107,7 +107,7 @@ def test_a_video_is_an_mp4_and_nothing_else(name: str) -> None:
 
     told = refused(worker, **{name: "mp4"})
 
-    assert told["message"] == f"{name} is not taken: a video is an MP4 file"
+    assert told["message"] == f"{name} is not supported: a video is an MP4 file, leave it out"
     assert (told["code"], told["param"]) == ("unsupported_parameter", name)
 
 
@@ -163,7 +163,7 @@ async def test_a_job_of_pictures_is_no_video_and_is_found_among_the_jobs() -> No
         answer = await opened.http.get(f"{VIDEOS}/{job}")
         told = refusal(answer)
         assert (answer.status_code, told["code"]) == (404, "video_not_found")
-        assert told["message"].endswith(f"makes pictures: ask /v1/jobs/{job}")
+        assert told["message"].endswith(f"makes no video: ask /v1/jobs/{job}")
         told = refusal(await opened.http.get(f"/v1/jobs/{job}/files/0.png"))
         assert told["code"] == "file_not_ready"
         told = refusal(await opened.http.get("/v1/jobs/nobody"))

@@ -130,7 +130,7 @@ async def test_a_video_has_the_size_that_is_asked_for_or_its_pictures_as_far_as_
 REFUSED: dict[str, tuple[Card, Any, str, str]] = {
     "from text only": (SILENT, {"file": png()}, "unsupported_parameter", "does text-to-video"),
     "nothing to begin with": (replace(CARD, tasks=(NEEDS,)), {}, "missing_parameter",
-                              "does image-to-video, send the picture as a file"),
+                              "does image-to-video: send the picture as a file"),
     "two": (MOVING, {"input_reference": [{"image_url": url_of(png())}] * 2}, "invalid_value",
             "given 2 times: grey takes at most 1"),
     "a kept file": (MOVING, {"input_reference": {"file_id": "file-1"}}, "unsupported_parameter",
@@ -209,7 +209,7 @@ async def test_a_remix_of_what_failed_asks_for_the_picture_again() -> None:
         answer = await opened.http.post(f"{VIDEOS}/{video['id']}/remix", json={"prompt": "b"})
         told = refusal(answer)
         assert (answer.status_code, told["code"]) == (404, "file_not_ready")
-        assert "is not kept any more" in told["message"]
+        assert "is no longer kept: make a new video" in told["message"]
 
 
 async def test_the_same_key_with_another_reference_is_refused() -> None:

@@ -80,13 +80,13 @@ class CrossOriginProtection(HTTPMiddleware):
         for host in headers.getlist("host"):  # none in HTTP/1.0, which browsers do not speak
             if host not in self._hosts:
                 raise HostNotAllowed(
-                    f"this server does not go by the name of {show(host)}, only by its address, "
-                    "localhost and --host: --allowed-host NAME adds a name"
+                    f"{show(host)} is not a name of this server: use its address, localhost or "
+                    "--host, or start it with --allowed-host NAME"
                 )
         if self._is_keyless and _is_foreign(scope, headers):
             raise OriginNotAllowed(
-                "pages of other origins may not use a server without API keys; set some with "
-                "--api-key, and send one"
+                "pages of other origins may not use a server without API keys: start it with "
+                "--api-key, and send a key"
             )
         await self.app(scope, receive, send)
 

@@ -50,8 +50,8 @@ class Permit:
         company = self._bucket.in_flight - (not self._is_released)
         if self.most is not None and company + jobs >= self.most:
             raise RateLimited(
-                f"{company} other requests of {self._name} are unanswered and {jobs} jobs have not "
-                f"ended, the most together is {self.most} (--max-in-flight-per-key)",
+                f"{company} other requests of {self._name} are unanswered and {jobs} jobs are "
+                f"open: the limit for both together is {self.most} (--max-in-flight-per-key)",
                 retry_after_s=JOBS_RETRY_S,
             )
 
@@ -94,15 +94,15 @@ class RateLimiter:
         bucket.filled_s = now_s
         if self._limit is not None and bucket.in_flight >= self._limit:
             raise RateLimited(
-                f"{bucket.in_flight} requests of {name} are unanswered, the most is "
+                f"{bucket.in_flight} requests of {name} are unanswered: the limit is "
                 f"{self._limit} (--max-in-flight-per-key)",
                 retry_after_s=_bounded(bucket.mean_s / bucket.in_flight),
             )
         if self._per_minute is not None:
             if bucket.tokens < 1 - 1e-9:  # rounding may leave slightly less than 1
                 raise RateLimited(
-                    f"{name} may make {self._per_minute} requests a minute "
-                    "(--requests-per-minute), and made them",
+                    f"{name}: the limit of {self._per_minute} requests a minute "
+                    "(--requests-per-minute) is used up",
                     retry_after_s=_bounded((1 - bucket.tokens) * 60 / size),
                 )
             bucket.tokens -= 1

@@ -23,7 +23,7 @@ from carpool.types import Clock
 TTL_S = 3600
 MOST_BYTES = 1 << 30  # limit for all files; the oldest are evicted first
 
-_NO_FILE = "no file is behind this link: links end after an hour"
+_NO_FILE = "this link has no file: links end after an hour"
 _NAME = re.compile(r"file-[0-9a-f]{24}\.(png|jpeg|webp)")
 _PART = re.compile(rf"({_NAME.pattern}|secret)\.part")
 

@@ -101,7 +101,7 @@ class Form:
         if name != "mask":
             self.images.append(picture)
         elif self.mask is not None:
-            raise InvalidValue("mask is given twice: say it once", param="mask")
+            raise InvalidValue("mask is given twice: send it once", param="mask")
         else:
             self.mask = picture
 
@@ -210,7 +210,7 @@ async def _parts_of(
             problem = f"{name} is given more than {MOST_IMAGES} times"
             raise InvalidValue(f"{problem}: {card.id} takes at most {limit}", param=name) from error
         if error.message.startswith("Too many fields"):
-            raise InvalidValue(f"a form has at most {MOST_FIELDS} texts") from error
+            raise InvalidValue(f"the form has more than {MOST_FIELDS} texts") from error
         raise InvalidJSON(f"the body is not a form: {error.message}") from error
     except OSError as error:
         cause = os.strerror(error.errno) if error.errno else type(error).__name__
@@ -234,12 +234,12 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
     if not body:
         raise InvalidJSON("the body is empty: send a form, or a JSON object")
     if body.count(b"&") >= MOST_FIELDS:
-        raise InvalidValue(f"a form has at most {MOST_FIELDS} texts")
+        raise InvalidValue(f"the form has more than {MOST_FIELDS} texts")
     texts = []
     for pair in bytes(body).split(b"&"):
         name, equals, value = pair.partition(b"=")
         if not equals:
-            raise InvalidJSON("the body is not a form: a field has no value")
+            raise InvalidJSON("the body is not a form: write each field as NAME=VALUE")
         is_bare = not (b"%2B" in value or b"%2b" in value)  # base64 letters without escapes
         value = value.replace(b"+", b" ")
         for letter in b"+/=:;,\r\n\t":
@@ -267,13 +267,13 @@ def _text(part: str, name: str = "a name") -> str:
     try:
         return part.encode("latin-1").decode()
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"{name[:60]} in this form is not UTF-8") from error
+        raise InvalidValue(f"{name[:60]} in this form is not UTF-8: send it so") from error
 
 
 async def _read(name: str, file: UploadFile) -> bytes:
     limit = MOST_MASK_BYTES if name == "mask" else MOST_BYTES
     if (file.size or 0) > limit:
-        raise BodyTooLarge(f"{name} is larger than {limit} bytes", param=name)
+        raise BodyTooLarge(f"{name} has {file.size} bytes: the limit is {limit}", param=name)
     return await file.read()
 
 
@@ -312,7 +312,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
             value = text
         form = "object" if inner else "list" if key.endswith("[]") else "single"
         if forms.setdefault(name, form) != form or (form == "single" and name in values):
-            raise InvalidValue(f"{name[:60]} is given twice: say it once", param=name[:60])
+            raise InvalidValue(f"{name[:60]} is given twice: send it once", param=name[:60])
         if inner:
             entries = values.setdefault(name, [])
             if not entries or inner[2] in entries[-1]:

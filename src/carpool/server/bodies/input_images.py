@@ -50,7 +50,7 @@ def edit_task(
     if has_mask or form.mask is not None:
         task = card.task_for(["image", "mask_image"])
         if not task.takes("mask_image"):
-            raise UnsupportedParameter(f"mask: {card.id} takes none, leave it out", param="mask")
+            raise UnsupportedParameter(f"mask: {card.id} takes none: leave it out", param="mask")
     if not form.images:
         raise MissingParameter("image is missing: send the picture as a file", param="image")
     return task
@@ -114,12 +114,12 @@ async def reference_images(
         return {}  # the parameter check refuses it
     if not form.images:
         if any(parameter.name == "image" and parameter.required for parameter in card.parameters):
-            rule = f"{card.id} does {card.tasks[0].name}, send the picture as a file"
+            rule = f"{card.id} does {card.tasks[0].name}: send the picture as a file"
             raise MissingParameter(f"{REFERENCE} is missing: {rule}", param=REFERENCE)
         return {}
     if not task.takes("image"):
         does = ", ".join(task.name for task in card.tasks)
-        problem = f"{REFERENCE} is not taken: {card.id} does {does}"
+        problem = f"{REFERENCE} is not supported: {card.id} does {does}, leave it out"
         raise UnsupportedParameter(problem, param=REFERENCE)
     return await edit_images(card, task, form, body, intake)
 

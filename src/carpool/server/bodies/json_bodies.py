@@ -73,7 +73,7 @@ async def received(request: Request, limit: int | None = None) -> bytearray:
     async for chunk in request.stream():
         body += chunk
         if limit is not None and len(body) > limit:
-            raise BodyTooLarge(f"the picture is larger than {limit} bytes")
+            raise BodyTooLarge(f"the picture has more than {limit} bytes: send a smaller one")
     return body
 
 
@@ -90,7 +90,7 @@ def in_text(text: str) -> Any:
 def read(body: bytes | bytearray) -> Any:
     """Parse a body without pictures: `parse`, and 413 above the size limit."""
     if len(body) > MOST_BYTES:
-        raise HTTPException(413, f"the body has {len(body)} bytes: the most is {MOST_BYTES}")
+        raise HTTPException(413, f"the body has {len(body)} bytes: the limit is {MOST_BYTES}")
     return parse(bytes(body))
 
 
@@ -179,8 +179,8 @@ def cut(
         if match is None or len(pictures) == MOST_PICTURES:
             raise HTTPException(
                 413,
-                f"the body has more than {MOST_BYTES} bytes beside {len(pictures)} pictures, which "
-                "are data:image/...;base64, URLs",
+                f"the body has more than {MOST_BYTES} bytes besides {len(pictures)} pictures, "
+                "which are data:image/...;base64, URLs",
             )
         start = match.start()
         search_end = start + 1
@@ -227,7 +227,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise HTTPException(400, f"the body says {twice[:40]!a} twice: say it once")
+        raise HTTPException(400, f"the body has {twice[:40]!a} twice: send it once")
     if any(len(key) > MOST_KEY for key in members):
         raise HTTPException(400, f"the body has a key of more than {MOST_KEY} characters")
     return {key: value for key, value in members.items() if value is not None}

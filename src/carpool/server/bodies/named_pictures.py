@@ -19,7 +19,7 @@ NAMES = tuple(name for name in (*PICTURES, *MASKS) if name not in ("image", "mas
 MOST_PICTURES = 64  # pictures of a request
 
 Nested = dict[str, Any]
-"""By parameter: a picture as it was sent, or nested lists of pictures."""
+"""Pictures by parameter, as they were sent; or nested lists of pictures."""
 
 
 def taken(values: dict[str, Any], card: Card) -> Nested:

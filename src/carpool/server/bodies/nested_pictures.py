@@ -36,7 +36,7 @@ async def read_json(
     work = partial(parsed, body, takes_base64)
     value = await request.app.state.server.parse_json(request, work, len(body))
     if not isinstance(value, dict):
-        raise InvalidJSON("the body is not a JSON object")
+        raise InvalidJSON(f"the body is not a JSON object: send {instead}")
     return value
 
 
@@ -77,7 +77,7 @@ def without_pictures(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values; raise InvalidValue if any value is a picture."""
     for name, value in values.items():
         if picture_in(value) is not None:
-            raise InvalidValue(f"{name[:60]} is a picture: none is taken there", param=name[:60])
+            raise InvalidValue(f"{name[:60]} takes no picture: leave it out", param=name[:60])
     return values
 
 

@@ -231,7 +231,7 @@ class StageMetrics(BaseModel):
         description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
     )
     peak_memory_mb: float | None = Field(
-        None, description="peak of the device so far; null if unknown"
+        None, description="peak memory of the device; null if unknown"
     )
 
 
@@ -244,11 +244,11 @@ class ImagesResponse(BaseModel):
     background: str = "opaque"
     quality: str = "auto"
     safety_identifier: str | None = None
-    timings: Timings = Field(description="of the slowest image, seconds")
+    timings: Timings = Field(description="times of the slowest image, seconds")
     usage: UsageBody
     warnings: list[str] | None = Field(None, description="for example: the prompt was truncated")
     settings: dict[str, Any] | None = Field(None, description=SETTINGS)
-    metrics: StageMetrics | None = Field(default=None, description="with return_stage_metrics")
+    metrics: StageMetrics | None = Field(default=None, description="if return_stage_metrics is set")
 
 
 class ErrorBody(BaseModel):

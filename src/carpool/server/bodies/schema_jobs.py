@@ -16,8 +16,8 @@ class Delivery(BaseModel):
     state: Literal["waiting", "delivered", "failed"]
     attempts: int
     error: str | None = Field(description="error of the last attempt")
-    url: str | None = Field(None, description="of the webhook")
-    files: list[str] | None = Field(None, description="where the copies are")
+    url: str | None = Field(None, description="the webhook's URL")
+    files: list[str] | None = Field(None, description="URLs of the copies")
 
 
 class JobRecord(BaseModel):
@@ -41,7 +41,7 @@ class JobRecord(BaseModel):
     )
     revised_prompt: str | None = Field(default=None, description="the first prompt after rewriting")
     deliveries: dict[Literal["upload", "webhook"], Delivery] | None = Field(
-        default=None, description="deliveries after its end"
+        default=None, description="its upload and its webhook, after its end"
     )
 
 
@@ -58,12 +58,12 @@ class Video(JobRecord):
     num_frames: int
     seed: int
     settings: dict[str, Any] = Field(description="as `GET /v1/jobs/{id}` has them")
-    inference_time_s: float | None = Field(None, description="of its last run, after its end")
+    inference_time_s: float | None = Field(None, description="seconds of its last run")
     stage_durations: dict[str, float] | None = Field(
         None, description="seconds of each phase; stage_0_gen_ms: milliseconds without the queue"
     )
     peak_memory_mb: float | None = Field(
-        None, description="peak of the device so far; null in lists and if unknown"
+        None, description="peak memory of the device; null in lists and if unknown"
     )
 
 

@@ -18,11 +18,11 @@ class ModelParameter(BaseModel):
 class ModelLimits(BaseModel):
     """Limits of one request."""
 
-    n: int = Field(description="images")
-    num_inference_steps: int = Field(description="denoising steps")
-    pixels: int = Field(description="of an image")
-    num_frames: int = Field(description="of a video")
-    pictures: int = Field(description="most reference pictures of a request")
+    n: int = Field(description="most images")
+    num_inference_steps: int = Field(description="most denoising steps")
+    pixels: int = Field(description="most pixels of an image")
+    num_frames: int = Field(description="most frames of a video")
+    pictures: int = Field(description="most reference pictures")
 
 
 class ModelEntry(BaseModel):
@@ -88,9 +88,8 @@ class MoveReport(BaseModel):
     at: float = Field(description="Unix time")
     from_: int = Field(alias="from", description="its previous worker")
     to: int | None = Field(description="the worker that continued it; null: it waits")
-    why: Literal["drain", "gain", "priority"] = Field(
-        description="drain: its worker stops; gain: requests end sooner in sum; priority: a "
-        "request of higher priority took its place"
+    why: Literal["drain", "priority"] = Field(
+        description="drain: its worker stops; priority: a request of higher priority took its place"
     )
 
 

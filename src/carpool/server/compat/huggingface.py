@@ -83,7 +83,7 @@ async def infer(context: Context) -> Response:
             raise InvalidValue.of("inputs", inference.inputs, "must be a text")
         elif "prompt" in values:
             rule = "inputs is the prompt, or else a picture: leave one out"
-            raise InvalidValue(f"prompt is given beside a text in inputs: {rule}", param="prompt")
+            raise InvalidValue(f"prompt is given with a text in inputs: {rule}", param="prompt")
         else:
             values["prompt"] = inference.inputs
     if values.get("prompt") is None and images:

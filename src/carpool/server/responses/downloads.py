@@ -37,7 +37,7 @@ class Download(FileResponse):
         try:
             self.stat_result = await asyncio.to_thread(os.stat, self.path)
         except OSError as error:
-            raise FileNotFound("the file has just been removed") from error
+            raise FileNotFound("the file was deleted meanwhile: it is no longer kept") from error
         self.set_stat_headers(self.stat_result)
         conditions = Headers(scope=scope)
         if _files.is_not_modified(self.headers, conditions):
@@ -71,7 +71,7 @@ def satisfiable(ranges: str, size: int) -> str | None:
         if (int(first) < size if first else size and int(last))
     ]
     if not within:
-        problem = f"range={ranges[:60]!r} lies behind the end"
+        problem = f"range={ranges[:60]!r} is beyond the end"
         headers = {"content-range": f"bytes */{size}"}
         raise HTTPException(416, f"{problem}: the file has {size} bytes", headers)
     return "bytes=" + ",".join(within)

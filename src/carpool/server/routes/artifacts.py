@@ -96,7 +96,7 @@ def _checked(
     content = body.model_dump(exclude_unset=True, exclude_none=True)
     parameters = pipeline_parameters(model, body, content, makes, context.client)
     if body.size not in (None, "auto"):
-        raise UnsupportedParameter(f"size is not taken: {makes} have none", param="size")
+        raise UnsupportedParameter(f"size: {makes} have none, leave it out", param="size")
     request = engine_request(body, context.client.key, parameters | extra, body.seed)
     return replace(check(model.card, request, from_json=True), model=model.id)
 
@@ -166,7 +166,7 @@ async def list_meshes(context: Context, part: PageQuery) -> Page[MeshJob]:
     return Page[MeshJob].of([await _mesh(context, record) for record in records], has_more)
 
 
-@router.get("/meshes/{mesh_id}")
+@router.get("/meshes/{mesh_id}", description="The state of a mesh.")
 async def get_mesh(mesh_id: str, context: Context) -> MeshJob:
     return await _mesh(context, await _get(mesh_id, context))
 
@@ -181,6 +181,7 @@ async def delete_mesh(mesh_id: str, context: Context) -> Deleted:
 
 @router.get("/meshes/{mesh_id}/content", response_class=Download, responses=PARTS)
 async def get_mesh_content(mesh_id: str, context: Context) -> Download:
+    """Download the file of a mesh."""
     record = await _get(mesh_id, context)
     return await file_of(context.state, record, _file_of(record))
 
@@ -226,5 +227,5 @@ def _duration(model: ServedModel, body: SoundRequest, limit_s: float) -> dict[st
     name = next((name for name in DURATIONS if task.takes(name)), None)
     if name is None:
         rule = "its sound has a length of its own: leave it out"
-        raise UnsupportedParameter(f"seconds is not taken by {model.id}: {rule}", param="seconds")
+        raise UnsupportedParameter(f"{model.id} takes no seconds: {rule}", param="seconds")
     return {name: length_s}

@@ -87,20 +87,20 @@ async def _answer(context: AuthenticatedRequest, image_request: ParsedImageReque
     return answer
 
 
-@router.get("/models")
+@router.get("/models", description="List the served models.")
 async def list_models(context: Context) -> reports.ModelList:
     fleet = context.state.fleet
     names = [None] if fleet is None else list(fleet.deployments)
     return reports.ModelList(data=[_model_entry(context.state, name) for name in names])
 
 
-@router.get("/models/{model:path}")
+@router.get("/models/{model:path}", description="One served model.")
 async def get_model(model: str, context: Context) -> reports.ModelEntry:
     if (fleet := context.state.fleet) is not None:
         return _model_entry(context.state, fleet.of(model).name)
     entry = _model_entry(context.state)
     if model != entry.id:
-        raise ModelNotFound(f"model {model[:60]!r} is not served here, {entry.id!r} is")
+        raise ModelNotFound(f"model {model[:60]!r} is not served here: use {entry.id!r}")
     return entry
 
 

@@ -126,7 +126,7 @@ async def submit_images(context: AuthenticatedRequest, image_request: ParsedImag
     """Accept a request for pictures with `background_job`."""
     model, body = image_request.model, image_request.body
     if body.stream:
-        raise UnsupportedParameter("stream: a job is polled: leave it out", param="stream")
+        raise UnsupportedParameter("stream: jobs are polled, leave it out", param="stream")
     requests = image_request.requests
     return await submit(
         context,
@@ -257,7 +257,7 @@ async def list_jobs(context: Context, part: PageQuery) -> Page[JobStatus]:
     return Page[JobStatus].of([await status_of(context, record) for record in records], has_more)
 
 
-@router.get("/jobs/{job_id}")
+@router.get("/jobs/{job_id}", description="The state of a job.")
 async def get_job(job_id: str, context: Context) -> JobStatus:
     return await status_of(context, await _get(job_id, context))
 
@@ -278,6 +278,7 @@ async def delete_job(job_id: str, context: Context) -> Deleted:
 
 @router.get("/jobs/{job_id}/files/{name}", response_class=Download, responses=PARTS)
 async def get_file(job_id: str, name: str, context: Context) -> Download:
+    """Download a file of a job."""
     return await file_of(context.state, await _get(job_id, context), name)
 
 

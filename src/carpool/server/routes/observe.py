@@ -34,7 +34,7 @@ _UNHEALTHY: dict[str, Any] = {
 @public.get("/health", **_UNHEALTHY)
 @public.get("/health_generate", **_UNHEALTHY)  # SGLang's path; it draws nothing
 async def health(response: Response, state: ServerState) -> reports.Health:
-    """200 if a request would be accepted now; `degraded` if some workers are not ready."""
+    """200 if a worker is ready; `degraded` if others are not. A full queue changes nothing."""
     serving = state.backend
     response.status_code = 200 if serving.state == "ready" else 503
     is_group = isinstance(serving, Pool) and serving.ranks > 1
@@ -55,7 +55,7 @@ async def livez() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@public.get("/version")
+@public.get("/version", description="The versions of Carpool and its libraries.")
 async def version(state: ServerState) -> dict[str, str]:
     ready = state.backend.ready
     return {"carpool": carpool.__version__, **(ready.versions if ready else {})}

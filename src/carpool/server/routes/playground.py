@@ -42,7 +42,7 @@ def add_playground(app: FastAPI) -> None:
     @app.get("/playground/{name}", include_in_schema=False)
     async def file(name: str, request: Request) -> Response:
         if name not in names() or name == "index.html":
-            raise HTTPException(404, "the playground has no such file")
+            raise HTTPException(404, "the playground has no such file: reload the page")
         return _answer(request, _content(name), name[name.rindex(".") :])
 
 

@@ -120,7 +120,7 @@ async def _get(video_id: str, context: AuthenticatedRequest) -> Record:
     with _video_errors():
         record = await context.state.runner.get(video_id, context.client.owner)
     if record.kind != "video":
-        raise VideoNotFound(f"job {video_id} makes pictures: ask /v1/jobs/{video_id}")
+        raise VideoNotFound(f"job {video_id} makes no video: ask /v1/jobs/{video_id}")
     return record
 
 
@@ -184,7 +184,7 @@ async def list_videos(context: Context, part: PageQuery) -> Page[Video]:
     return Page[Video].of([await _video(context.state, record) for record in records], has_more)
 
 
-@router.get("/videos/{video_id}")
+@router.get("/videos/{video_id}", description="The state of a video.")
 async def get_video(video_id: str, response: Response, context: Context) -> Video:
     video = await _video_with_memory(context.state, await _get(video_id, context))
     low, high = POLL_MS
@@ -204,10 +204,9 @@ async def delete_video(video_id: str, context: Context) -> Deleted:
 
 @router.get("/videos/{video_id}/content", response_class=Download, responses=PARTS)
 async def get_content(
-    video_id: str,
-    context: Context,
-    variant: Literal["video", "thumbnail", "spritesheet"] = "video",
+    video_id: str, context: Context, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
 ) -> Download:
+    """Download a file of a video."""
     record = await _get(video_id, context)
     with _video_errors():
         return await file_of(context.state, record, FILES[variant])
@@ -221,7 +220,7 @@ async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Vi
     for name, _ in source.work.get("inputs", {}).get("image", []):
         picture = await asyncio.to_thread(store.input, video_id, name)
         if picture is None:
-            raise FileNotReady(f"the picture that {video_id} began with is not kept any more")
+            raise FileNotReady(f"the picture of {video_id} is no longer kept: make a new video")
         form.images.append(picture)
     record = await _submit(context, form, body.model_dump(), remixed_from=video_id)
     return await _video(context.state, record)

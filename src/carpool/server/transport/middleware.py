@@ -15,8 +15,8 @@ from carpool.types import new_request_id
 
 MOST_PATH = 200  # characters of a path that are logged
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-OF_MODEL = "carpool.model"  # key of a scope: which of several models the request is about
-IS_HEAD = "carpool.head"  # key of a scope: only the headers of the answer are wanted
+OF_MODEL = "carpool.model"  # key of a scope: the request's model, if there are several
+IS_HEAD = "carpool.head"  # key of a scope: a HEAD request
 _RETRY = re.compile(r"[1-9][0-9]?")  # retry counts of OpenAI's SDKs, except 0
 
 
@@ -124,7 +124,7 @@ class BodySizeLimit(HTTPMiddleware):
 
         def check(size: int, text: str) -> None:
             if size > limit and not is_answered:  # after an answer, the rest is read and dropped
-                raise HTTPException(413, f"the body has {text} bytes: the most is {limit} ({flag})")
+                raise HTTPException(413, f"the body has {text} bytes: at most {limit} ({flag})")
 
         async def limited() -> Message:
             nonlocal received, is_waiting

@@ -37,7 +37,7 @@ class Text2Image(BaseModel):
     width: Any = schema.ours("integer", "pixels; default: the model's own")
     height: Any = schema.ours("integer", "pixels; default: the model's own")
     denoising_strength: Any = schema.ours("number", "for img2img: share that is redrawn")
-    sampler_name: str | None = Field(None, description="of /sdapi/v1/samplers, or Automatic")
+    sampler_name: str | None = Field(None, description="a name of /sdapi/v1/samplers, or Automatic")
     scheduler: str | None = Field(None, description="noise schedule, or Automatic")
     override_settings: dict[str, Any] | None = Field(
         None, description="sd_model_checkpoint, CLIP_stop_at_last_layers"

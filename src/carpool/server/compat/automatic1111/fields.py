@@ -113,7 +113,7 @@ def translated(
             continue
         rule = "is not supported, and would change the picture: leave it out"
         if name in _SAMPLERS:
-            rule = f"is not known here: the model has a sampler of its own, {SAMPLER!r}"
+            rule = f"is not supported by this model: send {SAMPLER!r}, its own sampler"
         raise UnsupportedParameter(f"{name[:60]}={show(value)} {rule}", param=name[:60])
     return translation
 
@@ -213,7 +213,7 @@ def check_model(name: Any, card: Card, model: str) -> None:
     """Refuse the name of a model that is not the served model."""
     if name not in (None, "", model, card.id):
         text = f"sd_model_checkpoint={show(name)}"
-        raise ModelNotFound(f"{text} is not served here, {model!r} is")
+        raise ModelNotFound(f"{text} is not served here: use {model!r}")
 
 
 def _check_scripts(scripts: Mapping[str, Any]) -> None:
@@ -222,7 +222,7 @@ def _check_scripts(scripts: Mapping[str, Any]) -> None:
         is_known = isinstance(script, dict) and script.keys() <= {"args"}
         arguments = script.get("args") if is_known else script
         if not all(map(_is_off, arguments if isinstance(arguments, list) else [arguments])):
-            rule = "is not known here: leave it out"
+            rule = "is not supported: leave it out"
             raise UnsupportedParameter(
                 f"alwayson_scripts.{name[:60]} {rule}", param="alwayson_scripts"
             )

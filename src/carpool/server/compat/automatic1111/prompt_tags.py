@@ -45,7 +45,7 @@ def split_tags(prompt: str) -> tuple[str, list[Tag]]:
     text = _TAG.sub("", prompt).strip() if tags else prompt
     if match := _BROKEN.search(text):
         raise InvalidValue(
-            f"prompt has a tag that is none, {show(match[0])}: {_FORM}", param="prompt"
+            f"prompt has an incomplete tag, {show(match[0])}: {_FORM}", param="prompt"
         )
     return text, [_tag(tag[1], tag[2]) for tag in tags]
 
@@ -73,7 +73,7 @@ def _entries(tag: Tag, adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
         adapter = find_adapter(name, adapters)
     if adapter is None or not adapter.targets:
         text = f"te={tag.text_scale:g}, unet={tag.scale:g}"
-        rule = "which modules it changes is not known, so give one scale"
+        rule = "the modules that it changes are unknown: give one scale"
         raise UnsupportedParameter(f"lora has {show(tag.name)} with {text}: {rule}", param="lora")
     texts = [name for name in adapter.targets if name.startswith(_TEXT_ENCODER)]
     if target.startswith(_TEXT_ENCODER) or len(texts) == len(adapter.targets):
@@ -84,16 +84,16 @@ def _entries(tag: Tag, adapters: Sequence[AdapterInfo]) -> list[dict[str, Any]]:
 
 
 def refuse_tags(prompt: str, param: str) -> None:
-    """Refuse adapter tags in a prompt that is not searched for them."""
+    """Refuse adapter tags in a prompt where they are not applied."""
     if tag := _TAG.search(prompt) or _BROKEN.search(prompt):
         text = show(tag[0].strip())
-        raise UnsupportedParameter(f"{param} has {text}: adapters stand in prompt", param=param)
+        raise UnsupportedParameter(f"{param} has {text}: put adapters into prompt", param=param)
 
 
 def _tag(kind: str, content: str) -> Tag:
     tag = show(f"<{kind}:{content}>")
     if kind not in _KINDS:
-        rule = _FORM if kind.lower() in _KINDS else f"no network of that kind is known, {_FORM}"
+        rule = _FORM if kind.lower() in _KINDS else f"such networks are not supported, {_FORM}"
         raise UnsupportedParameter(f"prompt has {tag}: {rule}", param="prompt")
     name, *settings = content.split(":")
     numbers, named = list[str](), dict[str, str]()
@@ -105,7 +105,7 @@ def _tag(kind: str, content: str) -> Tag:
             numbers.append(setting)
     unknown = [f"{key}=" for key in named if key not in _SCALES] + numbers[2:]
     if unknown:
-        rule = "is not known here: a tag has a name and a scale, or te= and unet="
+        rule = "is not supported: a tag has a name and a scale, or te= and unet="
         raise UnsupportedParameter(f"prompt has {tag}: {show(unknown[0])} {rule}", param="prompt")
     text_scale = _number(named.get("te", next(iter(numbers), "1")), tag)
     scale = _number(named.get("unet", next(iter(numbers[1:]), str(text_scale))), tag)

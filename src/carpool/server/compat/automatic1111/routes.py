@@ -251,7 +251,7 @@ async def interrupt(context: Context) -> dict[str, Any]:
     return {}
 
 
-@lists.get("/options")
+@lists.get("/options", description="The settings; only the model is one here.")
 async def get_options(context: Context) -> Options:
     return Options(sd_model_checkpoint=context.state.model_names[0])
 
@@ -272,7 +272,7 @@ async def set_options(body: Options, context: Context) -> dict[str, Any]:
     return {}
 
 
-@lists.get("/sd-models")
+@lists.get("/sd-models", description="List the served models.")
 async def sd_models(context: Context) -> list[dict[str, Any]]:
     unknown = {"hash": None, "sha256": None, "filename": "", "config": None}
     names = context.state.model_names

@@ -1,1 +1,1 @@
-"""Chat completions, whose answers are pictures."""
+"""Chat completions, answered with texts or pictures."""

@@ -29,9 +29,9 @@ NEUTRAL = frozenset(_NEUTRAL.split())
 """Fields about text or routing: they change no picture."""
 
 AREAS = {"1K": 1024 * 1024, "2K": 2048 * 2048, "4K": 4096 * 4096}  # pixels of an `image_size`
-FIELDS = frozenset({"role", "content", "name"})  # of a user's message
+FIELDS = frozenset({"role", "content", "name"})  # fields of a user's message
 STREAM_OPTIONS = ("include_usage", "include_obfuscation", "continuous_usage_stats")
-"""Of OpenAI and vLLM: the last one counts as the first, the second has no effect."""
+"""Options of OpenAI and vLLM: the last equals the first, the second has no effect."""
 MessagePart = tuple[Literal["text", "image"], Any]
 """A text, or a picture as it was sent."""
 _RATIO = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
@@ -192,7 +192,7 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
     for name in ("prompt", "partial_images", "background_job", "response_format"):
         value = values.pop(name, None)
         if value not in (None, False, 0) and value != {"type": "text"}:
-            raise UnsupportedParameter(f"{name} is not taken here: leave it out", param=name)
+            raise UnsupportedParameter(f"{name} is not supported here: leave it out", param=name)
     values |= {"prompt": prompt, "model": body.model, "stream": bool(body.stream)}
     values |= _size(card, body.image_config or {}, values)
     talk = Conversation(values, images, has_parts=body.modalities is None)
@@ -209,7 +209,7 @@ def check_fields(message: Mapping[str, Any]) -> None:
         text = f"messages: {name[:60]!r} is no field of a user's message{nearest(name, FIELDS)}"
         raise UnsupportedParameter(text, param="messages")
     if "content" not in message:
-        raise InvalidValue("messages: a user's message has no content", param="messages")
+        raise InvalidValue("messages: a user's message lacks content", param="messages")
 
 
 def _content(message: Mapping[str, Any]) -> tuple[str, list[ImageData]]:
@@ -218,7 +218,7 @@ def _content(message: Mapping[str, Any]) -> tuple[str, list[ImageData]]:
     texts = [value for kind, value in parts if kind == "text"]
     images = [value for kind, value in parts if kind == "image"]
     if len(images) > MOST_IMAGES:
-        raise InvalidValue(f"a message has at most {MOST_IMAGES} pictures", param="messages")
+        raise InvalidValue(f"a message has more than {MOST_IMAGES} pictures", param="messages")
     return "\n".join(texts), images
 
 
@@ -277,10 +277,10 @@ def _size(card: Card, config: Mapping[str, Any], values: Mapping[str, Any]) -> d
     area = AREAS.get(str(config["image_size"])) if config.get("image_size") else None
     if match is None or not int(match[1]) or not int(match[2]):
         text = f"image_config.aspect_ratio={show(config.get('aspect_ratio'))}"
-        raise InvalidValue(f"{text}: must be such as 16:9", param="image_config")
+        raise InvalidValue(f"{text}: must be WIDTH:HEIGHT, such as 16:9", param="image_config")
     if config.get("image_size") and area is None:
         text = f"image_config.image_size={show(config['image_size'])}"
-        raise InvalidValue(f"{text}: must be {', '.join(AREAS)}", param="image_config")
+        raise InvalidValue(f"{text}: must be {' or '.join(AREAS)}", param="image_config")
     usual = card.usual_size_px or (8 * card.size_multiple_px,) * 2
     ratio = int(match[1]) / int(match[2])
     width = math.sqrt((area or math.prod(usual)) * ratio)

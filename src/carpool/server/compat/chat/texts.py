@@ -91,12 +91,12 @@ async def parse_text_request(
         raise UnsupportedParameter.of("modalities", chat.modalities, rule)
     for field in ("image_config", "return_stage_metrics"):
         if getattr(chat, field):
-            raise UnsupportedParameter(f"{field} is not taken for texts: leave it out", param=field)
+            raise UnsupportedParameter(f"{field} is only for pictures: leave it out", param=field)
     body = validated(TextRequest, values)
     fields = body.model_dump(exclude_unset=True)
     parameters = pipeline_parameters(model, body, fields, "text", context.client)
     if "prompt" in values or "image" in parameters:
-        raise UnsupportedParameter("prompt is not taken here: send messages", param="prompt")
+        raise UnsupportedParameter("prompt is not supported here: send messages", param="prompt")
     messages, pictures = _conversation(chat.messages)
     n = check_n(1 if body.n is None else body.n, model.max_n)
     images: list[Any] = []

@@ -41,7 +41,7 @@ class SetLora(BaseModel):
 
     lora_nickname: Any = Field(description="an adapter of `GET /v1/models`; or a list")
     lora_path: Any = Field(
-        None, description="a new file of --lora-dir, NICKNAME.safetensors, to be read first"
+        None, description="a new file in --lora-dir, NICKNAME.safetensors; it is read first"
     )
     strength: Any = schema.ours("number", "scale of the adapter; or a list")
     target: Any = Field(
@@ -49,7 +49,7 @@ class SetLora(BaseModel):
     )
     merge_mode: str | None = Field(None, description="auto or dynamic; nothing is merged")
     lora_alpha: Any = schema.ours("null", "ignored: the file's value applies")
-    model: str | None = Field(None, description="of several; default: the first")
+    model: str | None = Field(None, description="a served model; default: the first")
 
 
 class Unmerge(BaseModel):
@@ -58,7 +58,7 @@ class Unmerge(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     target: str = Field("all", description="all")
-    model: str | None = Field(None, description="of several; default: the first")
+    model: str | None = Field(None, description="a served model; default: the first")
 
 
 class Applied(BaseModel):
@@ -79,7 +79,7 @@ class RefusedAdapter(BaseModel):
 
     nickname: str
     names: list[str] = []
-    problem: str = Field(description="why")
+    problem: str = Field(description="why it cannot be used")
 
 
 class ActiveAdapter(BaseModel):
@@ -90,7 +90,7 @@ class ActiveAdapter(BaseModel):
     path: None = None
     merged: bool = False
     mode: str = "unmerged"
-    strength: float = Field(description="of the first")
+    strength: float = Field(description="scale of the first")
     strengths: list[float]
 
 
@@ -113,7 +113,7 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
             "adapters are added row by row and never merged: send auto or dynamic",
         )
     if body.lora_alpha is not None:
-        rule = "is not taken: the adapter's file says it, leave it out"
+        rule = "is not supported: the adapter's file has it, leave it out"
         raise UnsupportedParameter(f"lora_alpha {rule}", param="lora_alpha")
     names = body.lora_nickname if isinstance(body.lora_nickname, list) else [body.lora_nickname]
     if not names or not all(isinstance(name, str) for name in names):
@@ -202,7 +202,7 @@ def _check_target(targets: Any, experts: Collection[str] = ()) -> None:
     for target in targets if isinstance(targets, list) else [targets]:
         if target not in (None, "all", *experts):
             targets_text = " or ".join(("all", *sorted(experts)))
-            rule = f"say {targets_text}, or leave it out"
+            rule = f"send {targets_text}, or leave it out"
             raise UnsupportedParameter(
                 f"target={show(target)} is not supported: {rule}", param="target"
             )

@@ -67,10 +67,10 @@ def _seed(seed: Any) -> Any:
 def _merge(fields: dict[str, Any], extra: Mapping[str, Any], source: str) -> None:
     for name, value in extra.items():
         if name in NESTED:
-            raise InvalidValue(f"{source} has another {name} in it: say it once", param=source)
+            raise InvalidValue(f"{source} has another {name} in it: send it once", param=source)
         if fields.get(name) is not None and fields[name] != value:
             value_pair = f"{show(fields[name])}, and {show(value)} in {source}"
-            raise InvalidValue(f"{name} is {value_pair}: say it once", param=name[:60])
+            raise InvalidValue(f"{name} is {value_pair}: send it once", param=name[:60])
         fields[name] = value
 
 

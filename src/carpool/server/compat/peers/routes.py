@@ -32,7 +32,7 @@ class ServerInfo(BaseModel):
     served_model_name: str
     tp_size: int = 1
     dp_size: int = 1
-    version: str = Field(description="of Carpool")
+    version: str = Field(description="Carpool's version")
 
 
 _OUTPUTS = {"pictures": "IMAGE", "videos": "VIDEO", "sound": "AUDIO", "meshes": "MESH"}
