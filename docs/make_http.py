@@ -25,13 +25,13 @@ HEAD = """# The HTTP API
 
 Bodies that ask for pictures, videos, meshes or sound also take every other parameter of the model's
 pipeline at the top level; `GET /v1/models` lists them with types and defaults. In JSON, send
-pictures as `data:` URLs of up to 1 MiB; send larger ones as files to `/v1/images/edits`.
+pictures as `data:` URLs. A body has at most 1 MiB (`--max-body-bytes`), or 64 MiB
+(`--max-upload-bytes`) on paths whose usual input is a picture.
 
 `null` means that a field is absent, at any depth; to switch a feature off, send `[]` or `""`. In a
 form the text `null` means the same, except in texts such as a prompt.
 
-Routes with a form and a JSON body take files only in the form: there `image` is required, and
-`images` in JSON.
+Some routes take a form or JSON. Files are sent in the form, as `image`; JSON has `images`.
 """
 ERRORS = "501 if a library is missing on the server, 502 if the server of `--language-url` fails."
 LEFT_OUT = "The tables of bodies below have these fields only if a route changes their meaning."

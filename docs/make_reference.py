@@ -1,4 +1,4 @@
-"""Write `docs/reference.md` from the code: settings, commands, errors, metrics, what fuses.
+"""Write `docs/reference.md` from the code: settings, commands, errors, metrics, fusing rules.
 
 usage: make docs    (a test fails if the page is outdated)
 """
@@ -57,17 +57,17 @@ def page() -> str:
             "",
             "## Weights that are quantized already",
             "",
-            "By `quant_method` of a component's `config.json`; what is needed and not there is "
-            "named when the model is loaded, with what works instead.",
+            "By `quant_method` of a component's `config.json`. If a requirement is missing, an "
+            "error names it when the model is loaded, with an alternative.",
             "",
-            "| method | package | needs besides |",
+            "| method | package | other requirements |",
             "| --- | --- | --- |",
             *(f"| `{m}` | {p or '-'} | {c or '-'} |" for m, (p, c) in READ_METHODS.items()),
             "",
             "## Metrics",
             "",
-            "Of `GET /metrics`, which wants an API key where `--api-key` is set. Those that come "
-            "from the worker are absent while it is restarted, and count from 0 again.",
+            "Metrics of `GET /metrics`, which needs an API key if the server has keys. Metrics of "
+            "a worker are absent while it restarts; then they count from 0 again.",
             "",
             "| name | type | labels | what |",
             "| --- | --- | --- | --- |",
@@ -75,8 +75,8 @@ def page() -> str:
             "",
             "## Classes whose calls fuse",
             "",
-            "Arguments not named here are compared as plain Python values. Any other class runs "
-            "alone.",
+            "Arguments not named here are compared as plain Python values. The rules of other "
+            "classes are [inferred and verified](numerics.md#tables-that-are-inferred).",
             "",
             "| class | method | arguments |",
             "| --- | --- | --- |",

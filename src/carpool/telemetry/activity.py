@@ -15,7 +15,7 @@ class SeenForward:
     duration_s: float
     rows: int
     requests: tuple[int, ...]
-    why: str  # it was not wider
+    why: str  # why it was not wider
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RunningRequest:
     step: int
     steps: int
     left_s: float | None  # predicted work left, seconds alone on the device
-    tokens: int = 0  # of text that it has let a model write
+    tokens: int = 0  # text tokens written for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Snapshot:
 
     now_s: float  # engine clock
     running: tuple[RunningRequest, ...]
-    waiting: tuple[WaitingRequest, ...]  # the first of them
+    waiting: tuple[WaitingRequest, ...]  # the first ones
     waiting_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class SeenMove:
-    """A running request went on in another worker."""
+    """A running request moved to another worker."""
 
     request_id: str
     at: float  # Unix time

@@ -1,4 +1,4 @@
-"""Histograms of an engine: prometheus_client's, without a registry, read as statistics."""
+"""Histograms of an engine, by prometheus_client without a registry, as plain statistics."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ def histogram(bounds: Sequence[float]) -> Histogram:
 
 
 def statistics_of(histogram: Histogram) -> dict[str, Any]:
-    """The bounds, and for each the number of values above the bound before it and up to it."""
+    """The bounds, and the number of values between each and the one before it."""
     [metric] = histogram.collect()
     values = {(s.name, s.labels.get("le")): s.value for s in metric.samples}
     cumulative = {le: int(value) for (_, le), value in values.items() if le is not None}

@@ -1,7 +1,7 @@
-"""Logging: text lines, or JSON lines for machines; without prompts unless they are switched on.
+"""Logging: text lines, or JSON lines for machines; prompts only with `--log-prompts`.
 
-Every line that is written on behalf of an HTTP request carries its id and the name of its API key.
-Both are in the context variable `about`, which tasks inherit.
+Every line about an HTTP request has its id and the name of its API key. Both are in the context
+variable `about`, which tasks inherit.
 """
 
 import json
@@ -16,13 +16,13 @@ TEXT = "%(asctime)s %(levelname)s %(message)s"
 MOST_TEXT = 16_000  # characters of a message, or of an exception with its traceback
 LIBRARIES = ("diffusers", "transformers", "huggingface_hub", "torch", "peft", "accelerate")
 PROBES = ("/health", "/livez", "/metrics")  # polled every few seconds
-PAGES = ("/", "/favicon.ico")  # and /playground/: a visit of the page asks for a dozen files
+PAGES = ("/", "/favicon.ico")  # and /playground/: one visit requests a dozen files
 MOST_REASON = 300  # characters
-_NAMED = ("retry", "error", "reason")  # in text
+_NAMED = ("retry", "error", "reason")  # fields whose names appear in text lines
 FIELDS = ("request_id", "key", "method", "path", "status", "duration_ms")
 
 about: ContextVar[dict[str, str]] = ContextVar("about")
-"""Of the present HTTP request: `request_id`, `key` once it is authenticated, and of one that failed
+"""Fields of the current HTTP request: `request_id`, `key` after authentication, and after a failure
 the `error` (its code) and the `reason`."""
 
 access = logging.getLogger("carpool.access")
@@ -49,18 +49,18 @@ def without_prompts(record: logging.LogRecord) -> bool:
 
 
 def without_noise(record: logging.LogRecord) -> bool:
-    """A filter that drops warnings of libraries about themselves; that a prompt was truncated is
-    about a request."""
+    """A filter that drops warnings of libraries about themselves. A truncated prompt concerns a
+    request."""
     is_of_a_library = record.name.partition(".")[0] in LIBRARIES
     is_less = record.levelno < logging.ERROR
     return not (is_of_a_library and is_less) or "was truncated because" in record.getMessage()
 
 
 def refused(error: CarpoolError) -> None:
-    """Note the code and the reason of an error for the access log line of the present request.
+    """Store the code and the reason of an error for the access log line of the current request.
 
-    A reason may repeat what it is about, so that of a prompt, or of text sent as a model's name,
-    is left out.
+    A reason may repeat its value, so reasons about a prompt, or a text sent as a model's name,
+    are left out.
     """
     here = about.get({})
     here["error"] = error.code
@@ -94,7 +94,7 @@ def answered(method: str, path: str, status: int, duration_s: float) -> None:
 
 
 def bounded(text: str) -> str:
-    """Shorten a text to `MOST_TEXT` characters, as libraries repeat what clients send."""
+    """Shorten a text to `MOST_TEXT` characters: libraries repeat clients' input."""
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ... {len(text)} characters"
 
 
@@ -106,7 +106,7 @@ class TextLines(logging.Formatter):
 
 
 class JSONLines(logging.Formatter):
-    """Formats a record as JSON: `time` (UTC), `level`, `logger`, `message`, and of `FIELDS`."""
+    """Formats a record as JSON: `time` (UTC), `level`, `logger`, `message`, and `FIELDS`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

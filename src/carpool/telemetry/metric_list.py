@@ -20,45 +20,45 @@ METRICS: dict[str, MetricInfo] = {
         "answers to POST requests: ok, rejected (status below 500), failed, cancelled",
     ),
     "carpool_request_duration_seconds": MetricInfo(
-        "histogram", ("model", "endpoint", "outcome"), "from such a request to its answer's end"
+        "histogram", ("model", "endpoint", "outcome"), "from a POST request to its answer's end"
     ),
     "carpool_images_total": MetricInfo("counter", ("model",), "pictures in answers and of jobs"),
     "carpool_video_seconds_total": MetricInfo(
-        "counter", ("model",), "length of videos that were made"
+        "counter", ("model",), "total length of the videos made"
     ),
     "carpool_first_preview_seconds": MetricInfo(
-        "histogram", ("model",), "from a request for a stream to the first preview in it"
+        "histogram", ("model",), "from the request of a stream to its first preview"
     ),
     "carpool_jobs_total": MetricInfo(
         "counter",
         ("model", "kind", "outcome"),
-        "jobs that ended: ok, failed, cancelled (or deleted), expired; the request that "
-        "created one is counted by itself",
+        "ended jobs: ok, failed, cancelled (or deleted), expired; the request that created one "
+        "counts separately",
     ),
     "carpool_job_duration_seconds": MetricInfo(
-        "histogram", ("model", "kind", "outcome"), "from such a job's acceptance to its end"
+        "histogram", ("model", "kind", "outcome"), "from a job's acceptance to its end"
     ),
     "carpool_jobs": MetricInfo(
         "gauge",
         ("model", "state"),
-        "jobs that are queued, in_progress; of several models together, with an empty `model`",
+        "open jobs: queued, in_progress; with several models a total, with an empty `model`",
     ),
     "carpool_build_info": MetricInfo(
-        "gauge", ("version", "torch", "diffusers", "revision"), "always 1; what runs"
+        "gauge", ("version", "torch", "diffusers", "revision"), "always 1; labels: what runs"
     ),
     "carpool_worker_up": MetricInfo(
-        "gauge", ("model", "worker", "device"), "of several workers: 1 where it is ready, else 0"
+        "gauge", ("model", "worker", "device"), "if there are several workers: 1: ready, 0: not"
     ),
     "carpool_worker_requests": MetricInfo(
-        "gauge", ("model", "worker"), "requests that were given to one of several workers"
+        "gauge", ("model", "worker"), "if there are several workers: its requests"
     ),
     "carpool_moves_total": MetricInfo(
         "counter",
         ("model", "why"),
-        "running requests that others of several workers were to go on with: drain, priority",
+        "moves of running requests to other workers, by reason: drain, priority",
     ),
     "carpool_requests_held": MetricInfo(
-        "gauge", ("model",), "requests that wait until one of several workers has room"
+        "gauge", ("model",), "if there are several workers: requests that wait for room"
     ),
     "carpool_requests_running": MetricInfo("gauge", ("model",), "running requests"),
     "carpool_requests_waiting": MetricInfo("gauge", ("model",), "queued requests"),
@@ -71,22 +71,22 @@ METRICS: dict[str, MetricInfo] = {
         "gauge", ("model",), "predicted time until the queue is empty"
     ),
     "carpool_request_queue_seconds": MetricInfo(
-        "histogram", ("model",), "time in the queue, of requests that started"
+        "histogram", ("model",), "time in the queue of started requests"
     ),
     "carpool_steps_total": MetricInfo("counter", ("model",), "denoising steps of requests"),
     "carpool_steps_skipped_total": MetricInfo(
-        "counter", ("model",), "those of them that `step_cache` answered without a forward"
+        "counter", ("model",), "denoising steps without a forward, by `step_cache`"
     ),
     "carpool_tokens_total": MetricInfo(
-        "counter", ("model",), "tokens of text that requests let a model of the pipeline write"
+        "counter", ("model",), "text tokens written by models of the pipeline"
     ),
     "carpool_conditioning_hits_total": MetricInfo(
-        "counter", ("model",), "calls of encoders that the conditioning cache answered"
+        "counter", ("model",), "encoder calls answered by the conditioning cache"
     ),
     "carpool_conditioning_misses_total": MetricInfo(
-        "counter", ("model",), "calls that ran, and that it may keep"
+        "counter", ("model",), "encoder calls that ran and may be kept"
     ),
-    "carpool_conditioning_bytes": MetricInfo("gauge", ("model",), "memory that it takes"),
+    "carpool_conditioning_bytes": MetricInfo("gauge", ("model",), "memory of that cache"),
     "carpool_deadlines_missed_total": MetricInfo(
         "counter", ("model",), "requests that ended after their deadline_s"
     ),
@@ -96,13 +96,13 @@ METRICS: dict[str, MetricInfo] = {
     "carpool_forward_rows": MetricInfo("histogram", ("component",), "batch rows in a forward"),
     "carpool_forward_requests": MetricInfo("histogram", ("component",), "requests in a forward"),
     "carpool_forwards_not_wider_total": MetricInfo(
-        "counter", ("component", "why"), "forwards, by the reason why they were not wider"
+        "counter", ("component", "why"), "forwards by the reason that they were not wider"
     ),
     "carpool_probation_forwards_total": MetricInfo(
         "counter",
         ("model", "outcome"),
-        "forwards that were run apart and together to prove how calls fuse: agreed, differed "
-        "(its calls run alone), unsettled (the module changed)",
+        "forwards run separately and together to verify how calls fuse: agreed, differed (their "
+        "calls run alone), unsettled (the module changed)",
     ),
     "carpool_call_kinds": MetricInfo(
         "gauge",
@@ -116,11 +116,11 @@ METRICS: dict[str, MetricInfo] = {
         "gauge", ("kind", "rows"), "standard deviation of the prediction"
     ),
     "carpool_machine_speed_factor": MetricInfo(
-        "gauge", ("model",), "time of forwards just now over the usual one"
+        "gauge", ("model",), "current time of forwards over the usual one"
     ),
     "carpool_device_memory_bytes": MetricInfo(
         "gauge", ("device", "kind"), "weights; reserved by torch (CUDA); peak in use"
     ),
 }
-"""Those after `carpool_requests_held` come from workers, with a label `worker` where there are
-several; the others from the front."""
+"""Metrics after `carpool_requests_held` come from workers, with a label `worker` if there are
+several; all others come from the front."""

@@ -30,7 +30,7 @@ from carpool.types import BUCKETS_S
 
 CONTENT_TYPE: str = CONTENT_TYPE_LATEST
 BUCKETS_ROWS = (1, 2, 4, 8, 16, 32, 64)
-_NUMBERS = {  # of the engine: where each stands in its statistics
+_NUMBERS = {  # by metric of the engine: the place in its statistics
     "requests_running": "running",
     "requests_waiting": "waiting",
     "overload_stage": "overload stage",
@@ -81,7 +81,7 @@ class Metrics:
 
         Args:
             endpoint: the route's template, never the path itself.
-            status: of the HTTP answer; 499 if the client disconnected.
+            status: status of the HTTP answer; 499 if the client disconnected.
         """
         labels = (model, endpoint, _outcome(status))
         self._requests.labels(*labels).inc()
@@ -116,9 +116,9 @@ class Metrics:
 
         Args:
             build: versions and revision, the labels of `carpool_build_info`.
-            statistics: of the engine, or of several; None while there is no worker to ask.
-            jobs: that have not ended, by state.
-            workers: of which there are several: `model`, `worker`, `device`, `state`, `requests`.
+            statistics: statistics of the engine, or of several; None: no worker answers.
+            jobs: numbers of open jobs, by state.
+            workers: if there are several: `model`, `worker`, `device`, `state`, `requests`.
         """
         scraped = _Scraped(model, build, statistics, jobs, workers)
         return generate_latest(self._registry) + generate_latest(scraped)
@@ -126,7 +126,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class _Scraped(Collector):
-    """Collects what is read anew at each scrape: see `Metrics.page`."""
+    """Collects the values of one scrape: see `Metrics.page`."""
 
     model: str
     build: Mapping[str, str]
@@ -217,7 +217,7 @@ def _family(name: str, values: Mapping[Any, Any], extra: tuple[str, ...] = ()) -
     """Make a metric from its values by labels: numbers, or buckets with their sum.
 
     Args:
-        extra: labels, beside its own.
+        extra: further labels.
     """
     info = METRICS[name]
     family = _FAMILIES[info.type](name, info.text, labels=(*info.labels, *extra))

@@ -1,4 +1,4 @@
-"""The log lines of `--enable-batching-metrics`: one a batch, and a summary after every fifth.
+"""Log lines of `--enable-batching-metrics`: one per batch, and a summary after every fifth.
 
 The lines are those of SGLang-Diffusion 0.5.23, which its users parse:
 

@@ -1,7 +1,7 @@
-"""Standard output and error of a server: a write that fails, or that nothing reads, is dropped.
+"""Standard output and error of a server: failing and unread writes are dropped.
 
-A log line must not fail a request, and a pipe that nothing empties must not stop a process. That
-holds for all that writes there: logging, warnings, tracebacks, prints of a user's own pipeline.
+A log line must not fail a request, and a full pipe without a reader must not stop a process. This
+holds for every writer: logging, warnings, tracebacks, prints of a user's own pipeline.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ PATIENCE_S = 0.1  # with a full pipe, once; half loses lines of slow readers, tw
 
 
 def protect() -> None:
-    """Replace `sys.stdout` and `sys.stderr`, but those that a test or a host has replaced already.
+    """Replace `sys.stdout` and `sys.stderr`, unless a test or a host has replaced them.
 
-    A closed descriptor below 3 becomes that of `/dev/null`: or else the next file to be opened has
-    it, and takes what libraries print.
+    A closed descriptor below 3 becomes `/dev/null`: otherwise the next opened file would get it,
+    and with it the output of libraries.
     """
     for descriptor in range(3):
         try:
@@ -55,7 +55,7 @@ class DroppingFile(io.RawIOBase):
         kind = os.fstat(descriptor).st_mode
         self._own = descriptor
         with contextlib.suppress(OSError):  # no /proc: writes may wait
-            if stat.S_ISFIFO(kind):  # opened anew, as others share the flags of the descriptor
+            if stat.S_ISFIFO(kind):  # reopened: the descriptor's flags are shared
                 self._own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
             elif stat.S_ISSOCK(kind):
                 self._socket = socket.socket(fileno=os.dup(descriptor))
@@ -88,7 +88,7 @@ class DroppingFile(io.RawIOBase):
                 if self._is_stalled or not self._wait():
                     self._is_stalled = True
                     break
-            except OSError:  # a full disk, a reader that has gone
+            except OSError:  # a full disk, or no reader
                 break
         return len(view)
 

@@ -58,7 +58,7 @@ def start(process: str) -> "Tracing":
         ) from error
 
     base = Resource.create({"service.name": "carpool", "carpool.process": process})
-    named = OTELResourceDetector().detect()  # by the user, in the environment
+    named = OTELResourceDetector().detect()  # the user's names, from the environment
     provider = TracerProvider(resource=base.merge(named))
     exporter = BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=FLUSH_MS)
     provider.add_span_processor(exporter)
@@ -124,10 +124,10 @@ class Tracing:
         """Write the spans of a request that has ended.
 
         Args:
-            trace: of `carried`, as it came with the request; empty starts a new trace.
-            timeline: of `engine.observe.timeline.Timeline.to_json`.
-            shared: of `engine.observe.co_riders.CoRiders`, whose bounds hold: `others`, the traces
-                of the first 32 other requests, and `forwards`, the first and the last 32.
+            trace: the request's context, from `carried`; empty starts a new trace.
+            timeline: the result of `engine.observe.timeline.Timeline.to_json`.
+            shared: the result of `engine.observe.co_riders.CoRiders`: `others`, the traces of the
+                first 32 other requests, and `forwards`, the first and the last 32.
             ended_s: Unix seconds; default: now.
         """
         if self._provider is None:
@@ -187,9 +187,9 @@ def asked(model: str, seeds: Sequence[int], makes: str, *, job_id: str = "") -> 
     """Record model and seeds of a request in the current span.
 
     Args:
-        seeds: of all outputs.
+        seeds: seeds of all outputs.
         makes: "image" or "video".
-        job_id: of the job that makes them in the background.
+        job_id: id of the job that makes them in the background.
     """
     if span := _open_span():
         span.update_name(f"{OPERATION} {model}")
@@ -219,7 +219,7 @@ def carried() -> str:
 
 
 def take_up(trace: str) -> None:
-    """Continue a trace of `carried` in the calling task."""
+    """Continue a trace from `carried` in the calling task."""
     if _is_loaded():
         from opentelemetry.context import attach
 

@@ -10,7 +10,7 @@ class WorkerStatistics:
     """The statistics of one worker that has loaded its model."""
 
     model: str
-    worker: str | None  # its number where there are several
+    worker: str | None  # its number, if there are several
     statistics: Mapping[str, Any]
 
 
@@ -18,19 +18,19 @@ def models_of(model: str, statistics: Mapping[str, Any]) -> Mapping[str, Mapping
     """The statistics of each model.
 
     Args:
-        model: the name, where there is but one.
+        model: the name of a single model.
     """
     models: Mapping[str, Mapping[str, Any]] = statistics.get("models", {model: statistics})
     return models
 
 
 def workers_of(model: str, statistics: Mapping[str, Any]) -> list[WorkerStatistics]:
-    """The statistics of each worker that is ready; the argument is as of `models_of`."""
+    """The statistics of each ready worker; arguments as in `models_of`."""
     has_names = "models" in statistics
     workers = []
     for name, of_model in models_of(model, statistics).items():
         for entry in of_model.get("workers", [of_model]):
-            if "memory" in entry:  # else it loads, or its model is not loaded
+            if "memory" in entry:  # otherwise it loads, or its model is not loaded
                 number = entry.get("worker", 0 if has_names else None)
                 workers.append(
                     WorkerStatistics(name, None if number is None else str(number), entry)
