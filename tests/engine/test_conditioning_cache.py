@@ -248,16 +248,52 @@ def test_calls_that_do_more_than_answer_run_each_time(change: Callable[[nn.Modul
     assert float((together[1].image - pictures[0]).abs().max()) < 2e-5
 
 
-def test_weights_that_change_between_requests_drop_all_answers() -> None:
-    pipe = fresh("flux")
+def doubles(pipe: Any) -> None:
+    with torch.no_grad():
+        pipe.text_encoder_2.shared.weight.mul_(2.0)
+
+
+def exchanges_a_layer(pipe: Any) -> None:
+    layers = pipe.text_encoder.encoder.layers
+    layers[1] = copy.deepcopy(layers[0])
+
+
+def exchanges_values(pipe: Any) -> None:
+    pipe.text_encoder_2.shared.weight.data = pipe.text_encoder_2.shared.weight.data * 2
+
+
+def sets_an_attribute(pipe: Any) -> None:  # as an adapter's scale
+    pipe.text_encoder.encoder.layers[0].self_attn.scale = 3.0
+
+
+def writes_into_a_buffer(pipe: Any) -> None:
+    places = pipe.text_encoder.embeddings.position_ids
+    places.copy_(places.flip(-1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [doubles, exchanges_a_layer, exchanges_values, sets_an_attribute, writes_into_a_buffer],
+)
+def test_a_module_that_changes_between_requests_drops_all_answers(
+    change: Callable[[Any], None],
+) -> None:
+    pipe, judge = fresh("flux"), fresh("flux")
+    change(judge)
     with driving(pipe, conditioning_cache=MIB) as drive:
         first = draw(drive, "flux")
-        with torch.no_grad():
-            pipe.text_encoder_2.shared.weight.mul_(2.0)
+        assert counts(drive)[0] == 0
+        change(pipe)
         second = draw(drive, "flux")
 
-        assert drive.widths("text_encoder_2") == [1, 1]
+        assert counts(drive)[0] == 0
+        draw(drive, "flux")
+        assert counts(drive)[0] == 2
     assert not torch.equal(first.image, second.image)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        plain = judge("a cat", generator=generator, **ARGUMENTS["flux"]).images
+    assert torch.equal(second.image, plain)
 
 
 def test_the_oldest_answers_go_when_the_limit_is_reached_and_none_stays_above_it() -> None:

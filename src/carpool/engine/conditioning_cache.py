@@ -28,6 +28,7 @@ from carpool.engine.execute import Failure, RunCalls
 from carpool.engine.foreign_code import foreign_parts, is_of_a_library
 from carpool.engine.intercept import Call
 from carpool.engine.language.parts import WRITING
+from carpool.engine.overlay.module_state import ModuleState
 from carpool.engine.probation.snapshot import shares_memory, tensors_in, versions
 from carpool.engine.request import RequestState
 from carpool.engine.serialization import Unpackable, copied
@@ -52,6 +53,7 @@ class ConditioningCache:
         is_by_tenant: tenants share no answers.
         is_exact: fused forwards give the bits of lone calls.
         reads_caches: the pipeline may read its language models' key-value caches.
+        has_storages: the weights stay in place; False: they are streamed.
     """
 
     def __init__(
@@ -63,14 +65,18 @@ class ConditioningCache:
         is_by_tenant: bool,
         is_exact: bool,
         reads_caches: bool,
+        has_storages: bool = True,
     ) -> None:
         self.limit, self._adapters, self._digests = limit, adapters, Digests()
         self._is_by_tenant, self.is_exact = is_by_tenant, is_exact
-        self._reads_caches, self._stages = reads_caches, stages
+        self._reads_caches, self._has_storages, self._stages = reads_caches, has_storages, stages
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._bytes = self._hits = self._misses = self._clearances = 0
         self._parts: dict[int, list[nn.Module]] = {}  # a module with its submodules, by its id
         self._unkept: set[tuple[int, str]] = set()  # methods whose answers cannot be cached
+        self._ran: dict[int, nn.Module] = {}  # modules that ran since `note_modules`, by their ids
+        # by module id: states of its submodules; its buffers and their versions
+        self._states: dict[int, tuple[list[ModuleState], list[Tensor], list[int]]] = {}
         self.prefix_tokens = 0  # of prompts that were not processed again: `prefixes.py`
         self.has_news = False  # an answer was cached since the last check of the parked calls
 
@@ -212,8 +218,28 @@ class ConditioningCache:
 
     def clear(self) -> None:
         """Drop all answers, because memory is short or modules may have changed."""
-        self._entries.clear()
+        for registry in (self._entries, self._parts, self._unkept, self._states):
+            registry.clear()
         self._bytes, self._clearances = 0, self._clearances + 1
+
+    def runs(self, module: nn.Module) -> None:
+        """Note that a module runs: its own forwards may change its state."""
+        self._ran[id(module)] = module
+
+    def note_modules(self) -> None:
+        """Record the state of the modules that ran, as the last request ends."""
+        for key, module in self._ran.items() if self._entries else ():
+            buffers, has_storages = list(module.buffers()), self._has_storages
+            parts = [ModuleState.of(part, with_storage=has_storages) for part in module.modules()]
+            self._states[key] = parts, buffers, versions(buffers)
+        self._ran.clear()
+
+    def have_changed(self) -> bool:
+        """Whether code outside of requests has changed a module since `note_modules`."""
+        return not all(
+            versions(buffers) == before and all(state.is_now() for state in parts)
+            for parts, buffers, before in self._states.values()
+        )
 
     def statistics(self) -> dict[str, int]:
         """Hits, misses, and the size of the cache. From any thread."""

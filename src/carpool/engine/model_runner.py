@@ -80,6 +80,8 @@ class ModelRunner:
         If code outside the forwards fails, each call runs by itself.
         """
         target = selections[0][0].call.target
+        if target.phase != "denoise":
+            self._conditioning.runs(target.module)
         is_shared = len(selections) > 1 or len(selections[0]) > 1
         run = self._wrapped[target.phase == "encode", is_shared]
         widths, free = self._scheduler.widths, self._free_memory

@@ -132,4 +132,5 @@ def _conditioning(
         is_by_tenant=settings.conditioning_sharing == "per-key",
         is_exact=settings.numerics == "exact",
         reads_caches=reads_caches(type(loaded.pipe)),
+        has_storages=loaded.streamer is None,
     )

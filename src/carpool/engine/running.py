@@ -75,7 +75,7 @@ class RunningRequests:
 
     def admit(self, states: Iterable[RequestState]) -> None:
         """Add requests that have left the queue, before the first of them starts."""
-        if not self.by_number and self._isolation.note_weights():
+        if not self.by_number and (self._isolation.note_weights() or self._have_changed()):
             self.answers.forget()
         self.by_number.update((state.number, state) for state in states)
         if len(self.by_number) > 1:
@@ -380,10 +380,15 @@ class RunningRequests:
                 self.private = None
                 self._isolation.note_weights()
                 self.answers.forget()
+            if not self.by_number:
+                contain("cache", None, self.answers.shared.note_modules)
             contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
             if now_s > state.deadline_at_s:
                 self._stats.late()
             self._deliver_outcome(state, output, error, now_s)
+
+    def _have_changed(self) -> bool:
+        return self._stages.contain("cache", True, self.answers.shared.have_changed)
 
     def _check_weights(self) -> None:
         try:

@@ -54,6 +54,7 @@ class Continuous:
     _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
+    _behind: set[int] = field(default_factory=set)  # its requests that lack one's step, if one ran
     _ranks: dict[int, Rank] = field(default_factory=dict)  # keyed by the call's order
     _shares: FairShares | None = field(init=False)
     _forwards: int = 0  # number of forwards so far
@@ -239,6 +240,9 @@ class Continuous:
         """
         if len(candidates) == 1:
             return Choice((candidates[0],), why="nobody")
+        if behind := [call for call in candidates if call.request in self._behind]:
+            self._behind = set()
+            return Choice(tuple(behind), why="untried")
         mean_s = sum([call.left_s for call in candidates]) / len(candidates)
         present = work_s / mean_s if mean_s else float(len(candidates))
         backlog = self._load.backlog(present, now_s, self.costs.load_ratio)
@@ -248,10 +252,13 @@ class Continuous:
         width = best_width(turns, backlog, self.min_gain, is_burst=is_burst)
         curve, alone = self.costs.curve(candidates[0].kind), candidates[0].rows
         if is_burst and not curve.is_known and curve.is_proven and alone not in curve.measured:
-            width = 1  # measure one call alone once, to learn the gain of sharing
-        elif is_burst and not curve.has_run(turns[width - 1][0]):  # requests in step stay in step
-            in_step = len([call for call in candidates if call.request in self._cohort])
-            width = max(width, min(in_step, len(turns)))
+            # measure one call alone once, to learn the gain of sharing; then the others catch up
+            self._behind, width = {call.request for call in candidates[1:width]}, 1
+        elif is_burst and (width > 1 or not curve.has_run(turns[0][0])):
+            rows, in_step = turns[width - 1][0], [c for c in candidates if c.request in self._cohort]
+            if not curve.has_run(rows, 3):  # requests in step stay in step, and begin in step: few
+                is_lucky = curve.has_run(rows) and not in_step  # runs may have been lucky
+                width = max(width, len(turns) if is_lucky else min(len(in_step), len(turns)))
         if width == len(candidates):
             why = "nobody"
         elif width == len(turns):

@@ -117,9 +117,9 @@ class Curve:
         runs, when = self._counts.get(rows, (0.0, 0))
         return max(1e-9, runs * float(0.5 ** ((self._total - when) / HALF_LIFE)))
 
-    def has_run(self, rows: int) -> bool:
-        """Whether a width has run in this process."""
-        return rows in self._runs
+    def has_run(self, rows: int, times: int = 1) -> bool:
+        """Whether a width has run in this process, so many times."""
+        return len(self._runs.get(rows, ())) >= times
 
     def learn(self, rows: int, *seconds: float) -> None:
         """Learn from runs."""
