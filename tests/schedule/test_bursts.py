@@ -109,8 +109,10 @@ def test_equal_requests_of_a_burst_share_as_wide_forwards_as_in_dynamic(
         assert one.forwards["encode"] <= 3
         assert other.forwards["denoise"] == 12 * CLIENTS // cap
         assert one.forwards["denoise"] <= other.forwards["denoise"] + 2  # once one runs alone
-        if machine == "quiet":
-            assert one.took_s <= other.took_s / 0.95
+        if machine == "quiet":  # requests stay in step, and end together
+            assert one.forwards["denoise"] <= other.forwards["denoise"] + 1
+            assert one.forwards["decode"] <= other.forwards["decode"] + 1
+            assert one.took_s <= other.took_s / 0.97
             assert one.mean_s <= 1.05 * other.mean_s
 
 

@@ -54,7 +54,7 @@ class Continuous:
     _spent_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     _load: LoadEstimate = field(default_factory=LoadEstimate)
     _cohort: set[int] = field(default_factory=set)  # requests that started together
-    _behind: set[int] = field(default_factory=set)  # its requests that lack one's step, if one ran
+    _behind: set[int] = field(default_factory=set)  # of it, while one was measured alone
     _ranks: dict[int, Rank] = field(default_factory=dict)  # keyed by the call's order
     _shares: FairShares | None = field(init=False)
     _forwards: int = 0  # number of forwards so far
@@ -241,7 +241,6 @@ class Continuous:
         if len(candidates) == 1:
             return Choice((candidates[0],), why="nobody")
         if behind := [call for call in candidates if call.request in self._behind]:
-            self._behind = set()
             return Choice(tuple(behind), why="untried")
         mean_s = sum([call.left_s for call in candidates]) / len(candidates)
         present = work_s / mean_s if mean_s else float(len(candidates))
@@ -252,13 +251,12 @@ class Continuous:
         width = best_width(turns, backlog, self.min_gain, is_burst=is_burst)
         curve, alone = self.costs.curve(candidates[0].kind), candidates[0].rows
         if is_burst and not curve.is_known and curve.is_proven and alone not in curve.measured:
-            # measure one call alone once, to learn the gain of sharing; then the others catch up
-            self._behind, width = {call.request for call in candidates[1:width]}, 1
-        elif is_burst and (width > 1 or not curve.has_run(turns[0][0])):
-            rows, in_step = turns[width - 1][0], [c for c in candidates if c.request in self._cohort]
-            if not curve.has_run(rows, 3):  # requests in step stay in step, and begin in step: few
-                is_lucky = curve.has_run(rows) and not in_step  # runs may have been lucky
-                width = max(width, len(turns) if is_lucky else min(len(in_step), len(turns)))
+            width = 1  # measure one call alone once, to learn the gain of sharing
+        elif is_burst and not curve.has_run(turns[width - 1][0], 1 if width == 1 else 3):
+            # requests in step stay in step; so do those that begin, if a run may have been lucky
+            in_step = len([call for call in candidates if call.request in self._cohort])
+            is_lucky = not in_step and curve.has_run(turns[width - 1][0])
+            width = max(width, len(turns) if is_lucky else min(in_step, len(turns)))
         if width == len(candidates):
             why = "nobody"
         elif width == len(turns):
@@ -305,8 +303,11 @@ class Continuous:
         if leader.phase == "denoise":
             self._load.ran(choice.calls, self.costs.curve(leader.kind), now_s)
             self._spent_s = dict.fromkeys(self._spent_s, 0.0)
-            if not self._cohort:
-                self._cohort = {call.request for call in choice.calls}
+            numbers = {call.request for call in choice.calls}
+            self._cohort, self._behind = self._cohort or numbers, self._behind - numbers
+            if len(numbers) == 1 and leader.rows not in self.costs.curve(leader.kind).measured:
+                others = {call.request for call in parked if call.key == leader.key}
+                self._behind = self._cohort & others - numbers
         else:
             self._spent_s[leader.phase] += self._baseline_s(choice)
             self._is_prompts_turn = leader.is_token

@@ -163,12 +163,7 @@ def wave(keys: Sequence[Hashable], max_num_seqs: int) -> int:
 
 
 def wave_deadline(
-    in_queue: int,
-    max_num_seqs: int,
-    *,
-    began_s: float,
-    last_arrival_s: float,
-    wait_s: float,
+    in_queue: int, max_num_seqs: int, *, began_s: float, last_arrival_s: float, wait_s: float
 ) -> float:
     """The time when the next wave starts, engine clock; recompute it at every arrival.
 
