@@ -20,7 +20,7 @@ ROOMS: dict[str, list[str]] = {  # folders and files; of two rooms a file belong
     "tests": ["tests"],
 }
 LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
-    "engine": (13_800, 25_363),
+    "engine": (13_800, 25_397),
     "schedule": (2_200, 2_200),
     "fleet": (3_200, 4_120),
     "worker": (2_500, 3_288),
@@ -31,7 +31,7 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "others": (4_200, 4_783),
     "lab": (4_200, 5_443),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 77_873),
+    "tests": (50_000, 77_984),
 }
 
 
