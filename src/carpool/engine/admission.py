@@ -58,7 +58,7 @@ class AdmissionControl:
             wait; and the speed of shared forwards, relative to running all alone.
         """
         predictor, alone_s = self._predictor, None
-        if predictor.is_informed:
+        if predictor.is_informed(request):
             alone_s = predictor.whole_s(request) * predictor.slowdown
         return alone_s, self.wait_s, self.speed
 
@@ -78,7 +78,7 @@ class AdmissionControl:
             Overloaded: with the time to retry.
         """
         predictor, whole_s = self._predictor, self._predictor.whole_s(request)
-        if request.deadline_s is not None and predictor.is_informed:
+        if request.deadline_s is not None and predictor.is_informed(request):
             due_s = self._clock() + request.deadline_s - waited_s
             before = [state.parked for state in running]
             ahead_s = sum(entry.left_s for entry in before if entry and entry.deadline_s <= due_s)

@@ -15,6 +15,7 @@ import torch
 
 from carpool.engine.containment import UNCONTAINED
 from carpool.engine.intercept import Call
+from carpool.engine.language.parts import WRITING
 from carpool.errors import OutOfMemory, text_of
 
 
@@ -134,12 +135,14 @@ def fitting(run: RunCalls, free: Callable[[], None]) -> RunCalls:
     """
 
     def fits(ready: Sequence[Any]) -> list[Any]:
+        rewind = _rewind_of(ready[0].call) if len(ready) == 1 else None
         try:
             return run(ready)
         except torch.OutOfMemoryError:
-            if len(ready) > 1:
+            if rewind is None:
                 raise
         # Out of the `except`, so that the traceback no longer holds the forward's activations.
+        rewind()
         free()
         try:
             return run(ready)
@@ -151,6 +154,16 @@ def fitting(run: RunCalls, free: Callable[[], None]) -> RunCalls:
         return _in_tiles(run, ready[0])
 
     return fits
+
+
+def _rewind_of(call: Call) -> Callable[[], object] | None:
+    """Undoes what a call may add to the cache of its text; None: that cannot be undone."""
+    if call.target.method not in WRITING or call.target.spec is not None:
+        return lambda: None
+    from carpool.engine.language.own_cache import OwnCache, is_plain  # they import transformers
+
+    cache = call.kwargs.get("past_key_values")
+    return OwnCache(cache).rewound if is_plain(cache) else None
 
 
 def _in_tiles(run: RunCalls, state: Any) -> list[Any]:

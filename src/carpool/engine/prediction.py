@@ -10,7 +10,8 @@ from carpool.engine.intercept import Call
 from carpool.engine.language.parts import BLOCK, PREFILL, WRITING
 from carpool.engine.probation.snapshot import tensors_in
 from carpool.engine.request import RequestState
-from carpool.request.card import Card
+from carpool.request.card import TEXT, Card
+from carpool.request.enhancement import ARGUMENTS
 from carpool.schedule.cost import Costs
 from carpool.schedule.peers.compatibility import cost, request_key, resolution, signature
 from carpool.schedule.sweep import step_seconds
@@ -21,6 +22,7 @@ from carpool.types import CheckedRequest, RequestSize
 MAX_SIZES = 64  # sizes with reported costs
 MAX_KINDS = 4096  # cached by fuse key
 MOST_LISTED = 256  # waiting requests listed in a snapshot
+TEXTS = 8.0  # texts over which their usual length is a moving mean; half: it jumps
 SIZES = ("width", "height", "num_frames")
 """The arguments that set the size of the output."""
 
@@ -41,6 +43,8 @@ class Predictor:
         self._step_calls: dict[RequestSize, tuple[CallKind, int]] = {}  # denoising call of a step
         self._last_step_call: tuple[CallKind, int] | None = None
         self._calls_a_step = 1.0
+        # a token's call, and the usual number of tokens, by what writes them
+        self._texts: dict[Hashable, tuple[CallKind, float]] = {}
 
     def _kind(self, state: RequestState) -> CallKind:
         """The cost kind of the call that a request is parked on."""
@@ -58,12 +62,16 @@ class Predictor:
         kind = before.kind if before is not None and is_same else self._kind(state)
         queued = state.queued or self.queued_request(state)
         left_s = whole_s = queued.whole_s
+        if state.call.target.method in WRITING:
+            state.writer = state.call.target.component
         if phase == "denoise":
             self._note_step(state, kind, state.rows)
             step_s = self._costs.baseline_s(kind, state.rows) * self._calls_a_step
             left_s, whole_s = (timeline.steps - timeline.step) * step_s, timeline.steps * step_s
         elif phase == "decode":
             left_s = self._costs.baseline_s(kind, state.rows)
+        elif timeline.tokens:
+            left_s = self.whole_s(state.request, timeline.tokens)
         return ParkedCall(
             state.order, state.number, state.key, state.rows, max_rows, phase, kind,
             queued.arrived_s, left_s, whole_s, queued.deadline_s, queued.priority, queued.tenant,
@@ -88,11 +96,22 @@ class Predictor:
         )  # fmt: skip
         return state.queued
 
-    def whole_s(self, request: CheckedRequest) -> float:
-        """The predicted work of a request from its start."""
-        steps = max(1, self._card.steps(request.arguments))
+    def whole_s(self, request: CheckedRequest, written: int = 0) -> float:
+        """The predicted work of a request from its start, or after so many tokens of its text."""
+        token, usual = self._texts.get(_writer(request), (None, 0.0))
+        tokens = min(request.arguments.get("max_new_tokens") or usual, usual) - written
+        text_s = max(0.0, tokens) * self._costs.baseline_s(token, 1) if token else 0.0
+        steps = self._card.steps(request.arguments) or int(token is None)
         call = self._step_calls.get(_size(request), self._last_step_call)
-        return steps * (self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0)
+        step_s = self._costs.baseline_s(*call) * self._calls_a_step if call else 1.0
+        return text_s + steps * step_s
+
+    def ended(self, state: RequestState) -> None:
+        """Learn from a request that has ended well how many tokens such requests write."""
+        if tokens := state.timeline.tokens:
+            writer, kind = _writer(state.request), _kind_of_tokens(f"{state.writer}.generate", 1)
+            _, before = self._texts.get(writer, (kind, tokens))
+            self._texts[writer] = kind, before + (tokens - before) / TEXTS
 
     def prompt_part(self, component: str, tokens: int, drawing: Sequence[ParkedCall]) -> int:
         """How many of so many tokens of a prompt are read before others take their turn.
@@ -126,10 +145,10 @@ class Predictor:
         """Current seconds of work, as a multiple of predicted seconds."""
         return self._costs.slowdown
 
-    @property
-    def is_informed(self) -> bool:
-        """Whether predictions are more than a guess."""
-        return self._last_step_call is not None
+    def is_informed(self, request: CheckedRequest) -> bool:
+        """Whether the prediction for a request is more than a guess."""
+        is_text, is_drawn = request.task.startswith(TEXT), self._last_step_call is not None
+        return _writer(request) in self._texts if is_text else is_drawn
 
     @property
     def is_proven(self) -> bool:
@@ -189,6 +208,12 @@ def unpredicted_call(state: RequestState) -> ParkedCall:
         tenant=request.tenant, user=request.user,
     )  # fmt: skip
     return state.parked
+
+
+def _writer(request: CheckedRequest) -> Hashable:
+    """What decides which language model writes for a request, if any does."""
+    own = [bool(request.arguments.get(name)) for name in ARGUMENTS]
+    return request.task, request.enhance_prompt, *own
 
 
 def _size(request: CheckedRequest) -> RequestSize:

@@ -110,6 +110,7 @@ class RequestState:
     rows: int = 0  # batch rows of that call
     order: int = 0  # calls are numbered as they park; 0: before the first call
     denoiser_calls: int = 0
+    writer: str = ""  # the component that writes its text
     counted_step: int = 0  # last step whose denoiser calls the predictor has counted
     prompt_told_s: float = -inf  # when its rewritten prompt was last reported; engine clock
     is_answered: bool = False  # its listener has the outcome, or is about to get it

@@ -383,6 +383,8 @@ class RunningRequests:
             if not self.by_number:
                 contain("cache", None, self.answers.shared.note_modules)
             contain("timeline", None, self._timelines.end, state.timeline, error, now_s)
+            if error is None:
+                contain("learn", None, self._scheduler.ended, state)
             if now_s > state.deadline_at_s:
                 self._stats.late()
             self._deliver_outcome(state, output, error, now_s)

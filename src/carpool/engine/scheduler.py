@@ -66,7 +66,7 @@ class Scheduler:
         self.kind = NO_KIND  # kind of the last chosen forward
         self._sweep_s: float | None = None  # predicted seconds of the sweep; 0: unknown
         self.admission = AdmissionControl(queue, settings, self._predictor, clock)
-        self.prompt_part = self._predictor.prompt_part
+        self.prompt_part, self.ended = self._predictor.prompt_part, self._predictor.ended
         self.learning = CostLearning(
             self.costs, self.admission, self._predictor, parts.watch,
             runs_ahead=loaded.device.runs_ahead, streams=self._streamer is not None,

@@ -30,8 +30,8 @@ def check_text(task: Task, arguments: Mapping[str, Any]) -> None:
     for name, (low, high, is_above) in _RANGES.items():
         value = arguments.get(name)
         if value is not None and not (low < value <= high if is_above else low <= value <= high):
-            rule = f"must be above {low}, at most {high}" if is_above else f"from {low} to {high}"
-            raise InvalidValue.of(name, value, rule)
+            limits = f"above {low}, at most {high}" if is_above else f"from {low} to {high}"
+            raise InvalidValue.of(name, value, f"must be {limits}")
     _check_stops(arguments.get("stop") or ())
     if prompt is not None:
         pictures, words = 0, prompt

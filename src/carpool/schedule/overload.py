@@ -105,7 +105,7 @@ class Overload:
             return
         late = f"deadline_s={deadline_s:g} cannot be met: it would take {needed_s:.3g} s"
         if not self._admits_late:
-            remedy = "ask for fewer steps or a smaller size"
+            remedy = "ask for fewer steps, a smaller size, or fewer tokens"
             raise TooLate(f"{late}; {remedy}", param="deadline_s")
         log.warning("request %s: %s", request_id, late)
 

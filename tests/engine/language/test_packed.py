@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaModel
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from carpool.engine.language import parts
 from carpool.engine.language.parts import BLOCK
+from carpool.errors import OutOfMemory
 from support.engine_driver import Drive, Recorder, driving
 from support.language import Author, Text, author, texts
 
@@ -87,6 +88,45 @@ def test_a_forward_that_fails_leaves_no_text_a_token_twice(
 
     assert_as_alone(heard, author("llama"))
     assert drive.widest("text_encoder", "generate") >= 2
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3.5", "t5", "glm"])
+def test_a_lone_token_that_runs_out_of_memory_is_not_written_twice(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With beams, with linear attention, after an encoder; a prompt with its own positions."""
+    beams = {"num_beams": 3, "do_sample": False} if name == "llama" else {}
+
+    def made() -> Author:
+        pipe = author(name)
+        pipe.texts = [{**text, **beams} for text in pipe.texts]
+        return pipe
+
+    pipe = made()
+    model: Any = pipe.text_encoder
+    *_, layers = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+    last, calls = layers[-1], 0
+    plain = type(last).forward
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += self is last
+        if self is last and calls in (1, 5):  # behind layers that have grown the cache
+            raise torch.OutOfMemoryError("full")
+        return plain(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched, driving(pipe) as drive:
+        patched.setattr(type(last), "forward", forward)
+        heard = drive.submit("1", seed=1)
+        drive.finish()
+
+    if name in ("qwen3.5", "t5"):  # what a forward adds there cannot be taken back
+        assert isinstance(heard.error, OutOfMemory)
+    else:
+        torch.manual_seed(1)
+        with torch.no_grad():
+            text = made()("1", generator=torch.Generator().manual_seed(1))["text"]
+        assert heard.outcome.fields["text"].tolist() == text.tolist()
 
 
 class Honest(LlamaModel):  # type: ignore[misc]

@@ -13,18 +13,26 @@ from diffusers import (
     Ideogram4Pipeline,
     Kandinsky6TI2VAPipeline,
     LongCatImagePipeline,
+    LTX2ConditionPipeline,
+    LTX2ImageToVideoPipeline,
     LTX2ModularPipeline,
     LTX2Pipeline,
     ModularPipeline,
 )
+from diffusers.pipelines.ltx2 import LTX2VideoCondition
+from diffusers.pipelines.ltx2.utils import I2V_DEFAULT_SYSTEM_PROMPT
+from PIL import Image
 
+from carpool.config import EngineSettings
+from carpool.engine.group.load import load
+from carpool.engine.model.rewriter import instructed
 from carpool.errors import Cancelled
 from support.engine_driver import CLOSE, driving, gap
 from support.tiny.ernie import ernie
 from support.tiny.flux2 import flux2
-from support.tiny.ltx2 import ARGUMENTS, gemma3, ltx2
+from support.tiny.ltx2 import ARGUMENTS, gemma3, ltx2, processor
 from support.tiny.newest import components
-from support.tiny.parts import gemma_tokenizer, qwen2_tokenizer
+from support.tiny.parts import qwen2_tokenizer
 from support.tiny.writers import qwen3
 from support.watchdog import watching
 
@@ -57,8 +65,17 @@ def upsampling() -> Flux2Pipeline:
 def improving() -> LTX2Pipeline:
     """Its prompts are padded to a multiple of eight tokens, on the left."""
     pipe = ltx2()
-    pipe.register_modules(processor=reader(gemma_tokenizer()))
+    pipe.register_modules(processor=processor())
     return pipe
+
+
+def looking(cls: Any = LTX2ImageToVideoPipeline) -> Any:
+    """Its prompts are of what it sees, by instructions that it has for that."""
+    return cls(**{name: part for name, part in improving().components.items() if part is not None})
+
+
+def looking_at_conditions() -> Any:
+    return looking(LTX2ConditionPipeline)
 
 
 def rewriting() -> LongCatImagePipeline:
@@ -97,13 +114,19 @@ def improving_in_blocks() -> Any:
     return blocks_of(LTX2ModularPipeline(), improving(), prompt_enhancer=gemma3())
 
 
+def looking_in_blocks() -> Any:
+    return improving_in_blocks()
+
+
 def captioning_in_blocks() -> Any:
     return blocks_of(Ideogram4ModularPipeline(), captioning())
 
 
 SQUARE = {"height": 64, "width": 64}
 CAPTION = {**SQUARE, "prompt_upsampling": True, "max_sequence_length": 40, "num_inference_steps": 1}
-SLOW = {improving_in_blocks, captioning_in_blocks}
+SLOW = {improving, improving_in_blocks, captioning_in_blocks}
+SLOW |= {looking_in_blocks, looking_at_conditions}
+SEEN = Image.linear_gradient("L").resize((40, 32)).convert("RGB")
 MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
     enhancing: ({"height": 32}, "pe"),
     upsampling: (
@@ -136,8 +159,14 @@ MADE: dict[Callable[[], Any], tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+MADE[looking] = {**MADE[improving][0], "image": SEEN, "image_crf": 0}, "text_encoder"
+del MADE[looking][0]["system_prompt"]
+seen: dict[str, Any] = {"conditions": [LTX2VideoCondition(SEEN, 0, 1.0, 0)]}
+MADE[looking_at_conditions] = {**MADE[improving][0], **seen}, "text_encoder"
 MADE[improving_in_blocks] = dict(MADE[improving][0]), "prompt_enhancer"
 del MADE[improving_in_blocks][0]["spatio_temporal_guidance_blocks"]
+seen = {"image": SEEN, "image_crf": 0}
+MADE[looking_in_blocks] = {**MADE[improving_in_blocks][0], **seen}, "prompt_enhancer"
 
 
 def drawn(outcome: Any) -> torch.Tensor:
@@ -185,6 +214,9 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
         torch.manual_seed(seed)
         generator = torch.Generator().manual_seed(seed)
         given = {**arguments, **sizes[seed], "prompt": PROMPTS[seed], "generator": generator}
+        if made is looking:
+            given = instructed(judge, given)
+            assert given["system_prompt"] == I2V_DEFAULT_SYSTEM_PROMPT
         expected = drawn_alone(judge, **given)
         assert recorder.error is None
         assert gap(drawn(recorder.outcome.fields), expected) < CLOSE
@@ -192,3 +224,11 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
         assert prompt != PROMPTS[seed]
         assert [event.text for event in recorder.events if event.kind == "prompt"][-1] == prompt
         assert recorder.outcome.warnings == ()
+
+
+@pytest.mark.parametrize("has_enhancer", [True, False])
+def test_blocks_of_ltx2_without_their_enhancer_rewrite_nothing(*, has_enhancer: bool) -> None:
+    pipe = improving_in_blocks() if has_enhancer else blocks_of(LTX2ModularPipeline(), improving())
+    enhancer = load(pipe, EngineSettings(device="cpu")).card.enhancer
+
+    assert enhancer == ("enable_prompt_enhancement" if has_enhancer else "")

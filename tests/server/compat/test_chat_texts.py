@@ -144,6 +144,39 @@ def test_a_stop_text_ends_an_answer_before_it(
     assert tokens < 30
 
 
+def test_a_stream_gives_what_was_held_back_in_case_it_began_a_stop_text(
+    client: openai.OpenAI, plain: Any
+) -> None:
+    full = plain(max_new_tokens=9, do_sample=False)
+    chunks = ask(client, max_tokens=9, temperature=0, stop=[full[-1] + "\x01"], stream=True)
+
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == full
+
+
+def test_a_deadline_is_refused_where_texts_were_longer_and_limits_count(
+    client: openai.OpenAI,
+) -> None:
+    ask(client, max_tokens=100, temperature=0)
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="cannot be met"):
+            ask(client, max_tokens=100, stream=stream, extra_body={"deadline_s": 0.001})
+    assert ask(client, max_tokens=1, extra_body={"deadline_s": 100}).usage.completion_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("store", True), ("metadata", {"a": "b"}), ("service_tier", "flex")]
+)
+def test_fields_without_effect_are_warned_about_but_not_their_usual_values(
+    client: openai.OpenAI, field: str, value: Any
+) -> None:
+    usual: Any = {"store": False, "metadata": {}, "service_tier": "auto"}
+    warning = [f"{field} has no effect on texts"]
+    assert ask(client, max_tokens=1, **{**usual, field: value}).warnings == warning
+    assert "warnings" not in ask(client, max_tokens=1, **usual).model_extra
+    *_, last = ask(client, max_tokens=1, **{field: value}, stream=True)
+    assert last.warnings == warning
+
+
 def test_answers_of_clients_at_once_are_those_of_each_alone(
     client: openai.OpenAI, plain: Any, server: Server
 ) -> None:
@@ -167,6 +200,7 @@ def test_answers_of_clients_at_once_are_those_of_each_alone(
 
 
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function"}]}
+ANSWER = {"role": "assistant", "content": "a"}
 DRAWN = {"role": "assistant", "content": "a", "images": [{"type": "image_url"}]}
 BLACK = Image.fromarray(np.zeros((8, 8, 3), np.uint8))
 
@@ -208,6 +242,8 @@ def _picture(image: Image.Image = BLACK) -> Any:
         ({"messages": [CALLS, *ASKED]}, "messages", "tool_calls of a message is not supported"),
         ({"messages": [{**DRAWN, "role": "user"}]}, "messages", "'images' is no field"),
         ({"messages": [DRAWN, *ASKED]}, "messages", "images of a message is not supported"),
+        ({"messages": [*ASKED, {**ANSWER, "prefix": True}]}, "messages", "prefix of a message is"),
+        ({"messages": [{**ANSWER, "refusal": "no"}, *ASKED]}, "messages", "refusal of a message"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "must be one of system"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "send one of them"),
         ({"extra_body": {"background_job": True}}, "background_job", "stream=true sends them"),

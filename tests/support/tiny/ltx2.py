@@ -11,7 +11,8 @@ from diffusers import (
     LTX2VideoTransformer3DModel,
 )
 from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Processor
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from support.tiny.parts import drawn, gemma_tokenizer
 
@@ -19,6 +20,8 @@ _WIDTH = 16  # of the text's embeddings
 _LAYERS = 2  # of the text encoder
 _REGISTERS = 8
 _CHANNELS = 4  # of the latents, of video and of sound
+_TEMPLATE = """{% set content = messages[-1].content %}{% if content is string %}\
+{{ content[-32:] }}{% else %}<boi>{{ content[-1].text[-32:] }}{% endif %} Output:"""
 
 
 def gemma3(width: int = _WIDTH) -> Gemma3ForConditionalGeneration:
@@ -40,6 +43,19 @@ def gemma3(width: int = _WIDTH) -> Gemma3ForConditionalGeneration:
         image_token_index=size + 2,
     )  # fmt: skip
     return drawn(Gemma3ForConditionalGeneration(config))
+
+
+def processor() -> Gemma3Processor:
+    """A processor for `gemma3`, which reads the ends of texts only."""
+    tokenizer, names = gemma_tokenizer(), ("boi", "eoi", "image")
+    first = len(tokenizer)
+    tokenizer.add_tokens([f"<{name}>" for name in names], special_tokens=True)
+    for number, name in enumerate(names):
+        setattr(tokenizer, f"{name}_token", f"<{name}>")
+        setattr(tokenizer, f"{name}_token_id", first + number)
+    tokenizer.chat_template = _TEMPLATE
+    sides = {"height": 28, "width": 28}
+    return Gemma3Processor(Gemma3ImageProcessorPil(size=sides), tokenizer, image_seq_length=4)
 
 
 def _connectors() -> LTX2TextConnectors:

@@ -59,7 +59,12 @@ def decoder_of(module: nn.Module) -> nn.Module | None:
         return None
     is_compiled = any(vars(part).get("_compiled_call_impl") for part in module.modules())
     is_registered = getattr(inner[0], "_supports_attention_backend", False)
-    return inner[0] if is_registered and not is_compiled else None
+    return inner[0] if (is_registered or linear_parts(module)) and not is_compiled else None
+
+
+def linear_parts(module: nn.Module) -> int:
+    """The number of layers of linear attention that continue a text by any number of tokens."""
+    return sum(type(part).__name__ in _CONTINUED for part in module.modules())
 
 
 def head_of(module: nn.Module) -> nn.Module | None:
@@ -70,4 +75,5 @@ def head_of(module: nn.Module) -> nn.Module | None:
     return head if is_large else None
 
 
+_CONTINUED = ("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen3NextGatedDeltaNet")
 _TAKES = {"inputs_embeds", "position_ids", "past_key_values"}

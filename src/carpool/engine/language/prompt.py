@@ -12,10 +12,11 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
 from carpool.engine.foreign_code import is_of_a_library
-from carpool.engine.language.own_cache import OwnCache, is_open, is_plain, layers_of
+from carpool.engine.language.own_cache import LAYERS, OwnCache, is_open, is_plain, layers_of
+from carpool.engine.language.parts import linear_parts
 
 _BY_TOKEN = ("input_ids", "position_ids", "token_type_ids", "mm_token_type_ids")
 _ARGUMENTS = {*_BY_TOKEN, "attention_mask", "past_key_values", "use_cache", "return_dict",
@@ -79,10 +80,10 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading 
     ids, mask, cache, keeps = (cast("Any", present.get(name)) for name in names)
     if not isinstance(keeps, int) or keeps != 1:
         return None  # not `generate`, which needs only the last token's logits
-    if present.keys() - _ARGUMENTS or not is_plain(cache) or module.training:
+    if present.keys() - _ARGUMENTS or module.training:
         return None  # other inputs than text, or dropout
-    if any(layer.is_initialized for layer in layers_of(cache)):
-        return None  # it continues an earlier text
+    if not (is_plain(cache) or _is_hybrid(module, cache)) or cache.get_seq_length():
+        return None  # it cannot be continued, or continues an earlier text
     columns = [present[name] for name in _BY_TOKEN if name in present]
     if not all(isinstance(value, Tensor) for value in (ids, *columns)) or ids.ndim != 2:
         return None
@@ -97,6 +98,15 @@ def prompt_of(module: nn.Module, arguments: Mapping[str, Any]) -> PromptReading 
     loop = getattr(type(module), "generate", None)
     is_usual = loop is GenerationMixin.generate and is_of_a_library(type(module))
     return PromptReading(module, present) if is_usual else None
+
+
+def _is_hybrid(module: nn.Module, cache: Any) -> bool:
+    """Whether linear attention, of a kind that continues a text by any length, is part of it."""
+    if type(cache) is not DynamicCache or cache.offloading:
+        return False
+    kinds = [type(layer) for layer in cache.layers]
+    linear = kinds.count(LinearAttentionLayer)
+    return 0 < linear == linear_parts(module) and {*kinds} <= {*LAYERS, LinearAttentionLayer}
 
 
 def _is_empty(value: Any) -> bool:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from carpool.engine.language.own_cache import OwnCache, by_row, can_pack, is_open
+from carpool.engine.language.own_cache import OwnCache, by_row, can_pack, is_open, is_plain
 from carpool.engine.language.packed import HEAD, SPECS, Decoder
 from carpool.engine.language.parts import decoder_of, head_of
 from carpool.engine.language.prompt import PromptReading, prompt_of
@@ -65,7 +65,7 @@ class PackedTokens:
         cache, mask = present.pop("past_key_values", None), present.pop("attention_mask", None)
         positions, prompt = present.get("position_ids"), self.prompt_in(arguments)
         leads = [name for name in ("input_ids", "inputs_embeds") if name in present]
-        if len(leads) != 1 or not (can_pack(cache) or prompt):
+        if len(leads) != 1 or not (can_pack(cache) or (prompt and is_plain(cache))):
             return None
         tokens = present[leads[0]].shape[1] if prompt else 1
         if not isinstance(positions, Tensor) or positions.shape[-2:] != (1, tokens):
@@ -79,11 +79,11 @@ class PackedTokens:
             return None
         is_whole = isinstance(mask, Mapping)
         if prompt is not None:  # its mask hides nothing
-            is_plain, mask = getattr(mask, "ndim", 2) == 2, mask if is_whole else None
+            is_flat, mask = getattr(mask, "ndim", 2) == 2, mask if is_whole else None
         else:
             mask = None if self._sees_all(cache, mask) else mask
-            is_plain = mask is None or is_whole or getattr(mask, "ndim", 0) == 2
-        if not is_plain:
+            is_flat = mask is None or is_whole or getattr(mask, "ndim", 0) == 2
+        if not is_flat:
             return None
         if tokens > 1:
             present |= {name: by_row(present[name]) for name in names}

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from diffusers import ModularPipeline
+
 from carpool.config import EngineSettings
 from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.modular import Pipeline
@@ -42,6 +44,9 @@ def card_of(
         log.warning("%s", line)
     defaults = {**defaults, **requested}
     is_elsewhere = settings.language_url is not None and not hasattr(pipe, PLANS)
+    parts = {**pipe.components, **vars(pipe)}
+    if isinstance(pipe, ModularPipeline) and parts.get("prompt_enhancer") is None:
+        parts["processor"] = None  # LTX-2's blocks write with no other model
     card = Card(
         id=name,
         tasks=tasks,
@@ -55,9 +60,7 @@ def card_of(
         scheduler=type(pipe.scheduler).__name__ if getattr(pipe, "scheduler", None) else "",
         schedulers=offered(pipe),
         has_fixed_text_layer=_has_fixed_text_layer(pipe),
-        enhancer=REWRITER
-        if is_elsewhere
-        else enhancer_of({**pipe.components, **vars(pipe)}, takes),
+        enhancer=REWRITER if is_elsewhere else enhancer_of(parts, takes),
         enhances=settings.enhance_prompt,
         weights_reader=weights_reader(pipe, tasks),
     )

@@ -82,6 +82,18 @@ def build(pipe: Any, undo: ExitStack) -> None:
                 owner._prompt_enhancer = enhancer
 
 
+def instructed(pipe: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with the instructions that LTX-2.0 and 2.3 need in order to rewrite a prompt."""
+    is_on = arguments.get("enable_prompt_enhancement") and arguments.get("system_prompt") is None
+    if is_on and getattr(pipe, "prompt_enhancer", pipe) is None:
+        from diffusers.pipelines.ltx2 import utils  # their authors' own
+
+        has_picture = any(arguments.get(name) is not None for name in ("image", "conditions"))
+        name = f"{'I' if has_picture else 'T'}2V_DEFAULT_SYSTEM_PROMPT"
+        arguments = {**arguments, "system_prompt": getattr(utils, name)}
+    return arguments
+
+
 class TellPrompt(Protocol):
     """Called with the prompt as written so far, and at the end with the whole prompt."""
 

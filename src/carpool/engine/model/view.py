@@ -29,7 +29,7 @@ from carpool.engine.model.dmd import DMDScheduler
 from carpool.engine.model.loaded import LoadedPipeline
 from carpool.engine.model.modular import Pipeline, run, silence
 from carpool.engine.model.prompt_weights import embedded
-from carpool.engine.model.rewriter import TellPrompt, noting, rewrite
+from carpool.engine.model.rewriter import TellPrompt, instructed, noting, rewrite
 from carpool.errors import InvalidValue
 from carpool.request.card import Card, Task
 from carpool.types import CheckedRequest
@@ -168,7 +168,7 @@ def call(
         else:
             arguments["prompt"] = rewrite(pipe, prompt, tell)
         note(arguments["prompt"])
-    task = card.task(request.task)
+    task, arguments = card.task(request.task), instructed(pipe, arguments)
     if request.prompt_weights:
         arguments = embedded(pipe, task, arguments)
     with noting(pipe, note, tell), plans:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class TextChunks(Chunks):
 
     requests: Sequence[CheckedRequest]
     texts: list[protocol.RawText] = field(default_factory=list)  # finished texts
+    _sent: Counter[int] = field(default_factory=Counter)  # characters of each choice
 
     def usage(self, usages: Sequence[protocol.TokenUsage]) -> schema.UsageBody:
         """Empty: tokens are counted when texts end."""
@@ -52,9 +54,12 @@ class TextChunks(Chunks):
         role = {"role": "assistant", "content": ""}
         chunks = [self.chunk(role, number)] if index == 0 else []
         if isinstance(update, protocol.Preview):
+            self._sent[number] += len(update.text)
             return b"".join([*chunks, self.chunk({"content": update.text}, number)])
         text = text_of(update)
         self.texts.append(text)
+        if rest := text.text[self._sent[number] :]:  # was held back: it could begin a stop text
+            chunks.append(self.chunk({"content": rest}, number))
         extra = {"warnings": update.warnings} if update.warnings else {}
         chunks.append(self.chunk({}, number, finish_reason=text.finish_reason, **extra))
         if self.has_usage and len(self.texts) == len(self.requests):

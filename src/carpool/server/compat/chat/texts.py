@@ -20,10 +20,10 @@ from carpool.server.openai_fields import engine_request, pipeline_parameters
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 
-_NEUTRAL = """store metadata service_tier prompt_cache_key parallel_tool_calls
-return_stage_metrics stream stream_options modalities model messages image_config"""
-NEUTRAL = frozenset(_NEUTRAL.split())
-"""Fields that do not change the text, or were read before."""
+NEUTRAL = ("prompt_cache_key", "parallel_tool_calls")  # they do not change the text
+_IDLE: dict[str, Sequence[Any]] = {  # fields without effect: values that need no warning
+    "store": (False,), "metadata": ({},), "service_tier": ("auto", "default"),
+}  # fmt: skip
 LIMITS = ("max_completion_tokens", "max_tokens")
 """OpenAI's names of the token limit, the current one first."""
 _OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
@@ -46,7 +46,9 @@ _OFF: dict[str, Sequence[Any]] = {  # neutral values of fields
     "webhook": (),
 }
 _INSTEAD = {"background_job": "texts have no jobs: stream=true sends them as they are written"}
-_UNREAD = ("tool_calls", "function_call", "audio", "images")  # unsupported fields of messages
+_READ = "role content name annotations reasoning reasoning_content reasoning_details"
+_FIELDS = frozenset(_READ.split())
+"""Fields of messages that are read, or say nothing to the model; others are refused."""
 
 
 class TextRequest(schema.GenerationRequest):
@@ -85,6 +87,7 @@ async def parse_text_request(
         CarpoolError: the conversation is invalid.
     """
     values = _values(chat.model_extra or {})
+    idle = [name for name in _IDLE if values.pop(name, None) not in (None, *_IDLE[name])]
     modalities = [entry for entry in chat.modalities or [] if entry != "text"]
     if modalities:
         rule = 'only texts are written here: leave it out, or send ["text"]'
@@ -108,8 +111,9 @@ async def parse_text_request(
         parameters["deadline_s"] = body.deadline_s
     parameters |= {"image": images} if images else {}
     whole = engine_request(body, context.client.key, parameters, None)
+    warnings = tuple(f"{name} has no effect on texts" for name in idle)
     requests = [
-        replace(check(model.card, request, from_json=True), model=model.id)
+        replace(check(model.card, request, from_json=True), model=model.id, warnings=warnings)
         for request in fanned_out(whole, whole.parameters, seeds(body.seed, n), n)
     ]
     return ParsedTextRequest(name, requests, images, {**fields, "messages": messages})
@@ -149,10 +153,11 @@ def _conversation(
     for message in messages:
         if message.get("role") == "user":
             check_fields(message)
-        for name in _UNREAD:
-            if message.get(name):
+        for name in sorted(message.keys() - _FIELDS):
+            if message[name]:
                 rule = "is not supported: leave such messages out"
-                raise UnsupportedParameter(f"{name} of a message {rule}", param="messages")
+                text = f"{name[:60]} of a message {rule}"
+                raise UnsupportedParameter(text, param="messages")
         parts = list(parts_of(message))
         content = list(_places(parts, pictures))
         texts = [part["text"] for part in content if part["type"] == "text"]
