@@ -77,7 +77,7 @@ DOORS: dict[str, tuple[str, ...]] = {  # a library: the only places that may imp
         "carpool/worker/supervisor.py",
         "carpool/engine/",
         "carpool/jobs/journal_files.py",
-        "carpool/settings/validation.py",
+        "carpool/settings/rules.py",
         "carpool/settings/peers/",
         "carpool/schedule/",
         "carpool_lab/",

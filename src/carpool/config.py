@@ -16,9 +16,8 @@ from carpool.errors import SettingRejected, nearest
 from carpool.settings.batching_mode import with_mode
 from carpool.settings.engine import BatchingMode as BatchingMode
 from carpool.settings.engine import EngineSettings as EngineSettings
-from carpool.settings.rules import parse, setting
+from carpool.settings.rules import Meta, Positive, parse, setting
 from carpool.settings.scale import ScaleSettings
-from carpool.settings.validation import Meta, Positive
 
 ENV_PREFIX = "CARPOOL_"
 FAULT_VARIABLE = "CARPOOL_FAULT"
@@ -77,14 +76,14 @@ class ServeSettings(EngineSettings, ScaleSettings):
         "first; default: no limit",
     )
     max_n: Positive = setting(10, "most images of one HTTP request")
-    max_body_bytes: Positive = setting(1 << 20, "largest HTTP body", unit="bytes")
+    max_body_bytes: Positive = setting(1 << 20, "largest HTTP body", "bytes")
     max_upload_bytes: Positive = setting(
-        64 << 20, "largest HTTP body with pictures to edit", unit="bytes"
+        64 << 20, "largest HTTP body with pictures to edit", "bytes"
     )
     max_in_flight_bytes: Positive = setting(
         192 << 20,
         "most memory for bodies and pictures of unanswered requests; one key may use half of it",
-        unit="bytes",
+        "bytes",
     )
     allow_remote_media: bool = setting(
         False, "fetch pictures from http(s) URLs in requests, from public addresses only"
@@ -106,7 +105,7 @@ class ServeSettings(EngineSettings, ScaleSettings):
     metadata_prompt: bool = setting(False, "include prompts in this metadata")
     max_frames: Positive = setting(512, "most frames of a video")
     max_faces: Positive = setting(2_000_000, "most faces of a mesh")
-    max_sound: Annotated[float, Meta(ge=0.001)] = setting(600.0, "longest sound", unit="s")
+    max_sound: Annotated[float, Meta(ge=0.001)] = setting(600.0, "longest sound", "s")
     playground: bool = setting(True, "serve a page for browsers at /")
     state_dir: str | None = setting(
         None,
@@ -117,15 +116,15 @@ class ServeSettings(EngineSettings, ScaleSettings):
         86400.0,
         "most time of a job, and its retention after its end; only time with a running server "
         "counts",
-        unit="s",
+        "s",
     )
     max_store_bytes: Positive = setting(
-        10 << 30, "most bytes of all jobs' files; the oldest are deleted", unit="bytes"
+        10 << 30, "most bytes of all jobs' files; the oldest are deleted", "bytes"
     )
     worker_timeout: Annotated[float, Meta(ge=0.1)] = setting(
         60.0,
         "restart a worker silent this long; running forwards get five times their predicted time",
-        unit="s",
+        "s",
     )
     journal: Journalling = setting(
         "all",
@@ -134,7 +133,7 @@ class ServeSettings(EngineSettings, ScaleSettings):
         "continue in the next server; all: both; off: requests restart",
     )
     drain_timeout: Annotated[float, Meta(ge=0)] = setting(
-        30.0, "most time of running requests after SIGTERM", unit="s"
+        30.0, "most time of running requests after SIGTERM", "s"
     )
     log_level: LogLevel = setting("info", "least severe log")
     log_format: LogFormat = setting("text", "json: an object per line, on standard error too")

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from carpool.errors import Cancelled, DeadlineExceeded, Draining, Overloaded
-from support.engine_driver import (
-    CLOSE,
-    Drive,
-    Recorder,
-    VirtualClock,
-    driving,
-    fresh,
-    gap,
-    served,
-    solo,
-)
+from support import engine_driver
 from support.tiny import ARGUMENTS
 
 FLUX = ARGUMENTS["flux"]
@@ -33,7 +23,7 @@ STAGES: tuple[Stage, ...] = ("queued", "encode", "denoise", "decode")
 class Trip:
     """Three requests; the one in the middle is brought to a stage, to be ended there."""
 
-    def __init__(self, drive: Drive, stage: Stage, **victims: Any) -> None:
+    def __init__(self, drive: engine_driver.Drive, stage: Stage, **victims: Any) -> None:
         self.drive, self.latents = drive, list[weakref.ref[Tensor]]()
         others = [{**FLUX, "seed": seed, "request_id": f"other-{seed}"} for seed in range(2)]
         victim = {**FLUX, "seed": 5, "request_id": "victim", **victims}
@@ -69,8 +59,11 @@ class Trip:
 
     def others_arrive(self) -> bool:
         self.drive.finish()
-        alone = [solo("flux", "a cat", **FLUX, seed=seed) for seed in range(2)]
-        return all(gap(o.image, a) < CLOSE for o, a in zip(self.others, alone, strict=True))
+        alone = [engine_driver.solo("flux", "a cat", **FLUX, seed=seed) for seed in range(2)]
+        return all(
+            engine_driver.gap(o.image, a) < engine_driver.CLOSE
+            for o, a in zip(self.others, alone, strict=True)
+        )
 
 
 def running(stage: Stage) -> int:
@@ -79,7 +72,7 @@ def running(stage: Stage) -> int:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_cancelled_request_ends_before_its_next_forward(stage: Stage) -> None:
-    with driving("flux", isolation="shared", max_running=running(stage)) as drive:
+    with engine_driver.driving("flux", isolation="shared", max_running=running(stage)) as drive:
         trip = Trip(drive, stage)
 
         drive.engine.cancel("victim")
@@ -94,8 +87,10 @@ def test_a_cancelled_request_ends_before_its_next_forward(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_request_whose_time_is_up_ends_before_its_next_forward(stage: Stage) -> None:
-    clock = VirtualClock()
-    with driving("flux", isolation="shared", clock=clock, max_running=running(stage)) as drive:
+    clock = engine_driver.VirtualClock()
+    with engine_driver.driving(
+        "flux", isolation="shared", clock=clock, max_running=running(stage)
+    ) as drive:
         trip = Trip(drive, stage, timeout_s=5)
         clock.pass_by(4.9)
         drive.engine.running.end_cancelled()
@@ -115,8 +110,8 @@ def test_a_request_whose_time_is_up_ends_before_its_next_forward(stage: Stage) -
 def test_time_that_runs_out_during_a_forward_ends_the_request_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = VirtualClock()
-    encoder = served("flux").text_encoder
+    clock = engine_driver.VirtualClock()
+    encoder = engine_driver.served("flux").text_encoder
     original = encoder.forward
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +119,7 @@ def test_time_that_runs_out_during_a_forward_ends_the_request_after_it(
         return original(*args, **kwargs)
 
     monkeypatch.setitem(encoder.__dict__, "forward", slow)
-    with driving("flux", isolation="shared", clock=clock) as drive:
+    with engine_driver.driving("flux", isolation="shared", clock=clock) as drive:
         late = drive.submit("a cat", **FLUX, timeout_s=5)
         drive.turn()
 
@@ -135,7 +130,7 @@ def test_time_that_runs_out_during_a_forward_ends_the_request_after_it(
 def test_no_forward_records_gradients_whoever_leaves_in_the_middle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    transformer, recorded = served("flux").transformer, list[bool]()
+    transformer, recorded = engine_driver.served("flux").transformer, list[bool]()
     original = transformer.forward
 
     @functools.wraps(original)
@@ -144,7 +139,7 @@ def test_no_forward_records_gradients_whoever_leaves_in_the_middle(
         return original(**arguments)
 
     monkeypatch.setitem(transformer.__dict__, "forward", watched)
-    with torch.enable_grad(), driving("flux", isolation="shared") as drive:
+    with torch.enable_grad(), engine_driver.driving("flux", isolation="shared") as drive:
         for steps in (2, 4):
             drive.submit("a cat", **FLUX | {"num_inference_steps": steps})
         trip = Trip(drive, "denoise")
@@ -157,8 +152,8 @@ def test_no_forward_records_gradients_whoever_leaves_in_the_middle(
 
 
 def test_times_are_told_by_phase() -> None:
-    clock = VirtualClock()
-    with driving("flux", isolation="shared", clock=clock, max_running=1) as drive:
+    clock = engine_driver.VirtualClock()
+    with engine_driver.driving("flux", isolation="shared", clock=clock, max_running=1) as drive:
         heard = [drive.submit("a cat", **FLUX) for _ in range(2)]
         drive.engine.step()  # encodes the first
         clock.pass_by(1)
@@ -175,7 +170,7 @@ def test_times_are_told_by_phase() -> None:
 
 
 def test_a_finished_request_cannot_be_cancelled() -> None:
-    with driving("flux", isolation="shared") as drive:
+    with engine_driver.driving("flux", isolation="shared") as drive:
         heard = drive.submit("a cat", **FLUX, request_id="done")
         drive.finish()
 
@@ -188,7 +183,7 @@ def test_a_finished_request_cannot_be_cancelled() -> None:
 
 
 def test_a_request_may_cancel_another_of_its_own_forward() -> None:
-    with driving("flux", isolation="shared") as drive:
+    with engine_driver.driving("flux", isolation="shared") as drive:
 
         def betray(pipe: Any, step: int, t: Tensor, tensors: dict[str, Any]) -> dict[str, Any]:
             drive.engine.cancel("other")
@@ -206,8 +201,10 @@ def test_a_request_may_cancel_another_of_its_own_forward() -> None:
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
-    clock = VirtualClock()
-    with driving("flux", isolation="shared", clock=clock, max_running=2, max_queue=1) as drive:
+    clock = engine_driver.VirtualClock()
+    with engine_driver.driving(
+        "flux", isolation="shared", clock=clock, max_running=2, max_queue=1
+    ) as drive:
         heard = [drive.submit("a cat", **FLUX) for _ in range(3)]
         drive.turn()
 
@@ -223,11 +220,11 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
 
 
 def test_closing_ends_everything_and_gives_the_modules_back() -> None:
-    pipe = fresh("flux")
+    pipe = engine_driver.fresh("flux")
     modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
     before = {name: dict(module.__dict__) for name, module in modules.items()}
 
-    with driving(pipe, max_running=2) as drive:
+    with engine_driver.driving(pipe, max_running=2) as drive:
         heard = [drive.submit("a cat", **FLUX) for _ in range(3)]
         drive.turn(4)
         assert modules["transformer"].__dict__["_compiled_call_impl"]
@@ -246,7 +243,7 @@ def test_closing_ends_everything_and_gives_the_modules_back() -> None:
 
 
 def test_an_engine_whose_thread_is_gone_takes_nothing() -> None:
-    with driving("flux", isolation="shared") as drive:
+    with engine_driver.driving("flux", isolation="shared") as drive:
         pass
 
     with pytest.raises(Draining):
@@ -257,9 +254,9 @@ def test_an_engine_may_follow_another_on_the_same_pipeline() -> None:
     arguments = FLUX | {"num_inference_steps": 1}
     images = []
     for _ in range(2):
-        with driving("flux", isolation="shared") as drive:
-            heard: Recorder = drive.submit("a cat", **arguments)
+        with engine_driver.driving("flux", isolation="shared") as drive:
+            heard: engine_driver.Recorder = drive.submit("a cat", **arguments)
             drive.finish()
             images.append(heard.image)
 
-    assert gap(*images) == 0
+    assert engine_driver.gap(*images) == 0

@@ -4,14 +4,9 @@ import inspect
 from functools import cache
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DiffusionPipeline,
-    StableDiffusionXLImg2ImgPipeline,
-    StableDiffusionXLPipeline,
-)
 from PIL import Image
 from torch import nn
 
@@ -35,10 +30,10 @@ def test_a_vae_that_overflows_in_float16_stays_in_float32_until_the_end() -> Non
     assert loaded.pipe.vae.config.force_upcast is True
     loaded.undo()
     assert pipe.vae.dtype == torch.float16
-    assert type(pipe.vae) is AutoencoderKL
+    assert type(pipe.vae) is diffusers.AutoencoderKL
 
 
-def half(family: str, cls: type[DiffusionPipeline] | None = None) -> Any:
+def half(family: str, cls: type[diffusers.DiffusionPipeline] | None = None) -> Any:
     pipe = fresh(family)
     parts = {name: part for name, part in pipe.components.items() if part is not None}
     if cls is not None:
@@ -52,7 +47,7 @@ def half(family: str, cls: type[DiffusionPipeline] | None = None) -> Any:
     return pipe.to(torch.float16)
 
 
-class OwnWay(StableDiffusionXLPipeline):  # type: ignore[misc]
+class OwnWay(diffusers.StableDiffusionXLPipeline):  # type: ignore[misc]
     """Knows of force_upcast, and yet decodes in float16 once, and asks for types in between."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,14 +64,14 @@ class OwnWay(StableDiffusionXLPipeline):  # type: ignore[misc]
 
 
 OwnWay.__call__.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-    StableDiffusionXLPipeline.__call__
+    diffusers.StableDiffusionXLPipeline.__call__
 )
 
 
-PIPELINES: dict[str, tuple[str, type[DiffusionPipeline] | None]] = {
+PIPELINES: dict[str, tuple[str, type[diffusers.DiffusionPipeline] | None]] = {
     "sdxl": ("sdxl", None),
     "sd15": ("sd15", None),
-    "image to image": ("sdxl", StableDiffusionXLImg2ImgPipeline),
+    "image to image": ("sdxl", diffusers.StableDiffusionXLImg2ImgPipeline),
     "a way of its own": ("sdxl", OwnWay),
 }
 

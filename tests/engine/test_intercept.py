@@ -11,15 +11,8 @@ import torch
 from diffusers.hooks import HookRegistry, ModelHook
 from torch import Tensor, nn
 
+from carpool.engine import intercept
 from carpool.engine.fiber import Fiber, Returned
-from carpool.engine.intercept import (
-    Call,
-    Interception,
-    Target,
-    is_compiled,
-    methods_of,
-    tell_of_compilations,
-)
 from carpool.engine.numerics import is_followed
 from carpool.engine.specs import SPECS
 from carpool.types import Phase, phase_of
@@ -74,8 +67,8 @@ class Once(ModelHook):  # type: ignore[misc]
 
 
 @contextmanager
-def intercepting(**components: Any) -> Iterator[Interception]:
-    interception = Interception(components)
+def intercepting(**components: Any) -> Iterator[intercept.Interception]:
+    interception = intercept.Interception(components)
     interception.install()
     try:
         yield interception
@@ -90,7 +83,7 @@ def test_inside_a_fiber_a_call_parks_with_its_arguments() -> None:
         fiber = Fiber(lambda: module(ONE, 3.0, shift=1.0))
         call = fiber.start()
 
-        assert isinstance(call, Call)
+        assert isinstance(call, intercept.Call)
         assert (call.target.component, call.target.method) == ("transformer", "forward")
         assert call.target.module is module
         assert call.arguments() == {"x": ONE, "scale": 3.0, "shift": 1.0}
@@ -118,7 +111,7 @@ class Alone:
 
     def leave(self) -> None: ...
 
-    def own(self, target: Target) -> Target:
+    def own(self, target: intercept.Target) -> intercept.Target:
         return target
 
     @contextmanager
@@ -131,11 +124,11 @@ class Alone:
         return component in self._generating
 
 
-def calls_of(body: Any) -> tuple[list[Call], Any]:
+def calls_of(body: Any) -> tuple[list[intercept.Call], Any]:
     """The calls on which a body parks, each answered as plain code would be, and its result."""
-    fiber, calls = Fiber(body, Alone()), list[Call]()
+    fiber, calls = Fiber(body, Alone()), list[intercept.Call]()
     came = fiber.start()
-    while isinstance(came, Call):
+    while isinstance(came, intercept.Call):
         calls.append(came)
         came = fiber.resume(came.target.original(*came.args, **came.kwargs))
     assert isinstance(came, Returned)
@@ -259,11 +252,11 @@ def test_an_own_forward_is_what_a_call_means() -> None:
 
 def test_it_can_be_installed_again() -> None:
     module = Doubler()
-    interception = Interception({"transformer": module})
+    interception = intercept.Interception({"transformer": module})
 
     for _ in range(2):
         interception.install()
-        assert isinstance(Fiber(lambda: module(ONE)).start(), Call)
+        assert isinstance(Fiber(lambda: module(ONE)).start(), intercept.Call)
         interception.remove()
         assert Fiber(lambda: module(ONE)).start() == Returned(2 * ONE)
 
@@ -277,7 +270,7 @@ def test_a_method_that_takes_anything_never_fuses(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(SPECS, ("Anything", "forward"), spec)
     monkeypatch.setitem(SPECS, ("Doubler", "forward"), spec)
 
-    targets = Interception({"one": Anything(), "two": Doubler()}).targets
+    targets = intercept.Interception({"one": Anything(), "two": Doubler()}).targets
 
     assert [target.spec for target in targets] == [None, spec]
 
@@ -292,7 +285,7 @@ def test_a_method_that_takes_anything_never_fuses(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_heavy_methods_are_found(module: nn.Module, methods: list[str]) -> None:
-    assert methods_of(module) == methods
+    assert intercept.methods_of(module) == methods
 
 
 @pytest.mark.parametrize(
@@ -318,7 +311,7 @@ def test_calls_park_after_a_hook_has_put_another_forward_in_place() -> None:
     with intercepting(transformer=module) as interception:
         for _ in range(2):
             call = Fiber(lambda: module(ONE)).start()
-            assert isinstance(call, Call)
+            assert isinstance(call, intercept.Call)
             assert call.target.original(ONE) == 2
         interception.check()
 
@@ -336,19 +329,19 @@ def test_calls_of_a_module_that_was_compiled_as_a_whole_park_and_run_compiled() 
     with intercepting(transformer=module):
         call = Fiber(lambda: module(ONE)).start()
 
-        assert isinstance(call, Call)
-        assert is_compiled(module)
+        assert isinstance(call, intercept.Call)
+        assert intercept.is_compiled(module)
         assert call.target.original(ONE) == 2
         assert len(ran) == 1
 
-    assert is_compiled(module)
+    assert intercept.is_compiled(module)
 
 
 def test_an_intercepted_module_does_not_count_as_compiled() -> None:
     module = Doubler()
 
     with intercepting(transformer=module):
-        assert not is_compiled(module)
+        assert not intercept.is_compiled(module)
         assert is_followed(module)
 
 
@@ -368,8 +361,8 @@ def test_a_listener_is_told_of_compilations_and_of_nothing_where_nothing_is_comp
     notes = [partial(heard.append, note) for note in ("compiling", "compiled")]
     module.compile(backend="eager", dynamic=False)
 
-    tell_of_compilations([plain], *notes)()
-    stop = tell_of_compilations([nn.Sequential(module)], *notes)
+    intercept.tell_of_compilations([plain], *notes)()
+    stop = intercept.tell_of_compilations([nn.Sequential(module)], *notes)
     module(torch.ones(3, 5))
     module(torch.ones(3, 5))
     stop()

@@ -14,25 +14,14 @@ from carpool.schedule.cost import Costs
 from carpool.schedule.views import QueuedRequest
 from carpool.types import Event
 
-OWN = Card(  # a pipeline with a default size of its own, over a model that was made for another
-    id="own",
-    tasks=(
-        Task(
-            name="text-to-image",
-            pipeline="OwnPipeline",
-            parameters=(
-                Parameter("prompt", "str"),
-                Parameter("width", "int", default=48),
-                Parameter("height", "int", default=32),
-            ),
-        ),
-    ),
-    defaults={},
-    size_multiple_px=8,
-    default_size_px=(1024, 1024),
-    max_pixels=1024 * 1024,
-    max_steps=50,
+# a pipeline with a default size of its own, over a model that was made for another
+SIZED = (
+    Parameter("prompt", "str"),
+    Parameter("width", "int", default=48),
+    Parameter("height", "int", default=32),
 )
+TASK = Task("text-to-image", "OwnPipeline", SIZED)
+OWN = Card("own", (TASK,), {}, 8, (1024, 1024), 1024 * 1024, max_steps=50)
 
 
 class Nobody:

@@ -14,17 +14,7 @@ from carpool.engine.observe.stats import LoopProgress
 from carpool.engine.sweep import Sweeps, wait_for_others
 from carpool.engine.weights.streaming import Streamer
 from carpool.errors import Cancelled, PipelineFailed, TooLate
-from support.engine_driver import (
-    CLOSE,
-    Drive,
-    InLine,
-    Recorder,
-    VirtualClock,
-    driving,
-    fresh,
-    gap,
-    solo,
-)
+from support import engine_driver
 from support.lora_files import adapter, dora, weights, write
 from support.streamed import CPU, OneEach, Tower, VirtualBus, on_a_slow_bus, streamed
 from support.tiny import ARGUMENTS
@@ -38,7 +28,7 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-Make = Callable[[Tower, VirtualClock, float], Sweeps]
+Make = Callable[[Tower, engine_driver.VirtualClock, float], Sweeps]
 
 
 @pytest.fixture
@@ -46,7 +36,7 @@ def sweeps_over(tmp_path: Path) -> Iterator[Make]:
     """Makes sweeps over a model whose blocks are loaded at so many bytes a virtual second."""
     made: list[Streamer] = []
 
-    def make(model: Tower, clock: VirtualClock, bytes_per_s: float) -> Sweeps:
+    def make(model: Tower, clock: engine_driver.VirtualClock, bytes_per_s: float) -> Sweeps:
         made.append(streamed(model, tmp_path, VirtualBus(tmp_path, clock, bytes_per_s)))
         return Sweeps(made[-1], Adapters(object(), CPU), clock)
 
@@ -55,7 +45,7 @@ def sweeps_over(tmp_path: Path) -> Iterator[Make]:
         one.remove()
 
 
-def sent(drive: Drive, seed: int, **parameters: Any) -> Recorder:
+def sent(drive: engine_driver.Drive, seed: int, **parameters: Any) -> engine_driver.Recorder:
     side = SIZES[seed % 3]
     given = {**ARGUMENTS["flux"], "width": side, "height": side, **parameters}
     return drive.submit("a cat", seed=seed, **given)
@@ -65,7 +55,7 @@ def sent(drive: Drive, seed: int, **parameters: Any) -> Recorder:
 
 
 def test_each_block_is_loaded_once_for_all_forwards(sweeps_over: Make) -> None:
-    model, clock = Tower(blocks=5), VirtualClock()
+    model, clock = Tower(blocks=5), engine_driver.VirtualClock()
     inputs = [torch.randn(rows, 64) for rows in (1, 2, 7)]
     expected = [Tower(blocks=5)(x) for x in inputs]
     sweeps = sweeps_over(model, clock, 1e9)
@@ -82,7 +72,7 @@ def test_each_block_is_loaded_once_for_all_forwards(sweeps_over: Make) -> None:
 def test_a_sweep_takes_little_more_than_the_longer_of_copying_and_computing(
     sweeps_over: Make, compute_s: float
 ) -> None:
-    blocks, clock = 12, VirtualClock()
+    blocks, clock = 12, engine_driver.VirtualClock()
     model = Tower(blocks)
     for block in model.blocks:
         block.on_forward = lambda x: clock.pass_by(compute_s)
@@ -97,7 +87,7 @@ def test_a_sweep_takes_little_more_than_the_longer_of_copying_and_computing(
 
 
 def test_a_sweep_of_any_length_stalls_only_for_one_block_of_one_forward(sweeps_over: Make) -> None:
-    model, clock, stalls = Tower(blocks=5), VirtualClock(), list[float]()
+    model, clock, stalls = Tower(blocks=5), engine_driver.VirtualClock(), list[float]()
     heartbeat = LoopProgress(clock)
     sweeps = sweeps_over(model, clock, 1e9)
     sweeps._progressed = heartbeat.progressed
@@ -129,7 +119,7 @@ UNEQUAL = {  # sizes of blocks, and seconds that they compute; a size is copied 
 def test_blocks_of_unequal_sizes_are_copied_as_well_while_others_compute(
     sweeps_over: Make, sizes: list[int], computes: list[int]
 ) -> None:
-    clock, model = VirtualClock(), Tower(len(sizes))
+    clock, model = engine_driver.VirtualClock(), Tower(len(sizes))
     for block, size, compute_s in zip(model.blocks, sizes, computes, strict=True):
         block.ballast = nn.Parameter(torch.zeros(size * 4096), requires_grad=False)
         block.on_forward = lambda x, s=compute_s: clock.pass_by(s)
@@ -146,7 +136,7 @@ def test_blocks_of_unequal_sizes_are_copied_as_well_while_others_compute(
 
 
 def test_a_forward_that_fails_in_the_middle_does_not_stop_the_others(sweeps_over: Make) -> None:
-    model, clock = Tower(), VirtualClock()
+    model, clock = Tower(), engine_driver.VirtualClock()
     good, bad = torch.ones(1, 64), torch.full((2, 64), 2.0)
     expected = Tower()(good)
 
@@ -176,7 +166,7 @@ def test_a_forward_that_fails_in_the_middle_does_not_stop_the_others(sweeps_over
 
 
 def test_modes_of_one_forward_are_not_those_of_the_next(sweeps_over: Make) -> None:
-    model, clock, seen = Tower(), VirtualClock(), []
+    model, clock, seen = Tower(), engine_driver.VirtualClock(), []
 
     def note(x: Tensor) -> None:
         seen.append((len(x), torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
@@ -196,7 +186,7 @@ def test_modes_of_one_forward_are_not_those_of_the_next(sweeps_over: Make) -> No
 
 
 def test_who_waits_for_the_others_goes_on_when_they_have_ended(sweeps_over: Make) -> None:
-    model, clock, order = Tower(), VirtualClock(), []
+    model, clock, order = Tower(), engine_driver.VirtualClock(), []
     sweeps = sweeps_over(model, clock, 1e9)
 
     def waits() -> None:
@@ -219,7 +209,7 @@ def test_who_waits_for_the_others_goes_on_when_they_have_ended(sweeps_over: Make
 
 def test_eight_requests_of_three_sizes_move_a_seventh_of_the_bytes(tmp_path: Path) -> None:
     steps = 12
-    with driving("flux", stream="transformer", stream_dir=str(tmp_path)) as drive:
+    with engine_driver.driving("flux", stream="transformer", stream_dir=str(tmp_path)) as drive:
         on_a_slow_bus(drive)
         bus = drive.engine.loaded.streamer.bus  # type: ignore[union-attr]
         alone = sent(drive, 0, num_inference_steps=steps)
@@ -235,14 +225,16 @@ def test_eight_requests_of_three_sizes_move_a_seventh_of_the_bytes(tmp_path: Pat
     assert each_bytes <= alone_bytes / 7
     for seed, one in enumerate(together):
         side = SIZES[seed % 3]
-        plain = solo("flux", "a cat", seed=seed, num_inference_steps=steps, width=side, height=side)
-        assert gap(one.image, plain) < CLOSE
+        plain = engine_driver.solo(
+            "flux", "a cat", seed=seed, num_inference_steps=steps, width=side, height=side
+        )
+        assert engine_driver.gap(one.image, plain) < engine_driver.CLOSE
 
 
-@pytest.mark.parametrize("policy", [InLine(32), OneEach(32)], ids=["wide", "narrow"])
+@pytest.mark.parametrize("policy", [engine_driver.InLine(32), OneEach(32)], ids=["wide", "narrow"])
 def test_exact_numerics_give_the_bits_of_resident_weights(tmp_path: Path, policy: Any) -> None:
     def images(**settings: Any) -> list[Tensor]:
-        with driving("flux", numerics="exact", **settings) as drive:
+        with engine_driver.driving("flux", numerics="exact", **settings) as drive:
             if settings:
                 on_a_slow_bus(drive, policy)
             heard = [sent(drive, seed, num_inference_steps=8 + seed) for seed in range(6)]
@@ -267,7 +259,7 @@ def test_requests_with_other_adapters_and_sizes_share_a_sweep(tmp_path: Path) ->
 
     def images(together: bool, **settings: Any) -> list[Tensor]:
         found = []
-        with driving("flux", **settings) as drive:
+        with engine_driver.driving("flux", **settings) as drive:
             for name, file in files.items():
                 drive.engine.add_lora(name, file)
             if settings:
@@ -282,12 +274,12 @@ def test_requests_with_other_adapters_and_sizes_share_a_sweep(tmp_path: Path) ->
     alone = images(together=False)
     shared = images(together=True, stream="transformer", stream_dir=str(tmp_path))
 
-    assert max(map(gap, alone, shared)) < CLOSE
-    assert gap(alone[0], alone[3]) > 100 * CLOSE  # the adapters show
+    assert max(map(engine_driver.gap, alone, shared)) < engine_driver.CLOSE
+    assert engine_driver.gap(alone[0], alone[3]) > 100 * engine_driver.CLOSE  # the adapters show
 
 
 def test_a_request_that_fails_in_the_middle_of_a_sweep_fails_alone(tmp_path: Path) -> None:
-    pipe = fresh("flux")
+    pipe = engine_driver.fresh("flux")
     block = pipe.transformer.single_transformer_blocks[0]
     tokens = (SIZES[1] // 4) ** 2
 
@@ -297,7 +289,7 @@ def test_a_request_that_fails_in_the_middle_of_a_sweep_fails_alone(tmp_path: Pat
             raise ValueError("not this one")
 
     block.register_forward_pre_hook(refuse, with_kwargs=True)
-    with driving(pipe, stream="transformer", stream_dir=str(tmp_path)) as drive:
+    with engine_driver.driving(pipe, stream="transformer", stream_dir=str(tmp_path)) as drive:
         on_a_slow_bus(drive)
         warm = sent(drive, 0, num_inference_steps=2)
         drive.finish()
@@ -308,15 +300,17 @@ def test_a_request_that_fails_in_the_middle_of_a_sweep_fails_alone(tmp_path: Pat
     assert isinstance(heard[1].error, PipelineFailed)
     for seed in (0, 2):
         side = SIZES[seed]
-        plain = solo("flux", "a cat", seed=seed, num_inference_steps=4, width=side, height=side)
-        assert gap(heard[seed].image, plain) < CLOSE
+        plain = engine_driver.solo(
+            "flux", "a cat", seed=seed, num_inference_steps=4, width=side, height=side
+        )
+        assert engine_driver.gap(heard[seed].image, plain) < engine_driver.CLOSE
 
 
 @pytest.mark.parametrize("late", [None, TooLate("its deadline has passed")], ids=["cancel", "late"])
 def test_who_leaves_in_the_middle_of_a_sweep_ends_after_it_and_who_comes_joins_the_next(
     late: Any, tmp_path: Path
 ) -> None:
-    pipe, heard = fresh("flux"), list[Recorder]()
+    pipe, heard = engine_driver.fresh("flux"), list[engine_driver.Recorder]()
     block, seen = pipe.transformer.single_transformer_blocks[0], list[int]()
 
     def look(module: Any, args: Any, kwargs: Any) -> None:
@@ -325,7 +319,7 @@ def test_who_leaves_in_the_middle_of_a_sweep_ends_after_it_and_who_comes_joins_t
             drive.engine.cancel("leaves", late)
             heard.append(sent(drive, 2, num_inference_steps=3))
 
-    with driving(pipe, stream="transformer", stream_dir=str(tmp_path)) as drive:
+    with engine_driver.driving(pipe, stream="transformer", stream_dir=str(tmp_path)) as drive:
         on_a_slow_bus(drive)
         warm = sent(drive, 0, num_inference_steps=2)
         drive.finish()
@@ -343,8 +337,10 @@ def test_who_leaves_in_the_middle_of_a_sweep_ends_after_it_and_who_comes_joins_t
     assert isinstance(leaves.error, TooLate if late else Cancelled)
     for seed, one in ((0, stays), (2, comes)):
         side = SIZES[seed]
-        plain = solo("flux", "a cat", seed=seed, num_inference_steps=3, width=side, height=side)
-        assert gap(one.image, plain) < CLOSE
+        plain = engine_driver.solo(
+            "flux", "a cat", seed=seed, num_inference_steps=3, width=side, height=side
+        )
+        assert engine_driver.gap(one.image, plain) < engine_driver.CLOSE
     assert seen.count((SIZES[1] // 4) ** 2) < 3  # it stopped
     assert counts["forwards"] > counts["sweeps"]  # who came shared them
 
@@ -352,7 +348,7 @@ def test_who_leaves_in_the_middle_of_a_sweep_ends_after_it_and_who_comes_joins_t
 def test_a_forward_that_runs_out_of_memory_is_cut_when_the_others_have_ended(
     tmp_path: Path,
 ) -> None:
-    pipe, widths = fresh("flux"), []
+    pipe, widths = engine_driver.fresh("flux"), []
     block = pipe.transformer.single_transformer_blocks[0]
 
     def fill(module: Any, args: Any, kwargs: Any) -> None:
@@ -361,7 +357,7 @@ def test_a_forward_that_runs_out_of_memory_is_cut_when_the_others_have_ended(
         if len(states) > 1 and states.shape[1] == (SIZES[0] // 4) ** 2:
             raise torch.OutOfMemoryError("no room for two")
 
-    with driving(pipe, stream="transformer", stream_dir=str(tmp_path)) as drive:
+    with engine_driver.driving(pipe, stream="transformer", stream_dir=str(tmp_path)) as drive:
         on_a_slow_bus(drive)
         sent(drive, 1, num_inference_steps=1)
         drive.finish()
@@ -376,9 +372,9 @@ def test_a_forward_that_runs_out_of_memory_is_cut_when_the_others_have_ended(
 
 
 def test_a_pipeline_is_as_it_was_when_its_engine_is_gone(tmp_path: Path) -> None:
-    pipe = fresh("flux")
+    pipe = engine_driver.fresh("flux")
     before = {name: value.clone() for name, value in pipe.transformer.state_dict().items()}
-    with driving(pipe, stream="transformer,vae", stream_dir=str(tmp_path)) as drive:
+    with engine_driver.driving(pipe, stream="transformer,vae", stream_dir=str(tmp_path)) as drive:
         sent(drive, 0)
         drive.finish()
 

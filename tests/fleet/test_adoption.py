@@ -26,6 +26,7 @@ from support.fake_hosts import FakeChild, until
 
 SECRET = bytes(32)
 READY = protocol.WorkerReady(CARD, {}, 0.5)
+SHAPES = protocol.LoadModel("shapes", EngineSettings())
 REQUEST = CheckedRequest("one", 1, {"prompt": "a cat"})
 
 # Made for these tests, and used nowhere else.
@@ -266,7 +267,7 @@ async def test_a_front_goes_on_trying_to_reach_its_first_worker_instead_of_endin
     host, _ = host_of_ready_workers()
     cluster = FakeCluster("first")
     cluster.at = {"first": ConnectionError("nobody answers")}
-    front = Supervisor("shapes", EngineSettings(), connector=RayConnector(cluster, "shapes", None))
+    front = Supervisor(SHAPES, RayConnector(cluster, "shapes", None))
     running = front.start()
     for _ in range(50):
         await asyncio.sleep(0)
@@ -287,9 +288,8 @@ async def test_what_a_lost_worker_ran_is_moved_and_the_worker_is_taken_over_when
     cluster.at = {"first": WorkerAddress("127.0.0.1", await host.listen("127.0.0.1"), SECRET)}
     listener = Fronts()
     front = Supervisor(
-        "shapes", EngineSettings(), connector=RayConnector(cluster, "shapes", None),
-        listener=listener, journals=Journals(),
-    )  # fmt: skip
+        SHAPES, RayConnector(cluster, "shapes", None), listener=listener, journals=Journals()
+    )
     front.start()
     await front.wait_ready()
     asked = asyncio.create_task(front.submit(REQUEST))
@@ -331,7 +331,7 @@ async def test_with_a_certificate_workers_are_reached_by_tls_and_only_with_that_
             await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
     else:
         front = await RemoteConnection.open(WorkerAddress("127.0.0.1", port, SECRET, trusted))
-        front.send(protocol.LoadModel("shapes", EngineSettings()))
+        front.send(SHAPES)
         assert await anext(front.messages()) == READY
         assert front._stream._writer.get_extra_info("cipher") is not None
         await front.close()

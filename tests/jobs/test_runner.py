@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from carpool.errors import (
-    CarpoolError,
-    DeadlineExceeded,
-    Draining,
-    JobNotFound,
-    Overloaded,
-    PipelineFailed,
-    WorkerLost,
-)
+from carpool import errors
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
 from carpool.jobs.runner import Runner
@@ -69,7 +61,7 @@ class Worker:
             del self.running[request.seed]
 
     def end(
-        self, seed: int, error: CarpoolError | None = None, *, warnings: Sequence[str] = ()
+        self, seed: int, error: errors.CarpoolError | None = None, *, warnings: Sequence[str] = ()
     ) -> None:
         if error is not None:
             self.running[seed].set_exception(error)
@@ -175,7 +167,7 @@ async def test_progress_is_that_of_all_parts_and_never_falls() -> None:
             seen.append((await harness.runner.get(job_id)).progress)
         assert seen == [0, 25, 62, 99]
 
-        harness.worker.end(1, WorkerLost("died"))
+        harness.worker.end(1, errors.WorkerLost("died"))
         await until(lambda: len(harness.worker.jobs) == 4, "the job is run again")
         await harness.runs(1, 2)
         assert (await harness.runner.get(job_id)).progress == 99
@@ -245,7 +237,7 @@ async def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> No
             await harness.submit(3)  # something happens
 
         if end == "removed":
-            with pytest.raises(JobNotFound):
+            with pytest.raises(errors.JobNotFound):
                 await waiting
         else:
             assert (await waiting).state == end
@@ -257,10 +249,13 @@ async def test_who_waits_for_the_end_of_a_job_is_told_of_any_end(end: str) -> No
 
 @pytest.mark.parametrize(
     ("error", "state"),
-    [(PipelineFailed("it broke"), "failed"), (DeadlineExceeded("too late"), "expired")],
+    [
+        (errors.PipelineFailed("it broke"), "failed"),
+        (errors.DeadlineExceeded("too late"), "expired"),
+    ],
 )
 async def test_a_job_that_fails_says_why_and_its_other_parts_are_given_up(
-    error: CarpoolError, state: str
+    error: errors.CarpoolError, state: str
 ) -> None:
     async with living() as harness:
         job_id = await harness.submit(1, 2)
@@ -283,7 +278,7 @@ async def test_a_job_that_no_worker_took_is_run_again_however_often() -> None:
                 "it is run again",
             )
             await harness.runs(1)
-            harness.worker.end(1, WorkerLost("the worker died"))
+            harness.worker.end(1, errors.WorkerLost("the worker died"))
 
         await until(lambda: len(harness.worker.jobs) == 6, "it is run again")
         await harness.runs(1)
@@ -309,7 +304,7 @@ async def test_what_a_full_line_refuses_of_a_job_leaves_its_other_parts_alone() 
     async with living() as harness:
         job_id = await harness.submit(1, 2, 3)
         await harness.runs(1, 2, 3)
-        harness.worker.end(2, Overloaded("full", retry_after_s=0.01))
+        harness.worker.end(2, errors.Overloaded("full", retry_after_s=0.01))
         await until(lambda: len(harness.worker.jobs) == 4, "the refused part is run again")
         await harness.runs(1, 2, 3)
         for seed in (1, 2, 3):
@@ -324,7 +319,7 @@ async def test_a_draining_server_leaves_its_jobs_to_the_next_one(tmp_path: Path)
         ids = [await harness.submit(1), await harness.submit(2)]
         await harness.runs(1, 2)
         harness.worker.is_open.clear()
-        harness.worker.end(1, Draining("the server ends"))
+        harness.worker.end(1, errors.Draining("the server ends"))
         await harness.becomes(ids[0], "queued")
     assert {store.get(job).state for job in ids} == {"queued"}
     store.close()

@@ -12,22 +12,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from carpool.errors import (
-    Cancelled,
-    IdempotencyMismatch,
-    JobNotFound,
-    Overloaded,
-    PipelineFailed,
-    StoreFailed,
-)
+from carpool import errors
 from carpool.jobs.store import JobStore
 from support.job_store import Hand, killed, submit, writes
 
-BROKEN = PipelineFailed("it broke")
+BROKEN = errors.PipelineFailed("it broke")
+Opened = Callable[..., JobStore]
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., JobStore]]:
+def opened() -> Iterator[Opened]:
     """Opens stores; in the end they are closed."""
     stores: list[JobStore] = []
 
@@ -48,9 +42,7 @@ def content(store: JobStore, job_id: str, name: str = "a.txt") -> bytes | None:
 # A job's life
 
 
-def test_a_job_is_queued_taken_and_completed_with_its_files(
-    tmp_path: Path, opened: Callable[..., JobStore]
-) -> None:
+def test_a_job_is_queued_taken_and_completed_with_its_files(tmp_path: Path, opened: Opened) -> None:
     clock = Hand()
     store = opened(tmp_path, clock=clock.run())
 
@@ -74,26 +66,21 @@ def test_a_job_is_queued_taken_and_completed_with_its_files(
     assert done.warnings == ()
 
 
-def test_a_job_keeps_what_its_client_is_to_know(
-    tmp_path: Path, opened: Callable[..., JobStore]
-) -> None:
+def test_a_job_keeps_what_its_client_is_to_know(tmp_path: Path, opened: Opened) -> None:
     store = opened(tmp_path)
     job = submit(store)
     store.take(1)
 
     spent = {"total_s": 1.5}
-    assert store.complete(
-        job.id, writes(a_txt=b"one"), warnings=["truncated"], timings=spent, skipped_steps=[3, 0]
-    )
-    assert store.get(job.id).timings == spent
-    assert store.get(job.id).skipped_steps == (3, 0)
+    facts: dict[str, Any] = {"warnings": ["truncated"], "skipped_steps": [3, 0]}
+    assert store.complete(job.id, writes(a_txt=b"one"), timings=spent, **facts)
 
-    assert store.get(job.id).warnings == ("truncated",)
+    done = store.get(job.id)
+    told = done.warnings, done.timings, done.skipped_steps
+    assert told == (("truncated",), spent, (3, 0))
 
 
-def test_the_oldest_goes_first_and_keeps_its_place_when_it_is_queued_again(
-    opened: Callable[..., JobStore],
-) -> None:
+def test_the_oldest_goes_first_and_keeps_its_place_when_it_is_queued_again(opened: Opened) -> None:
     store = opened()
     first, second, third = (submit(store) for _ in range(3))
 
@@ -107,16 +94,14 @@ def test_the_oldest_goes_first_and_keeps_its_place_when_it_is_queued_again(
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "expired"])
-def test_whoever_ends_a_job_first_has_ended_it(
-    tmp_path: Path, state: Any, opened: Callable[..., JobStore]
-) -> None:
+def test_whoever_ends_a_job_first_has_ended_it(tmp_path: Path, state: Any, opened: Opened) -> None:
     store = opened(tmp_path)
     job = submit(store)
     store.take(1)
 
     assert store.end(job.id, state, BROKEN)
 
-    assert not store.end(job.id, "failed", Cancelled("too late"))
+    assert not store.end(job.id, "failed", errors.Cancelled("too late"))
     assert not store.complete(job.id, writes(a_txt=b"too late"))
     store.requeue(job.id)
     store.note_progress({job.id: 70})
@@ -128,7 +113,7 @@ def test_whoever_ends_a_job_first_has_ended_it(
     assert not list((tmp_path / "files").iterdir())
 
 
-def test_progress_never_falls(opened: Callable[..., JobStore]) -> None:
+def test_progress_never_falls(opened: Opened) -> None:
     store = opened()
     job = submit(store)
     store.take(1)
@@ -142,14 +127,14 @@ def test_progress_never_falls(opened: Callable[..., JobStore]) -> None:
 
 
 def test_too_many_waiting_jobs_are_refused_and_those_in_progress_do_not_count(
-    opened: Callable[..., JobStore],
+    opened: Opened,
 ) -> None:
     store = opened(max_waiting=1)
     submit(store)
     store.take(1)
     submit(store)
 
-    with pytest.raises(Overloaded, match="1 jobs wait already") as refused:
+    with pytest.raises(errors.Overloaded, match="1 jobs wait already") as refused:
         submit(store)
 
     assert refused.value.retry_after_s == 10
@@ -158,34 +143,32 @@ def test_too_many_waiting_jobs_are_refused_and_those_in_progress_do_not_count(
 # Keys, owners and pages
 
 
-def test_the_same_key_and_body_is_the_same_job_and_another_body_is_refused(
-    opened: Callable[..., JobStore],
-) -> None:
+def test_the_same_key_and_body_is_the_same_job_and_another_body_is_refused(opened: Opened) -> None:
     store = opened()
     job = submit(store, key="k", digest="d")
 
     assert store.submit("video", {}, {}, key="k", digest="d") == job
     assert submit(store, key="k", digest="e", owner="other").id != job.id
-    with pytest.raises(IdempotencyMismatch, match=f"for job {job.id}"):
+    with pytest.raises(errors.IdempotencyMismatch, match=f"for job {job.id}"):
         submit(store, key="k", digest="e")
     assert submit(store, digest="e").id != job.id
 
 
-def test_a_job_is_its_owners_only(opened: Callable[..., JobStore]) -> None:
+def test_a_job_is_its_owners_only(opened: Opened) -> None:
     store = opened()
     job = submit(store, owner="me")
 
     assert store.get(job.id, "me").id == job.id
     for ask in (store.get, store.remove):
-        with pytest.raises(JobNotFound, match="there is no job"):
+        with pytest.raises(errors.JobNotFound, match="there is no job"):
             ask(job.id, "you")
     assert store.page("you") == ([], False)
-    with pytest.raises(JobNotFound):
+    with pytest.raises(errors.JobNotFound):
         store.page("you", after=job.id)
 
 
 @pytest.mark.parametrize("is_newest_first", [True, False])
-def test_pages_show_every_job_once(is_newest_first: bool, opened: Callable[..., JobStore]) -> None:
+def test_pages_show_every_job_once(is_newest_first: bool, opened: Opened) -> None:
     store = opened()
     ids = [submit(store).id for _ in range(5)]
     store.submit("image", {}, {})
@@ -200,9 +183,7 @@ def test_pages_show_every_job_once(is_newest_first: bool, opened: Callable[..., 
     assert seen == (ids[::-1] if is_newest_first else ids)
 
 
-def test_a_page_costs_the_same_among_ten_and_among_two_thousand_jobs(
-    opened: Callable[..., JobStore],
-) -> None:
+def test_a_page_costs_the_same_among_ten_and_among_two_thousand_jobs(opened: Opened) -> None:
     def cost(jobs: int) -> int:
         store, steps = opened(max_waiting=jobs), [0]
 
@@ -228,7 +209,7 @@ def test_a_page_costs_the_same_among_ten_and_among_two_thousand_jobs(
 
 
 def test_jobs_that_take_too_long_expire_and_ended_ones_are_forgotten(
-    tmp_path: Path, opened: Callable[..., JobStore]
+    tmp_path: Path, opened: Opened
 ) -> None:
     clock = Hand()
     store = opened(tmp_path, ttl_s=60, clock=clock.run())
@@ -243,7 +224,7 @@ def test_jobs_that_take_too_long_expire_and_ended_ones_are_forgotten(
     assert expired.state == "expired"
     assert expired.error is not None
     assert expired.error["message"] == "the job did not end within 60 s (--job-ttl)"
-    with pytest.raises(JobNotFound):
+    with pytest.raises(errors.JobNotFound):
         store.get(done.id)
     assert not list((tmp_path / "files").iterdir())
     clock.pass_by(61)
@@ -252,7 +233,7 @@ def test_jobs_that_take_too_long_expire_and_ended_ones_are_forgotten(
 
 
 def test_older_files_make_room_and_what_can_never_fit_is_refused(
-    tmp_path: Path, opened: Callable[..., JobStore]
+    tmp_path: Path, opened: Opened
 ) -> None:
     store = opened(tmp_path, max_bytes=10)
     jobs = [submit(store) for _ in range(4)]
@@ -260,7 +241,7 @@ def test_older_files_make_room_and_what_can_never_fit_is_refused(
     for job in jobs[:3]:
         store.complete(job.id, writes(a_txt=b"12345"))
 
-    with pytest.raises(StoreFailed, match="11 bytes: the limit is 10"):
+    with pytest.raises(errors.StoreFailed, match="11 bytes: the limit is 10"):
         store.complete(jobs[3].id, writes(a_txt=b"12345678901"))
 
     assert {job.id for job in store.page()[0]} == {job.id for job in jobs[1:]}
@@ -269,8 +250,7 @@ def test_older_files_make_room_and_what_can_never_fit_is_refused(
 
 
 def test_files_that_the_disk_refuses_leave_the_job_open_and_the_folder_clean(
-    tmp_path: Path,
-    opened: Callable[..., JobStore],
+    tmp_path: Path, opened: Opened
 ) -> None:
     store = opened(tmp_path)
     job = submit(store)
@@ -280,7 +260,7 @@ def test_files_that_the_disk_refuses_leave_the_job_open_and_the_folder_clean(
         (folder / "half").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(StoreFailed, match="No space left"):
+    with pytest.raises(errors.StoreFailed, match="No space left"):
         store.complete(job.id, write)
 
     assert store.get(job.id).state == "in_progress"
@@ -292,8 +272,7 @@ def test_files_that_the_disk_refuses_leave_the_job_open_and_the_folder_clean(
 
 
 def test_what_was_in_progress_is_queued_again_and_half_written_files_are_swept(
-    tmp_path: Path,
-    opened: Callable[..., JobStore],
+    tmp_path: Path, opened: Opened
 ) -> None:
     store = opened(tmp_path)
     done, running, waiting = (submit(store, key=key) for key in "abc")
@@ -310,17 +289,12 @@ def test_what_was_in_progress_is_queued_again_and_half_written_files_are_swept(
     assert store.get(running.id).progress == 30
     assert content(store, done.id) == b"x"
     files = {path.name for path in (tmp_path / "files").iterdir()}
-    assert files == {
-        done.id,
-        running.id,
-    }  # a result that the database forgot: till it is drawn anew
+    assert files == {done.id, running.id}  # a result that the database forgot: till drawn anew
     assert [job.id for job in store.take(9)] == [running.id, waiting.id]
     assert store.submit("video", {}, {}, key="c").id == waiting.id
 
 
-def test_a_spoiled_row_is_still_a_job_that_can_fail(
-    tmp_path: Path, opened: Callable[..., JobStore]
-) -> None:
+def test_a_spoiled_row_is_still_a_job_that_can_fail(tmp_path: Path, opened: Opened) -> None:
     store = opened(tmp_path)
     job = submit(store)
     store.close()
@@ -373,7 +347,7 @@ class Life(RuleBasedStateMachine):
         try:
             inputs = {"in": b"x"}
             job = self.store.submit("video", {}, {"n": 1}, key=key, inputs=inputs)
-        except Overloaded:
+        except errors.Overloaded:
             assert is_full
             assert key not in self.keys
             return
@@ -408,7 +382,7 @@ class Life(RuleBasedStateMachine):
                 raise OSError(28, "No space left on device")
 
         if is_broken:
-            with pytest.raises(StoreFailed):
+            with pytest.raises(errors.StoreFailed):
                 self.store.complete(job, write)
             return
         is_running = self.states[job] == "in_progress"
@@ -512,7 +486,7 @@ Life.TestCase.settings = settings(max_examples=15, stateful_step_count=30)
 TestLife = Life.TestCase
 
 
-def test_what_is_stored_is_plain_json(tmp_path: Path, opened: Callable[..., JobStore]) -> None:
+def test_what_is_stored_is_plain_json(tmp_path: Path, opened: Opened) -> None:
     store = opened(tmp_path)
     store.submit("image", {"prompt": "h\u00e4\ud800"}, {"jobs": [{"lora": [["a", 1.0]]}]})
     store.close()

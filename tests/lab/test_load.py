@@ -173,19 +173,12 @@ def test_the_block_has_the_lines_that_users_know() -> None:
     )
 
     assert {name: value.strip() for name, value in lines.items()} == {
-        "Task": "x",
-        "Benchmark duration (s)": "100.00",
-        "Successful requests": "100/100",
-        "Request throughput (req/s)": "1.0000",
-        "Latency Mean (s)": "50.5000",
-        "Latency Median (s)": "50.5000",
-        "Latency P90 (s)": "90.1000",
-        "Latency P95 (s)": "95.0500",
-        "Latency P99 (s)": "99.0100",
-        "Latency Max (s)": "100.0000",
-        "Send Delay Max (s)": "0.5000",
+        "Task": "x", "Benchmark duration (s)": "100.00", "Successful requests": "100/100",
+        "Request throughput (req/s)": "1.0000", "Latency Mean (s)": "50.5000",
+        "Latency Median (s)": "50.5000", "Latency P90 (s)": "90.1000", "Latency P95 (s)": "95.0500",
+        "Latency P99 (s)": "99.0100", "Latency Max (s)": "100.0000", "Send Delay Max (s)": "0.5000",
         "Peak Memory Max (MB)": "3.0",
-    }
+    }  # fmt: skip
 
 
 def test_failures_are_listed_by_reason_the_most_frequent_first() -> None:

@@ -3,14 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import (
-    AudioLDM2Pipeline,
-    DiffusionPipeline,
-    Lumina2Pipeline,
-    Lumina2Transformer2DModel,
-)
 from torch import nn
 from transformers import Gemma2Model
 
@@ -43,14 +38,11 @@ WITHOUT_PROMPT: dict[str, tuple[dict[str, Any], ...]] = {
     "svd": tuple(
         {"prompt": None, "image": picture(seed), "seed": seed, "num_inference_steps": n, **more}
         for seed, n, more in (
-            (1, 6, {}),
-            (2, 7, {"motion_bucket_id": 90}),
-            (3, 5, {"fps": 9}),
-            (4, 6, {"noise_aug_strength": 0.1}),
-            (5, 5, {"max_guidance_scale": 1.0}),
+            (1, 6, {}), (2, 7, {"motion_bucket_id": 90}), (3, 5, {"fps": 9}),
+            (4, 6, {"noise_aug_strength": 0.1}), (5, 5, {"max_guidance_scale": 1.0}),
         )
     )
-}
+}  # fmt: skip
 FIELDS = ("images", "frames", "audios")
 
 FUSE = {  # its denoiser, how far an answer may be off, whether it is part of `make test`
@@ -75,7 +67,7 @@ def requests_of(family: str) -> list[dict[str, Any]]:
     return [{**ARGUMENTS[family], **one} for one in requests]
 
 
-def plain(family: str) -> DiffusionPipeline:
+def plain(family: str) -> diffusers.DiffusionPipeline:
     pipe = fresh(family)
     pipe.set_progress_bar_config(disable=True)
     for module in pipe.components.values():
@@ -84,7 +76,7 @@ def plain(family: str) -> DiffusionPipeline:
     return pipe
 
 
-def alone(pipe: DiffusionPipeline, arguments: Mapping[str, Any]) -> torch.Tensor:
+def alone(pipe: diffusers.DiffusionPipeline, arguments: Mapping[str, Any]) -> torch.Tensor:
     given = dict(arguments)
     generator = torch.Generator().manual_seed(given.pop("seed"))
     if given["prompt"] is None:
@@ -159,7 +151,7 @@ def test_where_frames_are_rows_exact_numerics_gives_the_bits_of_a_request_alone(
     assert drive.widest(component) >= 2
 
 
-class Untabled(Lumina2Transformer2DModel):  # type: ignore[misc]
+class Untabled(diffusers.Lumina2Transformer2DModel):  # type: ignore[misc]
     """Places each row by the length of its text, which shapes do not tell."""
 
 
@@ -242,9 +234,9 @@ def test_a_language_model_fuses_where_its_pipeline_reads_no_cache_of_it() -> Non
 
 
 def test_a_pipeline_reads_caches_if_its_package_names_them_or_nobody_knows() -> None:
-    assert not reads_caches(Lumina2Pipeline)
-    assert reads_caches(AudioLDM2Pipeline)
-    assert reads_caches(type("Own", (Lumina2Pipeline,), {}))
+    assert not reads_caches(diffusers.Lumina2Pipeline)
+    assert reads_caches(diffusers.AudioLDM2Pipeline)
+    assert reads_caches(type("Own", (diffusers.Lumina2Pipeline,), {}))
 
 
 def test_inference_can_be_turned_off() -> None:

@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from carpool.errors import (
-    IdempotencyMismatch,
-    Overloaded,
-    PipelineFailed,
-    StoreFailed,
-    UnsupportedImage,
-)
+from carpool import errors
 from carpool.jobs.clock import StoreClock
 from carpool.jobs.database import Record
 from carpool.jobs.store import JobStore
@@ -71,7 +65,7 @@ def test_inputs_are_there_until_the_job_ends_whatever_happens_meanwhile(
         case "completed":
             assert store.complete(job.id, write)
         case "failed":
-            assert store.end(job.id, "failed", PipelineFailed("it broke"))
+            assert store.end(job.id, "failed", errors.PipelineFailed("it broke"))
         case "removed":
             store.remove(job.id)
         case "expired":
@@ -102,7 +96,7 @@ def test_files_that_are_refused_leave_the_job_open_with_its_inputs(
     job = submit(store)
     store.take(1)
 
-    with pytest.raises(StoreFailed, match="No such file"):
+    with pytest.raises(errors.StoreFailed, match="No such file"):
         store.complete(job.id, write, keep=["z.png"])
 
     assert store.get(job.id).is_open
@@ -114,9 +108,9 @@ def test_what_is_not_accepted_leaves_nothing(opened: Callable[..., JobStore]) ->
     job = submit(store, key="k", digest="d")
 
     assert submit(store, key="k", digest="d").id == job.id
-    with pytest.raises(IdempotencyMismatch):
+    with pytest.raises(errors.IdempotencyMismatch):
         submit(store, key="k", digest="e")
-    with pytest.raises(Overloaded):
+    with pytest.raises(errors.Overloaded):
         submit(store)
 
     assert kept(store) == {job.id}
@@ -148,11 +142,13 @@ def test_inputs_take_half_of_the_room_and_completed_jobs_make_way(
     jobs = [submit(store), submit(store)]
 
     assert [job.id for job in store.page()[0]] == [jobs[1].id, jobs[0].id]
-    with pytest.raises(StoreFailed, match="5 bytes, 10 more are held by jobs that have not ended"):
+    with pytest.raises(
+        errors.StoreFailed, match="5 bytes, 10 more are held by jobs that have not ended"
+    ):
         submit(store)
     assert kept(store) == {job.id for job in jobs}
     store.take(2)
-    with pytest.raises(StoreFailed, match="16 bytes, 5 more are held"):
+    with pytest.raises(errors.StoreFailed, match="16 bytes, 5 more are held"):
         store.complete(jobs[0].id, lambda folder: (folder / "b").write_bytes(b"1" * 16))
     assert store.complete(jobs[0].id, lambda folder: (folder / "b").write_bytes(b"1" * 15))
 
@@ -173,13 +169,13 @@ def test_a_disk_that_is_full_at_any_write_refuses_the_job_and_keeps_nothing_of_i
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, limits[1]))
     try:
         if what == "the job itself":
-            with pytest.raises(StoreFailed, match="the store of jobs cannot be written"):
+            with pytest.raises(errors.StoreFailed, match="the store of jobs cannot be written"):
                 jobs.update(
                     store.submit("video", {"filler": "x" * 9000}, {}, inputs=ONE).id
                     for _ in range(999)
                 )
         else:
-            with pytest.raises(StoreFailed, match=r"could not be stored: .*File too large"):
+            with pytest.raises(errors.StoreFailed, match=r"could not be stored: .*File too large"):
                 submit(store, inputs[what])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -195,7 +191,7 @@ def test_a_place_that_cannot_be_written_refuses_the_job(
     store = opened()
     (tmp_path / "inputs").rmdir()
 
-    with pytest.raises(StoreFailed, match="could not be stored"):
+    with pytest.raises(errors.StoreFailed, match="could not be stored"):
         submit(store)
 
     assert store.page() == ([], False)
@@ -229,5 +225,5 @@ def test_a_picture_comes_back_with_every_pixel(mode: Any, size: tuple[int, int],
 
 def test_arguments_without_pictures_need_no_files_and_a_spoiled_one_is_told() -> None:
     assert packed({"prompt": "a", "width": 64}) == ({}, {})
-    with pytest.raises(UnsupportedImage, match="cannot be read"):
+    with pytest.raises(errors.UnsupportedImage, match="cannot be read"):
         unpacked(b"\x89PNG", "RGB")

@@ -20,14 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from carpool.errors import (
-    BodyTooLarge,
-    ImageTooLarge,
-    InvalidValue,
-    Rejected,
-    UnsupportedImage,
-    UnsupportedParameter,
-)
+from carpool import errors
 from carpool.media.reader import MOST_PIXELS, ImageIntake, PictureReader
 from carpool.media.uploads import Mode, decode, decode_cost, parse, read_data_url, read_image
 
@@ -135,7 +128,7 @@ def test_an_interlaced_picture_is_read_whole_or_refused(size: tuple[int, int]) -
         return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + body
 
     assert read(laced(packed), "L").tobytes() == pixels.tobytes()
-    with pytest.raises(UnsupportedImage, match="fewer rows than it states"):
+    with pytest.raises(errors.UnsupportedImage, match="fewer rows than it states"):
         read(laced(packed[:-1]))
 
 
@@ -181,7 +174,7 @@ def test_the_first_picture_of_a_phones_jpeg_is_read() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_single_whole_picture_is_refused(data: bytes, says: str) -> None:
-    with pytest.raises(UnsupportedImage, match=says) as refused:
+    with pytest.raises(errors.UnsupportedImage, match=says) as refused:
         read(data)
 
     assert (refused.value.status, refused.value.code) == (400, "unsupported_image")
@@ -195,7 +188,7 @@ def test_what_is_no_single_whole_picture_is_refused(data: bytes, says: str) -> N
 def test_a_file_that_is_cut_short_is_refused(format_: str, share: float) -> None:
     data = saved(noise(), format_)
 
-    with pytest.raises(UnsupportedImage):
+    with pytest.raises(errors.UnsupportedImage):
         read(data[: int(len(data) * share)])
 
 
@@ -203,7 +196,7 @@ def test_a_file_that_is_cut_short_is_refused(format_: str, share: float) -> None
     ("size", "most"), [((12_000, 12_000), MOST), ((30_000, 30_000), MOST), ((1, 100_000), 99_999)]
 )
 def test_a_picture_with_too_many_pixels_is_refused_unread(size: tuple[int, int], most: int) -> None:
-    with pytest.raises(ImageTooLarge, match=f"the limit is {most} in all") as refused:
+    with pytest.raises(errors.ImageTooLarge, match=f"the limit is {most} in all") as refused:
         read_image(png(*size, rows=1), max_pixels=most, name="mask")
 
     assert (refused.value.status, refused.value.code) == (413, "image_too_large")
@@ -362,7 +355,7 @@ def test_what_is_made_to_cost_much_is_refused_before_a_decoder_sees_it(
 ) -> None:
     monkeypatch.setattr(Image, "open", None)
 
-    with pytest.raises(UnsupportedImage, match=says):
+    with pytest.raises(errors.UnsupportedImage, match=says):
         read(data)
 
 
@@ -463,7 +456,9 @@ def test_a_picture_that_takes_too_much_memory_is_refused_undecoded(
     data = saved(Image.new(mode, (side, side)), format_, **options)
     container = parse(data, max_pixels=MOST_PIXELS)
 
-    with pytest.raises(ImageTooLarge, match=r"to decode as .*: the limit is 192 MiB") as refused:
+    with pytest.raises(
+        errors.ImageTooLarge, match=r"to decode as .*: the limit is 192 MiB"
+    ) as refused:
         decode_cost(container, "RGB", "mask", (512, 512))
 
     assert refused.value.param == "mask"
@@ -499,7 +494,7 @@ def test_a_jpeg_that_draws_itself_again_and_again_is_refused() -> None:
     last = data.rindex(b"\xff\xda")  # its last scan, once more and once more
     bomb = data[:last] + data[last:-2] * 5000 + data[-2:]
 
-    with pytest.raises(UnsupportedImage, match="at most 100 scans"):
+    with pytest.raises(errors.UnsupportedImage, match="at most 100 scans"):
         read(bomb)
     assert read(data).size == (40, 20)
 
@@ -527,7 +522,7 @@ def test_a_damaged_file_is_read_or_refused_but_never_an_error_of_ours(
         else:
             data[at : at + 4] = struct.pack(">I", rng.choice([0, 1, 2**31, 2**32 - 1]))
 
-    with contextlib.suppress(Rejected):
+    with contextlib.suppress(errors.Rejected):
         assert read(bytes(data)).mode == "RGB"
 
 
@@ -536,7 +531,7 @@ def test_a_png_without_its_end_is_cut_short_though_every_row_is_there(lost: int)
     whole = png(40, 20)
 
     assert read(whole + b"more").size == (40, 20)
-    with pytest.raises(UnsupportedImage, match="image cannot be read"):
+    with pytest.raises(errors.UnsupportedImage, match="image cannot be read"):
         read(whole[:-lost])
 
 
@@ -569,16 +564,18 @@ def test_the_mode_and_the_limits_hold_for_urls_too() -> None:
     url = data_url(saved(noise(mode="RGBA")))
 
     assert fetched(url, mode="RGBA").mode == "RGBA"
-    with pytest.raises(ImageTooLarge, match="mask has 40x20 pixels: the limit is 100 in all"):
+    with pytest.raises(
+        errors.ImageTooLarge, match="mask has 40x20 pixels: the limit is 100 in all"
+    ):
         fetched(url, max_pixels=100, name="mask")
-    with pytest.raises(BodyTooLarge, match="image is larger than 100 bytes"):
+    with pytest.raises(errors.BodyTooLarge, match="image is larger than 100 bytes"):
         fetched(url, max_bytes=100)
 
 
 @given(st.binary(max_size=40))
 def test_the_size_of_a_data_url_is_that_of_its_bytes(data: bytes) -> None:
     assert read_data_url(data_url(data), max_bytes=len(data)) == data
-    with pytest.raises(BodyTooLarge):
+    with pytest.raises(errors.BodyTooLarge):
         read_data_url(data_url(data + b"1234"), max_bytes=len(data))
 
 
@@ -591,7 +588,7 @@ def test_the_size_of_a_data_url_is_that_of_its_bytes(data: bytes) -> None:
      "javascript:1", "blob:http://x", "\ud800"],
 )  # fmt: skip
 def test_what_is_no_picture_url_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(InvalidValue) as refused:
+    with pytest.raises(errors.InvalidValue) as refused:
         fetched(url, allow_remote=True)
 
     assert refused.value.param == "image"
@@ -600,7 +597,7 @@ def test_what_is_no_picture_url_is_refused_without_repeating_it(url: str) -> Non
 
 def test_a_url_of_another_kind_is_told_which_kinds_are_read() -> None:
     for allowed, rule in ((True, "... or http(s)://..."), (False, "base64,...")):
-        with pytest.raises(InvalidValue) as refused:
+        with pytest.raises(errors.InvalidValue) as refused:
             fetched("file:///etc/passwd", allow_remote=allowed)
 
         assert refused.value.message.startswith('image="file:///etc/passwd": must be data:image/')
@@ -609,5 +606,5 @@ def test_a_url_of_another_kind_is_told_which_kinds_are_read() -> None:
 
 def test_no_url_is_fetched_unless_the_server_allows_it() -> None:
     for url in ("http://127.0.0.1:1/x.png", "HTTPS://example.com/x.png"):
-        with pytest.raises(UnsupportedParameter, match="this server does not fetch"):
+        with pytest.raises(errors.UnsupportedParameter, match="this server does not fetch"):
             fetched(url)

@@ -118,10 +118,10 @@ def run(
     async def story() -> list[protocol.Done | BaseException]:
         def pool_of(connector: FakeConnector) -> Pool:
             def worker(device: str, listener: WorkerListener) -> Supervisor:
+                load = protocol.LoadModel("", EngineSettings())
                 return Supervisor(
-                    "", EngineSettings(), connector=connector, listener=listener, journals=journals,
-                    deaths=deaths,
-                )  # fmt: skip
+                    load, connector, listener=listener, journals=journals, deaths=deaths
+                )
 
             return Pool(worker, ["cpu"], EngineSettings(), journals)
 

@@ -90,12 +90,10 @@ def test_sound_is_an_output_a_job_and_a_file_of_the_command_line(tmp_path: Path)
 def test_what_crosses_to_the_front_is_what_was_made() -> None:
     whole = {"vertices": np.eye(3), "faces": [[0, 1, 2]], "visual": None}
     [coloured] = [{**whole, "vertex_channels": dict.fromkeys("RGB", torch.ones(3))}]
-    mesh = raw_output({"meshes": [coloured]}, spool=b"").mesh
+    mesh = raw_output({"meshes": [coloured]}, spool=b"")["mesh"]
     samples = torch.linspace(-1, 1, 20).reshape(1, 2, 10)
-    sound = raw_output({"audios": samples, "sampling_rate": 50}, spool=b"").sound
+    sound = raw_output({"audios": samples, "sampling_rate": 50}, spool=b"")["sound"]
 
-    assert mesh is not None
-    assert sound is not None
     own, heard = mesh_of(mesh), sound_of(sound)
     assert own.vertices.tolist() == np.eye(3).tolist()
     assert own.faces.tolist() == [[0, 1, 2]]

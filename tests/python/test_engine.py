@@ -11,23 +11,12 @@ import pytest
 import torch
 
 import carpool
-from carpool import Request
+from carpool import Request, errors
 from carpool.config import load_settings
 from carpool.engine.loop import EngineCore
 from carpool.engine.model.load import load as load_pipeline
 from carpool.engine.observe.timeline import Forward
 from carpool.engine.request import Listener
-from carpool.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    Forked,
-    InvalidValue,
-    Overloaded,
-    PipelineFailed,
-    Rejected,
-    TooLate,
-    UnknownParameter,
-)
 from carpool.types import CheckedRequest
 from support.engine_driver import InLine, gap, served
 from support.tiny import ARGUMENTS
@@ -109,7 +98,7 @@ def test_what_a_request_says_itself_wins(engine: carpool.Engine) -> None:
     assert given.request_id == own.request_id
     expected = engine.submit("a cat", seed=2, **QUICK | {"num_inference_steps": 4}).result(10)
     assert same(given, expected)
-    with pytest.raises(DeadlineExceeded, match=r"timeout_s=0.001 ran out"):
+    with pytest.raises(errors.DeadlineExceeded, match=r"timeout_s=0.001 ran out"):
         engine.generate(Request("a cat", timeout_s=0.001), **ENDLESS | {"timeout_s": 100})
 
 
@@ -120,7 +109,7 @@ def test_errors_are_returned_on_demand_in_their_places(engine: carpool.Engine) -
     outputs = engine.generate([good, wrong, failing, good], return_errors=True, **QUICK)
 
     assert [type(output.error) for output in outputs] == [
-        type(None), UnknownParameter, PipelineFailed, type(None),
+        type(None), errors.UnknownParameter, errors.PipelineFailed, type(None),
     ]  # fmt: skip
     assert outputs[1].images is None
     assert outputs[2].request_id == failing.request_id
@@ -132,7 +121,7 @@ def test_the_first_failure_is_raised_after_the_others_have_finished(
     before = engine.statistics()["steps"]
     failing = Request("a cat", callback_on_step_end=fail)
 
-    with pytest.raises(PipelineFailed, match="a puncture"):
+    with pytest.raises(errors.PipelineFailed, match="a puncture"):
         engine.generate([failing, Request("a cat", num_inference_steps=9)], **QUICK)
 
     statistics = engine.statistics()
@@ -150,8 +139,8 @@ def test_a_request_of_a_list_that_would_be_too_late_takes_no_other_with_it(
         [Request("a cat"), late, Request("a dog")], return_errors=True, **QUICK
     )
 
-    assert [type(output.error) for output in outputs] == [type(None), TooLate, type(None)]
-    with pytest.raises(TooLate):
+    assert [type(output.error) for output in outputs] == [type(None), errors.TooLate, type(None)]
+    with pytest.raises(errors.TooLate):
         engine.generate([late, Request("a dog")], **QUICK)
 
 
@@ -176,7 +165,7 @@ def test_a_progress_function_that_fails_ends_neither_its_request_nor_the_engine(
 def test_a_wrong_request_stops_its_list_before_anything_runs(engine: carpool.Engine) -> None:
     before = engine.statistics()["requests"]
 
-    with pytest.raises(InvalidValue, match="num_inference_steps=0"):
+    with pytest.raises(errors.InvalidValue, match="num_inference_steps=0"):
         engine.generate(["a cat", Request("a dog", num_inference_steps=0)], **QUICK)
 
     assert engine.statistics()["requests"] == before
@@ -194,7 +183,7 @@ def test_a_wrong_request_stops_its_list_before_anything_runs(engine: carpool.Eng
 def test_impossible_orders_are_refused(
     engine: carpool.Engine, requests: Any, more: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(Rejected, match=says):
+    with pytest.raises(errors.Rejected, match=says):
         engine.generate(requests, **more)
 
 
@@ -222,7 +211,9 @@ def test_previews_are_events_of_whoever_wants_them(engine: carpool.Engine) -> No
     assert not [event for event in plain.events() if event.kind == "preview"]
     assert same(watched.result(10), plain.result(10))
     for wrong in (-1, 1.5, True, "3"):
-        with pytest.raises(InvalidValue, match=f"partial_images={wrong!r}: must be a whole number"):
+        with pytest.raises(
+            errors.InvalidValue, match=f"partial_images={wrong!r}: must be a whole number"
+        ):
             engine.submit("a cat", partial_images=wrong, **draw)  # type: ignore[arg-type]
 
 
@@ -240,9 +231,9 @@ def test_a_handle_cancels_what_it_stands_for(engine: carpool.Engine) -> None:
 
     handle.cancel()
 
-    with pytest.raises(Cancelled, match="the request was cancelled"):
+    with pytest.raises(errors.Cancelled, match="the request was cancelled"):
         handle.result(10)
-    assert isinstance(list(handle.events())[-1].error, Cancelled)
+    assert isinstance(list(handle.events())[-1].error, errors.Cancelled)
     assert other.result(10).error is None
 
 
@@ -261,7 +252,7 @@ def test_waiting_for_a_result_may_time_out_while_the_request_goes_on(
 async def test_handles_can_be_awaited(engine: carpool.Engine) -> None:
     handles = [engine.submit("a cat", seed=seed, **QUICK) for seed in range(2)]
     failing = engine.submit("a cat", callback_on_step_end=fail, **QUICK)
-    with pytest.raises(PipelineFailed):
+    with pytest.raises(errors.PipelineFailed):
         await failing
     outputs = [await handle for handle in handles]
 
@@ -278,7 +269,7 @@ def test_giving_up_an_await_cancels_the_request(engine: carpool.Engine) -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(impatient(handle))
 
-    with pytest.raises(Cancelled):
+    with pytest.raises(errors.Cancelled):
         handle.result(10)
     assert list(handle.events())[-1].kind == "finished"
 
@@ -292,7 +283,7 @@ def test_a_list_longer_than_the_queue_is_no_overload() -> None:
         for one in running:
             assert next(event for event in one.events() if event.kind == "step")
         engine.submit("a cat", **ENDLESS)
-        with pytest.raises(Overloaded):
+        with pytest.raises(errors.Overloaded):
             engine.submit("a cat", **QUICK)
 
 
@@ -327,7 +318,7 @@ def test_a_handle_has_the_verbs_of_a_future_and_says_how_far_it_is(engine: carpo
     assert next(event for event in handle if event.kind == "step").step == 1
     assert repr(handle).startswith("<carpool.Handle req-mine seed=7 step ")
     handle.cancel()
-    with pytest.raises(Cancelled):
+    with pytest.raises(errors.Cancelled):
         handle.result(60)
     assert handle.done()
     assert repr(handle) == "<carpool.Handle req-mine seed=7 failed: Cancelled>"
@@ -356,7 +347,7 @@ def test_a_fork_is_told_that_it_has_no_engine(engine: carpool.Engine) -> None:
         for ask in asks:
             try:
                 ask()
-            except Forked as error:
+            except errors.Forked as error:
                 told += "without the engine's thread" in str(error)
         os._exit(told)
     _, status = os.waitpid(child, 0)

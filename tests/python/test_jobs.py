@@ -22,17 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import carpool
-from carpool.errors import (
-    Draining,
-    InvalidValue,
-    JobNotFound,
-    LoadFailed,
-    Overloaded,
-    SettingRejected,
-    StoreFailed,
-    UnknownParameter,
-    UnsupportedParameter,
-)
+from carpool import errors
 from carpool.python.jobs import BackgroundJob
 from support.engine_driver import served
 from support.pictures import picture, read_settings
@@ -211,7 +201,7 @@ def test_a_removed_job_is_gone_with_its_files(engine: carpool.Engine) -> None:
     assert not job.files[0].exists()
     assert job.id not in [one.id for one in engine.jobs.list()]
     for ask in (engine.jobs.get, engine.jobs.wait, engine.jobs.cancel, engine.jobs.remove):
-        with pytest.raises(JobNotFound, match=f"there is no job '{job.id}'"):
+        with pytest.raises(errors.JobNotFound, match=f"there is no job '{job.id}'"):
             ask(job.id)
 
 
@@ -237,20 +227,20 @@ def test_more_jobs_than_may_wait_are_refused() -> None:
     with load(max_running=1, max_queue=1) as engine:
         under_way(engine, engine.jobs.submit("a cat", **ENDLESS))
         engine.jobs.submit("a cat", **DRAW)
-        with pytest.raises(Overloaded, match="1 jobs wait already"):
+        with pytest.raises(errors.Overloaded, match="1 jobs wait already"):
             engine.jobs.submit("a cat", **DRAW)
 
 
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        ({"steps": 3}, UnknownParameter, "has no parameter 'steps'"),
-        ({"n": 0}, InvalidValue, "n=0: must be a whole number from 1 to 1000"),
-        ({"output_format": "gif"}, InvalidValue, "must be one of png, jpeg, webp"),
-        ({"fps": 0}, InvalidValue, "fps=0: must be from 1 to 240"),
-        ({"image": np.zeros((1, 32, 32, 3), np.float32)}, InvalidValue, "keeps PIL images"),
-        ({"output_type": "latent"}, UnsupportedParameter, "use output_format"),
-        ({"prompt_embeds": np.zeros(3)}, UnsupportedParameter, "cannot be sent as JSON"),
+        ({"steps": 3}, errors.UnknownParameter, "has no parameter 'steps'"),
+        ({"n": 0}, errors.InvalidValue, "n=0: must be a whole number from 1 to 1000"),
+        ({"output_format": "gif"}, errors.InvalidValue, "must be one of png, jpeg, webp"),
+        ({"fps": 0}, errors.InvalidValue, "fps=0: must be from 1 to 240"),
+        ({"image": np.zeros((1, 32, 32, 3), np.float32)}, errors.InvalidValue, "keeps PIL images"),
+        ({"output_type": "latent"}, errors.UnsupportedParameter, "use output_format"),
+        ({"prompt_embeds": np.zeros(3)}, errors.UnsupportedParameter, "cannot be sent as JSON"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -350,33 +340,35 @@ def test_a_closed_engine_has_no_jobs_and_tells_those_that_wait() -> None:
         under_way(engine, job)
         waited = other.submit(jobs.wait, job.id)
         engine.close()
-        with pytest.raises(Draining, match="the engine was closed"):
+        with pytest.raises(errors.Draining, match="the engine was closed"):
             waited.result(20)
 
-    with pytest.raises(Draining, match="the engine was closed"):
+    with pytest.raises(errors.Draining, match="the engine was closed"):
         jobs.submit("a cat", **DRAW)
-    with pytest.raises(Draining, match="the engine was closed"):
+    with pytest.raises(errors.Draining, match="the engine was closed"):
         jobs.get(job.id)
     engine.close()  # a second time is harmless
     with load() as engine:
         pass
-    with pytest.raises(Draining, match="the engine was closed"):
+    with pytest.raises(errors.Draining, match="the engine was closed"):
         engine.jobs  # noqa: B018
 
 
 def test_settings_of_jobs_are_checked_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SettingRejected, match="job_ttl=0: must be at least 1"):
+    with pytest.raises(errors.SettingRejected, match="job_ttl=0: must be at least 1"):
         carpool.load("/nowhere", job_ttl=0)
-    with pytest.raises(SettingRejected, match="unknown setting 'state_dirs'; did you mean 'state_"):
+    with pytest.raises(
+        errors.SettingRejected, match="unknown setting 'state_dirs'; did you mean 'state_"
+    ):
         carpool.load("/nowhere", state_dirs=tmp_path)  # type: ignore[call-arg]
-    with pytest.raises(StoreFailed, match="cannot hold jobs"):
+    with pytest.raises(errors.StoreFailed, match="cannot hold jobs"):
         carpool.load("/nowhere", state_dir=tmp_path / "file")
-    with pytest.raises(LoadFailed):
+    with pytest.raises(errors.LoadFailed):
         carpool.load("/nowhere", state_dir=tmp_path / "folder")
     with (
         load(state_dir=tmp_path / "folder"),  # it was let go of
-        pytest.raises(StoreFailed, match="another server uses it"),
+        pytest.raises(errors.StoreFailed, match="another server uses it"),
     ):
         carpool.load("/nowhere", state_dir=tmp_path / "folder")
 

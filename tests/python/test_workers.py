@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 import carpool
-from carpool.errors import (
-    Cancelled,
-    LoadFailed,
-    LoraRejected,
-    SettingRejected,
-    UnsupportedParameter,
-)
+from carpool import errors
 from support.server_process import MODEL, is_worker
 
 SMALL: dict[str, Any] = {
@@ -74,7 +68,7 @@ def test_a_request_can_be_followed_cancelled_and_explained(engine: carpool.Engin
 
     long = engine.submit("a red circle", **{**SMALL, "num_inference_steps": 900})
     long.cancel()
-    with pytest.raises(Cancelled):
+    with pytest.raises(errors.Cancelled):
         long.result(30)
 
 
@@ -101,12 +95,12 @@ def test_jobs_become_files(engine: carpool.Engine) -> None:
 def test_what_cannot_cross_to_another_process_is_refused(
     engine: carpool.Engine, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedParameter, match="give PIL images"):
+    with pytest.raises(errors.UnsupportedParameter, match="give PIL images"):
         engine.submit("a red circle", output_type="np", **SMALL)
-    with pytest.raises(LoraRejected, match="no file"):
+    with pytest.raises(errors.LoraRejected, match="no file"):
         engine.add_lora("nothing", tmp_path / "nothing.safetensors")
     pipeline: Any = object()
-    with pytest.raises(SettingRejected, match="give its hub id or folder"):
+    with pytest.raises(errors.SettingRejected, match="give its hub id or folder"):
         carpool.load(pipeline, workers=2)
-    with pytest.raises(LoadFailed, match="no model at"):
+    with pytest.raises(errors.LoadFailed, match="no model at"):
         carpool.load("shaeps", workers=2)

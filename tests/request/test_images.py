@@ -16,19 +16,12 @@ from carpool.types import Request
 COMMON = (Parameter("prompt", "str"), Parameter("num_inference_steps", "int", default=4))
 IMAGE, MASK = Parameter("image", "other"), Parameter("mask_image", "other")
 STRENGTH = Parameter("strength", "float", default=0.6)
-CARD = Card(
-    id="model",
-    tasks=(
-        Task("text-to-image", "TextPipeline", COMMON),
-        Task("image-to-image", "Img2ImgPipeline", (*COMMON, IMAGE, STRENGTH)),
-        Task("inpaint", "InpaintPipeline", (*COMMON, IMAGE, MASK, STRENGTH)),
-    ),
-    defaults={},
-    size_multiple_px=16,
-    default_size_px=(64, 64),
-    max_pixels=128 * 128,
-    max_steps=100,
+TASKS = (
+    Task("text-to-image", "TextPipeline", COMMON),
+    Task("image-to-image", "Img2ImgPipeline", (*COMMON, IMAGE, STRENGTH)),
+    Task("inpaint", "InpaintPipeline", (*COMMON, IMAGE, MASK, STRENGTH)),
 )
+CARD = Card("model", TASKS, {}, 16, (64, 64), 128 * 128, 100)
 
 
 def editor(**task: Any) -> Card:
@@ -133,14 +126,11 @@ def test_sizes_are_read_by_the_habits_of_diffusers() -> None:
 @pytest.mark.parametrize(
     "mask",
     [
-        Image.new("L", (64, 64)),
-        Image.new("1", (64, 64)),
-        Image.new("RGB", (64, 64)),
-        np.zeros((64, 64), np.float32),
-        torch.zeros(1, 1, 64, 64),
+        Image.new("L", (64, 64)), Image.new("1", (64, 64)), Image.new("RGB", (64, 64)),
+        np.zeros((64, 64), np.float32), torch.zeros(1, 1, 64, 64),
     ],
     ids=["L", "1", "RGB", "array", "tensor"],
-)
+)  # fmt: skip
 def test_a_mask_that_marks_nothing_is_refused(mask: Any) -> None:
     with pytest.raises(MaskMismatch, match="mask_image marks nothing: the parts to redraw"):
         check(CARD, Request("a cat", image=picture(), mask_image=mask))

@@ -12,17 +12,8 @@ import httpx2
 import openai
 import pytest
 
+from carpool import errors
 from carpool.config import EngineSettings, ServeSettings
-from carpool.errors import (
-    CarpoolError,
-    DeadlineExceeded,
-    Draining,
-    Overloaded,
-    PipelineFailed,
-    RateLimited,
-    Starting,
-    WorkerLost,
-)
 from carpool.fleet.deployment import Deployment
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
@@ -38,7 +29,7 @@ SOON_S = 0.01
 class Moody(Grey):
     """Fails so often before it draws."""
 
-    def __init__(self, *failures: CarpoolError) -> None:
+    def __init__(self, *failures: errors.CarpoolError) -> None:
         super().__init__()
         self._failures = list(failures)
 
@@ -85,9 +76,12 @@ def _generate(worker: Grey, *, has_several: bool, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}], ids=["at once", "stream"])
-@pytest.mark.parametrize("failure", [Overloaded, RateLimited, Starting, WorkerLost, Draining])
+@pytest.mark.parametrize(
+    "failure",
+    [errors.Overloaded, errors.RateLimited, errors.Starting, errors.WorkerLost, errors.Draining],
+)
 def test_what_will_pass_is_tried_again_until_there_is_a_picture(
-    generate: Generate, failure: type[CarpoolError], options: dict[str, Any]
+    generate: Generate, failure: type[errors.CarpoolError], options: dict[str, Any]
 ) -> None:
     worker = Moody(*[failure("not now", retry_after_s=SOON_S)] * (TRIES - 1))
 
@@ -100,9 +94,9 @@ def test_what_will_pass_is_tried_again_until_there_is_a_picture(
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}], ids=["at once", "stream"])
-@pytest.mark.parametrize("failure", [DeadlineExceeded, PipelineFailed])
+@pytest.mark.parametrize("failure", [errors.DeadlineExceeded, errors.PipelineFailed])
 def test_what_would_fail_again_is_asked_once(
-    generate: Generate, failure: type[CarpoolError], options: dict[str, Any]
+    generate: Generate, failure: type[errors.CarpoolError], options: dict[str, Any]
 ) -> None:
     worker = Moody(*[failure("as ever")] * TRIES)
 
@@ -115,7 +109,7 @@ def test_what_would_fail_again_is_asked_once(
 
 
 def test_who_stays_overloaded_is_given_up_with_its_own_error(generate: Generate) -> None:
-    worker = Moody(*[Overloaded("full", retry_after_s=SOON_S)] * TRIES)
+    worker = Moody(*[errors.Overloaded("full", retry_after_s=SOON_S)] * TRIES)
 
     with pytest.raises(openai.RateLimitError, match="full") as caught:
         generate(worker)

@@ -34,46 +34,29 @@ from carpool.server.state import AppState
 from carpool.server.transport.middleware import RequestLogging
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
+from carpool.worker.connection import LocalConnector
 from carpool.worker.supervisor import Supervisor
 from support.endpoints import ENDPOINT
 from support.server_process import eventually
 
-CARD = Card(
-    id="grey",
-    tasks=(
-        Task(
-            "text-to-image",
-            "GreyPipeline",
-            (
-                Parameter("prompt", "str"),
-                Parameter("negative_prompt", "str"),
-                Parameter("width", "int"),
-                Parameter("height", "int"),
-                Parameter("num_inference_steps", "int", default=4),
-                Parameter("guidance_scale", "float", default=3.5),
-                Parameter("true_cfg_scale", "float", default=1.0),
-                Parameter("strength", "float", default=0.6),
-                Parameter("num_frames", "int"),
-                Parameter("sigmas", "numbers"),
-                Parameter("clip_skip", "bool"),
-                Parameter("latents", "other"),
-            ),
-        ),
-    ),
-    defaults={},
-    size_multiple_px=16,
-    default_size_px=(64, 64),
-    max_pixels=2048 * 2048,
-    max_steps=100,
-    lora=("outlined",),
-)
+PARAMETERS = (
+    Parameter("prompt", "str"), Parameter("negative_prompt", "str"),
+    Parameter("width", "int"), Parameter("height", "int"),
+    Parameter("num_inference_steps", "int", default=4),
+    Parameter("guidance_scale", "float", default=3.5),
+    Parameter("true_cfg_scale", "float", default=1.0),
+    Parameter("strength", "float", default=0.6), Parameter("num_frames", "int"),
+    Parameter("sigmas", "numbers"), Parameter("clip_skip", "bool"), Parameter("latents", "other"),
+)  # fmt: skip
+TASK = Task("text-to-image", "GreyPipeline", PARAMETERS)
+CARD = Card("grey", (TASK,), {}, 16, (64, 64), 2048 * 2048, max_steps=100, lora=("outlined",))
 
 
 class Lone(Supervisor):
     """A worker that serves without a pool, and has no process."""
 
     def __init__(self) -> None:
-        super().__init__("none", EngineSettings())
+        super().__init__(protocol.LoadModel("none", EngineSettings()), LocalConnector())
         self.is_open = asyncio.Event()
 
     async def wait_open(self, model: str | None = None) -> None:

@@ -8,29 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
-from diffusers import (
-    AutoencoderKLHunyuanImage,
-    ControlNetModel,
-    DDIMScheduler,
-    DDPMScheduler,
-    DiffusionPipeline,
-    FlowMatchEulerDiscreteScheduler,
-    HunyuanImagePipeline,
-    HunyuanImageTransformer2DModel,
-    IFPipeline,
-    SD3ControlNetModel,
-    SkyReelsV2DiffusionForcingPipeline,
-    SkyReelsV2Transformer3DModel,
-    StableDiffusion3ControlNetPipeline,
-    StableDiffusion3PAGPipeline,
-    StableDiffusionPipeline,
-    StableDiffusionXLControlNetPipeline,
-    StableDiffusionXLPAGPipeline,
-    UNet2DConditionModel,
-    UniPCMultistepScheduler,
-)
 from diffusers.guiders import AdaptiveProjectedMixGuidance
 from diffusers.pipelines.deepfloyd_if import IFSafetyChecker, IFWatermarker
 from torch import nn
@@ -42,7 +22,7 @@ from support.tiny.stable import sd3, sd15, sdxl
 from support.tiny.wan import umt5, wan_vae
 
 
-def build(make: Callable[[], DiffusionPipeline]) -> DiffusionPipeline:
+def build(make: Callable[[], diffusers.DiffusionPipeline]) -> diffusers.DiffusionPipeline:
     """A pipeline with the same weights at every call, quiet and in eval mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -54,40 +34,43 @@ def build(make: Callable[[], DiffusionPipeline]) -> DiffusionPipeline:
     return pipe
 
 
-def pag_sdxl() -> StableDiffusionXLPAGPipeline:
+def pag_sdxl() -> diffusers.StableDiffusionXLPAGPipeline:
     """Perturbed attention: processors are exchanged during a call with `pag_scale` above 0."""
-    return StableDiffusionXLPAGPipeline(**sdxl().components, pag_applied_layers="mid")
+    return diffusers.StableDiffusionXLPAGPipeline(**sdxl().components, pag_applied_layers="mid")
 
 
-def pag_sd3() -> StableDiffusion3PAGPipeline:
+def pag_sd3() -> diffusers.StableDiffusion3PAGPipeline:
     parts = {name: part for name, part in sd3().components.items() if part is not None}
-    return StableDiffusion3PAGPipeline(**parts, pag_applied_layers="blocks.1")
+    return diffusers.StableDiffusion3PAGPipeline(**parts, pag_applied_layers="blocks.1")
 
 
-def control_sd3() -> StableDiffusion3ControlNetPipeline:
+def control_sd3() -> diffusers.StableDiffusion3ControlNetPipeline:
     """Its VAE's posterior is sampled without the generator: from torch's global numbers."""
     pipe = sd3()
-    net = SD3ControlNetModel.from_transformer(
+    net = diffusers.SD3ControlNetModel.from_transformer(
         pipe.transformer, num_layers=1, num_extra_conditioning_channels=0
     )
     parts = {name: part for name, part in pipe.components.items() if part is not None}
-    return StableDiffusion3ControlNetPipeline(**parts, controlnet=drawn(net))
+    return diffusers.StableDiffusion3ControlNetPipeline(**parts, controlnet=drawn(net))
 
 
-def ddim() -> StableDiffusionPipeline:
+def ddim() -> diffusers.StableDiffusionPipeline:
     """A scheduler whose config the constructors of its sisters would correct."""
-    parts = {**sd15().components, "scheduler": DDIMScheduler(clip_sample=True, steps_offset=0)}
-    pipe = StableDiffusionPipeline(**parts, requires_safety_checker=False)
-    pipe.register_modules(scheduler=DDIMScheduler(clip_sample=True, steps_offset=0))
+    parts = {
+        **sd15().components,
+        "scheduler": diffusers.DDIMScheduler(clip_sample=True, steps_offset=0),
+    }
+    pipe = diffusers.StableDiffusionPipeline(**parts, requires_safety_checker=False)
+    pipe.register_modules(scheduler=diffusers.DDIMScheduler(clip_sample=True, steps_offset=0))
     return pipe
 
 
-def guided() -> HunyuanImagePipeline:
+def guided() -> diffusers.HunyuanImagePipeline:
     """A guider that keeps its step and its momentum."""
-    return HunyuanImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
+    return diffusers.HunyuanImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
         vae=drawn(
-            AutoencoderKLHunyuanImage(
+            diffusers.AutoencoderKLHunyuanImage(
                 in_channels=3, out_channels=3, latent_channels=4,
                 block_out_channels=(32, 64, 64, 64), layers_per_block=1, scaling_factor=0.476986,
                 spatial_compression_ratio=8, sample_size=128,
@@ -97,7 +80,7 @@ def guided() -> HunyuanImagePipeline:
         text_encoder=qwen_vl(), tokenizer=qwen2_tokenizer(), text_encoder_2=t5(32),
         tokenizer_2=t5_tokenizer(),
         transformer=drawn(
-            HunyuanImageTransformer2DModel(
+            diffusers.HunyuanImageTransformer2DModel(
                 in_channels=4, out_channels=4, num_attention_heads=4, attention_head_dim=8,
                 num_layers=1, num_single_layers=1, num_refiner_layers=1, patch_size=(1, 1),
                 guidance_embeds=False, text_embed_dim=32, text_embed_2_dim=32, rope_axes_dim=(4, 4),
@@ -108,16 +91,16 @@ def guided() -> HunyuanImagePipeline:
     )  # fmt: skip
 
 
-def forcing() -> SkyReelsV2DiffusionForcingPipeline:
+def forcing() -> diffusers.SkyReelsV2DiffusionForcingPipeline:
     """`causal_block_size` is written into the transformer's config."""
-    return SkyReelsV2DiffusionForcingPipeline(
+    return diffusers.SkyReelsV2DiffusionForcingPipeline(
         tokenizer=t5_tokenizer(), text_encoder=umt5(),
-        scheduler=UniPCMultistepScheduler(
+        scheduler=diffusers.UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=8.0,
         ),
         vae=wan_vae(),
         transformer=drawn(
-            SkyReelsV2Transformer3DModel(
+            diffusers.SkyReelsV2Transformer3DModel(
                 patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16,
                 out_channels=16, text_dim=umt5().config.d_model, freq_dim=256, ffn_dim=32,
                 num_layers=2, cross_attn_norm=True, qk_norm="rms_norm_across_heads",
@@ -139,9 +122,9 @@ class Checker(IFSafetyChecker):  # type: ignore[misc]
         return np.zeros_like(images), [True] * len(images), [False] * len(images)
 
 
-def pixels() -> IFPipeline:
+def pixels() -> diffusers.IFPipeline:
     """DeepFloyd IF: rescales, checks and marks its pictures for "pil" and "np", not for "pt"."""
-    unet = UNet2DConditionModel(
+    unet = diffusers.UNet2DConditionModel(
         sample_size=32, layers_per_block=1, block_out_channels=(32, 64),
         down_block_types=("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
         mid_block_type="UNetMidBlock2DSimpleCrossAttn",
@@ -150,9 +133,9 @@ def pixels() -> IFPipeline:
         addition_embed_type="text", addition_embed_type_num_heads=2,
         cross_attention_norm="group_norm", resnet_time_scale_shift="scale_shift", act_fn="gelu",
     )  # fmt: skip
-    pipe = IFPipeline(
+    pipe = diffusers.IFPipeline(
         text_encoder=t5(32), tokenizer=t5_tokenizer(), unet=drawn(unet, last="conv_out", gain=0.3),
-        scheduler=DDPMScheduler(
+        scheduler=diffusers.DDPMScheduler(
             beta_schedule="squaredcos_cap_v2", thresholding=True, variance_type="learned_range",
         ),
         watermarker=IFWatermarker(), safety_checker=None, feature_extractor=None,
@@ -163,15 +146,19 @@ def pixels() -> IFPipeline:
     return pipe
 
 
-def two_controls() -> StableDiffusionXLControlNetPipeline:
+def two_controls() -> diffusers.StableDiffusionXLControlNetPipeline:
     """Two ControlNets: pictures, scales and spans are lists."""
     pipe = sdxl()
     nets = [
-        drawn(ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(4, 8)))
+        drawn(
+            diffusers.ControlNetModel.from_unet(
+                pipe.unet, conditioning_embedding_out_channels=(4, 8)
+            )
+        )
         for _ in range(2)
     ]
     parts = {name: part for name, part in pipe.components.items() if part is not None}
-    return StableDiffusionXLControlNetPipeline(**parts, controlnet=nets)
+    return diffusers.StableDiffusionXLControlNetPipeline(**parts, controlnet=nets)
 
 
 _IMAGE: dict[str, Any] = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "pt"}
@@ -185,7 +172,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def state_of(pipe: DiffusionPipeline) -> dict[str, Any]:
+def state_of(pipe: diffusers.DiffusionPipeline) -> dict[str, Any]:
     """Everything that a pipeline and its components hold, by path: values, or ids of objects."""
     found: dict[str, Any] = {}
     for name, value in vars(pipe).items():

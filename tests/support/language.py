@@ -11,29 +11,10 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import transformers
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from torch import Tensor, nn
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Ministral3Config,
-    Ministral3ForCausalLM,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from support.tiny.flux2 import mistral3
 from support.tiny.glm import planner, tokenizer
@@ -50,40 +31,40 @@ _SIZES: dict[str, Any] = {
 
 
 def _llama() -> Any:
-    return LlamaForCausalLM(LlamaConfig(**_SIZES))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SIZES))
 
 
 def _qwen3() -> Any:
-    return Qwen3ForCausalLM(Qwen3Config(**_SIZES))
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**_SIZES))
 
 
 def _ministral() -> Any:
-    return Ministral3ForCausalLM(Ministral3Config(**_SIZES))
+    return transformers.Ministral3ForCausalLM(transformers.Ministral3Config(**_SIZES))
 
 
 def _gemma3() -> Any:
     """Draw a Gemma 3 whose window is shorter than its texts."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = Gemma3TextConfig(
+    config = transformers.Gemma3TextConfig(
         **_SIZES, sliding_window=8, layer_types=kinds, query_pre_attn_scalar=8
     )
-    return Gemma3ForCausalLM(config)
+    return transformers.Gemma3ForCausalLM(config)
 
 
 def _gemma4() -> Any:
     """Draw a Gemma 4 like E2B: layers have embeddings of their own, heads of their kind's width,
     and the last two use the keys and values of those before."""
-    config = Gemma4TextConfig(
+    config = transformers.Gemma4TextConfig(
         **{**_SIZES, "num_hidden_layers": 4}, num_kv_shared_layers=2, sliding_window=8,
         layer_types=["sliding_attention", "full_attention"] * 2,
         hidden_size_per_layer_input=8, vocab_size_per_layer_input=_WORDS, global_head_dim=16,
     )  # fmt: skip
-    return Gemma4ForCausalLM(config)
+    return transformers.Gemma4ForCausalLM(config)
 
 
 def _gpt2() -> Any:
-    return GPT2LMHeadModel(
-        GPT2Config(
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
             vocab_size=_WORDS, n_positions=256, n_embd=32, n_layer=2, n_head=4,
             bos_token_id=None, eos_token_id=None, pad_token_id=0,
         )
@@ -92,8 +73,8 @@ def _gpt2() -> Any:
 
 def _qwen3_5() -> Any:
     """Draw a model whose layers are linear attention, but for the last."""
-    return Qwen3_5ForCausalLM(
-        Qwen3_5TextConfig(
+    return transformers.Qwen3_5ForCausalLM(
+        transformers.Qwen3_5TextConfig(
             **_SIZES, layer_types=["linear_attention", "linear_attention", "full_attention"],
             linear_num_key_heads=2, linear_num_value_heads=2,
             linear_key_head_dim=8, linear_value_head_dim=8,
@@ -103,21 +84,21 @@ def _qwen3_5() -> Any:
 
 def _t5() -> Any:
     """Draw a model that reads with an encoder, and writes with a decoder."""
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=_WORDS, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
         decoder_start_token_id=0, pad_token_id=0, eos_token_id=None,
     )  # fmt: skip
-    return T5ForConditionalGeneration(config)
+    return transformers.T5ForConditionalGeneration(config)
 
 
 def _bart() -> Any:
     """Draw a model whose encoder lies deeper than T5's."""
-    config = BartConfig(
+    config = transformers.BartConfig(
         vocab_size=_WORDS, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48,
         decoder_ffn_dim=48, encoder_attention_heads=4, decoder_attention_heads=4,
         bos_token_id=None, eos_token_id=None, pad_token_id=0, forced_eos_token_id=None,
     )  # fmt: skip
-    return BartForConditionalGeneration(config)
+    return transformers.BartForConditionalGeneration(config)
 
 
 def _glm() -> Any:

@@ -9,13 +9,6 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
-from diffusers import (
-    AnimaTextConditioner,
-    CosmosTransformer3DModel,
-    FlowMatchEulerDiscreteScheduler,
-    ModularPipeline,
-    WanVACETransformer3DModel,
-)
 from PIL import Image
 from torch import nn
 
@@ -33,11 +26,11 @@ MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32)
 
 def anima() -> dict[str, Any]:
     """Components of a class that diffusers has of blocks only."""
-    conditioner = AnimaTextConditioner(
+    conditioner = diffusers.AnimaTextConditioner(
         source_dim=32, target_dim=16, model_dim=16, num_layers=1, num_attention_heads=2,
         target_vocab_size=len(t5_tokenizer()), min_sequence_length=8,
     )  # fmt: skip
-    transformer = CosmosTransformer3DModel(
+    transformer = diffusers.CosmosTransformer3DModel(
         in_channels=4,
         out_channels=4,
         num_attention_heads=2,
@@ -56,18 +49,18 @@ def anima() -> dict[str, Any]:
         "text_encoder": qwen3(), "tokenizer": qwen2_tokenizer(), "t5_tokenizer": t5_tokenizer(),
         "text_conditioner": drawn(conditioner), "vae": causal_vae(4),
         "transformer": drawn(transformer, last="proj_out", gain=0.3),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
     }  # fmt: skip
 
 
 def vace() -> dict[str, Any]:
     """Wan 2.2 with a control; its blocks read the config of the first of two such transformers."""
     made: dict[str, Any] = FAMILIES["wan22_t2v_a14b"]().components
-    names = signature(WanVACETransformer3DModel.__init__).parameters.keys()
+    names = signature(diffusers.WanVACETransformer3DModel.__init__).parameters.keys()
     for name in ("transformer", "transformer_2"):
         config = {n: v for n, v in made[name].config.items() if n in names}
         config |= {"vace_layers": [0, 1], "vace_in_channels": 96}
-        made[name] = drawn(WanVACETransformer3DModel(**config), last="proj_out", gain=0.3)
+        made[name] = drawn(diffusers.WanVACETransformer3DModel(**config), last="proj_out", gain=0.3)
     return made
 
 
@@ -137,10 +130,10 @@ CLASSES: dict[
 }
 
 
-def modular(name: str, **others: Any) -> ModularPipeline:
+def modular(name: str, **others: Any) -> diffusers.ModularPipeline:
     """A modular pipeline over a family's components, some of them replaced; the same every time."""
 
-    def make() -> ModularPipeline:
+    def make() -> diffusers.ModularPipeline:
         pipe = getattr(diffusers, name)()
         family = CLASSES[name][0]
         have = PARTS[family]() if family in PARTS else FAMILIES[family]().components
@@ -158,7 +151,7 @@ def modular(name: str, **others: Any) -> ModularPipeline:
     return build(make)
 
 
-def arguments(pipe: ModularPipeline) -> dict[str, Any]:
+def arguments(pipe: diffusers.ModularPipeline) -> dict[str, Any]:
     """How to call it at the smallest size."""
     family, own = CLASSES[type(pipe).__name__]
     taken = set(pipe.blocks.input_names)
@@ -169,7 +162,9 @@ def arguments(pipe: ModularPipeline) -> dict[str, Any]:
     }
 
 
-def asked(pipe: ModularPipeline, requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def asked(
+    pipe: diffusers.ModularPipeline, requests: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Requests with what a call needs; a class of a fixed number of steps keeps it."""
     own, taken = CLASSES[type(pipe).__name__][1], {"prompt", *pipe.blocks.input_names}
     fixed = {n: own[n] for n in own if n == "num_inference_steps"}
@@ -177,7 +172,7 @@ def asked(pipe: ModularPipeline, requests: Sequence[dict[str, Any]]) -> list[dic
     return [{n: v for n, v in request.items() if n in taken} for request in merged]
 
 
-def plain(pipe: ModularPipeline, *, seed: int, **given: Any) -> torch.Tensor:
+def plain(pipe: diffusers.ModularPipeline, *, seed: int, **given: Any) -> torch.Tensor:
     """What diffusers gives for a request: pictures or videos, as tensors."""
     for part in pipe.components.values():
         if isinstance(part, nn.Module):

@@ -11,17 +11,6 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import (
-    CMStochasticIterativeScheduler,
-    DDIMScheduler,
-    DDPMScheduler,
-    KarrasVeScheduler,
-    PNDMScheduler,
-    ScoreSdeVeScheduler,
-    UNet2DModel,
-    VQModel,
-    ZImageControlNetModel,
-)
 from diffusers.models.controlnets.controlnet_union import ControlNetUnionModel
 from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
 from diffusers.pipelines.ltx2.latent_upsampler import LTX2LatentUpsamplerModel
@@ -102,7 +91,7 @@ def remade(part: str, cls: Any = None, **config: Any) -> Callable[[Components], 
 
 def unconditional(scheduler: Any) -> Callable[[], Components]:
     def make() -> Components:
-        unet = UNet2DModel(
+        unet = diffusers.UNet2DModel(
             sample_size=16, block_out_channels=(8, 16), norm_num_groups=4, layers_per_block=1,
             down_block_types=("DownBlock2D", "AttnDownBlock2D"),
             up_block_types=("AttnUpBlock2D", "UpBlock2D"),
@@ -113,13 +102,13 @@ def unconditional(scheduler: Any) -> Callable[[], Components]:
 
 
 def latent() -> Components:
-    vqvae = VQModel(
+    vqvae = diffusers.VQModel(
         block_out_channels=(8, 16),
         norm_num_groups=4,
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
     )
-    return {**unconditional(DDIMScheduler)(), "vqvae": drawn(vqvae)}
+    return {**unconditional(diffusers.DDIMScheduler)(), "vqvae": drawn(vqvae)}
 
 
 def union(**_: Any) -> Components:
@@ -136,15 +125,15 @@ def upscaler() -> Components:
     pipe = sd15()
     return {
         **parts(pipe, unet=wide_unet(pipe, in_channels=7, num_class_embeds=1000)),
-        "low_res_scheduler": DDPMScheduler(),
-        "scheduler": DDIMScheduler(),
+        "low_res_scheduler": diffusers.DDPMScheduler(),
+        "scheduler": diffusers.DDIMScheduler(),
         "max_noise_level": 350,
     }
 
 
 def of_sd15(**more: Any) -> Components:
     return {
-        **parts(sd15(), scheduler=DDIMScheduler()), "safety_checker": None,
+        **parts(sd15(), scheduler=diffusers.DDIMScheduler()), "safety_checker": None,
         "feature_extractor": None, "requires_safety_checker": False, **more,
     }  # fmt: skip
 
@@ -172,7 +161,7 @@ def redux() -> Components:
 
 def controlled_zimage(width: int) -> Callable[[], Components]:
     def make() -> Components:
-        net = ZImageControlNetModel(
+        net = diffusers.ZImageControlNetModel(
             control_layers_places=[0], control_refiner_layers_places=[0], control_in_dim=width,
             dim=32, n_refiner_layers=1, n_heads=2, n_kv_heads=2,
         )  # fmt: skip
@@ -194,7 +183,7 @@ def denoised() -> Components:
 def super_resolution() -> Components:
     made = latent()
     config = {n: v for n, v in made["unet"].config.items() if not n.startswith("_")}
-    unet = UNet2DModel(**{**config, "in_channels": 6})
+    unet = diffusers.UNet2DModel(**{**config, "in_channels": 6})
     return {**made, "unet": drawn(unet, last="conv_out", gain=0.3)}
 
 
@@ -212,7 +201,7 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
     ),
     "ConsistencyModelPipeline": own(
         "ConsistencyModelPipeline",
-        unconditional(CMStochasticIterativeScheduler),
+        unconditional(diffusers.CMStochasticIterativeScheduler),
         num_inference_steps=2,
     ),
     "LTX2LatentUpsamplePipeline": own(
@@ -224,19 +213,18 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
     "LDMSuperResolutionPipeline": own(
         "LDMSuperResolutionPipeline", super_resolution, num_inference_steps=3, image=PICTURE
     ),
-    "DDPMPipeline": own("DDPMPipeline", unconditional(DDPMScheduler), num_inference_steps=3),
+    "DDPMPipeline": own(
+        "DDPMPipeline", unconditional(diffusers.DDPMScheduler), num_inference_steps=3
+    ),
     "FluxPriorReduxPipeline": lambda _: Own(
         "FluxPriorReduxPipeline", redux, lambda: {"prompt": "a cat", "image": PICTURE}
     ),
     "HunyuanVideo15ImageToVideoPipeline": of(
-        "HunyuanVideo15ImageToVideoPipeline",
-        "HunyuanVideo15Pipeline",
-        lambda made: {**made, **eyes(12)},
-        image=PICTURE,
-        without=("height", "width"),
+        "HunyuanVideo15ImageToVideoPipeline", "HunyuanVideo15Pipeline",
+        lambda made: {**made, **eyes(12)}, image=PICTURE, without=("height", "width"),
     ),
     "KarrasVePipeline": own(
-        "KarrasVePipeline", unconditional(KarrasVeScheduler), num_inference_steps=3
+        "KarrasVePipeline", unconditional(diffusers.KarrasVeScheduler), num_inference_steps=3
     ),
     "LDMPipeline": own("LDMPipeline", latent, num_inference_steps=3),
     "LTXI2VLongMultiPromptPipeline": of("LTXI2VLongMultiPromptPipeline", "LTXPipeline"),
@@ -246,18 +234,15 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
         remade("transformer", in_channels=32, out_channels=16),
         video=FRAMES * 2,
     ),
-    "PNDMPipeline": own("PNDMPipeline", unconditional(PNDMScheduler), num_inference_steps=6),
+    "PNDMPipeline": own(
+        "PNDMPipeline", unconditional(diffusers.PNDMScheduler), num_inference_steps=6
+    ),
     "ScoreSdeVePipeline": own(
-        "ScoreSdeVePipeline", unconditional(ScoreSdeVeScheduler), num_inference_steps=2
+        "ScoreSdeVePipeline", unconditional(diffusers.ScoreSdeVeScheduler), num_inference_steps=2
     ),
     "SemanticStableDiffusionPipeline": own(
-        "SemanticStableDiffusionPipeline",
-        of_sd15,
-        **TEXT,
-        **SIZE,
-        guidance_scale=5.0,
-        editing_prompt=["a hat"],
-        edit_warmup_steps=0,
+        "SemanticStableDiffusionPipeline", of_sd15, **TEXT, **SIZE, guidance_scale=5.0,
+        editing_prompt=["a hat"], edit_warmup_steps=0,
     ),
     "StableAudio3AudioToAudioPipeline": of(
         "StableAudio3AudioToAudioPipeline", "StableAudio3Pipeline", audio=torch.rand(1, 2, 4096)
@@ -275,15 +260,8 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
         "StableDiffusionXLControlNetUnionInpaintPipeline", union, **UNION, **FILLED
     ),
     "TextToVideoZeroPipeline": own(
-        "TextToVideoZeroPipeline",
-        of_sd15,
-        prompt="a painting of a squirrel",
-        num_inference_steps=4,
-        t0=1,
-        t1=3,
-        video_length=2,
-        guidance_scale=5.0,
-        **SIZE,
+        "TextToVideoZeroPipeline", of_sd15, prompt="a painting of a squirrel",
+        num_inference_steps=4, t0=1, t1=3, video_length=2, guidance_scale=5.0, **SIZE,
     ),
     "ZImageControlNetPipeline": own(
         "ZImageControlNetPipeline", controlled_zimage(4), **TEXT, **SIZE, control_image=PICTURE
@@ -293,4 +271,4 @@ DERIVED: dict[str, Callable[[Find], Own]] = {
         controlled_zimage(9),
         **{**TEXT, **SIZE, "image": PICTURE, "mask_image": MASK, "control_image": PICTURE},
     ),
-}
+}  # fmt: skip

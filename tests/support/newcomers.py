@@ -7,36 +7,6 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
-from diffusers import (
-    ControlNetModel,
-    DDIMScheduler,
-    DiffusionPipeline,
-    FluxControlNetImg2ImgPipeline,
-    FluxControlNetInpaintPipeline,
-    FluxKontextInpaintPipeline,
-    MarigoldDepthPipeline,
-    MarigoldNormalsPipeline,
-    StableDiffusion3PAGImg2ImgPipeline,
-    StableDiffusionControlNetImg2ImgPipeline,
-    StableDiffusionControlNetInpaintPipeline,
-    StableDiffusionControlNetPAGPipeline,
-    StableDiffusionControlNetPipeline,
-    StableDiffusionInstructPix2PixPipeline,
-    StableDiffusionPAGImg2ImgPipeline,
-    StableDiffusionPAGInpaintPipeline,
-    StableDiffusionPAGPipeline,
-    StableDiffusionPanoramaPipeline,
-    StableDiffusionSAGPipeline,
-    StableDiffusionXLControlNetImg2ImgPipeline,
-    StableDiffusionXLControlNetInpaintPipeline,
-    StableDiffusionXLControlNetPAGPipeline,
-    StableDiffusionXLInstructPix2PixPipeline,
-    StableDiffusionXLPAGImg2ImgPipeline,
-    StableDiffusionXLPAGInpaintPipeline,
-    UNet2DConditionModel,
-    ZImageImg2ImgPipeline,
-    ZImageInpaintPipeline,
-)
 from PIL import Image
 
 from support import isolation
@@ -55,46 +25,51 @@ MASK = Image.fromarray(np.kron(np.eye(2, dtype=np.uint8) * 255, np.ones((32, 32)
 SIZE: dict[str, Any] = {"height": 64, "width": 64}
 
 
-def parts(pipe: DiffusionPipeline, **others: Any) -> dict[str, Any]:
+def parts(pipe: diffusers.DiffusionPipeline, **others: Any) -> dict[str, Any]:
     """The components of a pipeline, some of them replaced."""
     return {name: one for name, one in {**pipe.components, **others}.items() if one is not None}
 
 
-def of_sd15(cls: Any, *, has_control: bool = False, **others: Any) -> DiffusionPipeline:
+def of_sd15(cls: Any, *, has_control: bool = False, **others: Any) -> diffusers.DiffusionPipeline:
     pipe = sd15()
-    given = parts(pipe, scheduler=DDIMScheduler(), **others)
+    given = parts(pipe, scheduler=diffusers.DDIMScheduler(), **others)
     if has_control:
         given["controlnet"] = control(given["unet"])
     return cls(**given, safety_checker=None, feature_extractor=None, requires_safety_checker=False)
 
 
-def wide_unet(pipe: DiffusionPipeline, **config: Any) -> UNet2DConditionModel:
+def wide_unet(pipe: diffusers.DiffusionPipeline, **config: Any) -> diffusers.UNet2DConditionModel:
     """A UNet as the pipeline's, with other channels or inputs."""
-    net = UNet2DConditionModel.from_config({**pipe.unet.config, **config})
+    net = diffusers.UNet2DConditionModel.from_config({**pipe.unet.config, **config})
     return drawn(net, last="conv_out", gain=0.3)
 
 
-def control(unet: UNet2DConditionModel) -> ControlNetModel:
-    return drawn(ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(4, 8)))
+def control(unet: diffusers.UNet2DConditionModel) -> diffusers.ControlNetModel:
+    return drawn(
+        diffusers.ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(4, 8))
+    )
 
 
-def marigold(cls: Any) -> DiffusionPipeline:
+def marigold(cls: Any) -> diffusers.DiffusionPipeline:
     pipe = sd15()
     names = ("vae", "text_encoder", "tokenizer")
     return cls(
         **{name: pipe.components[name] for name in names}, unet=wide_unet(pipe, in_channels=8),
-        scheduler=DDIMScheduler(), default_denoising_steps=2, default_processing_resolution=64,
+        scheduler=diffusers.DDIMScheduler(), default_denoising_steps=2,
+        default_processing_resolution=64,
     )  # fmt: skip
 
 
-def pag_sd3_image() -> DiffusionPipeline:
-    return StableDiffusion3PAGImg2ImgPipeline(**parts(sd3()), pag_applied_layers="blocks.1")
+def pag_sd3_image() -> diffusers.DiffusionPipeline:
+    return diffusers.StableDiffusion3PAGImg2ImgPipeline(
+        **parts(sd3()), pag_applied_layers="blocks.1"
+    )
 
 
-def pix2pix_xl() -> DiffusionPipeline:
+def pix2pix_xl() -> diffusers.DiffusionPipeline:
     pipe = sdxl()
-    return StableDiffusionXLInstructPix2PixPipeline(
-        **parts(pipe, unet=wide_unet(pipe, in_channels=8), scheduler=DDIMScheduler())
+    return diffusers.StableDiffusionXLInstructPix2PixPipeline(
+        **parts(pipe, unet=wide_unet(pipe, in_channels=8), scheduler=diffusers.DDIMScheduler())
     )
 
 
@@ -103,7 +78,7 @@ def of_data(
 ) -> "Newcomer":
     """A class of the newest: `newest.json` has its parts, or those that differ from the base's."""
 
-    def make() -> DiffusionPipeline:
+    def make() -> diffusers.DiffusionPipeline:
         made = {**(parts(base()) if base else {}), **newest.components(name)}
         pipe = getattr(diffusers, name)(**made)
         if change is not None:
@@ -146,7 +121,7 @@ SPRINT: dict[str, Any] = {
 COSMOS3: dict[str, Any] = {"height": 16, "width": 16, "num_frames": 1, "use_system_prompt": False}
 COSMOS3 |= {"add_resolution_template": False, "add_duration_template": False}
 
-Newcomer = tuple[Callable[[], DiffusionPipeline], dict[str, Any]]
+Newcomer = tuple[Callable[[], diffusers.DiffusionPipeline], dict[str, Any]]
 NEWCOMERS: dict[str, Newcomer] = {
     "Cosmos3OmniPipeline": of_data("Cosmos3OmniPipeline", **COSMOS3),
     "Ideogram4Pipeline": of_data(
@@ -169,10 +144,7 @@ NEWCOMERS: dict[str, Newcomer] = {
     "BriaFibo2Pipeline": of_data("BriaFibo2Pipeline", **SIZE),
     "HunyuanImageRefinerPipeline": of_data("HunyuanImageRefinerPipeline", **IMAGE, **SIZE),
     "StableAudio3InpaintPipeline": of_data(
-        "StableAudio3InpaintPipeline",
-        duration=1.0,
-        audio=SOUND,
-        mask_start_seconds=0.2,
+        "StableAudio3InpaintPipeline", duration=1.0, audio=SOUND, mask_start_seconds=0.2,
         mask_end_seconds=0.6,
     ),
     "Kandinsky5I2IPipeline": of_data(
@@ -188,75 +160,85 @@ NEWCOMERS: dict[str, Newcomer] = {
     "ChromaInpaintPipeline": of_data("ChromaInpaintPipeline", unguided, chroma, **FILLED, **SIZE),
     "LongCatImageEditPipeline": of_data("LongCatImageEditPipeline", shrunk, **IMAGE),
     "FluxControlNetImg2ImgPipeline": (
-        lambda: FluxControlNetImg2ImgPipeline(**parts(flux_control())),
+        lambda: diffusers.FluxControlNetImg2ImgPipeline(**parts(flux_control())),
         {**CHANGED, "control_image": PICTURE, "control_mode": 0, **SIZE},
     ),
     "FluxControlNetInpaintPipeline": (
-        lambda: FluxControlNetInpaintPipeline(**parts(flux_control())),
+        lambda: diffusers.FluxControlNetInpaintPipeline(**parts(flux_control())),
         {**FILLED, "control_image": PICTURE, "control_mode": 0, **SIZE},
     ),
     "FluxKontextInpaintPipeline": (
-        lambda: FluxKontextInpaintPipeline(**parts(flux())),
+        lambda: diffusers.FluxKontextInpaintPipeline(**parts(flux())),
         {**FILLED, **SIZE, "max_area": 64 * 64, "_auto_resize": False},
     ),
-    "MarigoldDepthPipeline": (lambda: marigold(MarigoldDepthPipeline), IMAGE),
-    "MarigoldNormalsPipeline": (lambda: marigold(MarigoldNormalsPipeline), IMAGE),
+    "MarigoldDepthPipeline": (lambda: marigold(diffusers.MarigoldDepthPipeline), IMAGE),
+    "MarigoldNormalsPipeline": (lambda: marigold(diffusers.MarigoldNormalsPipeline), IMAGE),
     "StableDiffusion3PAGImg2ImgPipeline": (pag_sd3_image, {**CHANGED, **PAG, **SIZE}),
     "StableDiffusionControlNetPipeline": (
-        lambda: of_sd15(StableDiffusionControlNetPipeline, has_control=True),
+        lambda: of_sd15(diffusers.StableDiffusionControlNetPipeline, has_control=True),
         IMAGE,
     ),
     "StableDiffusionControlNetImg2ImgPipeline": (
-        lambda: of_sd15(StableDiffusionControlNetImg2ImgPipeline, has_control=True),
+        lambda: of_sd15(diffusers.StableDiffusionControlNetImg2ImgPipeline, has_control=True),
         {**CHANGED, "control_image": PICTURE},
     ),
     "StableDiffusionControlNetInpaintPipeline": (
-        lambda: of_sd15(StableDiffusionControlNetInpaintPipeline, has_control=True),
+        lambda: of_sd15(diffusers.StableDiffusionControlNetInpaintPipeline, has_control=True),
         {**FILLED, "control_image": PICTURE},
     ),
     "StableDiffusionControlNetPAGPipeline": (
-        lambda: of_sd15(StableDiffusionControlNetPAGPipeline, has_control=True),
+        lambda: of_sd15(diffusers.StableDiffusionControlNetPAGPipeline, has_control=True),
         {**IMAGE, **PAG},
     ),
     "StableDiffusionInstructPix2PixPipeline": (
         lambda: of_sd15(
-            StableDiffusionInstructPix2PixPipeline, unet=wide_unet(sd15(), in_channels=8)
+            diffusers.StableDiffusionInstructPix2PixPipeline, unet=wide_unet(sd15(), in_channels=8)
         ),
         {**IMAGE, "image_guidance_scale": 1.5},
     ),
-    "StableDiffusionPAGPipeline": (lambda: of_sd15(StableDiffusionPAGPipeline), {**SIZE, **PAG}),
+    "StableDiffusionPAGPipeline": (
+        lambda: of_sd15(diffusers.StableDiffusionPAGPipeline),
+        {**SIZE, **PAG},
+    ),
     "StableDiffusionPAGImg2ImgPipeline": (
-        lambda: of_sd15(StableDiffusionPAGImg2ImgPipeline),
+        lambda: of_sd15(diffusers.StableDiffusionPAGImg2ImgPipeline),
         {**CHANGED, **PAG},
     ),
     "StableDiffusionPAGInpaintPipeline": (
-        lambda: of_sd15(StableDiffusionPAGInpaintPipeline),
+        lambda: of_sd15(diffusers.StableDiffusionPAGInpaintPipeline),
         {**FILLED, **PAG, **SIZE},
     ),
-    "StableDiffusionPanoramaPipeline": (lambda: of_sd15(StableDiffusionPanoramaPipeline), SIZE),
+    "StableDiffusionPanoramaPipeline": (
+        lambda: of_sd15(diffusers.StableDiffusionPanoramaPipeline),
+        SIZE,
+    ),
     "StableDiffusionSAGPipeline": (
-        lambda: of_sd15(StableDiffusionSAGPipeline),
+        lambda: of_sd15(diffusers.StableDiffusionSAGPipeline),
         {**SIZE, "sag_scale": 0.75},
     ),
     "StableDiffusionXLControlNetImg2ImgPipeline": (
-        lambda: StableDiffusionXLControlNetImg2ImgPipeline(**parts(sdxl_control())),
+        lambda: diffusers.StableDiffusionXLControlNetImg2ImgPipeline(**parts(sdxl_control())),
         {**CHANGED, "control_image": PICTURE},
     ),
     "StableDiffusionXLControlNetInpaintPipeline": (
-        lambda: StableDiffusionXLControlNetInpaintPipeline(**parts(sdxl_control())),
+        lambda: diffusers.StableDiffusionXLControlNetInpaintPipeline(**parts(sdxl_control())),
         {**FILLED, "control_image": PICTURE},
     ),
     "StableDiffusionXLControlNetPAGPipeline": (
-        lambda: StableDiffusionXLControlNetPAGPipeline(**parts(sdxl_control())),
+        lambda: diffusers.StableDiffusionXLControlNetPAGPipeline(**parts(sdxl_control())),
         {**IMAGE, **PAG},
     ),
     "StableDiffusionXLInstructPix2PixPipeline": (pix2pix_xl, {**IMAGE, **SIZE}),
     "StableDiffusionXLPAGImg2ImgPipeline": (
-        lambda: StableDiffusionXLPAGImg2ImgPipeline(**parts(sdxl()), pag_applied_layers="mid"),
+        lambda: diffusers.StableDiffusionXLPAGImg2ImgPipeline(
+            **parts(sdxl()), pag_applied_layers="mid"
+        ),
         {**CHANGED, **PAG},
     ),
     "StableDiffusionXLPAGInpaintPipeline": (
-        lambda: StableDiffusionXLPAGInpaintPipeline(**parts(sdxl()), pag_applied_layers="mid"),
+        lambda: diffusers.StableDiffusionXLPAGInpaintPipeline(
+            **parts(sdxl()), pag_applied_layers="mid"
+        ),
         {**FILLED, **PAG, **SIZE},
     ),
     **{
@@ -269,7 +251,7 @@ NEWCOMERS: dict[str, Newcomer] = {
             ("StableDiffusion", "ddim", {}),
         )
     },
-    "ZImageImg2ImgPipeline": (lambda: ZImageImg2ImgPipeline(**parts(zimage())), CHANGED),
-    "ZImageInpaintPipeline": (lambda: ZImageInpaintPipeline(**parts(zimage())), FILLED),
-}
+    "ZImageImg2ImgPipeline": (lambda: diffusers.ZImageImg2ImgPipeline(**parts(zimage())), CHANGED),
+    "ZImageInpaintPipeline": (lambda: diffusers.ZImageInpaintPipeline(**parts(zimage())), FILLED),
+}  # fmt: skip
 """By pipeline class: what builds it, and its arguments beside the usual ones."""

@@ -57,12 +57,9 @@ def drawn_by_diffusers(prompt: str, seed: int, **arguments: Any) -> Image.Image:
     from support.engine_driver import plain
 
     image = plain(FAMILY)(
-        prompt=prompt,
-        width=SIZE[0],
-        height=SIZE[1],
-        generator=torch.Generator().manual_seed(seed),
+        prompt=prompt, width=SIZE[0], height=SIZE[1], generator=torch.Generator().manual_seed(seed),
         **{**DRAW, **arguments},
-    ).images[0]
+    ).images[0]  # fmt: skip
     assert isinstance(image, Image.Image)
     return image
 

@@ -68,16 +68,10 @@ def test_every_request_leaves_one_line_that_says_whose_it_was(lines: list[dict[s
     assert line.pop("duration_ms") >= 0
     assert line.pop("message").startswith("POST /v1/images/generations 503 ")
     assert line == {
-        "level": "info",
-        "logger": "carpool.access",
-        "request_id": answer.headers["x-request-id"],
-        "key": "mobile",
-        "method": "POST",
-        "path": "/v1/images/generations",
-        "status": 503,
-        "error": "starting",
-        "reason": "the model is still loading",
-    }
+        "level": "info", "logger": "carpool.access", "request_id": answer.headers["x-request-id"],
+        "key": "mobile", "method": "POST", "path": "/v1/images/generations", "status": 503,
+        "error": "starting", "reason": "the model is still loading",
+    }  # fmt: skip
 
 
 def test_neither_prompts_nor_keys_nor_queries_are_logged(lines: list[dict[str, Any]]) -> None:

@@ -74,17 +74,12 @@ def test_a_request_is_a_child_of_the_clients_span_and_the_parent_of_the_workers(
     span = front.all()["generate_content flux"]
     assert ids(span) == (TRACE_ID, PARENT_ID)
     assert dict(span.attributes or {}) == {
-        "gen_ai.operation.name": "generate_content",
-        "gen_ai.provider.name": "carpool",
-        "gen_ai.output.type": "image",
-        "gen_ai.request.model": "flux",
-        "gen_ai.response.model": "flux",
-        "gen_ai.response.id": "req-9",
-        "gen_ai.request.seed": 7,
-        "gen_ai.request.choice.count": 2,
-        "gen_ai.usage.input_tokens": 5,
+        "gen_ai.operation.name": "generate_content", "gen_ai.provider.name": "carpool",
+        "gen_ai.output.type": "image", "gen_ai.request.model": "flux",
+        "gen_ai.response.model": "flux", "gen_ai.response.id": "req-9", "gen_ai.request.seed": 7,
+        "gen_ai.request.choice.count": 2, "gen_ai.usage.input_tokens": 5,
         "gen_ai.usage.output_tokens": 64,
-    }
+    }  # fmt: skip
     whole = worker.all()["generate_content text-to-image"]
     assert span.context is not None
     assert ids(whole) == (TRACE_ID, f"{span.context.span_id:016x}")

@@ -83,7 +83,7 @@ to_front = st.one_of(
         protocol.RequestFailed, request_id=ids, error=texts, message=texts, param=st.none() | texts,
         retry_after_s=st.none() | st.floats(0, 1e6),
     ),
-    st.builds(protocol.Statistics, statistics=arguments),
+    st.builds(protocol.Answer, value=arguments),
 )  # fmt: skip
 
 

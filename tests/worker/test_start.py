@@ -181,7 +181,7 @@ async def test_the_front_is_told_how_a_forked_worker_ended(front: Front) -> None
 
         two.kill()
         assert (await two.wait(), two.returncode) == (-signal.SIGKILL, -signal.SIGKILL)
-        assert not start.has_lost_parent(two)
+        assert not two.has_lost_parent
         first.send(b"end")
         assert (await one.wait(), one.returncode) == (7, 7)
         first.close()
@@ -196,7 +196,7 @@ async def test_workers_end_with_their_fork_server_and_the_next_one_comes_from_a_
 
         os.kill(said["parent"], signal.SIGKILL)
         assert await one.wait() == -signal.SIGKILL
-        assert start.has_lost_parent(one)
+        assert one.has_lost_parent
         assert await asyncio.get_running_loop().sock_recv(first, 1) == b""
         server = front.starter._server
         assert server is not None

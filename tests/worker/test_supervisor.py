@@ -11,7 +11,7 @@ from carpool.config import EngineSettings
 from carpool.errors import LoadFailed, Overloaded, WorkerLost
 from carpool.types import CheckedRequest, Timings
 from carpool.worker import protocol
-from carpool.worker.connection import describe_end
+from carpool.worker.connection import LocalConnector, describe_end
 from carpool.worker.guilt import Deadlock, Death
 from carpool.worker.protocol import WorkerReady
 from carpool.worker.restarts import BACKOFF_S, FIRST_TRIES, Restarts
@@ -19,12 +19,14 @@ from carpool.worker.supervisor import Supervisor, WorkerListener
 from support.app import CARD
 from support.fake_hosts import until
 
+LOAD = protocol.LoadModel("none", EngineSettings())
+
 
 class Silent(Supervisor):
     """Its worker takes everything and answers nothing."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        super().__init__("none", settings)
+        super().__init__(protocol.LoadModel("none", settings), LocalConnector())
         self.sent: list[protocol.ToWorker] = []
         self._receive(WorkerReady(CARD, {}, 0.0))
 
@@ -106,7 +108,7 @@ def supervisor_of(monkeypatch: pytest.MonkeyPatch, workers: Scripted, **options:
     """One whose connections are these workers, which start again at once."""
     monkeypatch.setattr("carpool.worker.connection.WorkerConnection", workers)
     monkeypatch.setattr("carpool.worker.restarts.BACKOFF_S", (0.0,))
-    return Supervisor("none", EngineSettings(), **options)
+    return Supervisor(LOAD, LocalConnector(), **options)
 
 
 READY, BROKEN = WorkerReady(CARD, {}, 0.0), protocol.LoadFailure("rules.json cannot be read")
@@ -242,7 +244,7 @@ def test_a_worker_that_died_takes_no_requests_from_then_on_however_long_its_proc
             await asyncio.Event().wait()
 
         monkeypatch.setattr(workers, "close", close)
-        listener.worker = supervisor = Supervisor("none", EngineSettings(), listener=listener)
+        listener.worker = supervisor = Supervisor(LOAD, LocalConnector(), listener=listener)
         supervisor.start()
         async with asyncio.timeout(10):
             await is_closing.wait()

@@ -15,8 +15,7 @@ import click
 from carpool.cli.options import settings_options
 from carpool.config import ENV_PREFIX, ServeSettings
 from carpool.errors import SettingRejected, nearest
-from carpool.settings.rules import base_type
-from carpool.settings.validation import FINITE, meta_of
+from carpool.settings.rules import FINITE, base_type, meta_of
 
 SECRETS = ("api_key", "webhook_secret")
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}

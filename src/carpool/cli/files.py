@@ -4,17 +4,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import click
 
-FORMATS: dict[str, Literal["png", "jpeg", "webp"]] = {
-    ".png": "png",
-    ".jpg": "jpeg",
-    ".jpeg": "jpeg",
-    ".webp": "webp",
-}
-
+FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
 ENDINGS: dict[str, tuple[str, ...]] = {
     "pictures": tuple(FORMATS),
     "videos": (".mp4",),
@@ -24,23 +17,21 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 """File extensions by kind of output, the default first."""
 
 
-def path_of(
-    output: Path, i: int, count: int, seed: int, prompt: str, used_paths: set[Path]
-) -> Path:
+def path_of(output: Path, i: int, count: int, seed: int, prompt: str, used: set[Path]) -> Path:
     """The file of one of several outputs: from the pattern in the name, or numbered from 1.
 
     Args:
         i: its index, from 0.
-        used_paths: files of earlier outputs, which are not reused; the result is added.
+        used: files of earlier outputs, which are not reused; the result is added.
     """
     words = re.sub(r"\W+", "-", prompt).strip("-")[:60] or "picture"
     fields = {"{i}": str(i + 1), "{seed}": str(seed), "{prompt}": words}
     name = re.sub(r"\{(i|seed|prompt)\}", lambda match: fields[match[0]], output.name)
     is_told_apart = "{i}" in output.name or ("{seed}" in output.name and "{prompt}" in output.name)
     path = output.with_name(name)
-    if (count > 1 and not is_told_apart) or path in used_paths:
+    if (count > 1 and not is_told_apart) or path in used:
         path = path.with_stem(f"{path.stem}-{i + 1}")
-    used_paths.add(path)
+    used.add(path)
     return path
 
 

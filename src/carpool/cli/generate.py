@@ -247,10 +247,10 @@ def _shown(is_wanted: bool) -> Protocol | None:
     """The terminal's picture protocol, or None; warns if `--show` is impossible."""
     if not is_wanted:
         return None
-    if (why := why_not(os.environ)) is not None:
-        click.echo(f"carpool: --show: {why}: pictures are only written", err=True)
-        return None
-    return protocol_of(os.environ)
+    if (why := why_not(os.environ)) is None:
+        return protocol_of(os.environ)
+    click.echo(f"carpool: --show: {why}: pictures are only written", err=True)
+    return None
 
 
 def _update_bar(move: AdvanceBar, previews: Previews | None, i: int, event: Event) -> None:

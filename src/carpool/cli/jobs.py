@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from functools import wraps
 from pathlib import Path
@@ -123,10 +123,9 @@ class ServerClient:
             raise NoAnswer(f"{message}; is `carpool serve` running there?") from None
 
     def _checked(self, answer: "httpx2.Response") -> dict[str, Any]:
-        try:
+        body = None
+        with suppress(ValueError):
             body = answer.json()
-        except ValueError:
-            body = None
         match body:
             case dict() if answer.is_success:
                 return body

@@ -13,9 +13,8 @@ import carpool
 from carpool.cli.config_file import config
 from carpool.cli.generate import generate
 from carpool.cli.jobs import jobs
-from carpool.cli.models import models
+from carpool.cli.models import models, pull
 from carpool.cli.plugins import Commands
-from carpool.cli.pull import pull
 from carpool.cli.serve import serve
 from carpool.cli.top import top
 from carpool.config import ENV_PREFIX

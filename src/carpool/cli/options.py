@@ -60,12 +60,9 @@ def settings_options(
 
 
 parameter_option = click.option(
-    "-p",
-    "--parameter",
-    multiple=True,
-    metavar="NAME=VALUE",
+    "-p", "--parameter", multiple=True, metavar="NAME=VALUE",
     help="any other parameter of the pipeline; VALUE as JSON or plain text",
-)
+)  # fmt: skip
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Address": ("host", "port", "api_key"),
@@ -73,6 +70,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Batching": ("batching_mode", "max_batch_size", "max_running"),
     "Limits": ("max_queue", "max_wait"),
     "Running it": ("state_dir", "playground"),
+    "Options": (),  # all that are not rare
 }
 """The most used flags, for `carpool serve --help`: one screen."""
 
@@ -86,7 +84,6 @@ class GroupedHelp(click.Command):
 
     groups = GROUPS
     rare = (*_names(ServeSettings), "model_path", "deploy_config")
-    begins_with_groups = True
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         all_option = click.Option(
@@ -99,20 +96,18 @@ class GroupedHelp(click.Command):
         if ctx.meta.get("help_all"):
             super().format_options(ctx, formatter)
             return
+        groups = self.groups
         records = {
             str(option.name): _record(option, ctx)
             for option in self.get_params(ctx)
             if isinstance(option, click.Option) and not option.hidden
         }
-        sections = {
-            title: [records[name] for name in names] for title, names in self.groups.items()
-        }
-        main = {"Options": [line for name, line in records.items() if name not in self.rare]}
-        ordered = sections | main if self.begins_with_groups else main | sections
-        for title, rows in ordered.items():
+        sections = {title: [records[name] for name in names] for title, names in groups.items()}
+        sections["Options"] = [line for name, line in records.items() if name not in self.rare]
+        for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
-        rest = len(self.rare) - sum(map(len, self.groups.values()))
+        rest = len(self.rare) - sum(map(len, groups.values()))
         formatter.write_paragraph()
         formatter.write_text(f"{rest} more: --help-all")
 
@@ -127,9 +122,8 @@ class GroupedHelp(click.Command):
 class GenerateHelp(GroupedHelp):
     """The help of `carpool generate`: its own options, then the most used settings."""
 
-    groups = {"Model": ("device", "dtype", "revision", "lora", "quantize", "memory")}
+    groups = {"Options": (), "Model": ("device", "dtype", "revision", "lora", "quantize", "memory")}
     rare = _names(EngineSettings)
-    begins_with_groups = False
 
 
 def help_without(*rare: str) -> type[GroupedHelp]:
@@ -168,11 +162,10 @@ def measures_one_process(command: Command) -> Command:
 
     def refuse(context: click.Context, _: click.Parameter, ranks: int | None) -> None:
         if ranks is not None and ranks > 1:
-            name = context.info_name
             raise click.UsageError(
-                f"--context-parallel {ranks}: `carpool {name}` measures one process, and a group "
-                f"needs {ranks}: leave it out; for a group of `carpool serve`, /stats reports the "
-                "times of its forwards (`costs`, `group`)"
+                f"--context-parallel {ranks}: `carpool {context.info_name}` measures one process, "
+                f"and a group needs {ranks}: leave it out; for a group of `carpool serve`, /stats "
+                "reports the times of its forwards (`costs`, `group`)"
             )
 
     return click.option(

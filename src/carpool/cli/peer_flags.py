@@ -15,10 +15,11 @@ from carpool.cli.options import Command, GroupedHelp
 RENAMED = {
     "dynamic_batch_max_size": ("batching_max_size", int),
     "dynamic_batch_delay_ms": ("batching_delay_ms", float),
+    "dp_size": ("workers", int),
+    "data_parallel_size": ("workers", int),
 }
 ONE_DEVICE = ("tp_size", "tensor_parallel_size", "cfg_parallel_size")
 SEQUENCE_PARALLEL = {"ulysses_degree": "ulysses", "ring_degree": "ring", "sp_degree": "ulysses"}
-REPLICAS = ("dp_size", "data_parallel_size")
 PASSED_OVER = {
     **dict.fromkeys(
         (
@@ -59,7 +60,7 @@ def peer_options(command: Command) -> Command:
     """Add the flags; `--help` does not show them."""
     for name, (_, kind) in RENAMED.items():
         command = _option(name, type=kind)(command)
-    for name in ("num_gpus", *ONE_DEVICE, *SEQUENCE_PARALLEL, *REPLICAS):
+    for name in ("num_gpus", *ONE_DEVICE, *SEQUENCE_PARALLEL):
         command = _option(name, type=int)(command)
     for name in PASSED_OVER:
         command = _option(name)(command)
@@ -83,8 +84,6 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
         _rename(translation, name, setting, translation.pop(name))
     for name in ONE_DEVICE:
         _one_device(name, translation.pop(name))
-    for name in REPLICAS:
-        _rename(translation, name, "workers", translation.pop(name))
     _sequence_parallel(translation)
     devices = (translation["context_parallel"] or 1) * (translation["workers"] or 1)
     if (count := translation.pop("num_gpus")) != devices:
@@ -105,11 +104,10 @@ def translated(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _one_device(name: str, count: int | None) -> None:
     if count not in (None, 1):
-        raise click.UsageError(
-            f"--{name.replace('_', '-')} {count}: here weights are on one device; --workers "
-            f"{count} puts a worker with the whole model on each of {count}, --context-parallel "
-            f"{count} has them compute each request together"
-        )
+        whole = f"--workers {count} puts a worker with the whole model on each of {count}"
+        parts = f"--context-parallel {count} has them compute each request together"
+        flag = f"--{name.replace('_', '-')} {count}"
+        raise click.UsageError(f"{flag}: here weights are on one device; {whole}, {parts}")
 
 
 def _sequence_parallel(flags: dict[str, Any]) -> None:
@@ -117,10 +115,9 @@ def _sequence_parallel(flags: dict[str, Any]) -> None:
     degrees = {name: flags.pop(name) for name in SEQUENCE_PARALLEL}
     explicit = {name: degree for name, degree in degrees.items() if degree not in (None, 1)}
     if {"ulysses_degree", "ring_degree"} <= explicit.keys():
-        raise click.UsageError(
-            f"--ulysses-degree {explicit['ulysses_degree']} and --ring-degree "
-            f"{explicit['ring_degree']}: devices share a sequence in one of the two ways: say one"
-        )
+        pair = "--ulysses-degree {ulysses_degree} and --ring-degree {ring_degree}"
+        rule = "devices share a sequence in one of the two ways: say one"
+        raise click.UsageError(f"{pair.format_map(explicit)}: {rule}")
     for name, degree in explicit.items():
         _rename(flags, name, "context_parallel", degree)
         if name != "sp_degree":  # sp_degree does not set the kind

@@ -48,9 +48,8 @@ class Commands(click.Group):
         """Like click's, but it also suggests commands of packages."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            raise click.UsageError(
-                f"No such command {name!r}{nearest(name, self.list_commands(ctx))}"
-            )
+            hint = nearest(name, self.list_commands(ctx))
+            raise click.UsageError(f"No such command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -67,10 +66,9 @@ class Commands(click.Group):
 @cache
 def added_commands() -> dict[str, EntryPoint]:
     """Entry points by name; if several share a name, the first package by name wins."""
-    plugins = sorted(
-        entry_points(group=GROUP), key=lambda plugin: plugin.dist.name if plugin.dist else ""
-    )
-    return {plugin.name: plugin for plugin in reversed(plugins)}
+    plugins = entry_points(group=GROUP)
+    by_package = sorted(plugins, key=lambda plugin: plugin.dist.name if plugin.dist else "")
+    return {plugin.name: plugin for plugin in reversed(by_package)}
 
 
 def _load(added: EntryPoint) -> click.Command:

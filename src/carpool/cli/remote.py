@@ -2,13 +2,13 @@
 
 import base64
 import mimetypes
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from carpool.cli.bars import AdvanceBar, Previews, bars
@@ -91,13 +91,13 @@ def draw(
         path, fields["images"] = "v1/images/edits", [{"image_url": image} for image in images]
         if mask is not None:
             fields["mask"] = {"image_url": mask}
-    n, is_over = int(body.get("n", 1)), threading.Event()
+    n, is_over = int(body.get("n", 1)), Event()
     jobs = _Jobs(server, prompts, path, {**body, **fields})
     previews = Previews() if are_shown and kind == "pictures" else None
     if previews is not None:
         jobs.body["partial_images"] = PREVIEWS
         following = server, jobs.ids, previews, is_over
-        threading.Thread(target=_follow, args=following, daemon=True).start()
+        Thread(target=_follow, args=following, daemon=True).start()
     try:
         names = [f"{prompt} ({n} pictures)" if n > 1 else prompt for prompt in prompts]
         with bars(names, previews) as move:
@@ -166,17 +166,13 @@ class _Jobs:
 
     def cancel(self) -> None:
         """Cancel unfinished jobs: their results are not needed."""
-        for job_id in self.ids:
-            if job_id not in self.ended:
-                try:
+        with suppress(CarpoolError):
+            for job_id in self.ids:
+                if job_id not in self.ended:
                     self._server.ask("POST", job_id, "cancel")
-                except CarpoolError:
-                    break
 
 
-def _follow(
-    server: ServerClient, ids: Sequence[str], previews: Previews, is_over: threading.Event
-) -> None:
+def _follow(server: ServerClient, ids: Sequence[str], previews: Previews, is_over: Event) -> None:
     """Update the previews of these jobs; a job with several pictures shows the newest."""
     from carpool.media import read_picture
 

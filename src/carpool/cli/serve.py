@@ -94,11 +94,10 @@ def serve(
     from carpool.fleet.models import listed_models, models_of, settings_on
     from carpool.preflight import check  # slow import, not needed for `--help`
 
-    specs = (
-        models_of(names, settings, pipeline)
-        if entries is None
-        else listed_models(entries, settings, str(config))
-    )
+    if entries is None:
+        specs = models_of(names, settings, pipeline)
+    else:
+        specs = listed_models(entries, settings, str(config))
     if len(specs) == 1 and specs[0].name and not settings.served_model_name:
         settings = replace(settings, served_model_name=specs[0].name)
     for spec in specs:
@@ -121,11 +120,8 @@ def serve(
 
 
 def _deploy(file: Path | None, overrides: str | None) -> dict[str, Any]:
-    """Settings and model of a deploy file; fields without effect are named on standard error.
-
-    Args:
-        overrides: JSON that overrides its stages.
-    """
+    """Settings and model of a deploy file, with JSON `overrides` of its stages; fields without
+    effect are named on standard error."""
     if file is None and overrides is None:
         return {}
     from carpool.settings.peers.vllm_omni_deploy import load_deploy

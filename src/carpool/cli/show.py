@@ -29,9 +29,8 @@ def protocol_of(environ: Mapping[str, str]) -> Protocol:
     if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
         return "blocks"
     names = {environ.get("TERM_PROGRAM", ""), environ.get("LC_TERMINAL", "")}
-    if "KITTY_WINDOW_ID" in environ or environ.get("TERM") in ("xterm-kitty", "xterm-ghostty"):
-        return "kitty"
-    if names & _KITTY:
+    is_kitty = "KITTY_WINDOW_ID" in environ or names & _KITTY
+    if is_kitty or environ.get("TERM") in ("xterm-kitty", "xterm-ghostty"):
         return "kitty"
     return "iterm2" if names & _ITERM2 else "blocks"
 

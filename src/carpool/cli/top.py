@@ -27,7 +27,6 @@ REASONS = {
     "failed": "the choice of calls failed: see the log",
 }
 
-
 WorkerPlace = tuple[str, int]
 """Model and number of a worker."""
 
@@ -100,18 +99,14 @@ class Dashboard:
             f"   {worker_count}running {len(running)}   waiting {self.waiting_count}",
         )
         stats = self._stats.values()
-        memories = [worker.get("memory", {}) for worker in stats]
-        held_bytes = sum(
-            use.get("reserved_bytes") or use.get("peak_bytes") or 0 for use in memories
-        )
+        uses = [worker.get("memory", {}) for worker in stats]
+        gib = sum(use.get("reserved_bytes") or use.get("peak_bytes") or 0 for use in uses) / 2**30
         steps = sum(worker.get("steps_per_s", 0.0) for worker in stats)
-        waited = max(
-            (worker.get("waits", {}).get("median_s", 0.0) for worker in stats), default=0.0
-        )
+        waits = (worker.get("waits", {}).get("median_s", 0.0) for worker in stats)
         numbers = Text(
             f"{steps:.1f} steps/s   {pace:.1f} forwards/s   "
             f"{requests:.1f} requests and {rows:.1f} rows a forward   "
-            f"queue {waited:.2f} s   {held_bytes / 2**30:.1f} GiB",
+            f"queue {max(waits, default=0.0):.2f} s   {gib:.1f} GiB",
             style="dim",
         )
         table = Table(box=None, pad_edge=False, expand=False)

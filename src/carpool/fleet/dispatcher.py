@@ -33,7 +33,7 @@ class Dispatcher:
 
     Args:
         settings: of each worker; queue and concurrency limits are for the whole pool.
-        journals: of the requests; None: requests cannot move.
+        journals: of the requests; those without one cannot move.
         is_draining: whether requests of dead workers fail.
         is_choice: as in `Router`.
     """
@@ -42,16 +42,14 @@ class Dispatcher:
         self,
         settings: EngineSettings,
         members: Members,
-        journals: Journals | None,
+        journals: Journals,
         is_draining: Callable[[], bool],
         *,
         is_choice: bool = True,
     ) -> None:
         self._members, self._journals, self._is_draining = members, journals, is_draining
         self.queue = PoolQueue(
-            settings,
-            lambda: members.ready.card if members.ready else None,
-            is_choice=is_choice,
+            settings, lambda: members.ready.card if members.ready else None, is_choice=is_choice
         )
         self.moves = Moves(self.queue.router, self._can_move, members.model_of)
         self._moved: OrderedDict[str, list[dict[str, Any]]] = OrderedDict()  # moves by request id
@@ -66,7 +64,7 @@ class Dispatcher:
         waited_s: float,
     ) -> protocol.Done:
         """Run a request; arguments and errors as in `Pool.submit`."""
-        has_begun = self._journals is not None and self._journals.starts_late(request.request_id)
+        has_begun = self._journals.starts_late(request.request_id)
         entry = self.queue.admit(request, waited_s, has_begun=has_begun)
         to: int | None = None
         try:
@@ -90,8 +88,7 @@ class Dispatcher:
                 entry.is_admitted = True
                 self.queue.drop(entry)
         finally:
-            if self._journals is not None:
-                self._journals.close(entry.request_id)
+            self._journals.close(entry.request_id)
             self.moves.ended(entry.number)
             self.queue.end(entry)
 
@@ -107,9 +104,8 @@ class Dispatcher:
             member.told_s = share_s
             member.handle.hold(share_s)
         self.queue.assign_soon()
-        if not self.queue.router.queue or self._journals is None:
-            return
-        if (move := self.moves.pause(asyncio.get_running_loop().time())) is not None:
+        now_s = asyncio.get_running_loop().time()
+        if self.queue.router.queue and (move := self.moves.pause(now_s)) is not None:
             self._ask(move)
 
     async def empty(self, member: Member) -> None:
@@ -117,7 +113,7 @@ class Dispatcher:
         idle = asyncio.create_task(self.queue.wait_idle(member.number))
         try:
             while not idle.done():
-                for move in self.moves.drain(member.number) if self._journals is not None else ():
+                for move in self.moves.drain(member.number):
                     self._ask(move)
                 await asyncio.wait([idle], timeout=INTERVAL_S)
         finally:
@@ -140,8 +136,8 @@ class Dispatcher:
         return list(self._moved.get(request_id, ()))
 
     def _can_move(self, number: int) -> bool:
-        entry, journals = self.queue.requests.get(number), self._journals
-        return entry is not None and journals is not None and journals.is_whole(entry.request_id)
+        entry = self.queue.requests.get(number)
+        return entry is not None and self._journals.is_whole(entry.request_id)
 
     def _ask(self, move: Move) -> None:
         entry = self.queue.requests[move.request]

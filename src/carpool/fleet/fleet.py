@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from carpool.errors import CarpoolError, ModelNotFound, nearest
 from carpool.fleet.deployment import Deployment
-from carpool.fleet.loader import Loader
+from carpool.fleet.loader import Loader, now_s
 from carpool.fleet.members import labelled
 from carpool.fleet.pool import Pool
 from carpool.types import CheckedRequest, OnProgress
@@ -91,9 +91,8 @@ class Fleet:
         if model is None:
             names = ", ".join(map(repr, self._deployments))
             hint = nearest(name[:60], list(self._deployments))
-            raise ModelNotFound(
-                f"model {name[:60]!r} is not served here; there are {names}{hint}", param="model"
-            )
+            problem = f"model {name[:60]!r} is not served here; there are {names}{hint}"
+            raise ModelNotFound(problem, param="model")
         return model
 
     @property
@@ -114,7 +113,7 @@ class Fleet:
 
     def _open(self, model: Deployment) -> Pool:
         pool = model.pool = model.make()
-        model.began_s = self._now_s()
+        model.began_s = now_s()
 
         def is_any_ready() -> bool:
             return any(pool.state == "ready" for pool in self._pools())
@@ -199,9 +198,9 @@ class Fleet:
         """Run a request on its model; see `Supervisor.submit` and `loaded`."""
         model, waited_s = self.of(request.model), 0.0
         if model.is_on_demand and (model.state != "ready" or model.makes_room):
-            arrived_s = self._now_s()
+            arrived_s = now_s()
             await self._loader.loaded_in_time(model, request)
-            waited_s = self._now_s() - arrived_s
+            waited_s = now_s() - arrived_s
         pool, _ = await self.loaded(model.name)
         with self._loader.using(model):
             return await pool.submit(request, on_progress, on_preview, waited_s=waited_s)
@@ -269,10 +268,6 @@ class Fleet:
         """Let all workers reload their adapter folders and batching configs."""
         for pool in self._pools():
             pool.reload()
-
-    @staticmethod
-    def _now_s() -> float:
-        return asyncio.get_running_loop().time()
 
 
 async def first_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> T:

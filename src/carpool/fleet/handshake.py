@@ -8,10 +8,10 @@ read more, and the caller sets a time limit.
 Source: challenge and response as in RFC 2195 and ISO/IEC 9798-4 (three passes, mutual).
 """
 
-import asyncio
 import hashlib
 import hmac
 import secrets
+from asyncio import StreamReader, StreamWriter
 
 MAGIC = b"carpool-worker-1"  # a new number for a new protocol
 NONCE_BYTES, PROOF_BYTES = 32, 32
@@ -31,13 +31,11 @@ def proof(secret: bytes, role: bytes, of_worker: bytes, of_front: bytes) -> byte
     return hmac.digest(secret, MAGIC + role + of_worker + of_front, hashlib.sha256)
 
 
-async def welcome(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
+async def welcome(reader: StreamReader, writer: StreamWriter, secret: bytes) -> None:
     """Authenticate a front, on the worker's end.
 
     Raises:
-        Refused, OSError, asyncio.IncompleteReadError: the peer is no front of this fleet.
+        Refused, OSError, IncompleteReadError: the peer is no front of this fleet.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
     writer.write(MAGIC + nonce)
@@ -49,13 +47,11 @@ async def welcome(
     await writer.drain()
 
 
-async def introduce(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
-) -> None:
+async def introduce(reader: StreamReader, writer: StreamWriter, secret: bytes) -> None:
     """Authenticate a worker, on the front's end.
 
     Raises:
-        Refused, OSError, asyncio.IncompleteReadError: the peer is no worker of this fleet.
+        Refused, OSError, IncompleteReadError: the peer is no worker of this fleet.
     """
     greeting = await reader.readexactly(len(MAGIC) + NONCE_BYTES)
     if not greeting.startswith(MAGIC):

@@ -57,7 +57,7 @@ class Loader:
             yield
         finally:
             model.in_flight -= 1
-            model.used_s = _now_s()
+            model.used_s = now_s()
             if not model.in_flight:
                 self._freed.set()
 
@@ -70,7 +70,7 @@ class Loader:
         """
         while True:
             self.check_open()
-            model.used_s = _now_s()
+            model.used_s = now_s()
             if model.pool is not None and model.pool.ready is not None:
                 if not model.makes_room:
                     return model.pool
@@ -96,7 +96,7 @@ class Loader:
             LoadFailed, Draining: as in `loaded`.
         """
         due_s = None if model.admits_late else request.deadline_s
-        needed_s = model.ready_in_s(_now_s()) or 0.0
+        needed_s = model.ready_in_s(now_s()) or 0.0
         try:
             if due_s is not None and model.last_ready is not None and needed_s > due_s:
                 raise TimeoutError
@@ -122,7 +122,7 @@ class Loader:
 
     async def _load(self, model: Deployment) -> None:
         """Load a model while requests wait for it; unload others if needed."""
-        began_s, error = _now_s(), None
+        began_s, error = now_s(), None
         while self._is_wanted(model) and model.pool is None:
             if error is None and self._has_place():
                 error = await self._try(model)
@@ -145,7 +145,7 @@ class Loader:
         assert model.running is not None
         await asyncio.wait({ready, model.running}, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            model.took_s = _now_s() - model.began_s
+            model.took_s = now_s() - model.began_s
             return None
         ready.cancel()
         error = model.running.exception()
@@ -177,7 +177,7 @@ class Loader:
                     await _unload(min(idle, key=_last_use))
                     return True
                 working = [candidate for candidate in loaded if candidate.in_flight]
-                if working and _now_s() - began_s >= PATIENCE_S:
+                if working and now_s() - began_s >= PATIENCE_S:
                     min(working, key=_last_use).makes_room = True
                     self._room_made.clear()
                 self._freed.clear()
@@ -195,7 +195,7 @@ class Loader:
         while True:
             await asyncio.sleep(INTERVAL_S)
             for model in self._models:
-                if _is_idle(model) and _now_s() - model.used_s >= model.keep_alive_s:
+                if _is_idle(model) and now_s() - model.used_s >= model.keep_alive_s:
                     await _unload(model)
                     self._freed.set()
 
@@ -226,5 +226,5 @@ def _last_use(model: Deployment) -> tuple[float, str]:
     return model.used_s, model.name
 
 
-def _now_s() -> float:
+def now_s() -> float:
     return asyncio.get_running_loop().time()

@@ -101,10 +101,8 @@ class Members:
             card, ids = ready.card, self._differing
             lora = tuple(id_ for id_ in card.lora if id_ not in ids)
             refused = ((replace(a, problem=_DIFFERS) if a.id in ids else a) for a in card.adapters)
-            self._refusing = (
-                ready,
-                ready.with_card(replace(card, lora=lora, adapters=tuple(refused))),
-            )
+            card = replace(card, lora=lora, adapters=tuple(refused))
+            self._refusing = ready, ready.now(card)
         return self._refusing[1]
 
     @property
@@ -115,17 +113,14 @@ class Members:
 
     def shown(self, requests: Callable[[int], int]) -> list[dict[str, Any]]:
         """Each worker: its number, device, state, requests, and its load error."""
-        return [
-            {
-                "worker": member.number,
-                "device": member.device,
-                "state": member.handle.state,
-                "requests": requests(member.number),
-                **({"error": member.error} if member.error else {}),
-                **({"model_digest": digest} if (digest := self.model_of(member.number)) else {}),
-            }
-            for member in self
-        ]
+        rows = list[dict[str, Any]]()
+        for member in self:
+            number, state = member.number, member.handle.state
+            facts = {"error": member.error, "model_digest": self.model_of(number)}
+            row = {"worker": number, "device": member.device, "state": state}
+            row |= {"requests": requests(number)}
+            rows.append(row | {name: text for name, text in facts.items() if text})
+        return rows
 
     def model_of(self, number: int) -> str:
         """A digest of the model that a worker loaded last; empty: unknown."""

@@ -17,13 +17,12 @@ from carpool.settings.batching_mode import with_mode
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)=(.+)")
 _MODEL_KEYS = ("model", "name", "workers", "devices", "load", "keep_alive")
 LOADS = ("start", "on_demand")
-
-
 _OF_SCALE = ("scale_up_wait", "scale_down_after")
-_OF_RAY = ("fleet_name", "workers_per_node", "gpus_per_worker", "worker_keep_alive")
-_NEEDED = dict.fromkeys(_OF_SCALE, "max_workers") | dict.fromkeys(
-    (*_OF_RAY, "fleet_cert", "fleet_key"), "ray"
-)
+_OF_RAY = (
+    "fleet_name", "workers_per_node", "gpus_per_worker", "worker_keep_alive", "fleet_cert",
+    "fleet_key",
+)  # fmt: skip
+_NEEDED = dict.fromkeys(_OF_SCALE, "max_workers") | dict.fromkeys(_OF_RAY, "ray")
 """The setting without which another one has no effect."""
 
 
@@ -96,32 +95,18 @@ def _spec(entry: Any, settings: ServeSettings, path: str) -> ModelSpec:
     is_number = isinstance(keep_alive, (int, float)) and not isinstance(keep_alive, bool)
     if not is_number or not keep_alive >= 0:  # refuses NaN, too
         raise SettingRejected(f"config={path!r}: keep_alive={keep_alive!r}: must be seconds")
-    workers, devices = (
-        entry.get("workers", settings.workers),
-        entry.get("devices", settings.devices),
-    )
+    count, devices = entry.get("workers", settings.workers), entry.get("devices", settings.devices)
     devices = ",".join(map(str, devices)) if isinstance(devices, list) else devices
-    if workers is not None and (type(workers) is not int or not 1 <= workers <= 1024):
-        raise SettingRejected(
-            f"config={path!r}: workers={workers!r}: must be a whole number from 1"
-        )
-    workers, scale = _workers(settings, workers)
+    if count is not None and (type(count) is not int or not 1 <= count <= 1024):
+        raise SettingRejected(f"config={path!r}: workers={count!r}: must be a whole number from 1")
+    workers, scale = _workers(settings, count)
+    places, ranks = scale.high if scale else workers, model_settings.context_parallel
     return ModelSpec(
-        entry["model"],
-        model_settings,
-        str(entry.get("name") or _id(entry["model"])),
-        _devices(
-            settings,
-            model_settings.device,
-            scale.high if scale else workers,
-            devices,
-            model_settings.context_parallel,
-        ),
-        is_on_demand=load == "on_demand",
-        keep_alive_s=float(keep_alive),
-        workers=workers,
-        scale=scale,
-    )
+        entry["model"], model_settings, str(entry.get("name") or _id(entry["model"])),
+        _devices(settings, model_settings.device, places, devices, ranks),
+        is_on_demand=load == "on_demand", keep_alive_s=float(keep_alive),
+        workers=workers, scale=scale,
+    )  # fmt: skip
 
 
 def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, Scale | None]:
@@ -134,10 +119,8 @@ def _workers(settings: ServeSettings, workers: int | None) -> tuple[int | None, 
         raise SettingRejected(f"min_workers={low}: needs max_workers, the most that there may be")
     if not low <= (workers or low) <= high:
         text = "" if workers is None else f"workers={workers}, "
-        raise SettingRejected(
-            f"{text}min_workers={low}, max_workers={high}: must not decrease in the order "
-            "min_workers, workers, max_workers"
-        )
+        rule = "must not decrease in the order min_workers, workers, max_workers"
+        raise SettingRejected(f"{text}min_workers={low}, max_workers={high}: {rule}")
     return workers or low, Scale(low, high, settings.scale_up_wait, settings.scale_down_after)
 
 
@@ -151,10 +134,8 @@ def _devices(
     if devices is not None:
         raise SettingRejected(f"devices={devices!r}: with ray each worker takes what Ray gives it")
     if ranks > 1 and device not in ("auto", "cpu", "cuda", "xpu"):
-        raise SettingRejected(
-            f"device={device!r}: with ray a group takes the {ranks} devices that Ray gives it: say "
-            "auto, cuda, xpu or cpu"
-        )
+        rule = f"with ray a group takes the {ranks} devices that Ray gives it"
+        raise SettingRejected(f"device={device!r}: {rule}: say auto, cuda, xpu or cpu")
     return (device,) * (workers or 1)
 
 
@@ -162,14 +143,11 @@ def _checked(specs: Sequence[ModelSpec], settings: ServeSettings) -> list[ModelS
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
-            raise SettingRejected(
-                f"two models have the name {name!r}: give one of them another, as NAME=MODEL"
-            )
+            rule = "give one of them another, as NAME=MODEL"
+            raise SettingRejected(f"two models have the name {name!r}: {rule}")
     if len(specs) > 1 and settings.served_model_name:
-        raise SettingRejected(
-            f"served_model_name={settings.served_model_name!r}: there are {len(specs)} models: "
-            "name each, as NAME=MODEL"
-        )
+        rule = f"there are {len(specs)} models: name each, as NAME=MODEL"
+        raise SettingRejected(f"served_model_name={settings.served_model_name!r}: {rule}")
     if settings.ray is not None and settings.worker_python is not None:
         rule = "with ray the environment of its nodes runs the workers: leave it out"
         raise SettingRejected(f"worker_python={settings.worker_python!r}: {rule}")
@@ -211,10 +189,8 @@ def devices_of(
     if devices is not None:
         named = tuple(name.strip() for name in devices.split(","))
         if not all(re.fullmatch(r"cpu(:0)?|(cuda|xpu)(:[0-9]{1,3})?", name) for name in named):
-            raise SettingRejected(
-                f"devices={devices!r}: write devices by commas, as cuda:0,cuda:1, xpu:0,xpu:1 or "
-                "cpu,cpu"
-            )
+            rule = "write devices by commas, as cuda:0,cuda:1, xpu:0,xpu:1 or cpu,cpu"
+            raise SettingRejected(f"devices={devices!r}: {rule}")
         if ranks > 1 and not all(name.startswith("cpu") for name in named):
             if len(named) % ranks or len(set(named)) < len(named):
                 raise SettingRejected(
@@ -223,9 +199,8 @@ def devices_of(
                 )
             named = _joined(named, ranks)
         if workers is not None and workers % len(named):
-            raise SettingRejected(
-                f"workers={workers} cannot be divided among {len(named)} devices ({devices})"
-            )
+            problem = f"cannot be divided among {len(named)} devices ({devices})"
+            raise SettingRejected(f"workers={workers} {problem}")
         return named * ((workers or len(named)) // len(named))
     count = workers or 1
     if ranks > 1:
@@ -241,10 +216,8 @@ def devices_of(
 def _groups(device: str, count: int, ranks: int) -> tuple[str, ...]:
     """The devices of workers that are groups, if `devices` is not set."""
     if re.fullmatch(r"(cuda|xpu):[0-9]+", device):
-        raise SettingRejected(
-            f"device={device!r}: context_parallel={ranks} takes {ranks} devices a worker: say "
-            "them, as --devices cuda:0,cuda:1"
-        )
+        rule = f"context_parallel={ranks} takes {ranks} devices a worker"
+        raise SettingRejected(f"device={device!r}: {rule}: say them, as --devices cuda:0,cuda:1")
     there = cuda_devices(os.environ) if device in ("auto", "cuda") else 0
     if not there:
         if "+" in device and count > 1:

@@ -60,20 +60,14 @@ class Moves:
 
     def drain(self, worker_id: int) -> list[Move]:
         """The moves that drain a worker, if another worker has the same model."""
-        workers = self._router.workers
-        receivers = [
-            worker for worker in workers.values() if worker.is_open and worker.id != worker_id
-        ]
-        peers = [
-            worker for worker in receivers if self._model_of(worker.id) == self._model_of(worker_id)
-        ]
+        workers, model = self._router.workers, self._model_of(worker_id)
+        receivers = [load for load in workers.values() if load.is_open and load.id != worker_id]
+        peers = [load for load in receivers if self._model_of(load.id) == model]
         if not peers:
             return []
-        to = (
-            None
-            if len(peers) == len(receivers)
-            else min(peers, key=lambda worker: len(worker.bound)).id
-        )
+        to = None
+        if len(peers) < len(receivers):
+            to = min(peers, key=lambda load: len(load.bound)).id
         requests = [number for number in workers[worker_id].bound if self._can_move(number)]
         return [Move(number, worker_id, to, "drain") for number in requests]
 

@@ -55,15 +55,12 @@ class Pool:
         self.lora_dir = settings.lora_dir
         self.ranks = settings.context_parallel  # processes per worker: see `engine.group`
         self.has_several = len(self.devices) > 1 or not is_fixed or scale is not None
-        self._is_draining, self._journals = False, journals
-        self._members = Members()
+        self._is_draining, self._members = False, Members()
+        self._journals = Journals(of_all=False) if journals is None else journals
         self._dispatcher = Dispatcher(
-            settings,
-            self._members,
-            journals,
-            lambda: self._is_draining,
+            settings, self._members, self._journals, lambda: self._is_draining,
             is_choice=self.has_several,
-        )
+        )  # fmt: skip
         self._queue = self._dispatcher.queue
         self._tasks = WorkerTasks(self._loaded, lambda: self._is_draining)
         self._resizer = Resizer(self, scale)
@@ -225,14 +222,7 @@ class Pool:
             self._members.check_open(self._tasks.first_ready.is_set(), RETRY_S)
 
     def check_room(self, tenant: str = "") -> None:
-        """Refuse a request before its body is read if there is no free place.
-
-        Args:
-            tenant: as in `PoolQueue.check_room`.
-
-        Raises:
-            Overloaded: the pool's, or the tenant's, limit of requests in flight is reached.
-        """
+        """Refuse a request before its body is read; see `PoolQueue.check_room`."""
         self._queue.check_room(tenant)
 
     async def submit(
@@ -272,7 +262,7 @@ class Pool:
 
     async def statistics(self) -> dict[str, Any]:
         """Statistics of a single worker; else sums, and the statistics of every ready worker."""
-        again = {"steps_again": self._journals.steps_again if self._journals else 0}
+        again = {"steps_again": self._journals.steps_again}
         if not self.has_several:
             return await self.handles[0].statistics() | again
         self.check_open()

@@ -130,11 +130,8 @@ class PoolQueue:
         if self._is_choice:
             self._check_backlog(request, work, waited_s, has_begun=has_begun)
         self._is_empty.clear()
-        entry = PoolRequest(
-            replace(request, previews=0) if self.stage else request,
-            work,
-            is_admitted=self._is_choice or has_begun,
-        )
+        request = replace(request, previews=0) if self.stage else request
+        entry = PoolRequest(request, work, is_admitted=self._is_choice or has_begun)
         self.requests[entry.number] = entry
         return entry
 
@@ -193,16 +190,10 @@ class PoolQueue:
         card = self._card()
         assert card is not None
         size = (request.arguments.get(name) for name in ("width", "height", "num_frames"))
-        return RoutedRequest(
-            next(self._numbers),
-            self._size(*size),
-            max(1, card.steps(request.arguments)),
-            now_s,
-            float("inf") if request.deadline_s is None else now_s + request.deadline_s,
-            request.priority,
-            request.tenant,
-            request.user,
-        )
+        kind, steps = self._size(*size), max(1, card.steps(request.arguments))
+        due_s = float("inf") if request.deadline_s is None else now_s + request.deadline_s
+        about = request.priority, request.tenant, request.user
+        return RoutedRequest(next(self._numbers), kind, steps, now_s, due_s, *about)
 
     def _size(self, width: int | None, height: int | None, frames: int | None) -> RequestSize:
         """The size of a request, with the model's default."""

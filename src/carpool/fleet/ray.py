@@ -42,9 +42,8 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise SettingRejected(
-            f"ray: the package cannot be imported ({error}): pip install 'ray>=2.52,<3'"
-        ) from error
+        fix = "pip install 'ray>=2.52,<3'"
+        raise SettingRejected(f"ray: the package cannot be imported ({error}): {fix}") from error
     return ray
 
 
@@ -143,9 +142,8 @@ class RayCluster:
             )
         except (OSError, RuntimeError, ValueError) as error:
             here = "start one with `ray start --head`, or give its address as HOST:PORT"
-            raise SettingRejected(
-                f"ray={settings.ray!r}: there is no Ray cluster ({error}): {here}"
-            ) from error
+            problem = f"there is no Ray cluster ({error}): {here}"
+            raise SettingRejected(f"ray={settings.ray!r}: {problem}") from error
         has_gpus = bool(ray.cluster_resources().get("GPU"))
         gpus = 0.0 if settings.device == "cpu" else settings.gpus_per_worker
         self._gpus = float(has_gpus) if gpus is None else gpus

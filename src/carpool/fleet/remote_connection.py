@@ -71,9 +71,8 @@ class RemoteConnection:
             if writer is not None:
                 writer.close()
             if isinstance(error, TimeoutError):
-                raise ConnectionError(
-                    f"{where} did not answer in {handshake.CONNECT_S:g} s"
-                ) from None
+                problem = f"did not answer in {handshake.CONNECT_S:g} s"
+                raise ConnectionError(f"{where} {problem}") from None
             if isinstance(error, (handshake.Refused, asyncio.IncompleteReadError)):
                 raise ConnectionError(f"{where}: {error}") from error
             raise

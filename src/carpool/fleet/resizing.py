@@ -5,7 +5,7 @@ No request fails: a worker to remove gets no more requests, and ends when it has
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carpool.fleet.autoscaler import Autoscaler, Scale
 from carpool.fleet.members import Member
@@ -73,10 +73,9 @@ class Resizer:
 
     def _least_used(self) -> list[Member]:
         requests = {worker["worker"]: worker["requests"] for worker in self._pool.workers()}
-        return sorted(
-            self._pool.members(),
-            key=lambda m: (m.handle.state == "ready", requests[m.number], -m.number),
-        )
+        members = self._pool.members()
+        members.sort(key=lambda m: (m.handle.state == "ready", requests[m.number], -m.number))
+        return members
 
     def roll(self) -> None:
         """Replace each worker by a new one, one at a time."""
@@ -118,9 +117,7 @@ class Resizer:
             await self._pool.remove_worker(old)
         return True
 
-    async def _until(
-        self, ready: "asyncio.Task[object]", new: Member, timeout_s: float | None
-    ) -> None:
+    async def _until(self, ready: asyncio.Task[Any], new: Member, limit_s: float | None) -> None:
         failed = asyncio.create_task(new.has_failed.wait())
-        await asyncio.wait({ready, failed}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, failed}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         failed.cancel()

@@ -81,16 +81,11 @@ class Router:
         self.learned(worker.id, worker.tables, shares_sweeps=worker.shares_sweeps)
 
     def learned(
-        self,
-        worker_id: int,
-        tables: Mapping[Hashable, StepTable],
-        *,
-        shares_sweeps: bool = False,
+        self, worker_id: int, tables: Mapping[Hashable, StepTable], *, shares_sweeps: bool = False
     ) -> None:
         """Update a worker's seconds of steps."""
         worker = self.workers[worker_id]
-        worker.shares_sweeps = shares_sweeps
-        worker.tables = tables
+        worker.shares_sweeps, worker.tables = shares_sweeps, tables
         self._tables.update(tables)
         for bound in worker.bound.values():
             bound.table = self.table(worker, bound.work.kind)
@@ -187,9 +182,8 @@ class Router:
         if not self._is_choice:
             [worker] = self.workers.values()
             return [self.bind(work, worker) for work in self.waiting]
-        self.queue.count_shares(
-            bound.work for worker in self.workers.values() for bound in worker.bound.values()
-        )
+        loads = self.workers.values()
+        self.queue.count_shares(bound.work for load in loads for bound in load.bound.values())
         bindings: list[Binding] = []
         places = sum(self.workers[number].max_requests for _, number in self._open)
         if not self._owners and 1 < len(self.queue) <= places:
@@ -219,8 +213,7 @@ class Router:
     def _next(self, now_s: float) -> tuple[RoutedRequest, WorkerLoad] | None:
         """The first request in order that can be bound, and its worker."""
         for work in self.queue.firsts(now_s, LOOKED_AT):
-            worker = self._choose(work)
-            if worker is not None:
+            if (worker := self._choose(work)) is not None:
                 return work, worker
         return None
 
@@ -262,10 +255,8 @@ class Router:
         if len(worker.bound) < slots:
             return True
         long_s = work.steps * table[0] / INTERRUPT_RATIO  # longer requests would be interrupted
-        ahead = sum(
-            [bound.steps_left * bound.table[0] <= long_s for bound in worker.bound.values()]
-        )
-        return ahead < slots
+        lengths_s = [bound.steps_left * bound.table[0] for bound in worker.bound.values()]
+        return sum([length_s <= long_s for length_s in lengths_s]) < slots
 
     def _slots(self, table: StepTable, backlog: int, waiting: int) -> int:
         """The number of requests that a worker may hold at the same time.

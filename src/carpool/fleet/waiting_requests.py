@@ -118,12 +118,6 @@ class WaitingRequests:
 def _view(work: RoutedRequest, work_s: float = 0.0) -> QueuedRequest:
     """The engine policy's view of a request."""
     return QueuedRequest(
-        request=work.request,
-        arrived_s=work.arrived_s,
-        left_s=work_s,
-        whole_s=work_s,
-        deadline_s=work.deadline_s,
-        priority=work.priority,
-        tenant=work.tenant,
-        user=work.user,
-    )
+        work.request, work.arrived_s, left_s=work_s, whole_s=work_s, deadline_s=work.deadline_s,
+        priority=work.priority, tenant=work.tenant, user=work.user,
+    )  # fmt: skip

@@ -102,9 +102,7 @@ def sweep_s(tables: Sequence[StepTable]) -> float:
     return max(copies_s, sum([table[-1] / len(table) for table in tables]))
 
 
-def _in_sweeps_s(
-    work: RoutedRequest, worker: WorkerLoad, table: StepTable, worked_s: float
-) -> float:
+def _sweeps_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, worked_s: float) -> float:
     """`extra_s` for a worker where requests of all kinds share every step.
 
     Args:
@@ -114,9 +112,8 @@ def _in_sweeps_s(
     tables = [entry.table for entry in bound]
     without_s, together_s = sweep_s(tables), sweep_s([*tables, table])
     past_steps = worked_s / without_s if worked_s else 0.0
-    shared_steps = sum(
-        [min(max(0.0, entry.steps_left - past_steps), work.steps) for entry in bound]
-    )
+    lefts = [max(0.0, entry.steps_left - past_steps) for entry in bound]
+    shared_steps = sum([min(steps, work.steps) for steps in lefts])
     return work.steps * together_s + shared_steps * (together_s - without_s)
 
 
@@ -142,7 +139,7 @@ def extra_s(work: RoutedRequest, worker: WorkerLoad, table: StepTable, now_s: fl
         return alone_s
     worked_s = max(0.0, now_s - worker.told_s)
     if worker.shares_sweeps:
-        return _in_sweeps_s(work, worker, table, worked_s)
+        return _sweeps_s(work, worker, table, worked_s)
     apart_s, peers = 0.0, []
     for entry in bound:
         left_s, steps_left = entry.steps_left * entry.table[0], entry.steps_left

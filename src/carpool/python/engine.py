@@ -24,7 +24,7 @@ from carpool.engine.loop import EngineCore
 from carpool.engine.model.libraries import quiet_libraries
 from carpool.engine.model.load import load as load_pipeline
 from carpool.errors import CarpoolError, Draining, Forked, InvalidValue, Overloaded, SettingRejected
-from carpool.python.handle import Handle, Output, check_owner
+from carpool.python.handle import Handle, Loop, OnEvent, Output, check_owner
 from carpool.python.settings import LoadSettings
 from carpool.request.card import Card
 from carpool.request.expand import MAX_N, check_previews, grouped, merged, outputs_each, repeated
@@ -46,19 +46,15 @@ class Engine:
     """A loaded model that runs many requests concurrently, on its own thread."""
 
     def __init__(
-        self,
-        loop: "EngineCore | WorkerEngine",
-        settings: ServeSettings,
-        store: "JobStore | None" = None,
+        self, loop: Loop, settings: ServeSettings, store: "JobStore | None" = None
     ) -> None:
         self._loop, self._settings = loop, settings
         self._pid = os.getpid()
         self._jobs: Jobs | None = None
         self._making = threading.Lock()
         entered = threading.Event()
-        self._thread = threading.Thread(
-            target=loop.run, args=[entered.set], name="carpool-engine", daemon=True
-        )
+        run = partial(loop.run, entered.set)
+        self._thread = threading.Thread(target=run, name="carpool-engine", daemon=True)
         self._thread.start()
         entered.wait()  # its library patches must be done before the caller continues
         if store is not None:
@@ -171,21 +167,13 @@ class Engine:
         return_errors: bool,
         progress: bool | Callable[[int, Event], object] | None,
     ) -> list[Output]:
-        steps = sum(
-            self.card.steps(request.arguments)
-            for request in requests
-            if isinstance(request, CheckedRequest)
-        )
-        follow = progress if callable(progress) else None
-        is_shown = (
-            len(requests) > 1 and sys.stderr.isatty() if progress is None else progress is True
-        )
+        checked = [request for request in requests if isinstance(request, CheckedRequest)]
+        steps = sum(self.card.steps(request.arguments) for request in checked)
+        by_default = progress is None and len(requests) > 1 and sys.stderr.isatty()
         handles: list[Handle | Output] = []
-        with tqdm(total=steps, unit="step", disable=not is_shown) as bar:
-            follows = [
-                partial(_advance, bar) if follow is None else partial(follow, place)
-                for place in range(len(requests))
-            ]
+        with tqdm(total=steps, unit="step", disable=not (progress is True or by_default)) as bar:
+            follow = progress if callable(progress) else partial(_advance, bar)
+            follows = [partial(follow, place) for place in range(len(requests))]
             try:
                 with self._loop.together(), contextlib.suppress(Overloaded):
                     for request, listen in zip(requests, follows, strict=True):
@@ -208,14 +196,12 @@ class Engine:
     def _start_or_refuse(
         self,
         request: CheckedRequest | Output,
-        follow: Callable[[Event], object],
+        follow: OnEvent,
         before: Sequence[Handle | Output] = (),
     ) -> Handle | Output:
         """Start one request of a list; a refusal becomes its output, so other requests continue.
 
-        Args:
-            before: requests whose ends make room, if the queue is full: a long list is not an
-                overload.
+        If the queue is full, ends of requests `before` make room: a long list is no overload.
         """
         if isinstance(request, Output):
             return request
@@ -233,9 +219,7 @@ class Engine:
             except CarpoolError as refused:
                 return Output(request.request_id, request.seed, error=refused)
 
-    def _start(
-        self, request: CheckedRequest, follow: Callable[[Event], object] | None = None
-    ) -> Handle:
+    def _start(self, request: CheckedRequest, follow: OnEvent | None = None) -> Handle:
         check_owner(self._pid)
         return Handle(request, self._loop, follow)
 
@@ -320,10 +304,8 @@ def load(
     if not isinstance(model, (str, Path)):
         for name in OF_FILES:
             if (value := settings.get(name)) not in (None, "auto", ()):
-                raise SettingRejected(
-                    f"{name}={value!r}: the given pipeline is loaded already; pass it to "
-                    "its from_pretrained"
-                )
+                rule = "the given pipeline is loaded already; pass it to its from_pretrained"
+                raise SettingRejected(f"{name}={value!r}: {rule}")
     config = load_settings({**settings, "lora": tuple(lora)})
     with contextlib.ExitStack() as undo:
         store: JobStore | None = None
@@ -338,9 +320,8 @@ def load(
             with quiet_libraries(bars=sys.stderr.isatty()):  # large models take minutes to load
                 loaded = load_pipeline(model, options)
             undo.callback(loaded.undo)
-            engine = Engine(
-                EngineCore(loaded, options, table=StoredCosts(loaded, options)), config, store
-            )
+            core = EngineCore(loaded, options, table=StoredCosts(loaded, options))
+            engine = Engine(core, config, store)
         undo.pop_all()
     return engine
 
@@ -354,17 +335,15 @@ def _workers(model: Any, settings: ServeSettings) -> "WorkerEngine":
     if not isinstance(model, (str, Path)):
         ranks = settings.context_parallel
         setting = f"context_parallel={ranks}" if ranks > 1 else f"workers={settings.workers!r}"
-        raise SettingRejected(
-            f"{setting}: a pipeline that is loaded already cannot be handed to "
-            "other processes: give its hub id or folder"
-        )
+        rule = "cannot be handed to other processes: give its hub id or folder"
+        raise SettingRejected(f"{setting}: a pipeline that is loaded already {rule}")
     [spec] = models_of([str(model)], settings)
     for device in dict.fromkeys(spec.devices):
         preflight.check(spec.model, settings_on(spec, device))
     return WorkerEngine(spec, settings.worker_timeout)
 
 
-def _advance(bar: "tqdm[Any]", event: Event) -> None:
+def _advance(bar: "tqdm[Any]", _: int, event: Event) -> None:
     if event.kind == "step":
         bar.update()
 

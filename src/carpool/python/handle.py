@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from carpool.artifacts import Mesh, Sound
 from carpool.engine.loop import EngineCore
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from carpool.python.workers import WorkerEngine
+
+OnEvent = Callable[[Event], object]
+Loop: TypeAlias = "EngineCore | WorkerEngine"
+"""Runs the requests of an engine: in this process, or in workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +92,7 @@ class Handle:
     Iteration, with `for` or `async for`, yields its events.
     """
 
-    def __init__(
-        self,
-        request: CheckedRequest,
-        loop: "EngineCore | WorkerEngine",
-        follow: Callable[[Event], object] | None = None,
-    ) -> None:
+    def __init__(self, request: CheckedRequest, loop: Loop, follow: OnEvent | None = None) -> None:
         """Submit the request.
 
         Args:
@@ -162,11 +161,11 @@ class Handle:
 class _Listener:
     """The engine's side of a handle."""
 
-    def __init__(self, request: CheckedRequest, follow: Callable[[Event], object] | None) -> None:
+    def __init__(self, request: CheckedRequest, follow: OnEvent | None) -> None:
         self._request, self._follow = request, follow
         self.future: Future[Output] = Future()
         self._events: list[Event] = []
-        self._queues: list[Callable[[Event], object]] = []  # of iterations, live
+        self._queues: list[OnEvent] = []  # of iterations, live
         self._lock = threading.Lock()
         self.future.set_running_or_notify_cancel()  # only the engine may end it
 
@@ -181,7 +180,7 @@ class _Listener:
             return "queued"
         return f"step {last.step} of {last.steps}" if last.steps else last.kind
 
-    def _subscribe(self, put: Callable[[Event], object]) -> None:
+    def _subscribe(self, put: OnEvent) -> None:
         """Pass all events to a queue, from the first."""
         with self._lock:
             for event in self._events:
@@ -224,16 +223,10 @@ class _Listener:
             self.future.set_exception(outcome.error)
             return
         fields = dict(outcome.fields)
-        self.future.set_result(
-            Output(
-                request_id=self._request.request_id,
-                seed=self._request.seed,
-                images=fields.pop("images", None),
-                frames=fields.pop("frames", None),
-                timings=outcome.timings,
-                others=fields,
-                warnings=outcome.warnings,
-                skipped_steps=outcome.skipped_steps,
-                settings=outcome.settings,
-            )
-        )
+        output = Output(
+            self._request.request_id, self._request.seed,
+            fields.pop("images", None), fields.pop("frames", None), outcome.timings,
+            others=fields, warnings=outcome.warnings,
+            skipped_steps=outcome.skipped_steps, settings=outcome.settings,
+        )  # fmt: skip
+        self.future.set_result(output)

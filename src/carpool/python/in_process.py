@@ -5,10 +5,9 @@ import contextlib
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from carpool.config import ServeSettings
-from carpool.engine.loop import EngineCore
 from carpool.errors import InvalidValue, LibraryMissing, UnsupportedParameter
 from carpool.jobs.interfaces import OnJobPreview
 from carpool.jobs.work import work_of
@@ -16,7 +15,7 @@ from carpool.media.mesh import MeshFormat
 from carpool.media.metadata import file_metadata
 from carpool.media.outputs import FPS, Format, check_fps
 from carpool.media.sound import SoundFormat
-from carpool.python.handle import Handle, Output
+from carpool.python.handle import Handle, Loop, Output
 from carpool.request.card import Card, Makes
 from carpool.request.expand import MAX_N, grouped, merged, outputs_each, repeated
 from carpool.request.images import NAMES as PICTURES
@@ -24,9 +23,6 @@ from carpool.request.images import is_pil
 from carpool.request.own_values import check_n
 from carpool.request.parameters import check
 from carpool.types import CheckedRequest, Event, OnProgress, Request
-
-if TYPE_CHECKING:
-    from carpool.python.workers import WorkerEngine
 
 KINDS = {"pictures": "image", "videos": "video", "meshes": "mesh", "sound": "sound"}
 _FORMATS: dict[Makes, tuple[str, ...]] = {
@@ -38,10 +34,7 @@ _FORMATS: dict[Makes, tuple[str, ...]] = {
 def checked(
     card: Card, request: Request | str, n: int, values: Mapping[str, Any]
 ) -> list[CheckedRequest]:
-    """The parts of a job: n outputs of one request.
-
-    Args:
-        values: parameters that the request does not set.
+    """The parts of a job: n outputs of one request, with `values` of parameters that it lacks.
 
     Raises:
         Rejected: the request is invalid, or cannot be stored.
@@ -86,14 +79,9 @@ def work_and_kind(
         rule = f"must be one of {', '.join(formats)}"
         raise InvalidValue(f"output_format={format!r}: {rule}", param="output_format")
     defaults = {parameter.name: parameter.default for parameter in card.parameters}
-    work = work_of(
-        card.id,
-        requests,
-        inputs,
-        format=format,
-        fps=_rate(fps, {**defaults, **requests[0].arguments}),
-        told=[file_metadata(card.id, request, settings) for request in requests],
-    )
+    rate = _rate(fps, {**defaults, **requests[0].arguments})
+    metadata = [file_metadata(card.id, request, settings) for request in requests]
+    work = work_of(card.id, requests, inputs, format=format, fps=rate, told=metadata)
     return KINDS[makes], work
 
 
@@ -107,7 +95,7 @@ def _rate(fps: Any, values: Mapping[str, Any]) -> float:
 class InProcess:
     """Runs the parts of jobs in the engine of this process."""
 
-    def __init__(self, loop: "EngineCore | WorkerEngine", is_alive: Callable[[], bool]) -> None:
+    def __init__(self, loop: Loop, is_alive: Callable[[], bool]) -> None:
         self._loop, self._is_alive = loop, is_alive
 
     async def wait_open(self, model: str | None = None) -> None:

@@ -2,8 +2,7 @@
 
 It has the store and the runner of `carpool serve`, over the engine of this process. They have
 their own event loop, in a thread that starts with the first call, or at once if the folder has open
-jobs of an earlier process: these run again from the start, with their
-seeds.
+jobs of an earlier process: these run again from the start, with their seeds.
 """
 
 import asyncio
@@ -13,21 +12,18 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from carpool.config import ServeSettings
-from carpool.engine.loop import EngineCore
 from carpool.errors import Draining
 from carpool.jobs.database import JobState, Record
 from carpool.jobs.runner import Runner
 from carpool.jobs.store import JobStore
 from carpool.media.inputs import packed, unpacked
 from carpool.python.files import write_job
+from carpool.python.handle import Loop
 from carpool.python.in_process import KINDS, InProcess, checked, work_and_kind
 from carpool.types import Request
-
-if TYPE_CHECKING:
-    from carpool.python.workers import WorkerEngine
 
 log = logging.getLogger("carpool")
 
@@ -61,24 +57,15 @@ class Jobs:
     """The jobs of one engine. Thread-safe."""
 
     def __init__(
-        self,
-        loop: "EngineCore | WorkerEngine",
-        is_alive: Callable[[], bool],
-        settings: ServeSettings,
-        store: JobStore,
+        self, loop: Loop, is_alive: Callable[[], bool], settings: ServeSettings, store: JobStore
     ) -> None:
         """Resume the jobs of a store; `close` also closes the store."""
         self._loop, self._settings, self._store = loop, settings, store
         self._runner = Runner(
-            store,
-            InProcess(loop, is_alive),
-            dict.fromkeys(KINDS.values(), write_job),
-            model=lambda: loop.loaded.card.id,
-            max_running=settings.max_running,
-            read=unpacked,
-        )
-        self._changing, self._is_up = Lock(), Event()
-        self._is_closed = False
+            store, InProcess(loop, is_alive), dict.fromkeys(KINDS.values(), write_job),
+            model=lambda: loop.loaded.card.id, max_running=settings.max_running, read=unpacked,
+        )  # fmt: skip
+        self._changing, self._is_up, self._is_closed = Lock(), Event(), False
         self._thread: Thread | None = None
         self._here: asyncio.AbstractEventLoop
         if any(store.count_open().values()):
@@ -159,14 +146,10 @@ class Jobs:
 
     def _shown(self, record: Record) -> BackgroundJob:
         paths = [self._store.file(record, name) for name in record.files]
+        files = sorted(filter(None, paths), key=lambda path: (len(path.name), path.name))
+        seeds = record.asked.get("seeds", [])
         return BackgroundJob(
-            record.id,
-            record.state,
-            record.progress,
-            record.asked.get("seeds", []),
-            record.error,
-            sorted((path for path in paths if path), key=lambda path: (len(path.name), path.name)),
-            record.warnings,
+            record.id, record.state, record.progress, seeds, record.error, files, record.warnings
         )
 
     async def _ended(self, job_id: str, within_s: float | None) -> Record:
@@ -195,9 +178,8 @@ class Jobs:
     async def _live(self) -> None:
         self._here, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._is_up.set()
-        running, ending = (
-            asyncio.create_task(coroutine) for coroutine in (self._runner.run(), self._end.wait())
-        )
+        running = asyncio.create_task(self._runner.run())
+        ending = asyncio.create_task(self._end.wait())
         await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             log.error("the runner of jobs failed", exc_info=running.exception())

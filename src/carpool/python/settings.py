@@ -6,15 +6,7 @@ A test keeps both equal. Only `carpool.config` describes the settings.
 from os import PathLike
 from typing import TYPE_CHECKING, TypedDict
 
-from carpool.settings.engine import (
-    BatchingMode,
-    ConditioningSharing,
-    ContextParallelKind,
-    IsolationMode,
-    LoraBatching,
-    MetricsFormat,
-    Numerics,
-)
+from carpool.settings import engine
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +24,7 @@ class LoadSettings(TypedDict, total=False):
     quantize: str | None
     place: str | None
     context_parallel: int
-    context_parallel_kind: ContextParallelKind
+    context_parallel_kind: engine.ContextParallelKind
     compile: bool
     attention_backend: str | None
     sparse_attention: float | None
@@ -42,7 +34,7 @@ class LoadSettings(TypedDict, total=False):
     memory: str | None
     stream: str
     stream_dir: str | PathLike[str] | None
-    batching_mode: BatchingMode
+    batching_mode: engine.BatchingMode
     min_gain: float
     cost_table: str | PathLike[str] | None
     fair_share: tuple[str, ...]
@@ -51,12 +43,12 @@ class LoadSettings(TypedDict, total=False):
     batching_delay_ms: float
     batching_config: str | PathLike[str] | None
     enable_batching_metrics: bool
-    batching_metrics_format: MetricsFormat
+    batching_metrics_format: engine.MetricsFormat
     max_num_seqs: int
     request_batch_max_wait_ms: float
     default_sampling_params: str | None
-    numerics: Numerics
-    isolation: IsolationMode
+    numerics: engine.Numerics
+    isolation: engine.IsolationMode
     infer_specs: bool
     lora_dir: str | PathLike[str] | None
     embeddings: str | PathLike[str] | None
@@ -65,7 +57,7 @@ class LoadSettings(TypedDict, total=False):
     language_model: str | None
     language_timeout: float
     enhance_prompt: bool
-    lora_batching: LoraBatching
+    lora_batching: engine.LoraBatching
     max_batch_size: int
     max_decode_size: int
     max_decode_gib: float
@@ -76,7 +68,7 @@ class LoadSettings(TypedDict, total=False):
     max_steps: int
     step_cache: float
     conditioning_cache: float | None
-    conditioning_sharing: ConditioningSharing
+    conditioning_sharing: engine.ConditioningSharing
     workers: int | None
     devices: str | None
     worker_timeout: float

@@ -16,18 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from carpool import errors
 from carpool.engine.request import Listener, Outcome
-from carpool.errors import (
-    Cancelled,
-    CarpoolError,
-    Draining,
-    InvalidValue,
-    LoraRejected,
-    PipelineFailed,
-    UnsupportedParameter,
-    reason,
-)
-from carpool.fleet.local import local_pool
+from carpool.errors import CarpoolError, LoraRejected, reason
+from carpool.fleet.local import WorkerOptions, local_pool
 from carpool.fleet.models import ModelSpec
 from carpool.fleet.pool import Pool
 from carpool.request.adapter_names import split_target
@@ -55,15 +47,19 @@ class WorkerEngine:
         self._spec, self._timeout_s, self._closed = spec, timeout_s, threading.Event()
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="carpool-workers", daemon=True
-        )
+        run = self._loop.run_forever
+        self._thread = threading.Thread(target=run, name="carpool-workers", daemon=True)
         self._thread.start()
-        self._pool = self._ask(self._started())
+        try:
+            self._pool = self._ask(self._started())
+        except BaseException:
+            self._end_loop()
+            raise
 
     async def _started(self) -> Pool:
         self._starter = ForkingStarter()
-        pool = local_pool(self._spec, timeout_s=self._timeout_s, start=self._starter.start)
+        options = WorkerOptions(timeout_s=self._timeout_s, start=self._starter.start)
+        pool = local_pool(self._spec, options)
         self._running = pool.start()
         ready = asyncio.create_task(pool.wait_ready())
         await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
@@ -76,12 +72,7 @@ class WorkerEngine:
 
     def _ask(self, question: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the event loop, and wait for it."""
-        try:
-            return asyncio.run_coroutine_threadsafe(question, self._loop).result()
-        except BaseException:
-            if not hasattr(self, "_pool"):  # the start failed
-                self._end_loop()
-            raise
+        return asyncio.run_coroutine_threadsafe(question, self._loop).result()
 
     # Methods of `EngineCore`
 
@@ -91,11 +82,7 @@ class WorkerEngine:
         return self._pool.ready
 
     def run(self, entered: Callable[[], None]) -> None:
-        """Return after `close`.
-
-        Args:
-            entered: see `EngineCore.run`; this process is not patched.
-        """
+        """Return after `close`; `entered` as in `EngineCore.run`: this process is not patched."""
         entered()
         self._closed.wait()
 
@@ -108,9 +95,11 @@ class WorkerEngine:
         output_type = request.arguments.get("output_type", request.output_type)
         if output_type not in ("pil", None):
             rule = "worker processes give PIL images: load without workers= for others"
-            raise UnsupportedParameter(f"output_type={output_type!r}: {rule}", param="output_type")
+            raise errors.UnsupportedParameter(
+                f"output_type={output_type!r}: {rule}", param="output_type"
+            )
         if self._closed.is_set():
-            raise Draining("the engine is closing and takes no new requests")
+            raise errors.Draining("the engine is closing and takes no new requests")
         file_type = self.loaded.card.task(request.task).file_type
         self._ask(self._begin(replace(request, output_type=file_type), listener))
 
@@ -151,13 +140,13 @@ class WorkerEngine:
             result = await self._pool.submit(request, progressed, previewed)
             fields = await asyncio.to_thread(_fields, result)
         except asyncio.CancelledError:
-            error = Cancelled("the request was cancelled")
+            error = errors.Cancelled("the request was cancelled")
         except CarpoolError as failure:
             error = failure
         except TypeError as failure:  # msgpack cannot encode an argument
-            error = InvalidValue(f"{reason(failure)}: load without workers= for that")
+            error = errors.InvalidValue(f"{reason(failure)}: load without workers= for that")
         except Exception as failure:
-            error = PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
+            error = errors.PipelineFailed(f"{type(failure).__name__}: {reason(failure)}")
         finally:
             del self._requests[request.request_id]
             warnings = tuple(result.warnings) if result else ()

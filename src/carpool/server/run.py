@@ -12,7 +12,7 @@ from typing import Any
 
 from carpool.config import ServeSettings
 from carpool.errors import LoadFailed, SettingRejected, StoreFailed
-from carpool.fleet.local import local_fleet
+from carpool.fleet.local import WorkerOptions, local_fleet
 from carpool.fleet.models import ModelSpec
 from carpool.fleet.serving import Serving
 from carpool.jobs.journal_files import JobJournals
@@ -101,17 +101,12 @@ async def _serve(
         cluster = await asyncio.to_thread(connected, settings)
     if settings.worker_python is not None:
         await asyncio.to_thread(check_python, settings.worker_python)
-    backend = local_fleet(
-        models,
-        spool=store.passing,
-        timeout_s=settings.worker_timeout,
+    options = WorkerOptions(
+        spool=store.passing, timeout_s=settings.worker_timeout, otel=traces.is_on,
         log=(settings.log_level, settings.log_format, settings.log_prompts),
-        otel=traces.is_on,
-        max_loaded=settings.max_loaded,
-        journals=journals,
-        remote=cluster,
-        start=starter.start,
-    )
+        journals=journals, start=starter.start,
+    )  # fmt: skip
+    backend = local_fleet(models, options, settings.max_loaded, cluster)
     at_once = sum(len(spec.devices) * spec.settings.max_running for spec in models)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, backend, keys)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, backend.roll)
@@ -119,12 +114,7 @@ async def _serve(
     runner = Runner(
         store,
         backend,
-        {
-            "image": write_images,
-            "video": write_video,
-            "mesh": write_mesh,
-            "sound": write_sound,
-        },
+        {"image": write_images, "video": write_video, "mesh": write_mesh, "sound": write_sound},
         model=lambda: served_names(backend, settings),
         max_running=at_once,
         read=lambda file, mode: encoding.pack(unpacked(file, mode)),

@@ -8,14 +8,10 @@ from carpool.errors import SettingRejected
 from carpool.settings.engine import BatchingMode, EngineSettings
 
 MODES_OF: Mapping[str, BatchingMode] = {
-    "batching_max_size": "dynamic",
-    "batching_delay_ms": "dynamic",
-    "batching_config": "dynamic",
-    "enable_batching_metrics": "dynamic",
-    "batching_metrics_format": "dynamic",
-    "max_num_seqs": "request",
-    "request_batch_max_wait_ms": "request",
-}
+    "batching_max_size": "dynamic", "batching_delay_ms": "dynamic", "batching_config": "dynamic",
+    "enable_batching_metrics": "dynamic", "batching_metrics_format": "dynamic",
+    "max_num_seqs": "request", "request_batch_max_wait_ms": "request",
+}  # fmt: skip
 """Settings that only one mode has: they select that mode."""
 
 
@@ -36,18 +32,14 @@ def with_mode(settings: Mapping[str, Any]) -> dict[str, Any]:
     if explicit is not None:
         for mode, name in of_modes.items():
             if mode != explicit:
-                raise SettingRejected(
-                    f"{name}={settings[name]!r} is for batching_mode {mode!r}, and batching_mode "
-                    f"is {explicit!r}: leave one of them out",
-                    param=name,
-                )
+                problem = f"is for batching_mode {mode!r}, and batching_mode is {explicit!r}"
+                text = f"{name}={settings[name]!r} {problem}: leave one of them out"
+                raise SettingRejected(text, param=name)
     elif len(of_modes) > 1:
         (mode_1, first), (mode_2, second) = of_modes.items()
-        raise SettingRejected(
-            f"{first} is for batching_mode {mode_1!r}, and {second} for {mode_2!r}: a server "
-            "has one mode, so leave one of them out",
-            param=second,
-        )
+        problem = f"{first} is for batching_mode {mode_1!r}, and {second} for {mode_2!r}"
+        rule = "a server has one mode, so leave one of them out"
+        raise SettingRejected(f"{problem}: {rule}", param=second)
     elif of_modes:
         return {**settings, "batching_mode": next(iter(of_modes))}
     return dict(settings)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_type_hints
 
 from carpool.settings import preparation
-from carpool.settings.rules import check, parse_bytes, setting, streamed_names
-from carpool.settings.validation import FINITE, Meta, Positive
+from carpool.settings.rules import FINITE, Meta, Positive, check, setting
 
 BatchingMode = Literal["continuous", "dynamic", "request", "off"]
 LoraBatching = Literal["mixed", "grouped"]
@@ -15,6 +14,7 @@ ConditioningSharing = Literal["per-key", "shared"]
 IsolationMode = Literal["auto", "shared", "private"]
 ContextParallelKind = Literal["ulysses", "ring"]
 DEVICES = ("cpu", "cuda", "xpu", "mps")
+NotNegative = Annotated[float, Meta(ge=0, le=FINITE)]
 MetricsFormat = Literal["current", "docs"]
 OF_FILES = ("dtype", "revision", "variant", "model_config", "component", "quantize", "embeddings")
 """Settings about loading a model, without effect on a loaded pipeline."""
@@ -74,8 +74,7 @@ class EngineSettings:
         False, "compile the repeated blocks of denoisers (torch.compile), before the first request"
     )
     attention_backend: str | None = setting(
-        None,
-        "attention backend of denoisers, by diffusers' names: native, flash, sage and more",
+        None, "attention backend of denoisers, by diffusers' names: native, flash, sage and more"
     )
     sparse_attention: Annotated[float, Meta(ge=0.001, le=1.0)] | None = setting(
         None,
@@ -134,7 +133,7 @@ class EngineSettings:
         False, "accept requests whose deadline_s cannot be met, with a warning in the log"
     )
     batching_max_size: Positive = setting(1, "dynamic: largest batch; 1 is off", "outputs")
-    batching_delay_ms: Annotated[float, Meta(ge=0, le=FINITE)] = setting(
+    batching_delay_ms: NotNegative = setting(
         0.0, "dynamic: longest wait of the first request for its batch to fill", "ms"
     )
     batching_config: str | None = setting(None, "dynamic: JSON file of rules that cap batches")
@@ -145,7 +144,7 @@ class EngineSettings:
         "its page about batching shows them",
     )
     max_num_seqs: Positive = setting(1, "request: largest wave", "requests")
-    request_batch_max_wait_ms: Annotated[float, Meta(ge=0, le=FINITE)] = setting(
+    request_batch_max_wait_ms: NotNegative = setting(
         0.0, "request: longest wait for a wave to fill", "ms"
     )
     default_sampling_params: str | None = setting(
@@ -192,23 +191,17 @@ class EngineSettings:
         "/v1/chat/completions, or writes GLM-Image's plans by SGLang's /generate; its key is in "
         "CARPOOL_LANGUAGE_KEY",
     )
-    language_model: str | None = setting(
-        None, "name of the model at language_url; default: the first in its list"
-    )
+    language_model: str | None = setting(None, "model at language_url; default: the first it lists")
     language_timeout: Annotated[float, Meta(ge=0.1, le=FINITE)] = setting(
-        60.0, "longest wait for an answer of language_url", unit="s"
+        60.0, "longest wait for an answer of language_url", "s"
     )
-    enhance_prompt: bool = setting(
-        False, "rewrite prompts of requests that do not set enhance_prompt"
-    )
+    enhance_prompt: bool = setting(False, "rewrite the prompts of requests without enhance_prompt")
     max_batch_size: Positive = setting(
-        8,
-        "continuous: most rows in one forward; the other modes have caps of their own",
-        unit="rows",
+        8, "continuous: most rows in one forward; the other modes have caps of their own", "rows"
     )
-    max_decode_size: Positive = setting(4, "most rows in one VAE decode", unit="rows")
+    max_decode_size: Positive = setting(4, "most rows in one VAE decode", "rows")
     max_decode_gib: Annotated[float, Meta(ge=0.0)] = setting(
-        8.0, "most memory that a batched VAE decode may take", unit="GiB"
+        8.0, "most memory that a batched VAE decode may take", "GiB"
     )
     max_running: Positive = setting(32, "most requests that run at the same time")
     max_queue: Annotated[int, Meta(ge=0)] = setting(1024, "most requests that wait in the queue")
@@ -216,10 +209,10 @@ class EngineSettings:
         600.0,
         "refuse new requests when the queue holds more than this many seconds of work; previews "
         "stop at half of it, requests of priority below 0 are refused at four fifths",
-        unit="s",
+        "s",
     )
     max_pixels: Positive = setting(
-        2048 * 2048, "largest picture that a request draws or encodes", unit="pixels"
+        2048 * 2048, "largest picture that a request draws or encodes", "pixels"
     )
     max_steps: Positive = setting(1000, "most denoising steps of a request")
     step_cache: Annotated[float, Meta(ge=0, le=1)] = setting(
@@ -227,12 +220,11 @@ class EngineSettings:
         "default step_cache of requests: skip steps while the predicted relative change of the "
         "denoiser's output is below this; 0 runs every step",
     )
-
-    conditioning_cache: Annotated[float, Meta(ge=0, le=FINITE)] | None = setting(
+    conditioning_cache: NotNegative | None = setting(
         None,
         "memory for outputs of encoders, which answer equal calls of later requests; 0 keeps "
         "nothing; default: 512, or a fiftieth of the device's memory if that is less",
-        unit="MiB",
+        "MiB",
     )
     conditioning_sharing: ConditioningSharing = setting(
         "per-key",
@@ -245,6 +237,3 @@ class EngineSettings:
         for field in dataclasses.fields(self):
             check(field.name, getattr(self, field.name), hints[field.name])
         preparation.check_form(self)
-        if self.memory is not None:
-            parse_bytes("memory", self.memory)
-        preparation.check_streamed(self, streamed_names(self.stream) or ())

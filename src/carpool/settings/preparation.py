@@ -7,17 +7,19 @@ Some settings are lists of `COMPONENT=VALUE`; a VALUE alone applies to all other
 import re
 from collections.abc import Collection
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.quantization import STREAMED, Quantization, check_gpu, quantizations
-from carpool.settings.rules import DEFAULT, by_component
+from carpool.settings.rules import DEFAULT, by_component, parse_bytes, streamed_names
+
+if TYPE_CHECKING:
+    from carpool.settings.engine import EngineSettings
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_SIZE = (0, 0)  # warm-up with the model's own size
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
-
 
 RING_BACK_ENDS = ("flash", "_native_flash", "_native_cudnn", "flash_hub", "_flash_3_hub", "sage")
 """Attention backends of diffusers that support ring attention."""
@@ -33,9 +35,8 @@ def types(text: str) -> dict[str, str]:
     types_by_component = by_component("dtype", text)
     for name in types_by_component.values():
         if name not in DTYPES:
-            raise SettingRejected(
-                f"dtype={text!r}: must be one of {', '.join(DTYPES)}{nearest(name, DTYPES)}"
-            )
+            rule = f"must be one of {', '.join(DTYPES)}{nearest(name, DTYPES)}"
+            raise SettingRejected(f"dtype={text!r}: {rule}")
     return types_by_component
 
 
@@ -63,12 +64,8 @@ def sizes(text: str | None) -> list[tuple[int, int]]:
     return resolutions
 
 
-def check_form(settings: Any) -> None:
-    """Check the form of the settings of a model's preparation.
-
-    Args:
-        settings: settings of an engine.
-    """
+def check_form(settings: "EngineSettings") -> None:
+    """Check the form of the settings of a model's preparation."""
     types(settings.dtype)
     by_component("place", settings.place, needs_name=True)
     replaced, kinds = replacements(settings.component), quantizations(settings.quantize)
@@ -82,20 +79,20 @@ def check_form(settings: Any) -> None:
             raise SettingRejected(f"warmup: {width}x{height} is never drawn: {limit}")
     _check_group(settings)
     if settings.compile and settings.numerics == "exact":
-        raise SettingRejected(
-            "compile: compiled kernels differ by the width of a forward, and numerics is 'exact': "
-            "leave one of them out"
-        )
+        problem = "compiled kernels differ by the width of a forward, and numerics is 'exact'"
+        raise SettingRejected(f"compile: {problem}: leave one of them out")
+    if settings.memory is not None:
+        parse_bytes("memory", settings.memory)
+    check_streamed(settings, streamed_names(settings.stream) or ())
 
 
-def _check_group(settings: Any) -> None:
+def _check_group(settings: "EngineSettings") -> None:
     """Refuse settings that `context_parallel` excludes; see `carpool.engine.group`."""
     ranks, devices = settings.context_parallel, settings.device.split("+")
     if len(devices) not in (1, ranks):
+        problem = f"names {len(devices)} devices, and context_parallel is {ranks}"
         raise SettingRejected(
-            f"device={settings.device!r}: names {len(devices)} devices, and context_parallel is "
-            f"{ranks}: name one for each",
-            param="device",
+            f"device={settings.device!r}: {problem}: name one for each", param="device"
         )
     if ranks == 1:
         return
@@ -104,42 +101,32 @@ def _check_group(settings: Any) -> None:
         raise SettingRejected(f"device={settings.device!r}: {group} needs different devices")
     if settings.stream not in ("auto", "none") or settings.memory is not None:
         name = "memory" if settings.memory is not None else "stream"
-        raise SettingRejected(
-            f"{group}: ranks cannot stream weights, so leave {name} out: quantize=int8 or "
-            "place=text_encoder=DEVICE needs less memory",
-            param=name,
-        )
+        rule = f"ranks cannot stream weights, so leave {name} out"
+        fix = "quantize=int8 or place=text_encoder=DEVICE needs less memory"
+        raise SettingRejected(f"{group}: {rule}: {fix}", param=name)
     if settings.compile:
-        raise SettingRejected(
-            f"{group}: compiled blocks are not proven with it: leave compile out", param="compile"
-        )
+        problem = "compiled blocks are not proven with it: leave compile out"
+        raise SettingRejected(f"{group}: {problem}", param="compile")
     if settings.isolation == "private":
-        raise SettingRejected(
-            f"isolation='private': {group} computes denoisers in several processes, which do not "
-            "see changes of a request: take isolation=shared",
-            param="isolation",
-        )
+        rule = "computes denoisers in several processes, which do not see changes of a request"
+        problem = f"isolation='private': {group} {rule}: take isolation=shared"
+        raise SettingRejected(problem, param="isolation")
     for name in by_component("place", settings.place):
         if is_denoiser(name):
-            raise SettingRejected(
-                f"place={settings.place!r}: {group} computes {name} on the devices of the group: "
-                "leave it out of place",
-                param="place",
-            )
+            rule = f"computes {name} on the devices of the group: leave it out of place"
+            raise SettingRejected(f"place={settings.place!r}: {group} {rule}", param="place")
     if settings.context_parallel_kind == "ring":
         rule = f"one of {', '.join(RING_BACK_ENDS)}"
         if settings.device.startswith("cpu"):
             rule = "on a CPU there is none: take context_parallel_kind=ulysses"
         elif settings.attention_backend in RING_BACK_ENDS:
             return
-        raise SettingRejected(
-            "context_parallel_kind='ring' needs an attention_backend that returns the log-sum-exp: "
-            f"{rule}",
-            param="context_parallel_kind",
-        )
+        need = "needs an attention_backend that returns the log-sum-exp"
+        problem = f"context_parallel_kind='ring' {need}: {rule}"
+        raise SettingRejected(problem, param="context_parallel_kind")
 
 
-def component_quantization(settings: Any, component: str) -> Quantization | None:
+def component_quantization(settings: "EngineSettings", component: str) -> Quantization | None:
     """The quantization of a component, by the settings."""
     kinds = quantizations(settings.quantize)
     return kinds.get(component) or (kinds.get(DEFAULT) if is_denoiser(component) else None)
@@ -150,45 +137,35 @@ def is_gguf(file: str) -> bool:
     return file.lower().endswith(".gguf")
 
 
-def check_gguf(settings: Any, component: str, where: str) -> None:
+def check_gguf(settings: "EngineSettings", component: str, where: str) -> None:
     """Refuse to quantize a component that a GGUF file has already quantized."""
     if is_gguf(where) and component_quantization(settings, component) is not None:
-        raise SettingRejected(
-            f"{component}={where}: the file's weights are quantized, and quantize has "
-            f"{component} too: leave one of them out",
-            param="quantize",
-        )
+        rule = f"and quantize has {component} too: leave one of them out"
+        problem = f"{component}={where}: the file's weights are quantized, {rule}"
+        raise SettingRejected(problem, param="quantize")
 
 
-def check_streamed(settings: Any, streamed: Collection[str]) -> None:
-    """Refuse settings that streamed components do not support.
-
-    Args:
-        settings: settings of an engine.
-        streamed: names of the components.
-    """
+def check_streamed(settings: "EngineSettings", streamed: Collection[str]) -> None:
+    """Refuse settings that streamed components, by name, do not support."""
     places = by_component("place", settings.place)
     for name in streamed:
         rule = f"blocks of {name} are streamed"
         if settings.compile and is_denoiser(name):
-            raise SettingRejected(
-                f"compile: {rule}, and compiled blocks cannot wait for their weights: leave "
-                "compile out, or let the model fit: quantize=int8, or more memory"
-            )
+            fix = "leave compile out, or let the model fit: quantize=int8, or more memory"
+            problem = f"{rule}, and compiled blocks cannot wait for their weights"
+            raise SettingRejected(f"compile: {problem}: {fix}")
         kind = component_quantization(settings, name)
         if kind is not None and kind.backend not in STREAMED:
-            raise SettingRejected(
-                f"quantize={settings.quantize!r}: {rule}, which those of {kind.backend} cannot be: "
-                f"take {name}=int8, or more memory, so that it fits"
-            )
+            problem = f"{rule}, which those of {kind.backend} cannot be"
+            fix = f"take {name}=int8, or more memory, so that it fits"
+            raise SettingRejected(f"quantize={settings.quantize!r}: {problem}: {fix}")
         if name in places:
-            raise SettingRejected(
-                f"place={settings.place!r}: {rule}, to the device of the others: leave {name} out "
-                "of place, or of stream"
-            )
+            fix = f"leave {name} out of place, or of stream"
+            problem = f"{rule}, to the device of the others"
+            raise SettingRejected(f"place={settings.place!r}: {problem}: {fix}")
 
 
-def check_packages(settings: Any) -> None:
+def check_packages(settings: "EngineSettings") -> None:
     """Check that the packages that the settings need are installed."""
     for component, where in replacements(settings.component).items():
         if is_gguf(where):
@@ -213,18 +190,12 @@ def check_names(setting: str, names: Collection[str], components: Collection[str
     """Check that the model has the components that a setting names."""
     for name in names:
         if name != DEFAULT and name not in components:
-            raise SettingRejected(
-                f"{setting}: the model has no component {name!r}{nearest(name, components)}; "
-                f"it has {', '.join(sorted(components))}"
-            )
+            hint = f"{nearest(name, components)}; it has {', '.join(sorted(components))}"
+            raise SettingRejected(f"{setting}: the model has no component {name!r}{hint}")
 
 
-def check_components(settings: Any, components: Collection[str]) -> None:
-    """Check that a model has the components that settings name.
-
-    Args:
-        components: names of the model's modules.
-    """
+def check_components(settings: "EngineSettings", components: Collection[str]) -> None:
+    """Check that a model has the components that settings name."""
     check_names("dtype", types(settings.dtype), components)
     check_names("quantize", quantizations(settings.quantize), components)
     check_names("component", replacements(settings.component), components)

@@ -18,6 +18,7 @@ _INT4 = {
     "quant_type": "Int4WeightOnlyConfig",
     "quant_kwargs": {"int4_packing_format": "tile_packed_to_4d"},
 }
+_NF4, _FP4 = ({"load_in_4bit": True, "bnb_4bit_quant_type": kind} for kind in ("nf4", "fp4"))
 _FP8_DYNAMIC = {
     "quant_type": "Float8DynamicActivationFloat8WeightConfig",
     "quant_kwargs": {"granularity": "PerRow"},
@@ -48,15 +49,8 @@ KINDS: Mapping[str, Quantization] = {
     "int4": Quantization("torchao", _INT4, needs_gpu=True, bits=4, instead="quanto-int4"),
     "fp8": Quantization("layerwise", {"storage_dtype": "float8_e4m3fn"}),
     "fp8-dynamic": Quantization("torchao", _FP8_DYNAMIC, needs_gpu=True, instead="fp8"),
-    **{
-        kind: Quantization(
-            "bitsandbytes_4bit",
-            {"load_in_4bit": True, "bnb_4bit_quant_type": kind},
-            bits=4,
-            instead="quanto-int4",
-        )
-        for kind in ("nf4", "fp4")
-    },
+    "nf4": Quantization("bitsandbytes_4bit", _NF4, bits=4, instead="quanto-int4"),
+    "fp4": Quantization("bitsandbytes_4bit", _FP4, bits=4, instead="quanto-int4"),
     "llm-int8": Quantization("bitsandbytes_8bit", {"load_in_8bit": True}, instead="int8"),
     "quanto-int8": Quantization("quanto", {"weights_dtype": "int8"}),
     "quanto-int4": Quantization("quanto", {"weights_dtype": "int4"}, bits=4),
@@ -75,10 +69,8 @@ def quantizations(text: str | None) -> dict[str, Quantization]:
     names = by_component("quantize", text)
     for name in names.values():
         if name not in KINDS:
-            raise SettingRejected(
-                f"quantize={text!r}: {name!r} is unknown{nearest(name, KINDS)}: must be one of "
-                f"{', '.join(KINDS)}, or JSON"
-            )
+            rule = f"{nearest(name, KINDS)}: must be one of {', '.join(KINDS)}, or JSON"
+            raise SettingRejected(f"quantize={text!r}: {name!r} is unknown{rule}")
     return {component: KINDS[name] for component, name in names.items()}
 
 
@@ -102,6 +94,5 @@ def check_gpu(kind: Quantization, device: str) -> None:
     """Check that a kind of quantized weights runs on a device, by the device's type."""
     if kind.needs_gpu and device.startswith("cpu"):
         name = next((name for name, preset in KINDS.items() if preset == kind), kind.backend)
-        raise SettingRejected(
-            f"quantize={name}: needs a GPU; on a CPU take {kind.instead}", param="quantize"
-        )
+        problem = f"quantize={name}: needs a GPU; on a CPU take {kind.instead}"
+        raise SettingRejected(problem, param="quantize")

@@ -1,33 +1,67 @@
-"""The rules of settings: declaration, parsing from text, checks."""
+"""The rules of settings: declaration, parsing from text, checks by msgspec without coercion.
+
+Parsers and checks raise `SettingRejected`; its message has the value, the rule and an alternative.
+A type's rule is the text after "must be" in errors: the description of its `msgspec.Meta`.
+"""
 
 import dataclasses
 import math
 import re
-from typing import Any, Literal, get_args, get_origin
+import sys
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta as Meta
 
 from carpool.errors import SettingRejected
-from carpool.settings.validation import FINITE, Text, fits, meta_of, rule_of
+
+Text = Annotated[str, Meta(min_length=1, description="text, not empty")]
+Switch = Annotated[bool, Meta(description="true or false")]
+Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
+Positive = Annotated[int, Meta(ge=1)]
+FINITE = sys.float_info.max
 
 
-def setting(
-    default: Any,
-    help_: str,
-    unit: str = "",
-    *,
-    listed: bool = False,  # several values, separated by commas; the flag is repeatable
-) -> Any:
-    """Declare a field of a settings class."""
+def fits(value: Any, kind: Any) -> bool:
+    """Return whether a value has this type and its bounds."""
+    try:
+        msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def meta_of(kind: Any) -> Meta:
+    """The bounds and the rule in an annotation."""
+    parts = (kind, *get_args(kind))  # of `Annotated[...] | None`, too
+    return next((meta for part in parts for meta in getattr(part, "__metadata__", ())), Meta())
+
+
+def rule_of(kind: Any) -> str:
+    """The rule of a type, for errors."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return str(meta_of(kind).description)
+
+
+def check_entry(where: str, key: str, value: Any, kind: Any) -> None:
+    """Raise `SettingRejected` if a file's value is not of this type."""
+    if not fits(value, kind):
+        raise SettingRejected(f"{where}: {key} {value!r:.60}: must be {rule_of(kind)}", param=key)
+
+
+def setting(default: Any, help_: str, unit: str = "", *, listed: bool = False) -> Any:
+    """Declare a field of a settings class.
+
+    Args:
+        listed: several values, separated by commas; the flag is repeatable.
+    """
     metadata = {"help": help_, "unit": unit, "listed": listed}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 DEFAULT = ""  # key of a value without a component
-_KINDS: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-}
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")

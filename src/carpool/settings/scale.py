@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from carpool.settings.rules import setting
-from carpool.settings.validation import FINITE, Meta, Positive
+from carpool.settings.rules import FINITE, Meta, Positive, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +23,10 @@ class ScaleSettings:
         "most workers: their number follows the load, from --min-workers on; default: it is fixed",
     )
     scale_up_wait: Annotated[float, Meta(ge=0.1, le=FINITE)] = setting(
-        10.0, "start a worker when requests are predicted to wait longer than this", unit="s"
+        10.0, "start a worker when requests are predicted to wait longer than this", "s"
     )
     scale_down_after: Annotated[float, Meta(ge=1, le=FINITE)] = setting(
-        300.0, "stop a worker after this long without work for all workers", unit="s"
+        300.0, "stop a worker after this long without work for all workers", "s"
     )
     ray: str | None = setting(
         None,
@@ -44,9 +43,7 @@ class ScaleSettings:
         None, "ray: GPUs of a worker; default: 1 if the cluster has any and --device is not cpu"
     )
     worker_keep_alive: Annotated[float, Meta(ge=10, le=FINITE)] = setting(
-        600.0, "ray: how long workers keep their models after their server stops", unit="s"
+        600.0, "ray: how long workers keep their models after their server stops", "s"
     )
-    fleet_cert: str | None = setting(
-        None, "ray: certificate file (PEM) for TLS connections to workers"
-    )
+    fleet_cert: str | None = setting(None, "ray: certificate file (PEM) for TLS to workers")
     fleet_key: str | None = setting(None, "ray: file of its private key (PEM)")

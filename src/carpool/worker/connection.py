@@ -18,7 +18,7 @@ from typing import Protocol
 
 from carpool.errors import StoreFailed, reason
 from carpool.worker import encoding, protocol
-from carpool.worker.start import Process, Start, has_lost_parent, spawn
+from carpool.worker.start import Process, Start, spawn
 from carpool.worker.watchdog import INTERVAL_S, LOADING_TIMEOUTS, Watchdog
 
 log = logging.getLogger("carpool")
@@ -56,18 +56,16 @@ class Connector(Protocol):
         """End the worker permanently."""
 
 
-async def watched(
-    connection: Connection, timeout_s: float
-) -> AsyncGenerator[protocol.ToFront, None]:
+async def watched(connection: Connection, limit_s: float) -> AsyncGenerator[protocol.ToFront, None]:
     """Yield a worker's messages until its end, and kill it if it hangs; see `watchdog`."""
     clock = asyncio.get_running_loop().time
-    watchdog = Watchdog(LOADING_TIMEOUTS * timeout_s, clock)
+    watchdog = Watchdog(LOADING_TIMEOUTS * limit_s, clock)
     watching = asyncio.create_task(_watch(connection, watchdog))
     try:
         async for message in connection.messages():
             if isinstance(message, protocol.WorkerReady):
                 watching.cancel()
-                watchdog = Watchdog(timeout_s, clock)
+                watchdog = Watchdog(limit_s, clock)
                 watching = asyncio.create_task(_watch(connection, watchdog))
             elif isinstance(message, protocol.Heartbeat):
                 watchdog.receive(message)
@@ -90,7 +88,7 @@ class LocalConnector:
 
     is_remote = False
 
-    def __init__(self, spool: Path | None, start: Start) -> None:
+    def __init__(self, spool: Path | None = None, start: Start = spawn) -> None:
         self._spool, self._start = spool, start
 
     async def open(self) -> Connection:
@@ -157,7 +155,7 @@ class WorkerConnection:
 
     @property
     def is_explained(self) -> bool:
-        return has_lost_parent(self._process)
+        return self._process.has_lost_parent
 
     @property
     def end(self) -> str:

@@ -70,7 +70,8 @@ class Journals:
         return journal is not None and journal.is_whole
 
     def tell(self, kind: str, request_id: str, step: int) -> bool:
-        """Record reported progress; returns whether it is new; step 0: it starts over."""
+        """Record reported progress; returns whether it is new, not a repetition after an earlier
+        worker; step 0: it starts over."""
         journal = self._journals.get(request_id)
         steps = {} if journal is None else journal.last_steps
         if not step:

@@ -161,16 +161,14 @@ class MessageHandler:
             case protocol.Estimate(request):
                 unknown: tuple[float | None, float, float] = (None, 0.0, 1.0)
                 estimate = engine.contain("predict", unknown, engine.estimate, request)
-                self._send(protocol.Estimated(*estimate))
+                self._send(protocol.Answer(estimate))
             case protocol.GetStatistics():
                 self._statistics = engine.contain("count", self._statistics, engine.statistics)
-                self._send(protocol.Statistics(self._statistics))
+                self._send(protocol.Answer(self._statistics))
             case protocol.GetTimelines(request_ids):
-                timelines = (
-                    engine.contain("timeline", None, engine.timeline, request_id)
-                    for request_id in request_ids
-                )
-                self._send(protocol.Timelines([line for line in timelines if line is not None]))
+                look = partial(engine.contain, "timeline", None, engine.timeline)
+                lines = map(look, request_ids)
+                self._send(protocol.Answer([line for line in lines if line is not None]))
 
     def heartbeat(self) -> protocol.Heartbeat:
         """The engine's progress, and the report for the front's router."""
@@ -188,7 +186,7 @@ class MessageHandler:
         )
 
     def _send_ready(self) -> None:
-        self._send(self._ready.now(self.engine.card, self.engine.free_bytes()))
+        self._send(self._ready.now(self.engine.card, free_bytes=self.engine.free_bytes()))
 
     def _submit(self, message: protocol.Submit) -> None:
         from carpool.engine.journal import Journal
@@ -196,26 +194,22 @@ class MessageHandler:
         request = message.request
         self._requests.add(request.request_id)
         try:
+            updates, usage = self._updates, self._meter.usage(request)
             listener = RequestListener(
-                request,
-                self._meter.usage(request),
-                self._convert,
-                send=self._send,
-                end=self._end,
-                step=self._updates.add_step if message.follow else None,
-            )
+                request, usage, self._convert, send=self._send, end=self._end,
+                step=updates.add_step if message.follow else None,
+            )  # fmt: skip
             if self._spans.is_on:
                 begin = self._co_riders.start
                 listener.at_start = partial(begin, request.request_id, message.trace)
                 trace = partial(self._trace, message.trace, request)
                 listener.at_end = partial(self.engine.contain, "count", None, trace)
-            sender = self._updates if message.is_journalled else None
             journal = Journal(message.journal) if message.journal else None
-            if sender is not None:
-                journal = Journal(message.journal, sender.add, sender.add_passed, sender.replayed)
-            self.engine.submit(
-                request, listener, message.waited_s, journal, is_admitted=message.is_admitted
-            )
+            if message.is_journalled:
+                notes = updates.add, updates.add_passed, updates.replayed
+                journal = Journal(message.journal, *notes)
+            waited_s, is_admitted = message.waited_s, message.is_admitted
+            self.engine.submit(request, listener, waited_s, journal, is_admitted=is_admitted)
         except BaseException as error:  # such as a tokenizer's error: other requests continue
             self._end(failed(request.request_id, error))
 

@@ -3,7 +3,7 @@
 The end of file on the socket signals a dead peer.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -111,13 +111,9 @@ class WorkerReady(msgspec.Struct, tag="worker_ready"):
     free_bytes: int | None = None  # device memory after loading; None: unknown
     model_digest: str = ""  # see `Identity`; empty: unknown
 
-    def with_card(self, card: Card) -> "WorkerReady":
-        """The same message with the current adapters."""
-        return msgspec.structs.replace(self, card=card)
-
-    def now(self, card: Card, free_bytes: int | None) -> "WorkerReady":
-        """The same message with the current adapters and free memory."""
-        return msgspec.structs.replace(self, card=card, free_bytes=free_bytes)
+    def now(self, card: Card, **changes: int | None) -> "WorkerReady":
+        """The same message with the current adapters; or also with other `free_bytes`."""
+        return msgspec.structs.replace(self, card=card, **changes)
 
 
 class Reloaded(msgspec.Struct, tag="reloaded"):
@@ -266,8 +262,10 @@ class RequestFailed(msgspec.Struct, tag="request_failed"):
     retry_after_s: float | None = None
 
 
-class Statistics(msgspec.Struct, tag="statistics"):
-    statistics: dict[str, Any]
+class Answer(msgspec.Struct, tag="answer"):
+    """Answers the oldest query: statistics, timelines without unknown ones, or an `Estimated`."""
+
+    value: Any
 
 
 class Activity(msgspec.Struct, tag="activity"):
@@ -281,13 +279,7 @@ class Activity(msgspec.Struct, tag="activity"):
     moves: list[SeenMove] = []  # between workers, since the last message; set by the front
 
 
-class Timelines(msgspec.Struct, tag="timelines"):
-    """The requested timelines, in order, without unknown ones."""
-
-    timelines: list[dict[str, Any]]
-
-
-class Estimated(msgspec.Struct, tag="estimated"):
+class Estimated(NamedTuple):
     """The answer to `Estimate`."""
 
     seconds: float | None  # denoising steps alone on the device; None: unknown
@@ -296,7 +288,6 @@ class Estimated(msgspec.Struct, tag="estimated"):
 
 
 Query = GetStatistics | GetTimelines | Estimate
-Answer = Statistics | Timelines | Estimated
 ToWorker = LoadModel | Submit | Cancel | Release | Reset | Query | Held | AddLora | Reload | Watch
 AboutRequest = Started | Answers | RequestReleased | Progress | Preview | Done | RequestFailed
 AboutWorker = WorkerReady | LoadFailure | Deadlocked | Heartbeat | Reloaded | Activity

@@ -24,22 +24,17 @@ class Queries:
         self._queries = deque[asyncio.Future[Any]]()
 
     async def ask(self, query: protocol.Query) -> Any:
-        """Send a query; returns statistics, timelines, or an `Estimated`."""
+        """Send a query; returns the value of its `Answer`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries.append(future)
         self._send(query)
         return await future
 
-    def answered(self, message: protocol.Answer) -> None:
+    def answered(self, value: Any) -> None:
         """Resolve the oldest query."""
-        answer: Any = message
-        if isinstance(message, protocol.Statistics):
-            answer = message.statistics
-        elif isinstance(message, protocol.Timelines):
-            answer = message.timelines
         query = self._queries.popleft()
-        if not query.done():  # its client has gone
-            query.set_result(answer)
+        if not query.done():
+            query.set_result(value)
 
     def fail(self, error: CarpoolError) -> None:
         """Fail the open queries."""
@@ -104,7 +99,7 @@ class LateAdapters:
     def answered(self, message: protocol.Reloaded) -> protocol.WorkerReady | None:
         """Handle an answer of the new worker; returns it once it has all adapters."""
         assert self._arriving is not None
-        self._arriving = self._arriving.with_card(message.card)
+        self._arriving = self._arriving.now(message.card)
         self._unanswered -= message.is_addition
         if self._unanswered:
             return None

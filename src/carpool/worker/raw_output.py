@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from carpool.artifacts import Sound
 from carpool.errors import PipelineFailed
@@ -11,34 +11,24 @@ from carpool.worker import protocol
 from carpool.worker.raw_artifacts import RawMesh, RawSound
 
 
-class RawOutput(NamedTuple):
-    """A pipeline's output: one of these."""
-
-    pictures: list[protocol.Picture]
-    clip: protocol.RawVideo | None = None
-    mesh: RawMesh | None = None
-    sound: RawSound | None = None
-    text: protocol.RawText | None = None
-
-
-def raw_output(fields: Mapping[str, Any], *, spool: bytes) -> RawOutput:
-    """Convert a pipeline's output to raw pixels, samples or vertices."""
+def raw_output(fields: Mapping[str, Any], *, spool: bytes) -> dict[str, Any]:
+    """Convert a pipeline's output to raw pixels, samples or vertices: one field of `Done`."""
     from carpool.engine.model.artifacts import mesh_of, sound_of  # imports torch
 
     if "finish_reason" in fields:
-        return RawOutput([], text=protocol.RawText(**fields))
+        return {"text": protocol.RawText(**fields)}
     sound = sound_of(fields)
     if "frames" in fields:
-        return RawOutput([], _clip(fields, sound, spool))
+        return {"clip": _clip(fields, sound, spool)}
     if (mesh := mesh_of(fields)) is not None:
         colours = b"" if mesh.colours is None else mesh.colours.tobytes()
         places = b"" if mesh.places is None else mesh.places.tobytes()
         parts = mesh.vertices.tobytes(), mesh.faces.tobytes(), colours, places, mesh.texture
-        return RawOutput([], mesh=RawMesh(*parts))
+        return {"mesh": RawMesh(*parts)}
     if not fields.get("images") and sound is not None:
         samples = sound.samples.tobytes()
-        return RawOutput([], sound=RawSound(samples, len(sound.samples), sound.rate))
-    return RawOutput(_pictures(fields))
+        return {"sound": RawSound(samples, len(sound.samples), sound.rate)}
+    return {"pictures": _pictures(fields)}
 
 
 def _clip(fields: Mapping[str, Any], sound: Sound | None, spool: bytes) -> protocol.RawVideo:

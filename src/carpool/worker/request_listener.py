@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from carpool.errors import CarpoolError, PipelineFailed, Released, in_full, named, reason, text_of
 from carpool.types import CheckedRequest, Event
 from carpool.worker import protocol
-from carpool.worker.raw_output import RawOutput
 
 if TYPE_CHECKING:  # imports torch
     from carpool.engine.request import Outcome
@@ -23,7 +22,7 @@ class RequestListener:
 
     Args:
         usage: resolves to the request's token counts.
-        convert: converts the pipeline's output to plain bytes.
+        convert: converts the pipeline's output to plain bytes; see `raw_output`.
         send: queues a message to the front.
         end: queues the last one.
         step: receives the steps done; None: they are not sent.
@@ -33,7 +32,7 @@ class RequestListener:
         self,
         request: CheckedRequest,
         usage: Future[tuple[int, int]],
-        convert: Callable[[Mapping[str, Any]], RawOutput],
+        convert: Callable[[Mapping[str, Any]], dict[str, Any]],
         *,
         send: Callable[[protocol.ToFront], None],
         end: Callable[[LastMessage], None],
@@ -78,7 +77,7 @@ class RequestListener:
         except BaseException as error:  # foreign output classes may raise anything
             return failed(request_id, error)
         return protocol.Done(
-            request_id, seed, output.pictures, outcome.timings, tokens, *output[1:],
+            request_id, seed, timings=outcome.timings, usage=tokens, **{"pictures": [], **output},
             warnings=list(outcome.warnings), skipped_steps=outcome.skipped_steps,
             settings=dict(outcome.settings),
         )  # fmt: skip

@@ -68,8 +68,8 @@ class WorkerRequests:
         *,
         deaths: DeathLog,
     ) -> None:
-        self._deaths = deaths
-        self._send, self._journals, self._changed = send, journals, changed
+        self._send, self._changed, self._deaths = send, changed, deaths
+        self._journals = Journals(of_all=False) if journals is None else journals
         self._in_flight = InFlight[_Pending]()
         self._is_ready = False  # the worker accepts requests
 
@@ -88,24 +88,19 @@ class WorkerRequests:
         request: CheckedRequest,
         on_progress: OnProgress | None,
         on_preview: OnPreview | None,
-        *,
         waited_s: float,
         evidence: CrashEvidence | None = None,
         is_admitted: bool = False,
     ) -> protocol.Done:
         """Run a request; arguments and errors as in `Supervisor.submit`."""
         loop = asyncio.get_running_loop()
-        is_journalled = self._open_journal(request)
+        if self._journals.of_all:
+            self._journals.open(request.request_id)
+        is_journalled = request.request_id in self._journals
         follow = on_progress is not None or not is_journalled  # progress is needed, see `guilt`
+        trace = tracing.carried()
         pending = _Pending(
-            submit=protocol.Submit(
-                request,
-                follow,
-                tracing.carried(),
-                waited_s,
-                is_admitted=is_admitted,
-                is_journalled=is_journalled,
-            ),
+            submit=protocol.Submit(request, follow, trace, waited_s, is_admitted, is_journalled),
             evidence=evidence or CrashEvidence(),
             answer=loop.create_future(),
             on_progress=on_progress,
@@ -149,10 +144,10 @@ class WorkerRequests:
         ran = self._in_flight.worker_died(death)
         self._deaths.add(death)
         for request in ran:
-            if self._journals is not None and request.evidence.is_journal_suspect:
+            if request.evidence.is_journal_suspect:
                 self._journals.clear(request.request_id)  # the journal may have killed the worker
         for request in self._in_flight:
-            goes_on = self._journals is not None and self._journals.starts_late(request.request_id)
+            goes_on = self._journals.starts_late(request.request_id)
             if not goes_on and not request.answer.done() and request.on_progress is not None:
                 request.on_progress(0, 0)
             evidence = request.evidence
@@ -168,7 +163,7 @@ class WorkerRequests:
                     request.has_started = True
             case protocol.Answers(entries, passed):
                 for request_id, entry in entries:
-                    if self._journals is not None and request_id in self._in_flight:
+                    if request_id in self._in_flight:
                         self._journals.add(request_id, entry)
                         self._advanced(request_id, entry.number)
                 for request_id, number in passed.items():
@@ -181,22 +176,20 @@ class WorkerRequests:
                 request = self._in_flight.get(request_id)
                 if request is not None and not request.submit.is_journalled:
                     self._advanced(request_id, step)
-                is_news = self._is_news("step", request_id, step)
+                is_news = self._journals.tell("step", request_id, step)
                 if request is not None and request.on_progress is not None and is_news:
                     request.on_progress(step, steps)
             case protocol.Preview() as preview:
                 request = self._in_flight.get(preview.request_id)
-                is_news = preview.is_prompt or self._is_news(
-                    "preview", preview.request_id, preview.step
-                )
+                about = preview.request_id, preview.step
+                is_news = preview.is_prompt or self._journals.tell("preview", *about)
                 if request is not None and request.on_preview is not None and is_news:
                     request.on_preview(preview)
             case protocol.Done() as answer:
                 self.answer(answer.request_id, answer)
             case protocol.RequestFailed() as failed:
-                error = by_name(failed.error)(
-                    failed.message, param=failed.param, retry_after_s=failed.retry_after_s
-                )
+                cls, again_s = by_name(failed.error), failed.retry_after_s
+                error = cls(failed.message, param=failed.param, retry_after_s=again_s)
                 self.answer(failed.request_id, error)
 
     def answer(self, request_id: str, answer: protocol.Done | CarpoolError) -> None:
@@ -213,7 +206,7 @@ class WorkerRequests:
         """Send the requests that are due to a ready worker."""
         if self._is_ready:
             for request in self._in_flight.take_due():
-                past = [] if self._journals is None else self._journals.entries(request.request_id)
+                past = self._journals.entries(request.request_id)
                 request.evidence.begins(past[-1].number if past else 0)
                 waited_s = asyncio.get_running_loop().time() - request.came_s
                 self._send(request.submit.after(past, waited_s))
@@ -228,18 +221,6 @@ class WorkerRequests:
         if was_suspect and not request.evidence.is_suspect:
             self._send_due()
             self._changed()
-
-    def _is_news(self, kind: str, request_id: str, step: int) -> bool:
-        """Whether this progress is new, not a repetition after an earlier worker."""
-        return self._journals is None or self._journals.tell(kind, request_id, step)
-
-    def _open_journal(self, request: CheckedRequest) -> bool:
-        """Open a journal if needed; returns whether the request has one."""
-        if self._journals is None:
-            return False
-        if self._journals.of_all:
-            self._journals.open(request.request_id)
-        return request.request_id in self._journals
 
 
 def _condemned(evidence: CrashEvidence) -> PipelineFailed:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -126,9 +127,7 @@ class ForkingStarter:
             writer.write(encode(ForkRequest(_environ(), os.getcwdb(), _umask())))
             pid = as_number(await reader.readexactly(NUMBER_BYTES))
             if pid == REFUSED:
-                raise EOFError(
-                    "other variables of the environment are set than it was started with"
-                )
+                raise EOFError("it was started with other variables of the environment")
             self._has_forked = True
             if self._server is not None and pid == self._server.pid:
                 worker, self._server, self._may_fork = self._server, None, False
@@ -162,6 +161,8 @@ class ForkingStarter:
 class PythonProcess:
     """A module that runs as a process, with a socket's descriptor number as its argument."""
 
+    has_lost_parent = False
+
     def __init__(self, module: str, inherited: socket.socket, python: str) -> None:
         self._process = subprocess.Popen(
             _command(module, inherited, python),
@@ -182,11 +183,8 @@ class PythonProcess:
 class ForkedProcess:
     """A forked worker; its parent, the fork server, reports its end."""
 
-    def __init__(
-        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._reader, self._writer = reader, writer
-        self.pid = pid
+    def __init__(self, pid: int, reader: StreamReader, writer: StreamWriter) -> None:
+        self._reader, self._writer, self.pid = reader, writer, pid
         self.returncode: int | None = None
         self.has_lost_parent = False  # the fork server died, and its workers with it
         self._end = asyncio.create_task(self._read_end())
@@ -207,11 +205,6 @@ class ForkedProcess:
         finally:
             self._writer.close()
         return self.returncode
-
-
-def has_lost_parent(process: Process) -> bool:
-    """Whether a process ended because its fork server died."""
-    return isinstance(process, ForkedProcess) and process.has_lost_parent
 
 
 def _command(module: str, inherited: socket.socket, python: str) -> list[str]:

@@ -7,22 +7,18 @@ next worker has loaded the model. A hanging worker is killed.
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from carpool.config import EngineSettings, LogFormat, LogLevel
 from carpool.errors import CarpoolError, Draining, LoadFailed, Starting, WorkerLost
 from carpool.types import CheckedRequest, OnProgress
 from carpool.worker import protocol
-from carpool.worker.connection import Connection, Connector, LocalConnector, watched
+from carpool.worker.connection import Connection, Connector, watched
 from carpool.worker.guilt import CrashEvidence, Deadlock, Death, DeathLog
 from carpool.worker.journals import Journals
 from carpool.worker.queries import LateAdapters, Queries
 from carpool.worker.requests import OnPreview, WorkerRequests
 from carpool.worker.restarts import Restarts
-from carpool.worker.start import Start, spawn
 
 log = logging.getLogger("carpool")
 
@@ -47,49 +43,34 @@ class Supervisor:
     """One worker process and its restarts.
 
     Args:
-        spool: a folder for outputs too large for a message.
-        connector: connects to the worker's process; None: starts a local one.
+        load: the first message to each process.
+        connector: connects to the worker's process.
         timeout_s: max seconds without progress; see `watchdog`.
-        log: level and format of the worker's log, and whether it shows prompts.
-        otel: whether the worker exports traces.
-        factory: builds the pipeline in each worker, as `module:function`; then `model` is unused.
-        bars: show loading progress; for several workers it would be garbled.
         listener: receives changes and reports.
         journals: for resuming requests after a death; None: they start over. The workers of a pool
             share them, and the pool closes the opened ones.
-        start: starts a process; see `start.py`.
         deaths: deaths of all workers of the server.
         deadlock: the deadlock of any worker of the model.
     """
 
     def __init__(
         self,
-        model: str,
-        settings: EngineSettings,
+        load: protocol.LoadModel,
+        connector: Connector,
         *,
-        spool: Path | None = None,
-        connector: Connector | None = None,
         timeout_s: float = 60.0,
-        log: tuple[LogLevel, LogFormat, bool] = ("info", "text", False),
-        otel: bool = False,
-        factory: str | None = None,
-        bars: bool = True,
         listener: WorkerListener | None = None,
         journals: Journals | None = None,
-        start: Start = spawn,
         deaths: DeathLog | None = None,
         deadlock: Deadlock | None = None,
     ) -> None:
+        self._load, self._connector = load, connector
         self._deadlock, self._is_deadlocked = deadlock or Deadlock(), False
-        self._connector = connector or LocalConnector(spool, start)
         self._listener, self._timeout_s = listener, timeout_s
-        folder = b"" if spool is None or connector is not None else os.fsencode(spool)
-        self._load = protocol.LoadModel(model, settings, folder, *log, otel, bars, factory)
         self._state: WorkerState = "starting"
         self._is_draining = False
-        self._requests = WorkerRequests(
-            self._send, journals, self._notify_listener, deaths=deaths or DeathLog()
-        )
+        deaths = deaths or DeathLog()
+        self._requests = WorkerRequests(self._send, journals, self._notify_listener, deaths=deaths)
         self._queries = Queries(self._send)
         self._late_adapters = LateAdapters(self._send)
         self._connection: Connection | None = None
@@ -144,12 +125,7 @@ class Supervisor:
         """
         self.check_open()
         return await self._requests.run(
-            request,
-            on_progress,
-            on_preview,
-            waited_s=waited_s,
-            evidence=evidence,
-            is_admitted=is_admitted,
+            request, on_progress, on_preview, waited_s, evidence, is_admitted
         )
 
     @property
@@ -207,8 +183,7 @@ class Supervisor:
 
     async def estimate(self, request: CheckedRequest) -> protocol.Estimated:
         """Predict the time of a request that arrives now."""
-        answer: protocol.Estimated = await self._ask(protocol.Estimate(request))
-        return answer
+        return protocol.Estimated(*await self._ask(protocol.Estimate(request)))
 
     async def _ask(self, query: protocol.Query) -> Any:
         if self._state != "ready":
@@ -249,11 +224,9 @@ class Supervisor:
         restarts = Restarts()
         while True:
             was_ready = await self._run_once()
+            cause, is_first = self._end.partition(";")[0], not self._first_ready.is_set()
             delay_s = restarts.delay_s(
-                self._end.partition(";")[0],
-                was_ready=was_ready,
-                is_lost=self._is_lost,
-                is_first=not self._first_ready.is_set(),
+                cause, was_ready=was_ready, is_lost=self._is_lost, is_first=is_first
             )
             event = "the worker is out of reach" if self._is_lost else "the worker died"
             log.error("%s (%s); restart in %g s", event, self._end, delay_s)
@@ -315,7 +288,7 @@ class Supervisor:
                     if is_addition:
                         self._late_adapters.added(problems)
                     assert self.ready is not None
-                    self.ready = self.ready.with_card(card)
+                    self.ready = self.ready.now(card)
                 log.info("reloaded; adapters: %s", ", ".join(card.lora) or "none")
                 for problem in problems:
                     log.error("not reloaded: %s", problem)
@@ -323,8 +296,8 @@ class Supervisor:
                 error = LoadFailed(reason)
                 error.wants_memory = wants_memory
                 raise error
-            case protocol.Statistics() | protocol.Timelines() | protocol.Estimated():
-                self._queries.answered(message)
+            case protocol.Answer(value):
+                self._queries.answered(value)
             case protocol.RequestFailed(error=WorkerLost.__name__) if self._connection is not None:
                 self._connection.kill()  # it cannot continue: the next worker runs its requests
             case protocol.Deadlocked(place):
@@ -342,11 +315,9 @@ class Supervisor:
         if self._load.settings.context_parallel > 1 or self._load.deadlock:
             return  # private rides are impossible with other ranks, or have not helped
         self._is_deadlocked, self._deadlock.place = True, place
-        log.error(
-            "requests of %s wait for each other at %s: from now on each runs alone",
-            self._load.factory or self._load.model,
-            place,
-        )
+        model = self._load.factory or self._load.model
+        text = "requests of %s wait for each other at %s: from now on each runs alone"
+        log.error(text, model, place)
 
     def _open(self, ready: protocol.WorkerReady | None) -> None:
         """Accept requests with this worker; None: not yet."""

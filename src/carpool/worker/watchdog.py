@@ -43,9 +43,7 @@ class Watchdog:
         expected_s = self._last.expected_s
         is_past_expected = self.stalled_s > OVERRUN_FORWARDS * (expected_s or 0.0)
         is_silent = self._silent_s > max(self._timeout_s, MISSED_HEARTBEATS * INTERVAL_S)
-        stall_limit_s = (
-            self._timeout_s if expected_s is not None else UNKNOWN_TIMEOUTS * self._timeout_s
-        )
+        stall_limit_s = self._timeout_s * (UNKNOWN_TIMEOUTS if expected_s is None else 1)
         return is_past_expected and (is_silent or self._last.stalled_s > stall_limit_s)
 
     def check(self) -> bool:

@@ -3,15 +3,10 @@
 import re
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    FluxImg2ImgPipeline,
-    FluxInpaintPipeline,
-    KandinskyV22PriorEmb2EmbPipeline,
-    UnCLIPScheduler,
-)
 from diffusers.pipelines import auto_pipeline
 from diffusers.pipelines.ltx2.pipeline_output import LTX2PipelineOutput
 from PIL import Image
@@ -52,8 +47,10 @@ def test_pipelines_are_linked_as_diffusers_auto_pipelines_link_them() -> None:
 
 
 def test_steps_are_counted_with_a_scheduler_that_has_no_order() -> None:
-    pipe = KandinskyV22PriorEmb2EmbPipeline.__new__(KandinskyV22PriorEmb2EmbPipeline)
-    vars(pipe)["scheduler"] = UnCLIPScheduler()
+    pipe = diffusers.KandinskyV22PriorEmb2EmbPipeline.__new__(
+        diffusers.KandinskyV22PriorEmb2EmbPipeline
+    )
+    vars(pipe)["scheduler"] = diffusers.UnCLIPScheduler()
 
     assert _strength_rounds(pipe) == "down"
 
@@ -81,8 +78,8 @@ def test_drawing_changing_and_filling_ride_in_one_forward() -> None:
         drive.finish()
 
     assert gap(drawn.image, solo("flux", "a cat", seed=1)) < CLOSE
-    assert gap(changed.image, alone(FluxImg2ImgPipeline, 2, **changing)) < CLOSE
-    assert gap(filled.image, alone(FluxInpaintPipeline, 3, **filling)) < CLOSE
+    assert gap(changed.image, alone(diffusers.FluxImg2ImgPipeline, 2, **changing)) < CLOSE
+    assert gap(filled.image, alone(diffusers.FluxInpaintPipeline, 3, **filling)) < CLOSE
     assert drive.widest("transformer") == 3
     assert {task.name for task in drive.engine.loaded.card.tasks} == {
         "text-to-image",

@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    RwkvConfig,
-    RwkvForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers
 
 import carpool
 from carpool.engine.model.text_pipeline import WrittenText
@@ -37,8 +27,8 @@ def engine(folder: Path) -> Iterator[carpool.Engine]:
 
 
 def plain(folder: Path, prompt: str, seed: int | None, **options: Any) -> str:
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(prompt, return_tensors="pt")
     torch.manual_seed(seed or 0)
     with torch.no_grad():
@@ -58,7 +48,9 @@ def test_prompts_are_continued_as_by_generate(engine: carpool.Engine, folder: Pa
     ]  # fmt: skip
 
 
-def saved(folder: Path, cls: type[PreTrainedModel], config: type, **sizes: Any) -> Path:
+def saved(
+    folder: Path, cls: type[transformers.PreTrainedModel], config: type, **sizes: Any
+) -> Path:
     tokenizer = qwen2_tokenizer()
     tokenizer.save_pretrained(folder)
     words = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": None}
@@ -69,13 +61,21 @@ def saved(folder: Path, cls: type[PreTrainedModel], config: type, **sizes: Any) 
 @pytest.mark.parametrize(
     ("cls", "config", "sizes"),
     [
-        (GPT2LMHeadModel, GPT2Config, {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+        (
+            transformers.GPT2LMHeadModel,
+            transformers.GPT2Config,
+            {"n_embd": 32, "n_layer": 2, "n_head": 4},
+        ),
         # its first forward scales its weights in place
-        (RwkvForCausalLM, RwkvConfig, {"hidden_size": 32, "num_hidden_layers": 7}),
+        (
+            transformers.RwkvForCausalLM,
+            transformers.RwkvConfig,
+            {"hidden_size": 32, "num_hidden_layers": 7},
+        ),
     ],
 )
 def test_models_of_other_kinds_are_continued_too(
-    cls: type[PreTrainedModel], config: type, sizes: dict[str, int], tmp_path: Path
+    cls: type[transformers.PreTrainedModel], config: type, sizes: dict[str, int], tmp_path: Path
 ) -> None:
     saved(tmp_path, cls, config, **sizes)
     prompts = ["a red circle", "x"]
@@ -91,7 +91,7 @@ def test_models_of_other_kinds_are_continued_too(
 
 def test_a_model_of_encoder_and_decoder_is_refused_as_such(tmp_path: Path) -> None:
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-    saved(tmp_path, T5ForConditionalGeneration, T5Config, **sizes)
+    saved(tmp_path, transformers.T5ForConditionalGeneration, transformers.T5Config, **sizes)
     with pytest.raises(LoadFailed, match="t5 of encoder and decoder"):
         carpool.load(tmp_path)
 

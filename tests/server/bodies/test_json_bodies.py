@@ -10,14 +10,7 @@ from fastapi import HTTPException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.server.bodies.json_bodies import (
-    MOST_BYTES,
-    MOST_PICTURES,
-    MOST_VALUES,
-    cut,
-    parse,
-    read,
-)
+from carpool.server.bodies import json_bodies
 from support.app import without_nulls
 
 MIB = 1 << 20
@@ -29,21 +22,23 @@ def refused(body: bytes | str) -> tuple[int, str]:
     """Status and message, of a body with pictures and of one without."""
     content = body.encode() if isinstance(body, str) else body
     with pytest.raises(HTTPException) as error:
-        parse(cut(content)[0])
-    if len(content) <= MOST_BYTES:
+        json_bodies.parse(json_bodies.cut(content)[0])
+    if len(content) <= json_bodies.MOST_BYTES:
         with pytest.raises(HTTPException) as same:
-            read(content)
+            json_bodies.read(content)
         assert same.value.detail == error.value.detail
     return error.value.status_code, str(error.value.detail)
 
 
 def with_pictures(value: Any) -> tuple[Any, dict[str, str]]:
     """What is read of a body, with a dash for each picture; and the pictures, by that."""
-    text, pictures = cut(bytearray(json.dumps(value).encode()))
+    text, pictures = json_bodies.cut(bytearray(json.dumps(value).encode()))
     names = {name: f"-{number}" for number, name in enumerate(pictures)}
     for name, dash in names.items():
         text = text.replace(name.encode(), dash.encode())
-    return parse(text), {names[name]: str(url, "ascii") for name, url in pictures.items()}
+    return json_bodies.parse(text), {
+        names[name]: str(url, "ascii") for name, url in pictures.items()
+    }
 
 
 @pytest.fixture
@@ -96,7 +91,7 @@ def test_twenty_mebibytes_that_are_no_pictures_are_refused_unparsed_for_next_to_
 )  # fmt: skip
 @pytest.mark.usefixtures("never_parsed")
 def test_too_many_values_are_refused_unparsed(body: bytes) -> None:
-    assert refused(body) == (400, f"the body has more than {MOST_VALUES} values")
+    assert refused(body) == (400, f"the body has more than {json_bodies.MOST_VALUES} values")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,7 @@ def test_deep_nesting_is_refused(opening: str, closing: str) -> None:
 )  # fmt: skip
 def test_what_stands_in_texts_is_no_structure(value: Any) -> None:
     for ascii_ in (True, False):
-        assert read(json.dumps(value, ensure_ascii=ascii_).encode()) == value
+        assert json_bodies.read(json.dumps(value, ensure_ascii=ascii_).encode()) == value
 
 
 JSON = st.recursive(
@@ -129,7 +124,7 @@ JSON = st.recursive(
 
 @given(JSON, st.booleans())
 def test_any_small_value_is_read_as_it_was_written_but_nulls(value: Any, ascii_: bool) -> None:
-    assert read(json.dumps(value, ensure_ascii=ascii_).encode()) == without_nulls(value)
+    assert json_bodies.read(json.dumps(value, ensure_ascii=ascii_).encode()) == without_nulls(value)
 
 
 @given(st.binary(max_size=200) | st.text(alphabet='"\\[]{},:ad1 ', max_size=60).map(str.encode))
@@ -141,7 +136,7 @@ def test_any_bytes_are_refused_exactly_when_a_parser_refuses_them(body: bytes) -
         return
     if repeated := has_a_key_twice(body):
         assert "twice" in refused(body)[1]
-    assert repeated or str(read(body)) == str(expected)
+    assert repeated or str(json_bodies.read(body)) == str(expected)
 
 
 def has_a_key_twice(body: bytes) -> bool:
@@ -161,7 +156,7 @@ def test_pictures_do_not_count_as_bytes_and_are_not_copied() -> None:
     body = bytearray(json.dumps({"prompt": "\U0001f600", "images": [{"image_url": URL}]}).encode())
     tracemalloc.start()
     try:
-        text, pictures = cut(body)
+        text, pictures = json_bodies.cut(body)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -169,7 +164,7 @@ def test_pictures_do_not_count_as_bytes_and_are_not_copied() -> None:
     assert peak < MIB
     [(name, url)] = pictures.items()
     assert str(url, "ascii") == URL
-    assert parse(text) == {"prompt": "\U0001f600", "images": [{"image_url": name}]}
+    assert json_bodies.parse(text) == {"prompt": "\U0001f600", "images": [{"image_url": name}]}
 
 
 def test_several_pictures_stay_in_their_places() -> None:
@@ -192,10 +187,10 @@ def test_slashes_may_be_escaped_as_php_does_it() -> None:
         url = f"data:image/png;base64,{pixels}"
         body = json.dumps([url]).replace("/", "\\/").encode()
 
-        text, pictures = cut(body)
+        text, pictures = json_bodies.cut(body)
 
         assert [str(one, "ascii") for one in pictures.values()] == [url]
-        assert parse(text) == list(pictures)
+        assert json_bodies.parse(text) == list(pictures)
 
 
 @pytest.mark.parametrize("broken", ["\n", "\\b", '\\"', "\\\\", "\x7f", "é", "\\u0041"])
@@ -215,15 +210,15 @@ def test_a_text_that_speaks_of_a_picture_is_none() -> None:
 
 
 def test_no_more_than_some_pictures_are_free() -> None:
-    urls = [f"data:{'A' * 100_000}{number}" for number in range(MOST_PICTURES + 11)]
+    urls = [f"data:{'A' * 100_000}{number}" for number in range(json_bodies.MOST_PICTURES + 11)]
 
     _, pictures = with_pictures(urls[:-1])
 
-    assert MOST_PICTURES - 1 <= len(pictures) <= MOST_PICTURES
+    assert json_bodies.MOST_PICTURES - 1 <= len(pictures) <= json_bodies.MOST_PICTURES
     assert refused(json.dumps(urls * 2))[0] == 413
 
 
 def test_a_name_that_stands_for_a_picture_cannot_be_guessed() -> None:
     body = json.dumps([URL]).encode()
 
-    assert cut(body)[1].keys().isdisjoint(cut(body)[1])
+    assert json_bodies.cut(body)[1].keys().isdisjoint(json_bodies.cut(body)[1])

@@ -96,13 +96,10 @@ async def test_the_sdk_reads_a_stream_of_chunks(modalities: Any) -> None:
     async with open_app(Talking()) as opened:
         create: Any = opened.openai.chat.completions.create
         stream = await create(
-            model="grey",
-            messages=[user("a cat")],
-            n=2,
-            stream=True,
+            model="grey", messages=[user("a cat")], n=2, stream=True,
             stream_options={"include_usage": True},
             extra_body={"modalities": modalities} if modalities else {},
-        )
+        )  # fmt: skip
         chunks = [chunk async for chunk in stream]
         pictures = []
         for chunk in chunks:

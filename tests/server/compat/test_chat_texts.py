@@ -13,14 +13,8 @@ import numpy as np
 import openai
 import pytest
 import torch
+import transformers
 from PIL import Image
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-    Mistral3ForConditionalGeneration,
-)
 
 from support.server_process import Server, eventually, serving
 from support.tiny.flux2 import flux2
@@ -51,8 +45,8 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     def write(seed: int = 0, messages: Any = ASKED, **options: Any) -> str:
         texts = [
@@ -338,8 +332,8 @@ def _seen(texts: list[Any], picture: Any) -> Any:
 
 
 def test_a_model_with_eyes_answers_about_pictures(several: Several) -> None:
-    processor = AutoProcessor.from_pretrained(several.folder / "seer")
-    model = AutoModelForImageTextToText.from_pretrained(several.folder / "seer").eval()
+    processor = transformers.AutoProcessor.from_pretrained(several.folder / "seer")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(several.folder / "seer").eval()
     options: Any = {"temperature": 0.7, "top_p": 0.9}
     texts = []
     for shade in (0, 130):
@@ -364,10 +358,10 @@ def test_a_model_with_eyes_answers_about_pictures(several: Several) -> None:
 
 
 def test_a_language_model_inside_of_a_pipeline_answers_by_its_name(several: Several) -> None:
-    model = Mistral3ForConditionalGeneration.from_pretrained(
+    model = transformers.Mistral3ForConditionalGeneration.from_pretrained(
         several.folder / "draws" / "text_encoder"
     ).eval()
-    tokenizer = AutoTokenizer.from_pretrained(several.folder / "draws" / "tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(several.folder / "draws" / "tokenizer")
     asked: Any = [{"role": "user", "content": "a red circle"}]
     inputs = tokenizer.apply_chat_template(
         asked, add_generation_prompt=True, return_dict=True, return_tensors="pt"

@@ -3,18 +3,8 @@
 import math
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    ControlNetModel,
-    FluxControlNetModel,
-    FluxControlNetPipeline,
-    SD3Transformer2DModel,
-    StableDiffusion3InpaintPipeline,
-    StableDiffusionXLControlNetPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-)
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
@@ -26,47 +16,49 @@ _EYE_PX = 32
 _ADAPTER_TOKENS = 4
 
 
-def sd3_inpaint() -> StableDiffusion3InpaintPipeline:
+def sd3_inpaint() -> diffusers.StableDiffusion3InpaintPipeline:
     """Stable Diffusion 3 with 16 latent channels: its inpainting takes no other number."""
     pipe = sd3()
-    vae = AutoencoderKL.from_config({**pipe.vae.config, "latent_channels": 16})
+    vae = diffusers.AutoencoderKL.from_config({**pipe.vae.config, "latent_channels": 16})
     wide = {**pipe.transformer.config, "in_channels": 16, "out_channels": 16}
-    transformer = drawn(SD3Transformer2DModel.from_config(wide), last="proj_out", gain=0.3)
-    return StableDiffusion3InpaintPipeline(**{
+    transformer = drawn(
+        diffusers.SD3Transformer2DModel.from_config(wide), last="proj_out", gain=0.3
+    )
+    return diffusers.StableDiffusion3InpaintPipeline(**{
         **pipe.components, "vae": drawn(vae, last="decoder.conv_out", gain=0.5),
         "transformer": transformer,
     })  # fmt: skip
 
 
-def sdxl_control() -> StableDiffusionXLControlNetPipeline:
+def sdxl_control() -> diffusers.StableDiffusionXLControlNetPipeline:
     """Stable Diffusion XL with a ControlNet, whose layers no longer give the zeros of a new one."""
     pipe = sdxl()
-    net = ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(4, 8))
-    return StableDiffusionXLControlNetPipeline(**pipe.components, controlnet=drawn(net))
+    net = diffusers.ControlNetModel.from_unet(pipe.unet, conditioning_embedding_out_channels=(4, 8))
+    return diffusers.StableDiffusionXLControlNetPipeline(**pipe.components, controlnet=drawn(net))
 
 
-def flux_control() -> FluxControlNetPipeline:
+def flux_control() -> diffusers.FluxControlNetPipeline:
     """Flux.1 with a union of ControlNets: `control_mode` says which of them."""
     pipe = flux()
-    net = FluxControlNetModel.from_config(
+    net = diffusers.FluxControlNetModel.from_config(
         {**pipe.transformer.config, "num_layers": 2, "num_single_layers": 1, "num_mode": 3}
     )
-    return FluxControlNetPipeline(**pipe.components, controlnet=sharpened(drawn(net)))
+    return diffusers.FluxControlNetPipeline(**pipe.components, controlnet=sharpened(drawn(net)))
 
 
-def sdxl_adapter() -> StableDiffusionXLPipeline:
+def sdxl_adapter() -> diffusers.StableDiffusionXLPipeline:
     """Stable Diffusion XL with eyes for an IP-adapter; `adapter` has the rest."""
     eyes = CLIPVisionModelWithProjection(CLIPVisionConfig(
         hidden_size=CLIP_WIDTH, intermediate_size=37, projection_dim=CLIP_WIDTH,
         num_hidden_layers=2, num_attention_heads=4, image_size=_EYE_PX, patch_size=8,
     ))  # fmt: skip
-    return StableDiffusionXLPipeline(**{
+    return diffusers.StableDiffusionXLPipeline(**{
         **sdxl().components, "image_encoder": drawn(eyes),
         "feature_extractor": CLIPImageProcessor(size={"shortest_edge": _EYE_PX}, crop_size=_EYE_PX),
     })  # fmt: skip
 
 
-def adapter(unet: UNet2DConditionModel) -> dict[str, dict[str, Tensor]]:
+def adapter(unet: diffusers.UNet2DConditionModel) -> dict[str, dict[str, Tensor]]:
     """Draw an IP-adapter for `unet`, as `load_ip_adapter` takes it; the same every time."""
     random = torch.Generator().manual_seed(0)
 

@@ -2,22 +2,9 @@
 
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLFlux2,
-    FlowMatchEulerDiscreteScheduler,
-    Flux2KleinKVPipeline,
-    Flux2KleinPipeline,
-    Flux2Pipeline,
-    Flux2Transformer2DModel,
-    FluxKontextPipeline,
-)
-from transformers import (
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 from support.tiny.parts import drawn, qwen2_tokenizer, sharpened
 from support.tiny.stable import flux
@@ -26,14 +13,14 @@ _WIDTH = 16  # of a layer of the text encoder; the transformer reads three of th
 _LAYERS = (1, 2, 3)  # the real ones are 10, 20, 30 or 9, 18, 27
 
 
-def kontext() -> FluxKontextPipeline:
+def kontext() -> diffusers.FluxKontextPipeline:
     """FLUX.1 Kontext: the picture to change rides behind the noise."""
-    return FluxKontextPipeline(**flux().components)
+    return diffusers.FluxKontextPipeline(**flux().components)
 
 
-def batch_normed_vae() -> AutoencoderKLFlux2:
+def batch_normed_vae() -> diffusers.AutoencoderKLFlux2:
     """Draw the VAE of FLUX.2: 4 channels, factor 4, latents normed by what a batch norm saw."""
-    vae = AutoencoderKLFlux2(
+    vae = diffusers.AutoencoderKLFlux2(
         sample_size=64, block_out_channels=(4, 8, 8), down_block_types=("DownEncoderBlock2D",) * 3,
         up_block_types=("UpDecoderBlock2D",) * 3, layers_per_block=1, latent_channels=4,
         norm_num_groups=1,
@@ -43,10 +30,10 @@ def batch_normed_vae() -> AutoencoderKLFlux2:
     return drawn(vae, last="decoder.conv_out", gain=0.5)
 
 
-def mistral3() -> Mistral3ForConditionalGeneration:
+def mistral3() -> transformers.Mistral3ForConditionalGeneration:
     """Draw a Mistral 3, its eyes for once closed."""
     tokenizer = qwen2_tokenizer()
-    config = Mistral3Config(
+    config = transformers.Mistral3Config(
         text_config={
             "model_type": "mistral", "vocab_size": len(tokenizer), "hidden_size": _WIDTH,
             "intermediate_size": 37, "num_hidden_layers": max(_LAYERS), "num_attention_heads": 4,
@@ -60,30 +47,30 @@ def mistral3() -> Mistral3ForConditionalGeneration:
         },
         image_token_index=tokenizer.convert_tokens_to_ids("<|image_pad|>"), vision_feature_layer=-1,
     )  # fmt: skip
-    return drawn(Mistral3ForConditionalGeneration(config))
+    return drawn(transformers.Mistral3ForConditionalGeneration(config))
 
 
-def qwen3() -> Qwen3ForCausalLM:
+def qwen3() -> transformers.Qwen3ForCausalLM:
     """Draw a Qwen 3 with a head that nobody asks."""
     tokenizer = qwen2_tokenizer()
-    config = Qwen3Config(
+    config = transformers.Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=_WIDTH, intermediate_size=37,
         num_hidden_layers=max(_LAYERS), num_attention_heads=2, num_key_value_heads=1, head_dim=8,
         max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    return drawn(Qwen3ForCausalLM(config))
+    return drawn(transformers.Qwen3ForCausalLM(config))
 
 
 def _parts(text_encoder: torch.nn.Module, *, guidance_embeds: bool) -> dict[str, Any]:
     return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         "vae": batch_normed_vae(),
         "text_encoder": text_encoder,
         "tokenizer": qwen2_tokenizer(),
         "transformer": sharpened(
             drawn(
-                Flux2Transformer2DModel(
+                diffusers.Flux2Transformer2DModel(
                     in_channels=16,  # 4 latent channels of 2x2 latent pixels
                     num_layers=2,
                     num_single_layers=2,
@@ -100,26 +87,28 @@ def _parts(text_encoder: torch.nn.Module, *, guidance_embeds: bool) -> dict[str,
     }
 
 
-def flux2() -> Flux2Pipeline:
+def flux2() -> diffusers.Flux2Pipeline:
     """FLUX.2 dev: guidance is embedded; its processor, of which only the text side is used, is
     a tokenizer here.
     """
-    return Flux2Pipeline(**_parts(mistral3(), guidance_embeds=True))
+    return diffusers.Flux2Pipeline(**_parts(mistral3(), guidance_embeds=True))
 
 
-def klein_base() -> Flux2KleinPipeline:
+def klein_base() -> diffusers.Flux2KleinPipeline:
     """FLUX.2 Klein before distillation: guided away from the empty prompt, in calls of its own."""
-    return Flux2KleinPipeline(**_parts(qwen3(), guidance_embeds=False))
+    return diffusers.Flux2KleinPipeline(**_parts(qwen3(), guidance_embeds=False))
 
 
-def klein() -> Flux2KleinPipeline:
+def klein() -> diffusers.Flux2KleinPipeline:
     """FLUX.2 Klein: one call a step."""
-    return Flux2KleinPipeline(**_parts(qwen3(), guidance_embeds=False), is_distilled=True)
+    return diffusers.Flux2KleinPipeline(**_parts(qwen3(), guidance_embeds=False), is_distilled=True)
 
 
-def klein_kv() -> Flux2KleinKVPipeline:
+def klein_kv() -> diffusers.Flux2KleinKVPipeline:
     """FLUX.2 Klein that reads its reference pictures once: keys and values are kept."""
-    return Flux2KleinKVPipeline(**_parts(qwen3(), guidance_embeds=False), is_distilled=True)
+    return diffusers.Flux2KleinKVPipeline(
+        **_parts(qwen3(), guidance_embeds=False), is_distilled=True
+    )
 
 
 FAMILIES = {

@@ -2,18 +2,8 @@
 
 import json
 
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    GlmImagePipeline,
-    GlmImageTransformer2DModel,
-)
-from transformers import (
-    ByT5Tokenizer,
-    GlmImageConfig,
-    GlmImageForConditionalGeneration,
-    Qwen2Tokenizer,
-)
+import diffusers
+import transformers
 
 from support.tiny.parts import drawn, qwen2_tokenizer, t5
 
@@ -26,12 +16,12 @@ _TEMPLATE = """\
 {% endfor %}{% endfor %}"""
 
 
-def tokenizer() -> Qwen2Tokenizer:
+def tokenizer() -> transformers.Qwen2Tokenizer:
     """Build the tokenizer of the planner: picture tokens, then those of `qwen2_tokenizer`."""
     model = json.loads(qwen2_tokenizer().backend_tokenizer.to_str())["model"]
     text = sorted(model["vocab"], key=model["vocab"].__getitem__)
     tokens = [*(f"<picture_{i}>" for i in range(_PICTURE_TOKENS)), *text, *_TOKENS]
-    return Qwen2Tokenizer(
+    return transformers.Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(dict.fromkeys(tokens))},
         merges=[tuple(merge) for merge in model["merges"]], bos_token="<|dit_token|>",
         pad_token="<|endoftext|>",
@@ -42,10 +32,10 @@ def tokenizer() -> Qwen2Tokenizer:
     )  # fmt: skip
 
 
-def planner(tokens: Qwen2Tokenizer) -> GlmImageForConditionalGeneration:
+def planner(tokens: transformers.Qwen2Tokenizer) -> transformers.GlmImageForConditionalGeneration:
     """Draw the model that writes plans; what would end one early is never generated."""
     end = tokens.pad_token_id
-    config = GlmImageConfig(
+    config = transformers.GlmImageConfig(
         text_config={
             "vocab_size": len(tokens),
             "vision_vocab_size": _PICTURE_TOKENS,
@@ -76,12 +66,12 @@ def planner(tokens: Qwen2Tokenizer) -> GlmImageForConditionalGeneration:
         image_start_token_id=_PICTURE_TOKENS - 2,
         image_end_token_id=_PICTURE_TOKENS - 1,
     )
-    model = drawn(GlmImageForConditionalGeneration(config))
+    model = drawn(transformers.GlmImageForConditionalGeneration(config))
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = end
     return model
 
 
-def glm() -> GlmImagePipeline:
+def glm() -> diffusers.GlmImagePipeline:
     """GLM-Image: only what a prompt quotes reaches the transformer as text, unpadded."""
     from transformers import GlmImageImageProcessor, GlmImageProcessor  # need torchvision
 
@@ -92,25 +82,25 @@ def glm() -> GlmImagePipeline:
         merge_size=1,
         temporal_patch_size=1,
     )
-    vae = AutoencoderKL(
+    vae = diffusers.AutoencoderKL(
         block_out_channels=(4, 8, 8, 8), down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4, layers_per_block=1, latent_channels=4,
         norm_num_groups=4, latents_mean=[0.1, -0.1, 0.2, 0.0], latents_std=[1.0, 0.9, 1.1, 1.2],
     )  # fmt: skip
-    return GlmImagePipeline(
-        tokenizer=ByT5Tokenizer(),
+    return diffusers.GlmImagePipeline(
+        tokenizer=transformers.ByT5Tokenizer(),
         processor=GlmImageProcessor(images, tokens, chat_template=_TEMPLATE),
-        text_encoder=t5(_WIDTH, vocab_size=len(ByT5Tokenizer())),
+        text_encoder=t5(_WIDTH, vocab_size=len(transformers.ByT5Tokenizer())),
         vision_language_encoder=planner(tokens), vae=drawn(vae, last="decoder.conv_out", gain=0.5),
         transformer=drawn(
-            GlmImageTransformer2DModel(
+            diffusers.GlmImageTransformer2DModel(
                 in_channels=4, out_channels=4, num_layers=2, attention_head_dim=16,
                 num_attention_heads=2, text_embed_dim=_WIDTH, time_embed_dim=32, condition_dim=8,
                 prior_vq_quantizer_codebook_size=_PICTURE_TOKENS,
             ),
             last="proj_out", gain=0.3,
         ),
-        scheduler=FlowMatchEulerDiscreteScheduler(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, base_shift=0.25, max_shift=0.75,
         ),
     )  # fmt: skip

@@ -2,14 +2,7 @@
 
 from typing import Any
 
-from diffusers import (
-    AutoencoderKLWan,
-    HeliosDMDScheduler,
-    HeliosPipeline,
-    HeliosPyramidPipeline,
-    HeliosScheduler,
-    HeliosTransformer3DModel,
-)
+import diffusers
 
 from support.tiny.parts import drawn, t5_tokenizer
 from support.tiny.wan import TEXT_WIDTH, umt5
@@ -17,9 +10,9 @@ from support.tiny.wan import TEXT_WIDTH, umt5
 _GAMMA = 0.3  # with the default, a third, the covariance of the block noise is singular in float32
 
 
-def _vae() -> AutoencoderKLWan:
+def _vae() -> diffusers.AutoencoderKLWan:
     """Draw a causal VAE that shrinks sides and time by 4: the pyramid halves the latents twice."""
-    vae = AutoencoderKLWan(
+    vae = diffusers.AutoencoderKLWan(
         base_dim=4, dim_mult=[1, 1, 1], num_res_blocks=1, temperal_downsample=[True, True],
         scale_factor_spatial=4,
     )  # fmt: skip
@@ -29,7 +22,7 @@ def _vae() -> AutoencoderKLWan:
 
 
 def _parts() -> dict[str, Any]:
-    transformer = HeliosTransformer3DModel(
+    transformer = diffusers.HeliosTransformer3DModel(
         num_attention_heads=2, attention_head_dim=12, text_dim=TEXT_WIDTH, freq_dim=64, ffn_dim=32,
         num_layers=2, rope_dim=(4, 4, 4),
     )  # fmt: skip
@@ -41,22 +34,22 @@ def _parts() -> dict[str, Any]:
     }
 
 
-def helios_base() -> HeliosPipeline:
+def helios_base() -> diffusers.HeliosPipeline:
     """Helios Base: one stage, timesteps in float64."""
-    scheduler = HeliosScheduler(stages=1, stage_range=[0, 1], use_dynamic_shifting=True)
-    return HeliosPipeline(**_parts(), scheduler=scheduler)
+    scheduler = diffusers.HeliosScheduler(stages=1, stage_range=[0, 1], use_dynamic_shifting=True)
+    return diffusers.HeliosPipeline(**_parts(), scheduler=scheduler)
 
 
-def helios_mid() -> HeliosPyramidPipeline:
+def helios_mid() -> diffusers.HeliosPyramidPipeline:
     """Helios Mid: three stages, each twice as large as the one before."""
-    scheduler = HeliosScheduler(gamma=_GAMMA)
-    return HeliosPyramidPipeline(**_parts(), scheduler=scheduler, is_cfg_zero_star=True)
+    scheduler = diffusers.HeliosScheduler(gamma=_GAMMA)
+    return diffusers.HeliosPyramidPipeline(**_parts(), scheduler=scheduler, is_cfg_zero_star=True)
 
 
-def helios_distilled() -> HeliosPyramidPipeline:
+def helios_distilled() -> diffusers.HeliosPyramidPipeline:
     """Helios Distilled: three stages without guidance, noised anew at each step."""
-    scheduler = HeliosDMDScheduler(gamma=_GAMMA)
-    return HeliosPyramidPipeline(**_parts(), scheduler=scheduler, is_distilled=True)
+    scheduler = diffusers.HeliosDMDScheduler(gamma=_GAMMA)
+    return diffusers.HeliosPyramidPipeline(**_parts(), scheduler=scheduler, is_distilled=True)
 
 
 FAMILIES = {

@@ -2,21 +2,8 @@
 
 from typing import Any, Literal
 
-from diffusers import (
-    AutoencoderKLHunyuanVideo,
-    FlowMatchEulerDiscreteScheduler,
-    HunyuanVideoImageToVideoPipeline,
-    HunyuanVideoPipeline,
-    HunyuanVideoTransformer3DModel,
-)
-from transformers import (
-    CLIPImageProcessor,
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlamaModel,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-)
+import diffusers
+import transformers
 
 from support.tiny.parts import CLIP_WIDTH, clip, clip_tokenizer, drawn, llama_tokenizer
 
@@ -26,9 +13,9 @@ _IMAGE_SIZE, _PATCH_SIZE = 64, 16
 _IMAGE_TOKENS = (_IMAGE_SIZE // _PATCH_SIZE) ** 2
 
 
-def _llama_config() -> LlamaConfig:
+def _llama_config() -> transformers.LlamaConfig:
     tokenizer = llama_tokenizer()
-    return LlamaConfig(
+    return transformers.LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=_TEXT_WIDTH, intermediate_size=37,
         num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=1024,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
@@ -36,29 +23,29 @@ def _llama_config() -> LlamaConfig:
     )  # fmt: skip
 
 
-def llama() -> LlamaModel:
+def llama() -> transformers.LlamaModel:
     """Draw a Llama that is read as a text encoder."""
-    return drawn(LlamaModel(_llama_config()))
+    return drawn(transformers.LlamaModel(_llama_config()))
 
 
-def llava() -> LlavaForConditionalGeneration:
+def llava() -> transformers.LlavaForConditionalGeneration:
     """Draw a Llama that sees pictures, 16 tokens each."""
     tokenizer = llama_tokenizer()
-    config = LlavaConfig(
+    config = transformers.LlavaConfig(
         text_config=_llama_config(),
-        vision_config=CLIPVisionConfig(
+        vision_config=transformers.CLIPVisionConfig(
             hidden_size=_TEXT_WIDTH, intermediate_size=37, num_hidden_layers=2,
             num_attention_heads=4, image_size=_IMAGE_SIZE, patch_size=_PATCH_SIZE,
         ),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=_IMAGE_TOKENS, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    return drawn(LlavaForConditionalGeneration(config))
+    return drawn(transformers.LlavaForConditionalGeneration(config))
 
 
-def _vae() -> AutoencoderKLHunyuanVideo:
+def _vae() -> diffusers.AutoencoderKLHunyuanVideo:
     """Draw a causal VAE that shrinks each side by 8 and time by 4."""
-    vae = AutoencoderKLHunyuanVideo(
+    vae = diffusers.AutoencoderKLHunyuanVideo(
         latent_channels=_CHANNELS,
         block_out_channels=(4, 4, 4, 4),
         layers_per_block=1,
@@ -72,8 +59,8 @@ def _transformer(
     *,
     guidance_embeds: bool = True,
     image_condition_type: Literal["latent_concat", "token_replace"] | None = None,
-) -> HunyuanVideoTransformer3DModel:
-    transformer = HunyuanVideoTransformer3DModel(
+) -> diffusers.HunyuanVideoTransformer3DModel:
+    transformer = diffusers.HunyuanVideoTransformer3DModel(
         in_channels=in_channels, out_channels=_CHANNELS, num_attention_heads=2,
         attention_head_dim=10, num_layers=2, num_single_layers=2, num_refiner_layers=1,
         patch_size=1, guidance_embeds=guidance_embeds, text_embed_dim=_TEXT_WIDTH,
@@ -86,32 +73,34 @@ def _transformer(
 def _parts() -> dict[str, Any]:
     return {
         "tokenizer": llama_tokenizer(), "tokenizer_2": clip_tokenizer(), "text_encoder_2": clip(),
-        "vae": _vae(), "scheduler": FlowMatchEulerDiscreteScheduler(shift=7.0),
+        "vae": _vae(), "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
     }  # fmt: skip
 
 
 def _image_to_video(
-    transformer: HunyuanVideoTransformer3DModel,
-) -> HunyuanVideoImageToVideoPipeline:
-    return HunyuanVideoImageToVideoPipeline(
+    transformer: diffusers.HunyuanVideoTransformer3DModel,
+) -> diffusers.HunyuanVideoImageToVideoPipeline:
+    return diffusers.HunyuanVideoImageToVideoPipeline(
         **_parts(),
         text_encoder=llava(),
         transformer=transformer,
-        image_processor=CLIPImageProcessor(crop_size=_IMAGE_SIZE, size=_IMAGE_SIZE),
+        image_processor=transformers.CLIPImageProcessor(crop_size=_IMAGE_SIZE, size=_IMAGE_SIZE),
     )
 
 
-def hunyuan_t2v() -> HunyuanVideoPipeline:
+def hunyuan_t2v() -> diffusers.HunyuanVideoPipeline:
     """HunyuanVideo: embedded guidance, masked text."""
-    return HunyuanVideoPipeline(**_parts(), text_encoder=llama(), transformer=_transformer())
+    return diffusers.HunyuanVideoPipeline(
+        **_parts(), text_encoder=llama(), transformer=_transformer()
+    )
 
 
-def hunyuan_i2v() -> HunyuanVideoImageToVideoPipeline:
+def hunyuan_i2v() -> diffusers.HunyuanVideoImageToVideoPipeline:
     """HunyuanVideo I2V with 16 channels: the picture is the first latent frame."""
     return _image_to_video(_transformer(image_condition_type="token_replace"))
 
 
-def hunyuan_i2v_33ch() -> HunyuanVideoImageToVideoPipeline:
+def hunyuan_i2v_33ch() -> diffusers.HunyuanVideoImageToVideoPipeline:
     """HunyuanVideo I2V with 33 channels: the picture and a mask are extra channels."""
     return _image_to_video(
         _transformer(2 * _CHANNELS + 1, guidance_embeds=False, image_condition_type="latent_concat")

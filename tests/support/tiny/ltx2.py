@@ -2,14 +2,8 @@
 
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKLLTX2Audio,
-    AutoencoderKLLTX2Video,
-    FlowMatchEulerDiscreteScheduler,
-    LTX2Pipeline,
-    LTX2VideoTransformer3DModel,
-)
 from diffusers.pipelines.ltx2 import LTX2TextConnectors, LTX2Vocoder
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -70,9 +64,9 @@ def _connectors() -> LTX2TextConnectors:
     return drawn(connectors)
 
 
-def _vae() -> AutoencoderKLLTX2Video:
+def _vae() -> diffusers.AutoencoderKLLTX2Video:
     """Draw a VAE that shrinks each side by 8 and time by 2."""
-    vae = AutoencoderKLLTX2Video(
+    vae = diffusers.AutoencoderKLLTX2Video(
         latent_channels=_CHANNELS, block_out_channels=(8,),
         down_block_types=("LTX2VideoDownBlock3D",), decoder_block_out_channels=(8,),
         layers_per_block=(1, 1), decoder_layers_per_block=(1, 1), spatio_temporal_scaling=(True,),
@@ -85,9 +79,9 @@ def _vae() -> AutoencoderKLLTX2Video:
     return drawn(vae, last="decoder.conv_out", gain=0.5)
 
 
-def _audio_vae() -> AutoencoderKLLTX2Audio:
+def _audio_vae() -> diffusers.AutoencoderKLLTX2Audio:
     """Draw a VAE of spectrograms, 8 frequencies in 2."""
-    vae = AutoencoderKLLTX2Audio(
+    vae = diffusers.AutoencoderKLLTX2Audio(
         base_channels=_CHANNELS, ch_mult=(1,), num_res_blocks=1, resolution=32,
         latent_channels=_CHANNELS // 2, mel_bins=8,
     )  # fmt: skip
@@ -111,8 +105,8 @@ def _vocoder() -> LTX2Vocoder:
     return vocoder
 
 
-def _transformer() -> LTX2VideoTransformer3DModel:
-    transformer = LTX2VideoTransformer3DModel(
+def _transformer() -> diffusers.LTX2VideoTransformer3DModel:
+    transformer = diffusers.LTX2VideoTransformer3DModel(
         in_channels=_CHANNELS, out_channels=_CHANNELS, num_attention_heads=2, attention_head_dim=8,
         cross_attention_dim=16, audio_in_channels=_CHANNELS, audio_out_channels=_CHANNELS,
         audio_num_attention_heads=2, audio_attention_head_dim=4, audio_cross_attention_dim=8,
@@ -126,10 +120,10 @@ def _transformer() -> LTX2VideoTransformer3DModel:
     return transformer
 
 
-def ltx2() -> LTX2Pipeline:
+def ltx2() -> diffusers.LTX2Pipeline:
     """LTX-2: text padded on the left, three calls a step, of two rows, one and one."""
-    return LTX2Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), vae=_vae(),
+    return diffusers.LTX2Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), vae=_vae(),
         audio_vae=_audio_vae(), text_encoder=gemma3(), tokenizer=gemma_tokenizer(),
         connectors=_connectors(), transformer=_transformer(), vocoder=_vocoder(),
     )  # fmt: skip

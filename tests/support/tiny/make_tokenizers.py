@@ -9,14 +9,8 @@ import string
 from itertools import pairwise
 from pathlib import Path
 
+import transformers
 from tokenizers import pre_tokenizers
-from transformers import (
-    CLIPTokenizer,
-    GemmaTokenizer,
-    LlamaTokenizer,
-    Qwen2Tokenizer,
-    T5TokenizerFast,
-)
 
 FOLDER = Path(__file__).parent / "tokenizers"
 WORDS = [
@@ -53,7 +47,7 @@ CHAT_TEMPLATE = """\
 {% endif %}{% endif %}"""
 
 
-def clip() -> CLIPTokenizer:
+def clip() -> transformers.CLIPTokenizer:
     """Build a byte-level BPE: most of `WORDS` are one token, other text falls to its bytes.
 
     Start is 0 and end, also the padding, 1: an end of 2 has another meaning to CLIP.
@@ -69,29 +63,31 @@ def clip() -> CLIPTokenizer:
     merges = list(dict.fromkeys(merges))
     tokens += dict.fromkeys(left + right for left, right in merges)
     vocab = {token: index for index, token in enumerate(tokens)}
-    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=77)
+    return transformers.CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=77)
 
 
-def t5() -> T5TokenizerFast:
+def t5() -> transformers.T5TokenizerFast:
     """Build a Unigram model of `WORDS` and the printable ASCII characters."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     pieces += [("▁" + word, -3.0) for word in WORDS]
     pieces += [(character, -6.0) for character in sorted(string.printable) if character > " "]
-    return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=512)
+    return transformers.T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=512)
 
 
-def gemma() -> GemmaTokenizer:
+def gemma() -> transformers.GemmaTokenizer:
     """Build a BPE of `WORDS` and the printable ASCII characters; other text falls to its bytes."""
     specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
     vocab, merges = spelled(specials, WORDS)
-    return GemmaTokenizer(vocab=vocab, merges=merges, model_max_length=1024, add_bos_token=True)
+    return transformers.GemmaTokenizer(
+        vocab=vocab, merges=merges, model_max_length=1024, add_bos_token=True
+    )
 
 
-def llama() -> LlamaTokenizer:
+def llama() -> transformers.LlamaTokenizer:
     """Build a BPE like Gemma's, with Llama 3's headers, of which each role is one token."""
     specials = ["<unk>", "<s>", "</s>", "<pad>", *HEADER_TOKENS]
     vocab, merges = spelled(specials, ["system", "user", "assistant", *WORDS])
-    return LlamaTokenizer(
+    return transformers.LlamaTokenizer(
         vocab=vocab, merges=merges, pad_token="<pad>", extra_special_tokens=HEADER_TOKENS,
         add_prefix_space=False, padding_side="right", model_max_length=1024,
     )  # fmt: skip
@@ -107,7 +103,7 @@ def spelled(specials: list[str], words: list[str]) -> tuple[dict[str, int], list
     return {token: index for index, token in enumerate(tokens)}, merges
 
 
-def qwen2() -> Qwen2Tokenizer:
+def qwen2() -> transformers.Qwen2Tokenizer:
     """Build a byte-level BPE: all of `WORDS`, and all that pipelines add to them, are one token.
 
     So their templates come to about as many tokens as with the real one, from which they cut a
@@ -122,7 +118,7 @@ def qwen2() -> Qwen2Tokenizer:
                 merges[pieces[0], pieces[1]] = len(merges)
                 pieces = merged(pieces, merges)
     tokens = dict.fromkeys([*CHAT_TOKENS, *letters, *(left + right for left, right in merges)])
-    return Qwen2Tokenizer(
+    return transformers.Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate(tokens)}, merges=list(merges),
         eos_token="<|im_end|>", extra_special_tokens=CHAT_TOKENS, chat_template=CHAT_TEMPLATE,
         model_max_length=4096,

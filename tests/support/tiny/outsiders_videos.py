@@ -2,30 +2,8 @@
 
 from typing import Any
 
+import diffusers
 import numpy as np
-from diffusers import (
-    AnimateDiffPipeline,
-    AutoencoderKLCogVideoX,
-    AutoencoderKLMochi,
-    AutoencoderKLTemporalDecoder,
-    AutoencoderKLWan,
-    CogVideoXPipeline,
-    CogVideoXTransformer3DModel,
-    DDIMScheduler,
-    DPMSolverMultistepScheduler,
-    EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    LattePipeline,
-    LatteTransformer3DModel,
-    MochiPipeline,
-    MochiTransformer3DModel,
-    MotionAdapter,
-    SanaVideoPipeline,
-    SanaVideoTransformer3DModel,
-    StableVideoDiffusionPipeline,
-    UNet2DConditionModel,
-    UNetSpatioTemporalConditionModel,
-)
 from PIL import Image
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
 
@@ -44,23 +22,23 @@ from support.tiny.sana import gemma
 _WIDTH = 32  # of the text's embeddings
 
 
-def cogvideox() -> CogVideoXPipeline:
+def cogvideox() -> diffusers.CogVideoXPipeline:
     """CogVideoX: frames before channels, both halves of guidance in one call."""
     blocks = {
         "down_block_types": ("CogVideoXDownBlock3D",) * 4,
         "up_block_types": ("CogVideoXUpBlock3D",) * 4,
     }
-    return CogVideoXPipeline(
+    return diffusers.CogVideoXPipeline(
         tokenizer=t5_tokenizer(), text_encoder=t5(_WIDTH),
         vae=drawn(
-            AutoencoderKLCogVideoX(
+            diffusers.AutoencoderKLCogVideoX(
                 block_out_channels=(8, 8, 8, 8), latent_channels=4, layers_per_block=1,
                 norm_num_groups=2, temporal_compression_ratio=4, **blocks,
             ),
             last="decoder.conv_out", gain=0.5,
         ),
         transformer=drawn(
-            CogVideoXTransformer3DModel(
+            diffusers.CogVideoXTransformer3DModel(
                 num_attention_heads=4, attention_head_dim=8, in_channels=4, out_channels=4,
                 time_embed_dim=8, text_embed_dim=_WIDTH, num_layers=2, sample_width=2,
                 sample_height=2, sample_frames=9, patch_size=2, temporal_compression_ratio=4,
@@ -68,21 +46,21 @@ def cogvideox() -> CogVideoXPipeline:
             ),
             last="proj_out", gain=0.3,
         ),
-        scheduler=DDIMScheduler(),
+        scheduler=diffusers.DDIMScheduler(),
     )  # fmt: skip
 
 
-def mochi() -> MochiPipeline:
+def mochi() -> diffusers.MochiPipeline:
     """Mochi: masked text, positions that are learned."""
-    return MochiPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=drawn(AutoencoderKLMochi(
+    return diffusers.MochiPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=drawn(diffusers.AutoencoderKLMochi(
             latent_channels=12, encoder_block_out_channels=(32, 32, 32, 32),
             decoder_block_out_channels=(32, 32, 32, 32), layers_per_block=(1, 1, 1, 1, 1),
         )),
         text_encoder=t5(_WIDTH), tokenizer=t5_tokenizer(),
         transformer=drawn(
-            MochiTransformer3DModel(
+            diffusers.MochiTransformer3DModel(
                 patch_size=2, num_attention_heads=2, attention_head_dim=8, num_layers=2,
                 pooled_projection_dim=16, in_channels=12, qk_norm="rms_norm", text_embed_dim=_WIDTH,
                 time_embed_dim=4, max_sequence_length=24,
@@ -92,32 +70,32 @@ def mochi() -> MochiPipeline:
     )  # fmt: skip
 
 
-def latte() -> LattePipeline:
+def latte() -> diffusers.LattePipeline:
     """Latte: turns between frames and places, folding each into the rows."""
-    return LattePipeline(
+    return diffusers.LattePipeline(
         tokenizer=t5_tokenizer(), text_encoder=t5(_WIDTH), vae=kl_vae(),
         transformer=drawn(
-            LatteTransformer3DModel(
+            diffusers.LatteTransformer3DModel(
                 sample_size=16, num_layers=1, patch_size=2, attention_head_dim=8,
                 num_attention_heads=3, caption_channels=_WIDTH, in_channels=4,
                 cross_attention_dim=24, out_channels=8, num_embeds_ada_norm=1000, video_length=2,
             ),
             last="proj_out", gain=0.3,
         ),
-        scheduler=DDIMScheduler(),
+        scheduler=diffusers.DDIMScheduler(),
     )  # fmt: skip
 
 
-def sana_video() -> SanaVideoPipeline:
+def sana_video() -> diffusers.SanaVideoPipeline:
     """SANA-Video: linear attention over a clip, masked text."""
-    return SanaVideoPipeline(
+    return diffusers.SanaVideoPipeline(
         tokenizer=gemma_tokenizer(), text_encoder=gemma(),
-        vae=drawn(AutoencoderKLWan(
+        vae=drawn(diffusers.AutoencoderKLWan(
             base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
             temperal_downsample=[False, True, True],
         )),
         transformer=drawn(
-            SanaVideoTransformer3DModel(
+            diffusers.SanaVideoTransformer3DModel(
                 in_channels=16, out_channels=16, num_attention_heads=2, attention_head_dim=12,
                 num_layers=2, num_cross_attention_heads=2, cross_attention_head_dim=12,
                 cross_attention_dim=24, caption_channels=_WIDTH, sample_size=8,
@@ -125,19 +103,19 @@ def sana_video() -> SanaVideoPipeline:
             ),
             last="proj_out", gain=0.3,
         ),
-        scheduler=DPMSolverMultistepScheduler(
+        scheduler=diffusers.DPMSolverMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0,
         ),
     )  # fmt: skip
 
 
-def animatediff() -> AnimateDiffPipeline:
+def animatediff() -> diffusers.AnimateDiffPipeline:
     """AnimateDiff: a U-Net of pictures whose rows are folded with frames."""
     widths = (8, 16)
-    return AnimateDiffPipeline(
+    return diffusers.AnimateDiffPipeline(
         vae=kl_vae(), text_encoder=clip(), tokenizer=clip_tokenizer(),
         unet=drawn(
-            UNet2DConditionModel(
+            diffusers.UNet2DConditionModel(
                 block_out_channels=widths, layers_per_block=1, sample_size=16, in_channels=4,
                 out_channels=4, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
                 up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=CLIP_WIDTH,
@@ -145,19 +123,19 @@ def animatediff() -> AnimateDiffPipeline:
             ),
             last="conv_out", gain=0.3,
         ),
-        motion_adapter=drawn(MotionAdapter(
+        motion_adapter=drawn(diffusers.MotionAdapter(
             block_out_channels=widths, motion_layers_per_block=1, motion_norm_num_groups=2,
             motion_num_attention_heads=4, motion_max_seq_length=16,
         )),
-        scheduler=DDIMScheduler(beta_schedule="linear", clip_sample=False),
+        scheduler=diffusers.DDIMScheduler(beta_schedule="linear", clip_sample=False),
     )  # fmt: skip
 
 
-def svd() -> StableVideoDiffusionPipeline:
+def svd() -> diffusers.StableVideoDiffusionPipeline:
     """Stable Video Diffusion: no prompt, a picture; frames are folded into rows and out again."""
-    return StableVideoDiffusionPipeline(
+    return diffusers.StableVideoDiffusionPipeline(
         vae=drawn(
-            AutoencoderKLTemporalDecoder(
+            diffusers.AutoencoderKLTemporalDecoder(
                 block_out_channels=(32, 32),
                 down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"), layers_per_block=1,
                 sample_size=16,
@@ -169,7 +147,7 @@ def svd() -> StableVideoDiffusionPipeline:
             image_size=224, intermediate_size=37, patch_size=56,
         ))),
         unet=drawn(
-            UNetSpatioTemporalConditionModel(
+            diffusers.UNetSpatioTemporalConditionModel(
                 block_out_channels=(32, 64), layers_per_block=1, sample_size=16, in_channels=8,
                 out_channels=4,
                 down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
@@ -179,7 +157,7 @@ def svd() -> StableVideoDiffusionPipeline:
             ),
             last="conv_out", gain=0.3,
         ),
-        scheduler=EulerDiscreteScheduler(
+        scheduler=diffusers.EulerDiscreteScheduler(
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
             interpolation_type="linear", prediction_type="v_prediction", timestep_spacing="leading",
             timestep_type="continuous", sigma_min=0.02, sigma_max=700.0, steps_offset=1,

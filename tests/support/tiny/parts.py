@@ -9,20 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from torch import nn
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-    GemmaTokenizer,
-    LlamaTokenizer,
-    Qwen2Tokenizer,
-    T5Config,
-    T5EncoderModel,
-    T5TokenizerFast,
-)
 
 TOKENIZERS = Path(__file__).parent / "tokenizers"
 CLIP_WIDTH = 32
@@ -70,16 +59,18 @@ def sharpened(module: M, factor: float = 3.0) -> M:
     return module
 
 
-def clip_tokenizer() -> CLIPTokenizer:
+def clip_tokenizer() -> transformers.CLIPTokenizer:
     """Load the tokenizer of every CLIP here."""
-    tokenizer: CLIPTokenizer = CLIPTokenizer.from_pretrained(TOKENIZERS / "clip")
+    tokenizer: transformers.CLIPTokenizer = transformers.CLIPTokenizer.from_pretrained(
+        TOKENIZERS / "clip"
+    )
     return tokenizer
 
 
-def clip_config() -> CLIPTextConfig:
+def clip_config() -> transformers.CLIPTextConfig:
     """Describe a CLIP text encoder; its pooled vector is `CLIP_WIDTH` wide, projected or not."""
     tokenizer = clip_tokenizer()
-    return CLIPTextConfig(
+    return transformers.CLIPTextConfig(
         vocab_size=len(tokenizer), bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
         hidden_size=CLIP_WIDTH, intermediate_size=37, projection_dim=CLIP_WIDTH,
@@ -87,46 +78,54 @@ def clip_config() -> CLIPTextConfig:
     )  # fmt: skip
 
 
-def clip() -> CLIPTextModel:
+def clip() -> transformers.CLIPTextModel:
     """Draw a CLIP text encoder."""
-    return drawn(CLIPTextModel(clip_config()))
+    return drawn(transformers.CLIPTextModel(clip_config()))
 
 
-def projected_clip() -> CLIPTextModelWithProjection:
+def projected_clip() -> transformers.CLIPTextModelWithProjection:
     """Draw a CLIP text encoder whose pooled vector is projected."""
-    return drawn(CLIPTextModelWithProjection(clip_config()))
+    return drawn(transformers.CLIPTextModelWithProjection(clip_config()))
 
 
-def t5_tokenizer() -> T5TokenizerFast:
+def t5_tokenizer() -> transformers.T5TokenizerFast:
     """Load the tokenizer of every T5 here."""
-    tokenizer: T5TokenizerFast = T5TokenizerFast.from_pretrained(TOKENIZERS / "t5")
+    tokenizer: transformers.T5TokenizerFast = transformers.T5TokenizerFast.from_pretrained(
+        TOKENIZERS / "t5"
+    )
     return tokenizer
 
 
-def t5(width: int, vocab_size: int | None = None) -> T5EncoderModel:
+def t5(width: int, vocab_size: int | None = None) -> transformers.T5EncoderModel:
     """Draw a T5 encoder with embeddings `width` wide, for `t5_tokenizer` if nothing is said."""
-    config = T5Config(
+    config = transformers.T5Config(
         vocab_size=vocab_size or len(t5_tokenizer()), d_model=width, d_kv=8, d_ff=37, num_layers=2,
         num_heads=4, decoder_start_token_id=0,
     )  # fmt: skip
-    return drawn(T5EncoderModel(config))
+    return drawn(transformers.T5EncoderModel(config))
 
 
-def gemma_tokenizer() -> GemmaTokenizer:
+def gemma_tokenizer() -> transformers.GemmaTokenizer:
     """Load the tokenizer of every Gemma here; it pads on the left, until a pipeline says right."""
-    tokenizer: GemmaTokenizer = GemmaTokenizer.from_pretrained(TOKENIZERS / "gemma")
+    tokenizer: transformers.GemmaTokenizer = transformers.GemmaTokenizer.from_pretrained(
+        TOKENIZERS / "gemma"
+    )
     return tokenizer
 
 
-def llama_tokenizer() -> LlamaTokenizer:
+def llama_tokenizer() -> transformers.LlamaTokenizer:
     """Load the tokenizer of every Llama here."""
-    tokenizer: LlamaTokenizer = LlamaTokenizer.from_pretrained(TOKENIZERS / "llama")
+    tokenizer: transformers.LlamaTokenizer = transformers.LlamaTokenizer.from_pretrained(
+        TOKENIZERS / "llama"
+    )
     return tokenizer
 
 
-def qwen2_tokenizer() -> Qwen2Tokenizer:
+def qwen2_tokenizer() -> transformers.Qwen2Tokenizer:
     """Load the tokenizer of every chat model here; it has a chat template."""
-    tokenizer: Qwen2Tokenizer = Qwen2Tokenizer.from_pretrained(TOKENIZERS / "qwen2")
+    tokenizer: transformers.Qwen2Tokenizer = transformers.Qwen2Tokenizer.from_pretrained(
+        TOKENIZERS / "qwen2"
+    )
     return tokenizer
 
 

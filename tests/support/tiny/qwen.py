@@ -2,18 +2,7 @@
 
 from typing import Any
 
-from diffusers import (
-    AutoencoderKLQwenImage,
-    AutoencoderKLQwenImage21,
-    FlowMatchEulerDiscreteScheduler,
-    QwenImage21Pipeline,
-    QwenImage21Transformer2DModel,
-    QwenImageEditPipeline,
-    QwenImageEditPlusPipeline,
-    QwenImageLayeredPipeline,
-    QwenImagePipeline,
-    QwenImageTransformer2DModel,
-)
+import diffusers
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from support.tiny.parts import drawn, qwen2_tokenizer, sharpened
@@ -27,13 +16,10 @@ def qwen_vl() -> Qwen2_5_VLForConditionalGeneration:
     named = {
         f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
         for name, token in {
-            "image": "image_pad",
-            "video": "video_pad",
-            "vision": "vision_pad",
-            "vision_start": "vision_start",
-            "vision_end": "vision_end",
+            "image": "image_pad", "video": "video_pad", "vision": "vision_pad",
+            "vision_start": "vision_start", "vision_end": "vision_end",
         }.items()
-    }
+    }  # fmt: skip
     config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer), "hidden_size": _WIDTH, "intermediate_size": 37,
@@ -70,14 +56,14 @@ def qwen_processor() -> Any:
     )
 
 
-def causal_vae(channels: int, **config: Any) -> AutoencoderKLQwenImage:
+def causal_vae(channels: int, **config: Any) -> diffusers.AutoencoderKLQwenImage:
     """Draw a video VAE that is shown one frame: factor 4.
 
     Args:
         channels: of the latents; pictures with as many are taken for latents.
         config: of the VAE.
     """
-    vae = AutoencoderKLQwenImage(
+    vae = diffusers.AutoencoderKLQwenImage(
         base_dim=4, z_dim=channels, dim_mult=[1, 2, 2], num_res_blocks=1,
         temperal_downsample=[False, True], latents_mean=[0.2, -0.3] * (channels // 2),
         latents_std=[1.5, 0.8] * (channels // 2), **config,
@@ -86,7 +72,7 @@ def causal_vae(channels: int, **config: Any) -> AutoencoderKLQwenImage:
 
 
 def _parts(channels: int = 4, vae: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
-    transformer = QwenImageTransformer2DModel(
+    transformer = diffusers.QwenImageTransformer2DModel(
         in_channels=4 * channels,  # of 2x2 latent pixels
         out_channels=channels,
         num_layers=2,
@@ -97,7 +83,7 @@ def _parts(channels: int = 4, vae: dict[str, Any] | None = None, **config: Any) 
         **config,
     )
     return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         "vae": causal_vae(channels, **(vae or {})),
         "text_encoder": qwen_vl(),
         "tokenizer": qwen2_tokenizer(),
@@ -105,38 +91,40 @@ def _parts(channels: int = 4, vae: dict[str, Any] | None = None, **config: Any) 
     }
 
 
-def qwen_image() -> QwenImagePipeline:
+def qwen_image() -> diffusers.QwenImagePipeline:
     """Qwen-Image: text of any length, masked only where prompts differ in it."""
-    return QwenImagePipeline(**_parts())
+    return diffusers.QwenImagePipeline(**_parts())
 
 
-def qwen_edit() -> QwenImageEditPipeline:
+def qwen_edit() -> diffusers.QwenImageEditPipeline:
     """Qwen-Image-Edit: one picture, read by the text encoder and by the VAE."""
-    return QwenImageEditPipeline(**_parts(), processor=qwen_processor())
+    return diffusers.QwenImageEditPipeline(**_parts(), processor=qwen_processor())
 
 
-def qwen_edit_plus() -> QwenImageEditPlusPipeline:
+def qwen_edit_plus() -> diffusers.QwenImageEditPlusPipeline:
     """Qwen-Image-Edit 2511: up to three pictures, which stay at time zero."""
-    return QwenImageEditPlusPipeline(**_parts(zero_cond_t=True), processor=qwen_processor())
+    return diffusers.QwenImageEditPlusPipeline(
+        **_parts(zero_cond_t=True), processor=qwen_processor()
+    )
 
 
-def qwen_layered() -> QwenImageLayeredPipeline:
+def qwen_layered() -> diffusers.QwenImageLayeredPipeline:
     """Qwen-Image-Layered: takes an RGBA picture apart into a few."""
     parts = _parts(8, {"input_channels": 4}, use_additional_t_cond=True, use_layer3d_rope=True)
-    return QwenImageLayeredPipeline(**parts, processor=qwen_processor())
+    return diffusers.QwenImageLayeredPipeline(**parts, processor=qwen_processor())
 
 
-def qwen_21(processor: Any = None) -> QwenImage21Pipeline:
+def qwen_21(processor: Any = None) -> diffusers.QwenImage21Pipeline:
     """Qwen-Image-2.1: keys and values of a prompt and its pictures are computed once."""
-    transformer = QwenImage21Transformer2DModel(
+    transformer = diffusers.QwenImage21Transformer2DModel(
         in_channels=64, out_channels=64, num_layers=2, attention_head_dim=32,
         num_attention_heads=2, context_in_dim=_WIDTH, axes_dims_rope=(8, 12, 12),
     )  # fmt: skip
-    vae = AutoencoderKLQwenImage21(
+    vae = diffusers.AutoencoderKLQwenImage21(
         base_dim=8, decoder_base_dim=8, z_dim=64, dim_mult=[1] * 5, num_res_blocks=1
     )
-    return QwenImage21Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+    return diffusers.QwenImage21Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=drawn(vae),
         text_encoder=qwen_vl(),
         processor=processor or qwen_processor(),

@@ -1,11 +1,6 @@
 """SANA and SANA 1.5."""
 
-from diffusers import (
-    AutoencoderDC,
-    DPMSolverMultistepScheduler,
-    SanaPipeline,
-    SanaTransformer2DModel,
-)
+import diffusers
 from transformers import Gemma2Config, Gemma2Model
 
 from support.tiny.parts import drawn, gemma_tokenizer
@@ -25,10 +20,10 @@ def gemma() -> Gemma2Model:
     return drawn(Gemma2Model(config))
 
 
-def deep_vae() -> AutoencoderDC:
+def deep_vae() -> diffusers.AutoencoderDC:
     """Draw a deep compression autoencoder: no distribution, linear attention, factor 4."""
     blocks = ("ResBlock", "ResBlock", "EfficientViTBlock")
-    vae = AutoencoderDC(
+    vae = diffusers.AutoencoderDC(
         latent_channels=4, attention_head_dim=4, encoder_block_types=blocks,
         decoder_block_types=blocks, encoder_block_out_channels=(4, 8, 8),
         decoder_block_out_channels=(4, 8, 8), encoder_layers_per_block=(1, 1, 1),
@@ -40,29 +35,29 @@ def deep_vae() -> AutoencoderDC:
     return drawn(vae, last="decoder.conv_out", gain=0.5)
 
 
-def _sana(qk_norm: str | None) -> SanaPipeline:
-    return SanaPipeline(
+def _sana(qk_norm: str | None) -> diffusers.SanaPipeline:
+    return diffusers.SanaPipeline(
         tokenizer=gemma_tokenizer(), text_encoder=gemma(), vae=deep_vae(),
         transformer=drawn(
-            SanaTransformer2DModel(
+            diffusers.SanaTransformer2DModel(
                 in_channels=4, out_channels=4, num_layers=2, num_attention_heads=2,
                 attention_head_dim=16, num_cross_attention_heads=2, cross_attention_head_dim=16,
                 cross_attention_dim=32, caption_channels=_WIDTH, sample_size=32, qk_norm=qk_norm,
             ),
             last="proj_out", gain=0.3,
         ),
-        scheduler=DPMSolverMultistepScheduler(
+        scheduler=diffusers.DPMSolverMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0,
         ),
     )  # fmt: skip
 
 
-def sana() -> SanaPipeline:
+def sana() -> diffusers.SanaPipeline:
     """SANA: cross-attention to masked text, linear attention within the picture."""
     return _sana(None)
 
 
-def sana15() -> SanaPipeline:
+def sana15() -> diffusers.SanaPipeline:
     """SANA 1.5: queries and keys are normed."""
     return _sana("rms_norm_across_heads")
 

@@ -2,18 +2,7 @@
 
 from typing import Any
 
-from diffusers import (
-    EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    PNDMScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-    StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-)
+import diffusers
 
 from support.tiny.parts import (
     CLIP_WIDTH,
@@ -28,17 +17,17 @@ from support.tiny.parts import (
 )
 
 
-def flux() -> FluxPipeline:
+def flux() -> diffusers.FluxPipeline:
     """Flux.1 dev: guidance is embedded, the text padded to `max_sequence_length`."""
-    return FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+    return diffusers.FluxPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=flow_vae(),
         text_encoder=clip(),
         tokenizer=clip_tokenizer(),
         text_encoder_2=t5(32),
         tokenizer_2=t5_tokenizer(),
         transformer=drawn(
-            FluxTransformer2DModel(
+            diffusers.FluxTransformer2DModel(
                 patch_size=1,
                 in_channels=16,  # 4 latent channels of 2x2 latent pixels
                 num_layers=2,
@@ -56,14 +45,14 @@ def flux() -> FluxPipeline:
     )
 
 
-def sd3() -> StableDiffusion3Pipeline:
+def sd3() -> diffusers.StableDiffusion3Pipeline:
     """Stable Diffusion 3: three text encoders, both halves of guidance in one call."""
-    return StableDiffusion3Pipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0), vae=flow_vae(),
+    return diffusers.StableDiffusion3Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), vae=flow_vae(),
         text_encoder=projected_clip(), tokenizer=clip_tokenizer(), text_encoder_2=projected_clip(),
         tokenizer_2=clip_tokenizer(), text_encoder_3=t5(2 * CLIP_WIDTH), tokenizer_3=t5_tokenizer(),
         transformer=drawn(
-            SD3Transformer2DModel(
+            diffusers.SD3Transformer2DModel(
                 sample_size=32, patch_size=2, in_channels=4, out_channels=4, num_layers=2,
                 attention_head_dim=8, num_attention_heads=4, caption_projection_dim=32,
                 joint_attention_dim=2 * CLIP_WIDTH, pooled_projection_dim=2 * CLIP_WIDTH,
@@ -74,10 +63,10 @@ def sd3() -> StableDiffusion3Pipeline:
     )  # fmt: skip
 
 
-def unet(**config: Any) -> UNet2DConditionModel:
+def unet(**config: Any) -> diffusers.UNet2DConditionModel:
     """Draw a UNet of two levels, the lower one reading the text."""
     return drawn(
-        UNet2DConditionModel(
+        diffusers.UNet2DConditionModel(
             sample_size=32, in_channels=4, out_channels=4, block_out_channels=(4, 8),
             layers_per_block=1, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
             up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), norm_num_groups=1, **config,
@@ -86,11 +75,11 @@ def unet(**config: Any) -> UNet2DConditionModel:
     )  # fmt: skip
 
 
-def sdxl() -> StableDiffusionXLPipeline:
+def sdxl() -> diffusers.StableDiffusionXLPipeline:
     """Stable Diffusion XL: two text encoders, a pooled vector and six sizes per row."""
     sizes_width = 8
-    return StableDiffusionXLPipeline(
-        scheduler=EulerDiscreteScheduler(
+    return diffusers.StableDiffusionXLPipeline(
+        scheduler=diffusers.EulerDiscreteScheduler(
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
             timestep_spacing="leading", steps_offset=1,
         ),
@@ -106,10 +95,10 @@ def sdxl() -> StableDiffusionXLPipeline:
     )  # fmt: skip
 
 
-def sd15() -> StableDiffusionPipeline:
+def sd15() -> diffusers.StableDiffusionPipeline:
     """Stable Diffusion 1.5: one text encoder, a scheduler with a history, no safety checker."""
-    return StableDiffusionPipeline(
-        scheduler=PNDMScheduler(
+    return diffusers.StableDiffusionPipeline(
+        scheduler=diffusers.PNDMScheduler(
             beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True,
             steps_offset=1,
         ),

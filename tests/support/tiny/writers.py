@@ -3,13 +3,7 @@
 from pathlib import Path
 
 import torch
-from transformers import (
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from support.tiny.parts import drawn, qwen2_tokenizer
@@ -22,17 +16,17 @@ _TEMPLATE = """\
 {% endfor %}assistant:"""
 
 
-def qwen3() -> Qwen3ForCausalLM:
+def qwen3() -> transformers.Qwen3ForCausalLM:
     """Draw a Qwen 3 that writes until it is stopped."""
     tokenizer = qwen2_tokenizer()
-    config = Qwen3Config(
+    config = transformers.Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        model = drawn(Qwen3ForCausalLM(config))
+        model = drawn(transformers.Qwen3ForCausalLM(config))
     with torch.no_grad():
         model.lm_head.weight.mul_(8.0)  # so that what was read decides what is written
     return model
@@ -45,10 +39,10 @@ def save_writer(folder: Path) -> Path:
     return folder
 
 
-def seer() -> LlavaForConditionalGeneration:
+def seer() -> transformers.LlavaForConditionalGeneration:
     """Draw a Llava, which sees 28x28 px as 4 tokens."""
     tokenizer = qwen2_tokenizer()
-    config = LlavaConfig(
+    config = transformers.LlavaConfig(
         text_config={
             "model_type": "qwen3", "vocab_size": len(tokenizer), "hidden_size": 32,
             "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -64,7 +58,7 @@ def seer() -> LlavaForConditionalGeneration:
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(6)
-        model = drawn(LlavaForConditionalGeneration(config))
+        model = drawn(transformers.LlavaForConditionalGeneration(config))
     with torch.no_grad():
         model.lm_head.weight.mul_(8.0)
     return model
@@ -74,7 +68,7 @@ def save_seer(folder: Path) -> Path:
     """Save a language model that reads texts and pictures."""
     seer().save_pretrained(folder)
     sides = {"height": 28, "width": 28}
-    processor = LlavaProcessor(
+    processor = transformers.LlavaProcessor(
         image_processor=CLIPImageProcessorPil(size=sides, crop_size=sides),
         tokenizer=qwen2_tokenizer(), patch_size=14, num_additional_image_tokens=1,
         vision_feature_select_strategy="default", chat_template=_TEMPLATE,

@@ -5,7 +5,7 @@
 or vLLM-Omni's form, by the number of the stage: `{"0": {...}}`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from carpool import jsonfile
@@ -26,25 +26,16 @@ def sampling_defaults(text: str | None) -> dict[str, Any]:
         raise SettingRejected(f"default_sampling_params: {rule}: {error}") from error
     if isinstance(data, Mapping) and data and all(str(key).isdecimal() for key in data):
         if len(data) > 1:
-            raise SettingRejected(
-                f"default_sampling_params has {len(data)} stages: give those of the diffusion "
-                "stage, Carpool runs no other"
-            )
+            rule = "give those of the diffusion stage, Carpool runs no other"
+            raise SettingRejected(f"default_sampling_params has {len(data)} stages: {rule}")
         data = next(iter(data.values()))
     if not isinstance(data, Mapping):
         raise SettingRejected(f"default_sampling_params={text:.60}: must be an object, {example}")
     return {name: value for name, value in data.items() if value is not None}
 
 
-def split(
-    defaults: Mapping[str, Any], takes: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """The values that a model takes, and a message for each other value.
-
-    Args:
-        defaults: result of `sampling_defaults`.
-        takes: the parameters of requests, by name.
-    """
+def split(defaults: Mapping[str, Any], takes: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values that a model takes, by its parameters' names; a message for each other value."""
     accepted = {name: value for name, value in defaults.items() if name in takes}
     lines = [
         f"default_sampling_params: {name} is passed over: "

@@ -25,26 +25,19 @@ from msgspec import Meta
 
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
-from carpool.settings.validation import Count, Switch, Text, check_entry
+from carpool.settings.rules import Count, Switch, Text, check_entry
 
 Resolution = tuple[int, int]
 """Width and height, pixels."""
 
-_Size = Annotated[
-    str,
-    Meta(
-        pattern=r"^([1-9][0-9]*x[1-9][0-9]*|\*)$",
-        description="WIDTHxHEIGHT, such as 1024x768, or *",
-    ),
-]
+_PATTERN = r"^([1-9][0-9]*x[1-9][0-9]*|\*)$"
+_Size = Annotated[str, Meta(pattern=_PATTERN, description="WIDTHxHEIGHT, such as 1024x768, or *")]
 _Cost = Annotated[float, Meta(gt=0, lt=1e300, description="a number above 0")]
 _GiB = Annotated[float, Meta(ge=0, lt=1e300, description="a number of GiB of at least 0")]
 _NUMBERS = ("max_batch_size", "max_cost", "device_memory_gb_min", "device_memory_gb_max")
-COMMENTS = ("comment", "comments")  # keys for human readers
-_SWITCHES = {
-    **dict.fromkeys(("1", "true", "yes", "y", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "n", "off"), False),
-}
+COMMENTS = ("comment", "comments")  # for human readers, as is calibration
+_SWITCHES = dict.fromkeys(("1", "true", "yes", "y", "on"), True)
+_SWITCHES |= dict.fromkeys(("0", "false", "no", "n", "off"), False)
 
 
 class BatchingRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,18 +125,17 @@ def load_rules(path: Path) -> tuple[BatchingRule, ...]:
 
 def parse_rules(data: Any, source: str) -> tuple[BatchingRule, ...]:
     """Parse rules from decoded JSON, in one of three forms; messages begin with `source`."""
-    if isinstance(data, dict):
-        version = data.get("schema_version")
-        if version is not None and (isinstance(version, bool) or version != 1):
-            raise _wrong(source, "schema_version", f"{version!r}: must be 1")
-        entries = _listed(data, source) if "rules" in data else _keyed(data, source)
-    elif isinstance(data, list):
-        entries = [(f"{source}: rule {number}", rule) for number, rule in enumerate(data, start=1)]
-    else:
+    if isinstance(data, list):
+        data = {"rules": data}
+    if not isinstance(data, dict):
         raise SettingRejected(
             f"{source} is {_type_name(data)}: must be {{'schema_version': 1, 'rules': [...]}}, a "
             "list of rules, or a mapping from 'MODEL|WIDTHxHEIGHT' to rules"
         )
+    version = data.get("schema_version")
+    if version is not None and (isinstance(version, bool) or version != 1):
+        raise _wrong(source, "schema_version", f"{version!r}: must be 1")
+    entries = _listed(data, source) if "rules" in data else _keyed(data, source)
     if not entries:
         raise SettingRejected(f"{source} has no rules: leave it out, or write one")
     return tuple(_rule(entry, where) for where, entry in entries)
@@ -180,9 +172,7 @@ def _rule(entry: Any, where: str) -> BatchingRule:
     for key in entry:
         if key not in keys:
             raise _wrong(where, key, f"is not a key of a rule{nearest(key, keys)}")
-    fields = {key: value for key, value in entry.items() if value is not None}
-    for name in ("calibration", *COMMENTS):  # for human readers
-        fields.pop(name, None)
+    fields = {key: value for key, value in entry.items() if key in _KINDS and value is not None}
     if "max_batch_size" not in fields:
         raise _wrong(where, "max_batch_size", "is missing: every rule needs one")
     if "model" not in fields and "model_contains" not in fields:

@@ -20,7 +20,6 @@ Source: vLLM-Omni 0.30, deploy configuration.
 
 import difflib
 import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,22 +30,19 @@ from msgspec import Meta
 from carpool import jsonfile
 from carpool.errors import SettingRejected, nearest
 from carpool.settings.peers.vllm_omni_stages import diffusion_stages, overlaid
-from carpool.settings.validation import Count, Switch, Text, check_entry
+from carpool.settings.preparation import DTYPES
+from carpool.settings.rules import FINITE, Count, Switch, Text, check_entry
 from carpool.settings.yaml_file import read_yaml
 
 FORMS = ("stages", "stage_args")
-DTYPES = {
-    **{name: name for name in ("auto", "float32", "bfloat16", "float16")},
-    "half": "float16",
-    "float": "float32",
-}
+ALIASES = {"half": "float16", "float": "float32"}
 SUPPORTED: dict[str, Any] = {
     "model": Text,
     "revision": Text,
-    "dtype": Literal[tuple(DTYPES)],
+    "dtype": Literal[(*DTYPES, *ALIASES)],
     "max_num_seqs": Count,
     "request_batch_max_wait_ms": Annotated[
-        float, Meta(ge=0, le=sys.float_info.max, description="a number of milliseconds, at least 0")
+        float, Meta(ge=0, le=FINITE, description="a number of milliseconds, at least 0")
     ],
     "step_execution": Switch,
     "default_sampling_params": Annotated[dict[str, Any], Meta(description="a mapping")],
@@ -131,7 +127,7 @@ def parse_deploy(data: Any, source: str, names: Sequence[str] = ()) -> Deploy:
     for key, value in settings.items():
         check_entry(source, key, value, SUPPORTED[key])
     if "dtype" in settings:
-        settings["dtype"] = DTYPES[settings["dtype"]]
+        settings["dtype"] = ALIASES.get(settings["dtype"], settings["dtype"])
     if "default_sampling_params" in settings:
         settings["default_sampling_params"] = json.dumps(settings["default_sampling_params"])
     return _by_mode(settings, unused, place)
@@ -154,12 +150,11 @@ def _stage(
     }
     fitting = diffusion_stages(entries, pipelines)
     if len(fitting) != 1:
-        raise SettingRejected(
-            f"{source}: {len(fitting)} of the {len(entries)} entries of {forms[0]} can be the "
-            "diffusion stage, must be one: write stage_type: diffusion into it, or leave the "
-            "others out; Carpool runs no language or speech models",
-            param="stage_type",
-        )
+        count = f"{len(fitting)} of the {len(entries)} entries of {forms[0]}"
+        rule = "must be one: write stage_type: diffusion into it, or leave the others out"
+        problem = f"{count} can be the diffusion stage, {rule}"
+        text = f"{source}: {problem}; Carpool runs no language or speech models"
+        raise SettingRejected(text, param="stage_type")
     unused += [f"{key}, which is no diffusion stage," for key in entries if key not in fitting]
     return fitting[0], entries[fitting[0]]
 
@@ -173,9 +168,8 @@ def _flat(stage: dict[str, Any], where: str) -> dict[str, Any]:
         for key, value in level.items():
             _check_spelling(key, {*SUPPORTED, *INSIDE}, where)
             if key in flat and flat[key] != value:
-                raise SettingRejected(
-                    f"{where}: {key} is {flat[key]!r:.60} and {value!r:.60}: say it once", param=key
-                )
+                problem = f"{key} is {flat[key]!r:.60} and {value!r:.60}: say it once"
+                raise SettingRejected(f"{where}: {problem}", param=key)
             flat[key] = value
     return {key: value for key, value in flat.items() if key not in ("stage_id", "stage_type")}
 

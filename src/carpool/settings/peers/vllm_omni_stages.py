@@ -6,14 +6,11 @@ Source: vLLM-Omni 0.30, deploy configuration and registry of pipelines.
 from collections.abc import Mapping
 from typing import Any
 
-DIFFUSION_STAGE = dict.fromkeys(
-    (
-        "auk", "bagel", "bagel_think", "glm_image", "hunyuan_image_3_moe", "mammoth_moda2",
-        "minimax_h3_disaggregated", "ming_flash_omni_image", "ming_image",
-    ),
-    1,
-)  # fmt: skip
-"""Number of the diffusion stage, by name of a pipeline with several stages."""
+DIFFUSION_IS_SECOND = {
+    "auk", "bagel", "bagel_think", "glm_image", "hunyuan_image_3_moe", "mammoth_moda2",
+    "minimax_h3_disaggregated", "ming_flash_omni_image", "ming_image",
+}  # fmt: skip
+"""Names of pipelines whose diffusion stage has number 1."""
 
 OF_DIFFUSION = {  # keys that only diffusion stages have
     "step_execution", "request_batch_max_wait_ms", "cache_backend", "cache_config",
@@ -48,7 +45,7 @@ def diffusion_stages(stages: Mapping[str, dict[str, Any]], pipelines: list[str])
     stages = {place: stage for place, stage in stages.items() if is_of_type(stage) is None}
     if len(stages) == 1:
         return list(stages)
-    number = next((DIFFUSION_STAGE[name] for name in pipelines if name in DIFFUSION_STAGE), None)
+    number = 1 if DIFFUSION_IS_SECOND.intersection(pipelines) else None
     for belongs in (
         lambda stage: number is not None and stage.get("stage_id") == number,
         lambda stage: str(stage.get("model_class_name", "")).endswith("Pipeline"),
