@@ -56,15 +56,9 @@ def create_app(
         backend, settings, runner, keys, traces, dialects.translated
     )
     routers = [
-        images.router,
-        images.links,
-        jobs.router,
-        videos.router,
-        artifacts.router,
-        observe.router,
-        observe.public,
-        *dialects.ROUTERS,
-    ]
+        images.router, images.links, jobs.router, videos.router, artifacts.router, observe.router,
+        observe.public, *dialects.ROUTERS,
+    ]  # fmt: skip
     for router in routers:
         if runner is not None or router not in (jobs.router, videos.router, artifacts.router):
             app.include_router(router)
@@ -79,9 +73,7 @@ def create_app(
         uploads=LARGE_BODY_PATHS,
     )
     app.add_middleware(
-        CrossOriginProtection,
-        hosts=AllowedHosts.of(settings),
-        is_keyless=not settings.has_keys,
+        CrossOriginProtection, hosts=AllowedHosts.of(settings), is_keyless=not settings.has_keys
     )
     app.add_middleware(RequestLogging, count=state.observer.answered)
     for error in (CarpoolError, RequestValidationError, HTTPException):

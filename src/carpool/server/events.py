@@ -190,26 +190,20 @@ class Events(JobListener):
         ]
         now = activity.requests
         common = {
-            "model": activity.model or self._observer.model,
-            "worker": activity.worker,
-            "now_s": round(now.now_s, 5),
-            "forwards": forwards,
-            "missed": activity.missed,
+            "model": activity.model or self._observer.model, "worker": activity.worker,
+            "now_s": round(now.now_s, 5), "forwards": forwards, "missed": activity.missed,
             "waiting_count": now.waiting_count,
-        }
+        }  # fmt: skip
         for owner in {viewer.owner for viewer in self._viewers}:
             running = [self._shown(request, owner) for request in now.running]
             waiting = [self._shown(request, owner) for request in now.waiting]
             moves = [
                 {
-                    "at": round(move.at, 3),
-                    "from": move.from_worker,
-                    "to": move.to_worker,
-                    "why": move.why,
-                    **self._own(move.request_id, owner),
+                    "at": round(move.at, 3), "from": move.from_worker, "to": move.to_worker,
+                    "why": move.why, **self._own(move.request_id, owner),
                 }
                 for move in activity.moves
-            ]
+            ]  # fmt: skip
             requests = {"running": running, "waiting": waiting, "moves": moves}
             event = _event("activity", {**common, **requests})
             self._send(owner, event)

@@ -16,16 +16,10 @@ from carpool.request.images import size_of
 from carpool.request.own_values import check_n, seeds
 from carpool.request.parameters import check
 from carpool.request.sizes import area_of
+from carpool.server import openai_fields
 from carpool.server.access.keys import KEYLESS, APIClient
 from carpool.server.bodies import schema
 from carpool.server.bodies.named_pictures import pictures_in
-from carpool.server.openai_fields import (
-    engine_request,
-    pipeline_parameters,
-    quality_steps,
-    refuse_edits,
-    size_fields,
-)
 from carpool.server.state import ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker import encoding, protocol
@@ -80,11 +74,9 @@ class ParsedImageRequest:
         if prompts * n > max_n:
             name = "n" if prompts <= max_n else "prompt"
             limit = f"{max_n // prompts} of each" if name == "n" else f"{max_n} prompts"
-            raise InvalidValue(
-                f"{prompts} prompts x n={n} are {prompts * n} pictures: must be at most "
-                f"{max_n} in one request, which is {limit}",
-                param=name,
-            )
+            rule = f"must be at most {max_n} in one request, which is {limit}"
+            problem = f"{prompts} prompts x n={n} are {prompts * n} pictures: {rule}"
+            raise InvalidValue(problem, param=name)
         return prompts * n
 
     def identity(self, **fields: Any) -> dict[str, Any]:
@@ -99,18 +91,20 @@ class ParsedImageRequest:
             Rejected, ModelNotFound: the message has the problem and the nearest valid value.
         """
         model, body, card = self.model, self.body, self.model.card
-        parameters = pipeline_parameters(model, body, self.sent, "pictures", self.client)
+        parameters = openai_fields.pipeline_parameters(
+            model, body, self.sent, "pictures", self.client
+        )
         for name in schema.NULL_FIELDS:
             if parameters.pop(name, None) is not None:
                 raise UnsupportedParameter(f"{name} is not supported: leave it out", param=name)
         self._refuse_without_effect()
         if not self.pictures:
-            refuse_edits(card, parameters)
-        parameters |= size_fields(card, body.size, parameters) | self.pictures
+            openai_fields.refuse_edits(card, parameters)
+        parameters |= openai_fields.size_fields(card, body.size, parameters) | self.pictures
         parameters |= area_of(card, parameters)
-        n, whole = self.n, engine_request(body, self.client.key, parameters, None)
+        n, whole = self.n, openai_fields.engine_request(body, self.client.key, parameters, None)
         first_to_last = seeds(body.seed, self.outputs)
-        parameters |= quality_steps(card, body.quality, parameters, self.warnings)
+        parameters |= openai_fields.quality_steps(card, body.quality, parameters, self.warnings)
         rest: dict[str, Any] = {"previews": body.partial_images or 0, "warnings": (*self.warnings,)}
         checked = [
             replace(check(card, request, from_json=True), model=model.id, **rest)

@@ -80,33 +80,26 @@ def video_request(
     checked = replace(checked, model=model.id)
     defaults = {p.name: p.default for p in card.task(checked.task).parameters}
     arguments: dict[str, Any] = {**defaults, **checked.arguments}
-    width, height, frames = (
-        int(arguments.get(name) or 0) for name in ("width", "height", "num_frames")
-    )
+    names = "width", "height", "num_frames"
+    width, height, frames = (int(arguments.get(name) or 0) for name in names)
     length = length_of(card, arguments)
     if length > max_frames:
         makes_more = f" makes {length} frames" if length != frames else ""
         rule = f"must be at most {max_frames}"
         if seconds is not None:
             seconds_limit = math.floor(10 * (max_frames - 1) / fps) / 10
-            raise InvalidValue(
-                f"seconds={show(body.seconds)} is {length} frames at {fps:g} a second: {rule} "
-                f"(--max-frames), which is {seconds_limit:g} seconds",
-                param="seconds",
-            )
-        raise InvalidValue(
-            f"num_frames={frames}{makes_more}: {rule} (--max-frames)", param="num_frames"
-        )
+            problem = f"seconds={show(body.seconds)} is {length} frames at {fps:g} a second"
+            limit = f"{rule} (--max-frames), which is {seconds_limit:g} seconds"
+            raise InvalidValue(f"{problem}: {limit}", param="seconds")
+        problem = f"num_frames={frames}{makes_more}: {rule} (--max-frames)"
+        raise InvalidValue(problem, param="num_frames")
     if length != frames:
         checked = replace(checked, arguments={**checked.arguments, "num_frames": length})
     return checked, {
-        "model": model.id,
-        "seeds": [checked.seed],
+        "model": model.id, "seeds": [checked.seed],
         "body": body.model_dump(exclude_none=True) | {"seed": checked.seed},
-        "size": f"{width}x{height}",
-        "fps": fps,
-        "num_frames": length,
-    }
+        "size": f"{width}x{height}", "fps": fps, "num_frames": length,
+    }  # fmt: skip
 
 
 def length_of(card: Card, arguments: Mapping[str, Any]) -> int:
@@ -219,11 +212,8 @@ def size_fields(card: Card, size: str | None, parameters: Mapping[str, Any]) -> 
     match = _SIZE.fullmatch(size)
     if match is None:
         width, height = card.usual_size_px or (8 * card.size_multiple_px,) * 2
-        raise SizeRejected(
-            f"size {show(size)} is not supported: write WIDTHxHEIGHT in pixels, such as "
-            f"{width}x{height}, or auto",
-            param="size",
-        )
+        rule = f"write WIDTHxHEIGHT in pixels, such as {width}x{height}, or auto"
+        raise SizeRejected(f"size {show(size)} is not supported: {rule}", param="size")
     sides = {"width": int(match[1]), "height": int(match[2])}
     if not any(task.takes("width") for task in card.tasks):
         rule = "sets the size itself, leave it out"

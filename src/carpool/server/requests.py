@@ -26,10 +26,7 @@ MakeMask = Callable[[ImageIntake, Any], Awaitable[tuple[Any, Any]]]
 
 
 async def read_form(
-    context: AuthenticatedRequest,
-    needs: Needs,
-    *names: str,
-    takes_nested: bool = False,
+    context: AuthenticatedRequest, needs: Needs, *names: str, takes_nested: bool = False
 ) -> forms.Form:
     """Read a form, or JSON, and translate its field names to this API's.
 

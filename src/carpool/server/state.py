@@ -105,13 +105,9 @@ class AppState:
             "carpool-encode", threads, per_tenant=threads - settings.has_keys
         )
         self.events = Events(
-            backend,
-            self.observer,
-            runner,
-            knows=self.keys.knows,
-            encoder=self.encoder,
+            backend, self.observer, runner, knows=self.keys.knows, encoder=self.encoder,
             has_metadata=settings.metadata,
-        )
+        )  # fmt: skip
         self.started_s = int(time.time())
         self.default_lora: dict[tuple[str, str], list[dict[str, Any]]] = {}  # key: model and owner
         self._json = FairExecutor("carpool-json", 4, per_tenant=1, rests=True)

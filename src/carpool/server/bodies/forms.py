@@ -20,13 +20,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from carpool.errors import (
-    BodyTooLarge,
-    InvalidJSON,
-    InvalidValue,
-    StoreFailed,
-    UnsupportedParameter,
-)
+from carpool import errors
 from carpool.media.reader import ImageData
 from carpool.media.uploads import MOST_BYTES, digest_of
 from carpool.request.card import Card
@@ -101,7 +95,7 @@ class Form:
         if name != "mask":
             self.images.append(picture)
         elif self.mask is not None:
-            raise InvalidValue("mask is given twice: send it once", param="mask")
+            raise errors.InvalidValue("mask is given twice: send it once", param="mask")
         else:
             self.mask = picture
 
@@ -145,7 +139,7 @@ async def read_body(
                 form.add(name, url_of(entry, name))
     if (picture := picture_in(values)) is not None:
         problem = f"the body has a data: URL of {len(picture)} bytes where none is taken"
-        raise InvalidValue(f"{problem}: only {', '.join(names)} may be a picture")
+        raise errors.InvalidValue(f"{problem}: only {', '.join(names)} may be a picture")
     return form
 
 
@@ -161,7 +155,7 @@ async def _read_form(
             if isinstance(value, UploadFile):
                 if not name:
                     rule = f"is a file: only {', '.join(names)} may be"
-                    raise InvalidValue(f"{part[:60]} {rule}", param=part[:60])
+                    raise errors.InvalidValue(f"{part[:60]} {rule}", param=part[:60])
                 form.add(name, await _read(name, value))
                 continue
             text = _text(value, part)
@@ -172,7 +166,7 @@ async def _read_form(
             else:
                 texts.append((part, text))
     if sum(len(text) for _, text in texts) > MOST_TEXT_BYTES:
-        raise BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
+        raise errors.BodyTooLarge(f"the texts of this form have more than {MOST_TEXT_BYTES} bytes")
     if cards is not None:
         named = dict(texts).get("model")
         card = await cards(None if named == NULL else named) or card
@@ -196,25 +190,26 @@ async def _parts_of(
         return
     kind = request.headers["content-type"] + "; charset=latin-1"
     parser = _Parser(
-        Headers({"content-type": kind}),
-        request.stream(),
-        max_files=MOST_IMAGES + 1,
-        max_fields=MOST_FIELDS,
-        max_part_size=2 * MOST_BYTES,
-    )
+        Headers({"content-type": kind}), request.stream(), max_files=MOST_IMAGES + 1,
+        max_fields=MOST_FIELDS, max_part_size=2 * MOST_BYTES,
+    )  # fmt: skip
     try:
         parts = await parser.parse()
     except MultiPartException as error:
         if error.message.startswith("Too many files"):
             limit = min(MOST_IMAGES, card.task_for(["image"]).max_images)
             problem = f"{name} is given more than {MOST_IMAGES} times"
-            raise InvalidValue(f"{problem}: {card.id} takes at most {limit}", param=name) from error
+            raise errors.InvalidValue(
+                f"{problem}: {card.id} takes at most {limit}", param=name
+            ) from error
         if error.message.startswith("Too many fields"):
-            raise InvalidValue(f"the form has more than {MOST_FIELDS} texts") from error
-        raise InvalidJSON(f"the body is not a form: {error.message}") from error
+            raise errors.InvalidValue(f"the form has more than {MOST_FIELDS} texts") from error
+        raise errors.InvalidJSON(f"the body is not a form: {error.message}") from error
     except OSError as error:
         cause = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise StoreFailed(f"the server has no room for uploads just now ({cause})") from error
+        raise errors.StoreFailed(
+            f"the server has no room for uploads just now ({cause})"
+        ) from error
     try:
         yield parts.multi_items()
     finally:
@@ -232,14 +227,14 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
         BodyTooLarge: a text with other escapes is too long.
     """
     if not body:
-        raise InvalidJSON("the body is empty: send a form, or a JSON object")
+        raise errors.InvalidJSON("the body is empty: send a form, or a JSON object")
     if body.count(b"&") >= MOST_FIELDS:
-        raise InvalidValue(f"the form has more than {MOST_FIELDS} texts")
+        raise errors.InvalidValue(f"the form has more than {MOST_FIELDS} texts")
     texts = []
     for pair in bytes(body).split(b"&"):
         name, equals, value = pair.partition(b"=")
         if not equals:
-            raise InvalidJSON("the body is not a form: write each field as NAME=VALUE")
+            raise errors.InvalidJSON("the body is not a form: write each field as NAME=VALUE")
         is_bare = not (b"%2B" in value or b"%2b" in value)  # base64 letters without escapes
         value = value.replace(b"+", b" ")
         for letter in b"+/=:;,\r\n\t":
@@ -248,7 +243,7 @@ def urlencoded(body: bytes | bytearray) -> list[tuple[str, str]]:
         if is_bare and _URL.match(value):
             value = value.replace(b" ", b"+")
         if len(value) > MOST_TEXT_BYTES and b"%" in value:
-            raise BodyTooLarge(f"a text of this form has more than {MOST_TEXT_BYTES} bytes")
+            raise errors.BodyTooLarge(f"a text of this form has more than {MOST_TEXT_BYTES} bytes")
         name, value = unquote_to_bytes(name.replace(b"+", b" ")), unquote_to_bytes(value)
         texts.append((name.decode("latin-1"), value.decode("latin-1")))
     return texts
@@ -267,13 +262,13 @@ def _text(part: str, name: str = "a name") -> str:
     try:
         return part.encode("latin-1").decode()
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"{name[:60]} in this form is not UTF-8: send it so") from error
+        raise errors.InvalidValue(f"{name[:60]} in this form is not UTF-8: send it so") from error
 
 
 async def _read(name: str, file: UploadFile) -> bytes:
     limit = MOST_MASK_BYTES if name == "mask" else MOST_BYTES
     if (file.size or 0) > limit:
-        raise BodyTooLarge(f"{name} has {file.size} bytes: the limit is {limit}", param=name)
+        raise errors.BodyTooLarge(f"{name} has {file.size} bytes: the limit is {limit}", param=name)
     return await file.read()
 
 
@@ -282,10 +277,12 @@ def url_of(value: Any, name: str) -> ImageData:
     fields = {key: v for key, v in value.items() if v} if isinstance(value, dict) else {}
     if "file_id" in fields:
         rule = "files are not kept here: send the picture itself, or its image_url"
-        raise UnsupportedParameter(f"{name}.file_id: {rule}", param=name)
+        raise errors.UnsupportedParameter(f"{name}.file_id: {rule}", param=name)
     url = fields["image_url"] if fields.keys() == {"image_url"} else value
     if not isinstance(url, str | memoryview):
-        raise InvalidValue.of(name, value, 'must be {"image_url": "data:image/png;base64,..."}')
+        raise errors.InvalidValue.of(
+            name, value, 'must be {"image_url": "data:image/png;base64,..."}'
+        )
     return url
 
 
@@ -312,7 +309,7 @@ def _typed(texts: Sequence[tuple[str, str]], card: Card) -> dict[str, Any]:
             value = text
         form = "object" if inner else "list" if key.endswith("[]") else "single"
         if forms.setdefault(name, form) != form or (form == "single" and name in values):
-            raise InvalidValue(f"{name[:60]} is given twice: send it once", param=name[:60])
+            raise errors.InvalidValue(f"{name[:60]} is given twice: send it once", param=name[:60])
         if inner:
             entries = values.setdefault(name, [])
             if not entries or inner[2] in entries[-1]:

@@ -9,14 +9,7 @@ import math
 from functools import partial
 from typing import Any
 
-from carpool.errors import (
-    InvalidValue,
-    MaskMismatch,
-    MissingParameter,
-    ModelNotSupported,
-    UnsupportedImage,
-    UnsupportedParameter,
-)
+from carpool import errors
 from carpool.media.masks import on_white
 from carpool.media.reader import ImageIntake
 from carpool.media.uploads import Mode
@@ -46,13 +39,17 @@ def edit_task(
     if not task.takes("image") or (is_variation and not _starts_from_pixels(task)):
         does = ", ".join(task.name for task in card.tasks)
         verb = "vary" if is_variation else "edit"
-        raise ModelNotSupported(f"{card.id} cannot {verb} pictures: it does {does}", param="model")
+        raise errors.ModelNotSupported(
+            f"{card.id} cannot {verb} pictures: it does {does}", param="model"
+        )
     if has_mask or form.mask is not None:
         task = card.task_for(["image", "mask_image"])
         if not task.takes("mask_image"):
-            raise UnsupportedParameter(f"mask: {card.id} takes none: leave it out", param="mask")
+            raise errors.UnsupportedParameter(
+                f"mask: {card.id} takes none: leave it out", param="mask"
+            )
     if not form.images:
-        raise MissingParameter("image is missing: send the picture as a file", param="image")
+        raise errors.MissingParameter("image is missing: send the picture as a file", param="image")
     return task
 
 
@@ -74,7 +71,9 @@ async def edit_images(
     is_sized = any(size not in (None, "auto") for size in sizes)
     if len(pictures) > (limit := min(MOST_IMAGES, task.max_images)):
         problem = f"{name} is given {len(pictures)} times"
-        raise InvalidValue(f"{problem}: {card.id} takes at most {limit} for this", param=name)
+        raise errors.InvalidValue(
+            f"{problem}: {card.id} takes at most {limit} for this", param=name
+        )
     mode: Mode = "RGBA" if task.image_mode == "RGBA" else "RGB"
     images: list[Any] = []
     original, size = (0, 0), None
@@ -93,14 +92,14 @@ async def edit_images(
         arguments |= {"width": size[0], "height": size[1]}
     if is_sized and _starts_from_pixels(task) and not task.takes("width"):
         rule = "this model draws in the picture's own size, leave it out"
-        raise UnsupportedParameter(f"size: {rule}", param="size")
+        raise errors.UnsupportedParameter(f"size: {rule}", param="size")
     if mask is not None:
         if isinstance(mask, bytes) and not mask.startswith(b"\x89PNG"):
-            raise UnsupportedImage("mask cannot be read: it must be a PNG", param="mask")
+            raise errors.UnsupportedImage("mask cannot be read: it must be a PNG", param="mask")
         picture = await intake.open(mask, "mask")
         if picture.size != original:
             problem = f"mask has {_by(picture.size)} pixels, and {name} {_by(original)}"
-            raise MaskMismatch(f"{problem}: both must have the same size", param="mask")
+            raise errors.MaskMismatch(f"{problem}: both must have the same size", param="mask")
         then = partial(_white_mask, size=images[0].size)
         arguments["mask_image"] = await intake.decode(picture, "mask", mode="RGBA", then=then)
     return {**arguments, "image": images[0] if len(images) == 1 else images}
@@ -115,12 +114,12 @@ async def reference_images(
     if not form.images:
         if any(parameter.name == "image" and parameter.required for parameter in card.parameters):
             rule = f"{card.id} does {card.tasks[0].name}: send the picture as a file"
-            raise MissingParameter(f"{REFERENCE} is missing: {rule}", param=REFERENCE)
+            raise errors.MissingParameter(f"{REFERENCE} is missing: {rule}", param=REFERENCE)
         return {}
     if not task.takes("image"):
         does = ", ".join(task.name for task in card.tasks)
         problem = f"{REFERENCE} is not supported: {card.id} does {does}, leave it out"
-        raise UnsupportedParameter(problem, param=REFERENCE)
+        raise errors.UnsupportedParameter(problem, param=REFERENCE)
     return await edit_images(card, task, form, body, intake)
 
 
@@ -138,7 +137,7 @@ def _result_size(card: Card, task: Task, original: Size, name: str) -> Size | No
         max_pixels = min(max_pixels, width * height)
     size = within(original, max_pixels, card.size_multiple_px)
     if math.prod(size) > max_pixels:  # a side was too short, and was raised to the minimum
-        raise UnsupportedImage(
+        raise errors.UnsupportedImage(
             f"{name} has {_by(original)} pixels: too long for this model, whose sides are "
             f"multiples of {card.size_multiple_px} and make at most {max_pixels} pixels: cut it",
             param=name,
@@ -165,7 +164,7 @@ def _white_mask(image: Any, size: Size) -> Any:
     alpha = image.getchannel("A")
     if alpha.getextrema()[0] == 255:
         rule = "the parts to redraw must be transparent, and none are"
-        raise MaskMismatch(f"mask marks nothing: {rule}", param="mask")
+        raise errors.MaskMismatch(f"mask marks nothing: {rule}", param="mask")
     return _resized(alpha.point(lambda value: 255 - value), size)
 
 

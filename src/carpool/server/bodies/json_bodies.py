@@ -55,12 +55,9 @@ def check_is_json(headers: Headers) -> None:
     is_there = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
     if is_there and not _KIND.fullmatch(kind):
         text = f"is {kind[:60]!a}" if kind else "has no content-type"
-        raise HTTPException(
-            415,
-            f"the body {text}: it must be JSON, sent as application/json "
-            "(curl: -H 'content-type: application/json'), or a form with pictures, sent as "
-            "multipart/form-data",
-        )
+        of_json = "JSON, sent as application/json (curl: -H 'content-type: application/json')"
+        of_form = "a form with pictures, sent as multipart/form-data"
+        raise HTTPException(415, f"the body {text}: it must be {of_json}, or {of_form}")
 
 
 async def received(request: Request, limit: int | None = None) -> bytearray:

@@ -84,21 +84,17 @@ class MemoryBudget:
         """Refuse `size` more bytes for a request that holds `own_bytes`."""
         share = self._limit // 2 if key else self._limit
         if own_bytes + size > max(share, self._alone):
-            raise BodyTooLarge(
-                f"body and pictures of this request take more than {share} bytes ({_FLAG}): send "
-                "fewer or smaller pictures, or a smaller n"
-            )
+            problem = f"body and pictures of this request take more than {share} bytes ({_FLAG})"
+            raise BodyTooLarge(f"{problem}: send fewer or smaller pictures, or a smaller n")
         other_bytes = self._by_key[key] - own_bytes
         if key and other_bytes and other_bytes + own_bytes + size > share:
-            raise RateLimited(
-                f"bodies and pictures of other requests of API key {key!r} hold {other_bytes} "
-                f"bytes: with this one it would be more than {share} ({_FLAG})",
-                retry_after_s=RETRY_S,
+            use = (
+                f"bodies and pictures of other requests of API key {key!r} hold {other_bytes} bytes"
             )
+            problem = f"{use}: with this one it would be more than {share} ({_FLAG})"
+            raise RateLimited(problem, retry_after_s=RETRY_S)
         other_bytes = self._by_key.total() - own_bytes
         if other_bytes and other_bytes + own_bytes + size > self._limit:
-            raise Overloaded(
-                f"bodies and pictures of other requests hold {other_bytes} bytes: with this one it "
-                f"would be more than {self._limit} ({_FLAG})",
-                retry_after_s=RETRY_S,
-            )
+            use = f"bodies and pictures of other requests hold {other_bytes} bytes"
+            problem = f"{use}: with this one it would be more than {self._limit} ({_FLAG})"
+            raise Overloaded(problem, retry_after_s=RETRY_S)

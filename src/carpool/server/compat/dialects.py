@@ -15,12 +15,8 @@ from carpool.server.compat.peers.fields import translated
 __all__ = ["LARGE_BODY_PATHS", "ROUTERS", "translated"]
 
 ROUTERS: tuple[APIRouter, ...] = (
-    chat.router,
-    huggingface.router,
-    automatic1111.router,
-    automatic1111.lists,
-    peers.router,
+    chat.router, huggingface.router, automatic1111.router, automatic1111.lists, peers.router,
     adapters.router,
-)
+)  # fmt: skip
 LARGE_BODY_PATHS = frozenset({"/", "/sdapi/v1/img2img", "/v1/chat/completions"})
 """Paths that accept pictures in the body."""

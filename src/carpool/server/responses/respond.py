@@ -15,9 +15,7 @@ from carpool.server.state import AuthenticatedRequest, Replay
 
 
 async def respond(
-    context: AuthenticatedRequest,
-    image_request: ParsedImageRequest,
-    **fields: Any,
+    context: AuthenticatedRequest, image_request: ParsedImageRequest, **fields: Any
 ) -> schema.ImagesResponse | EventStream:
     """Check the parameters and run the requests while the client is connected.
 

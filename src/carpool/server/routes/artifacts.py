@@ -13,42 +13,23 @@ from carpool.media.mesh import check_faces, encode_mesh, files_beside
 from carpool.media.metadata import with_used
 from carpool.media.sound import encode_sound
 from carpool.request.parameters import check
-from carpool.server.bodies import forms
+from carpool.server.bodies import forms, schema_artifacts
 from carpool.server.bodies.input_images import REFERENCE, reference_images
 from carpool.server.bodies.schema import GenerationRequest
-from carpool.server.bodies.schema_artifacts import (
-    MeshJob,
-    MeshRequest,
-    SoundRequest,
-)
 from carpool.server.bodies.schema_jobs import Deleted, Page
 from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.openai_fields import engine_request, number_of, pipeline_parameters
 from carpool.server.requests import read_form, translated
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
-from carpool.server.routes.jobs import (
-    ACCEPTED,
-    PageQuery,
-    common_fields,
-    file_of,
-    settings_of,
-    signed_url,
-    status_of,
-    submit,
-    wait_for_end,
-)
+from carpool.server.routes import jobs
 from carpool.server.state import AuthenticatedRequest, ServedModel
 from carpool.types import CheckedRequest
 from carpool.worker.protocol import Done
 from carpool.worker.raw_artifacts import mesh_of, sound_of
 
 DURATIONS = (
-    "audio_length_in_s",
-    "audio_end_in_s",
-    "audio_duration_s",
-    "audio_duration",
-    "duration",
-)
+    "audio_length_in_s", "audio_end_in_s", "audio_duration_s", "audio_duration", "duration",
+)  # fmt: skip
 """Parameters of diffusers' pipelines for the duration of sound, seconds."""
 _PICTURE = (REFERENCE, "image")
 
@@ -102,7 +83,9 @@ def _checked(
 
 
 def _work(
-    model: ServedModel, body: MeshRequest | SoundRequest, checked: CheckedRequest
+    model: ServedModel,
+    body: schema_artifacts.MeshRequest | schema_artifacts.SoundRequest,
+    checked: CheckedRequest,
 ) -> dict[str, Any]:
     """The arguments of `submit` that meshes and sound share."""
     return {
@@ -113,14 +96,16 @@ def _work(
     }
 
 
-_MESH_BODY = forms.document(MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE})
+_MESH_BODY = forms.document(
+    schema_artifacts.MeshRequest, [], {REFERENCE: forms.FILE}, {REFERENCE: forms.REFERENCE}
+)
 
 
 @router.post("/meshes", openapi_extra=_MESH_BODY)
-async def create_mesh(context: Context) -> MeshJob:
+async def create_mesh(context: Context) -> schema_artifacts.MeshJob:
     """Make a mesh from a picture or a prompt; answers with a job to poll."""
     form = await read_form(context, "restarting", *_PICTURE)
-    body = forms.validated(MeshRequest, form.values)
+    body = forms.validated(schema_artifacts.MeshRequest, form.values)
     model = await context.model_of(body, "restarting")
     intake = context.intake()
     digests = await context.unless_disconnected(intake.run(form.digests))
@@ -128,7 +113,9 @@ async def create_mesh(context: Context) -> MeshJob:
     checked = _checked(context, model, body, "meshes", pictures)
     content = form.values | ({"pictures": digests} if digests else {})
     work, max_faces = _work(model, body, checked), context.state.settings.max_faces
-    record = await submit(context, "mesh", content, pictures=pictures, max_faces=max_faces, **work)
+    record = await jobs.submit(
+        context, "mesh", content, pictures=pictures, max_faces=max_faces, **work
+    )
     return await _mesh(context, record)
 
 
@@ -137,17 +124,17 @@ def _file_of(record: Record) -> str:
     return f"mesh.{record.work.get('output', {}).get('format', 'glb')}"
 
 
-async def _mesh(context: AuthenticatedRequest, record: Record) -> MeshJob:
+async def _mesh(context: AuthenticatedRequest, record: Record) -> schema_artifacts.MeshJob:
     name = _file_of(record)
-    return MeshJob(
-        url=signed_url(context, record, name) if name in record.files else None,
+    return schema_artifacts.MeshJob(
+        url=jobs.signed_url(context, record, name) if name in record.files else None,
         status=record.state,
         prompt=record.asked.get("prompt", ""),
         output_format=name.partition(".")[2],
         bytes=record.files.get(name),
         seed=next(iter(record.asked.get("seeds", [])), 0),
-        settings=settings_of(record),
-        **await common_fields(context.state, record),
+        settings=jobs.settings_of(record),
+        **await jobs.common_fields(context.state, record),
     )
 
 
@@ -159,15 +146,17 @@ async def _get(mesh_id: str, context: AuthenticatedRequest) -> Record:
 
 
 @router.get("/meshes")
-async def list_meshes(context: Context, part: PageQuery) -> Page[MeshJob]:
+async def list_meshes(context: Context, part: jobs.PageQuery) -> Page[schema_artifacts.MeshJob]:
     """List this client's meshes, newest first."""
     owner = context.client.owner
     records, has_more = await context.state.runner.page(owner, kind="mesh", **part)
-    return Page[MeshJob].of([await _mesh(context, record) for record in records], has_more)
+    return Page[schema_artifacts.MeshJob].of(
+        [await _mesh(context, record) for record in records], has_more
+    )
 
 
 @router.get("/meshes/{mesh_id}", description="The state of a mesh.")
-async def get_mesh(mesh_id: str, context: Context) -> MeshJob:
+async def get_mesh(mesh_id: str, context: Context) -> schema_artifacts.MeshJob:
     return await _mesh(context, await _get(mesh_id, context))
 
 
@@ -183,11 +172,11 @@ async def delete_mesh(mesh_id: str, context: Context) -> Deleted:
 async def get_mesh_content(mesh_id: str, context: Context) -> Download:
     """Download the file of a mesh."""
     record = await _get(mesh_id, context)
-    return await file_of(context.state, record, _file_of(record))
+    return await jobs.file_of(context.state, record, _file_of(record))
 
 
-@router.post("/audio/generations", response_class=Download, responses={**PARTS, **ACCEPTED})
-async def create_sound(body: SoundRequest, context: Context) -> Any:
+@router.post("/audio/generations", response_class=Download, responses={**PARTS, **jobs.ACCEPTED})
+async def create_sound(body: schema_artifacts.SoundRequest, context: Context) -> Any:
     """Make sound and answer with its file; a disconnect cancels the request."""
     model = await context.model_of(body, "restarting")
     body = translated(context, body, model.card)
@@ -199,13 +188,15 @@ async def create_sound(body: SoundRequest, context: Context) -> Any:
         if isinstance(length_s := values.get(name), (int, float)):
             _check_length(name, length_s, limit_s)
     content = body.model_dump(exclude_unset=True)
-    record = await submit(context, "sound", content, pictures={}, **_work(model, body, checked))
+    record = await jobs.submit(
+        context, "sound", content, pictures={}, **_work(model, body, checked)
+    )
     if body.background_job:
-        status = await status_of(context, record)
+        status = await jobs.status_of(context, record)
         return JSONResponse(status.model_dump(), 202)
-    record = await wait_for_end(context, record)
-    answer = await file_of(context.state, record, f"sound.{body.output_format}")
-    answer.headers["x-file-url"] = signed_url(context, record, next(iter(record.files)))
+    record = await jobs.wait_for_end(context, record)
+    answer = await jobs.file_of(context.state, record, f"sound.{body.output_format}")
+    answer.headers["x-file-url"] = jobs.signed_url(context, record, next(iter(record.files)))
     answer.headers["x-job-id"], answer.headers["x-seed"] = record.id, str(checked.seed)
     answer.headers.update(warnings_header(list(record.warnings)))
     return answer
@@ -217,7 +208,9 @@ def _check_length(name: str, length_s: float, limit_s: float, value: Any = None)
         raise InvalidValue.of(name, length_s if value is None else value, rule)
 
 
-def _duration(model: ServedModel, body: SoundRequest, limit_s: float) -> dict[str, float]:
+def _duration(
+    model: ServedModel, body: schema_artifacts.SoundRequest, limit_s: float
+) -> dict[str, float]:
     """The body's `seconds` as a parameter of the model's pipeline."""
     length_s = number_of(body.seconds)
     if length_s is None:

@@ -88,16 +88,10 @@ async def submit(
     deliveries = deliveries_of(context.state.settings, body.get("webhook"))
     request.state.slot.release()  # from here on the store counts it as a job
     record = await context.state.runner.submit(
-        kind,
-        fields,
-        work | {"trace": tracing.carried()},
-        owner=context.client.owner,
-        key=key_of(request),
-        digest=digest,
-        room=request.state.slot.check,
-        inputs=inputs,
+        kind, fields, work | {"trace": tracing.carried()}, owner=context.client.owner,
+        key=key_of(request), digest=digest, room=request.state.slot.check, inputs=inputs,
         deliveries=deliveries,
-    )
+    )  # fmt: skip
     shown_fields = fields | record.asked
     tracing.asked(shown_fields["model"], shown_fields["seeds"], kind, job_id=record.id)
     return record
@@ -127,18 +121,14 @@ async def submit_images(context: AuthenticatedRequest, image_request: ParsedImag
     model, body = image_request.model, image_request.body
     if body.stream:
         raise UnsupportedParameter("stream: jobs are polled, leave it out", param="stream")
-    requests = image_request.requests
+    requests, pictures = image_request.requests, image_request.pictures
+    fields = {"model": model.id, "seeds": [part.seed for part in requests]}
     return await submit(
-        context,
-        "image",
-        image_request.identity(),
-        {"model": model.id, "seeds": [part.seed for part in requests]},
-        requests,
-        image_request.pictures,
+        context, "image", image_request.identity(), fields, requests, pictures,
         format=body.output_format or "png",
         compression=100 if body.output_compression is None else body.output_compression,
         told=[model.file_metadata(part) for part in requests],
-    )
+    )  # fmt: skip
 
 
 def write_images(record: Record, outputs: Sequence[Done], folder: Path) -> None:
@@ -163,20 +153,14 @@ async def common_fields(state: AppState, record: Record) -> dict[str, Any]:
         error = record.error | {"message": without_paths(str(record.error.get("message", "")))}
         error |= {"code": "cancelled"} if record.state == "cancelled" else {}
     return {
-        "id": record.id,
-        "model": str(record.asked.get("model", "")),
-        "progress": record.progress,
-        "created_at": int(record.created_s),
-        "completed_at": _moment(record.ended_s),
-        "expires_at": _moment(store.expires_s(record)),
-        "error": error,
-        "queue_position": position,
-        "eta_s": eta_s,
-        "warnings": list(record.warnings) or None,
+        "id": record.id, "model": str(record.asked.get("model", "")), "progress": record.progress,
+        "created_at": int(record.created_s), "completed_at": _moment(record.ended_s),
+        "expires_at": _moment(store.expires_s(record)), "error": error,
+        "queue_position": position, "eta_s": eta_s, "warnings": list(record.warnings) or None,
         "skipped_steps": list(record.skipped_steps) or None,
         "revised_prompt": (record.settings or {}).get("revised_prompt"),
         "deliveries": record.deliveries or None,
-    }
+    }  # fmt: skip
 
 
 async def status_of(context: AuthenticatedRequest, record: Record) -> JobStatus:

@@ -7,24 +7,18 @@ from fastapi import APIRouter, Body, Query, Response
 import carpool
 from carpool.fleet.fleet import Fleet
 from carpool.fleet.pool import Pool
+from carpool.server import dependencies
 from carpool.server.bodies import schema
 from carpool.server.bodies import schema_reports as reports
 from carpool.server.bodies.forms import validated
-from carpool.server.dependencies import (
-    FORBIDDEN,
-    AuthenticatedRoute,
-    Context,
-    ServerState,
-    router_of,
-)
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.openai_fields import video_request
 from carpool.server.responses.stream import STREAMED, EventStream
 from carpool.server.transport.middleware import IS_HEAD
 from carpool.telemetry.metrics import CONTENT_TYPE
 
-public = APIRouter(responses=FORBIDDEN)
-router = router_of(AuthenticatedRoute)
+public = APIRouter(responses=dependencies.FORBIDDEN)
+router = dependencies.router_of(dependencies.AuthenticatedRoute)
 _UNHEALTHY: dict[str, Any] = {
     "responses": {503: {"model": reports.Health}},
     "response_model_exclude_none": True,
@@ -33,7 +27,7 @@ _UNHEALTHY: dict[str, Any] = {
 
 @public.get("/health", **_UNHEALTHY)
 @public.get("/health_generate", **_UNHEALTHY)  # SGLang's path; it draws nothing
-async def health(response: Response, state: ServerState) -> reports.Health:
+async def health(response: Response, state: dependencies.ServerState) -> reports.Health:
     """200 if a worker is ready; `degraded` if others are not. A full queue changes nothing."""
     serving = state.backend
     response.status_code = 200 if serving.state == "ready" else 503
@@ -56,26 +50,26 @@ async def livez() -> dict[str, str]:
 
 
 @public.get("/version", description="The versions of Carpool and its libraries.")
-async def version(state: ServerState) -> dict[str, str]:
+async def version(state: dependencies.ServerState) -> dict[str, str]:
     ready = state.backend.ready
     return {"carpool": carpool.__version__, **(ready.versions if ready else {})}
 
 
 @router.get("/stats")
-async def stats(state: ServerState) -> dict[str, Any]:
+async def stats(state: dependencies.ServerState) -> dict[str, Any]:
     """Statistics of the engine: its state, and counters since it started."""
     return await state.backend.statistics()
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(state: ServerState) -> Response:
+async def metrics(state: dependencies.ServerState) -> Response:
     """The same statistics and more, for Prometheus."""
     return Response(await state.observer.metrics(), media_type=CONTENT_TYPE)
 
 
 @router.get("/v1/events", response_model=None, responses=STREAMED)
 async def events(
-    context: Context,
+    context: dependencies.Context,
     seconds: Annotated[float | None, Query(ge=0, description="end after this many seconds")] = None,
 ) -> EventStream:
     """Live events of the engine and of the client's own jobs, until the client disconnects.
@@ -90,7 +84,8 @@ async def events(
 
 @router.post("/v1/estimates")
 async def estimate(
-    values: Annotated[dict[str, Any], Body(examples=[{"prompt": "a red circle"}])], context: Context
+    values: Annotated[dict[str, Any], Body(examples=[{"prompt": "a red circle"}])],
+    context: dependencies.Context,
 ) -> reports.EstimateReport:
     """Check a body of `POST /v1/images/generations` or `/v1/videos` and predict its time.
 
@@ -109,7 +104,7 @@ async def estimate(
 
 
 @router.get("/v1/requests/{request_id}")
-async def report(request_id: str, context: Context) -> reports.RequestReport:
+async def report(request_id: str, context: dependencies.Context) -> reports.RequestReport:
     """The timeline of a request: phases, waits, and requests that shared its forwards.
 
     For a job's id: its last run, without outputs while the job is queued.

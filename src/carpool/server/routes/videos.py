@@ -11,15 +11,7 @@ from urllib.parse import quote
 import numpy as np
 from fastapi import Response
 
-from carpool.errors import (
-    FileNotReady,
-    JobNotFound,
-    PipelineFailed,
-    UnsupportedEndpoint,
-    UnsupportedParameter,
-    VideoNotFound,
-    VideoNotReady,
-)
+from carpool import errors
 from carpool.jobs.database import Record
 from carpool.media.metadata import with_used
 from carpool.media.outputs import FPS, spritesheet, thumbnail, write_mp4
@@ -31,14 +23,7 @@ from carpool.server.dependencies import Context, WorkRoute, router_of
 from carpool.server.requests import read_form, video_work
 from carpool.server.responses.downloads import PARTS, Download, warnings_header
 from carpool.server.responses.stage_metrics import peak_memory_mb, stage_durations
-from carpool.server.routes.jobs import (
-    PageQuery,
-    common_fields,
-    file_of,
-    settings_of,
-    submit,
-    wait_for_end,
-)
+from carpool.server.routes import jobs
 from carpool.server.state import AppState, AuthenticatedRequest
 from carpool.types import Timings
 from carpool.worker.protocol import Done
@@ -57,7 +42,7 @@ def write_video(record: Record, outputs: Sequence[Done], folder: Path) -> None:
     """Write the files of a video job: MP4, thumbnail, sprite sheet."""
     [clip] = [output.clip for output in outputs]
     if clip is None:
-        raise PipelineFailed("the pipeline gave no video")
+        raise errors.PipelineFailed("the pipeline gave no video")
     output = record.work["output"]
     path = folder / FILES["video"]
     pixels = np.frombuffer(clip.rgb, np.uint8).reshape(clip.length, clip.height, clip.width, 3)
@@ -74,7 +59,7 @@ async def _video(state: AppState, record: Record) -> Video:
     """A job in OpenAI's format."""
     data = record.asked
     body, fps, length = data.get("body", {}), data.get("fps", FPS), data.get("num_frames", 0)
-    fields = await common_fields(state, record)
+    fields = await jobs.common_fields(state, record)
     if record.state != "completed":
         fields["completed_at"] = None
     if record.state == "completed" and record.started_s is not None and record.ended_s:
@@ -84,17 +69,11 @@ async def _video(state: AppState, record: Record) -> Video:
         if record.timings is not None:
             fields["stage_durations"] = stage_durations(Timings(**record.timings))
     return Video(
-        status=STATUS.get(record.state, record.state),
-        size=data.get("size", ""),
-        seconds=str(body.get("seconds", f"{length / fps:.4g}")),
-        prompt=body.get("prompt", ""),
-        remixed_from_video_id=data.get("remixed_from"),
-        fps=fps,
-        num_frames=length,
-        seed=body.get("seed", 0),
-        settings=settings_of(record),
-        **fields,
-    )
+        status=STATUS.get(record.state, record.state), size=data.get("size", ""),
+        seconds=str(body.get("seconds", f"{length / fps:.4g}")), prompt=body.get("prompt", ""),
+        remixed_from_video_id=data.get("remixed_from"), fps=fps, num_frames=length,
+        seed=body.get("seed", 0), settings=jobs.settings_of(record), **fields,
+    )  # fmt: skip
 
 
 async def _video_with_memory(state: AppState, record: Record) -> Video:
@@ -110,17 +89,17 @@ def _video_errors() -> Iterator[None]:
     """Map errors of jobs to OpenAI's errors of videos."""
     try:
         yield
-    except FileNotReady as error:
-        raise VideoNotReady(error.message.replace("job", "video", 1)) from error
-    except JobNotFound as error:
-        raise VideoNotFound(error.message.replace("job", "video", 1)) from error
+    except errors.FileNotReady as error:
+        raise errors.VideoNotReady(error.message.replace("job", "video", 1)) from error
+    except errors.JobNotFound as error:
+        raise errors.VideoNotFound(error.message.replace("job", "video", 1)) from error
 
 
 async def _get(video_id: str, context: AuthenticatedRequest) -> Record:
     with _video_errors():
         record = await context.state.runner.get(video_id, context.client.owner)
     if record.kind != "video":
-        raise VideoNotFound(f"job {video_id} makes no video: ask /v1/jobs/{video_id}")
+        raise errors.VideoNotFound(f"job {video_id} makes no video: ask /v1/jobs/{video_id}")
     return record
 
 
@@ -128,7 +107,7 @@ async def _submit(
     context: AuthenticatedRequest, form: forms.Form, content: dict[str, Any], **extra: Any
 ) -> Record:
     model, checked, fields, pictures = await video_work(context, form)
-    return await submit(
+    return await jobs.submit(
         context, "video", content, fields | extra, [checked], pictures,
         keeps_inputs=True,  # `remix_video` reads them
         fps=fields["fps"], told=model.file_metadata(checked),
@@ -150,7 +129,7 @@ async def _create(context: AuthenticatedRequest) -> Record:
     form = await read_form(context, "restarting", REFERENCE, "image_reference")
     if form.values.pop("n", 1) not in (1, None):
         rule = "a request makes one video, send several"
-        raise UnsupportedParameter(f"num_outputs_per_prompt: {rule}", param="n")
+        raise errors.UnsupportedParameter(f"num_outputs_per_prompt: {rule}", param="n")
     digests = await context.unless_disconnected(context.intake().run(form.digests))
     content = form.values | ({"pictures": digests} if digests else {})
     return await _submit(context, form, content)
@@ -164,8 +143,8 @@ async def create_video_at_once(context: Context) -> Download:
     `x-peak-memory-mb` and `x-warnings` (a JSON list) describe it.
     """
     state = context.state
-    record = await wait_for_end(context, await _create(context))
-    answer = await file_of(state, record, FILES["video"])
+    record = await jobs.wait_for_end(context, await _create(context))
+    answer = await jobs.file_of(state, record, FILES["video"])
     video = await _video_with_memory(state, record)
     answer.headers["x-video-id"], answer.headers["x-model"] = video.id, quote(video.model)
     answer.headers["x-inference-time-s"] = f"{video.inference_time_s or 0:.3f}"
@@ -176,7 +155,7 @@ async def create_video_at_once(context: Context) -> Download:
 
 
 @router.get("/videos")
-async def list_videos(context: Context, part: PageQuery) -> Page[Video]:
+async def list_videos(context: Context, part: jobs.PageQuery) -> Page[Video]:
     """List this client's videos, newest first."""
     owner = context.client.owner
     with _video_errors():
@@ -209,7 +188,7 @@ async def get_content(
     """Download a file of a video."""
     record = await _get(video_id, context)
     with _video_errors():
-        return await file_of(context.state, record, FILES[variant])
+        return await jobs.file_of(context.state, record, FILES[variant])
 
 
 @router.post("/videos/{video_id}/remix")
@@ -220,7 +199,9 @@ async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Vi
     for name, _ in source.work.get("inputs", {}).get("image", []):
         picture = await asyncio.to_thread(store.input, video_id, name)
         if picture is None:
-            raise FileNotReady(f"the picture of {video_id} is no longer kept: make a new video")
+            raise errors.FileNotReady(
+                f"the picture of {video_id} is no longer kept: make a new video"
+            )
         form.images.append(picture)
     record = await _submit(context, form, body.model_dump(), remixed_from=video_id)
     return await _video(context.state, record)
@@ -229,7 +210,7 @@ async def remix_video(video_id: str, body: RemixRequest, context: Context) -> Vi
 async def _refuse(context: Context) -> None:
     rule = "POST /v1/videos/{id}/remix remakes a video with another prompt, and POST "
     rule += f"/v1/videos one that begins with a picture, its {REFERENCE}"
-    raise UnsupportedEndpoint(f"{context.request.url.path} is not supported: {rule}")
+    raise errors.UnsupportedEndpoint(f"{context.request.url.path} is not supported: {rule}")
 
 
 for _path, _method in UNSUPPORTED.items():

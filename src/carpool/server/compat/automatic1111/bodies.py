@@ -69,8 +69,7 @@ class Image2Image(Text2Image):
         description="base64 or data:image/png;base64,...; transparent parts become white",
     )
     mask: Any = schema.ours(
-        "string",
-        "white: redraw; if parts are transparent, the alpha channel is the mask",
+        "string", "white: redraw; if parts are transparent, the alpha channel is the mask"
     )
     mask_blur: Any = schema.ours("integer", "pixels, in both directions")
     mask_blur_x: Any = schema.ours("integer", "pixels, if mask_blur is absent")

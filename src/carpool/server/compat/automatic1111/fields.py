@@ -13,12 +13,8 @@ from carpool.errors import InvalidValue, ModelNotFound, UnsupportedParameter, sh
 from carpool.request.card import Card
 from carpool.request.prompt_weights import has_weights, weights_warning, without_escapes
 from carpool.request.values import is_int, is_number
+from carpool.server.compat.automatic1111 import prompt_tags
 from carpool.server.compat.automatic1111.bodies import SAMPLER, Image2Image, Text2Image
-from carpool.server.compat.automatic1111.prompt_tags import (
-    adapters_of,
-    refuse_tags,
-    split_tags,
-)
 
 _RESTING: dict[str, tuple[Any, ...]] = {  # neutral values of fields
     "enable_hr": (False,), "restore_faces": (False,), "tiling": (False,), "styles": ([], [""]),
@@ -70,8 +66,8 @@ def translated(
     """
     names = {parameter.name for task in card.tasks for parameter in task.parameters}
     extra = body.model_extra or {}
-    prompt, tags = split_tags(body.prompt)
-    refuse_tags(body.negative_prompt or "", "negative_prompt")
+    prompt, tags = prompt_tags.split_tags(body.prompt)
+    prompt_tags.refuse_tags(body.negative_prompt or "", "negative_prompt")
     negative = body.negative_prompt or ""
     is_weighted = card.weights_reader == "compel" and (has_weights(prompt) or has_weights(negative))
     translation = Translation({"n": _pictures(body), "prompt_weights": is_weighted})
@@ -82,7 +78,7 @@ def translated(
         if text or name == "prompt":
             translation.values[name] = text if is_weighted else without_escapes(text)
     if tags and not extra.get("disable_extra_networks"):
-        translation.values["lora"] = adapters_of(tags, card.adapters)
+        translation.values["lora"] = prompt_tags.adapters_of(tags, card.adapters)
     fields = {
         "seed": None if body.seed in (-1, "") else body.seed,
         "num_inference_steps": body.steps,

@@ -25,23 +25,7 @@ from carpool.request.values import is_int
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, json_document, validated
 from carpool.server.bodies.nested_pictures import as_url, read_json, without_pictures
-from carpool.server.compat.automatic1111.bodies import (
-    SAMPLER,
-    Drawn,
-    Image2Image,
-    Options,
-    ProgressResponse,
-    ProgressState,
-    Text2Image,
-    info,
-)
-from carpool.server.compat.automatic1111.fields import (
-    Translation,
-    check_fill,
-    check_model,
-    skipped_layers,
-    translated,
-)
+from carpool.server.compat.automatic1111 import bodies, fields
 from carpool.server.dependencies import AuthenticatedRoute, Context, WorkRoute, router_of
 from carpool.server.requests import MakeMask, parse_image_request
 from carpool.server.responses.respond import respond
@@ -100,34 +84,34 @@ def _interruptible(context: AuthenticatedRequest) -> dict[asyncio.Task[Any], str
     return owners.setdefault(context.client.owner, {})
 
 
-@router.post("/txt2img", openapi_extra=json_document(Text2Image))
-async def txt2img(context: Context) -> Drawn:
+@router.post("/txt2img", openapi_extra=json_document(bodies.Text2Image))
+async def txt2img(context: Context) -> bodies.Drawn:
     """Draw from a prompt."""
     values = without_pictures(await read_json(context.request))
-    body = validated(Text2Image, values)
+    body = validated(bodies.Text2Image, values)
     model = await _model(context, body)
-    return await _drawn(context, model, body, translated(body, model.card, model.id), values)
+    return await _drawn(context, model, body, fields.translated(body, model.card, model.id), values)
 
 
-@router.post("/img2img", openapi_extra=json_document(Image2Image))
-async def img2img(context: Context) -> Drawn:
+@router.post("/img2img", openapi_extra=json_document(bodies.Image2Image))
+async def img2img(context: Context) -> bodies.Drawn:
     """Redraw pictures; with a mask, its white parts."""
     values = await read_json(context.request, takes_base64=True)
     pictures = {name: values[name] for name in ("init_images", "mask") if name in values}
     texts = without_pictures({name: values[name] for name in values.keys() - pictures})
-    body = validated(Image2Image, texts | pictures)
+    body = validated(bodies.Image2Image, texts | pictures)
     body.mask = body.mask or None  # "" means no mask
     model = await _model(context, body)
     task = model.card.task_for(["image", "mask_image"] if body.mask is not None else ["image"])
     size = None if task.takes("width") else _size(body, model.card)
-    translation = translated(body, model.card, model.id, keeps_size=size is not None)
-    translation.values |= check_fill(body, model.card)
+    translation = fields.translated(body, model.card, model.id, keeps_size=size is not None)
+    translation.values |= fields.check_fill(body, model.card)
     images = [as_url(picture, "init_images") for picture in body.init_images]
     mask = None if body.mask is None else _mask_of(body)
     return await _drawn(context, model, body, translation, texts, images, size, mask)
 
 
-async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel:
+async def _model(context: AuthenticatedRequest, body: bodies.Text2Image) -> ServedModel:
     """The model that the request's settings name, or the first model."""
     named = (body.override_settings or {}).get("sd_model_checkpoint")
     name = named if isinstance(named, str) and named else None
@@ -137,13 +121,13 @@ async def _model(context: AuthenticatedRequest, body: Text2Image) -> ServedModel
 async def _drawn(
     context: AuthenticatedRequest,
     model: ServedModel,
-    body: Text2Image,
-    translation: Translation,
+    body: bodies.Text2Image,
+    translation: fields.Translation,
     values: dict[str, Any],
     images: list[ImageData] | None = None,
     size: tuple[int, int] | None = None,
     mask: MakeMask | None = None,
-) -> Drawn:
+) -> bodies.Drawn:
     drawing = validated(schema.ImageRequest, translation.values)
     form = Form(images=images or [], name="init_images", is_before_white=True)
 
@@ -168,13 +152,13 @@ async def _drawn(
     finally:
         running.pop(task, None)
     if answer is None:  # interrupted: that program answers without pictures
-        return Drawn(images=[], parameters=values, info='{"all_seeds": [], "infotexts": []}')
+        return bodies.Drawn(images=[], parameters=values, info='{"all_seeds": [], "infotexts": []}')
     files = [image.b64_json or "" for image in answer.data] if body.send_images is not False else []
-    text = info(body, translation.values, answer)
-    return Drawn(images=files, parameters=values, info=text)
+    text = bodies.info(body, translation.values, answer)
+    return bodies.Drawn(images=files, parameters=values, info=text)
 
 
-def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
+def _size(body: bodies.Image2Image, card: Card) -> tuple[int, int] | None:
     """The requested size, for a model whose result has the size of the input picture."""
     if body.width is None or body.height is None:
         return None
@@ -184,15 +168,13 @@ def _size(body: Image2Image, card: Card) -> tuple[int, int] | None:
             raise SizeRejected.of(name, side, f"must be a multiple of {multiple}")
     if body.width * body.height > card.max_pixels:
         width, height = within((body.width, body.height), card.max_pixels, multiple)
-        raise SizeRejected(
-            f"{body.width}x{body.height} is not supported: at most {card.max_pixels} pixels, such "
-            f"as {width}x{height}",
-            param="width",
-        )
+        rule = f"at most {card.max_pixels} pixels, such as {width}x{height}"
+        problem = f"{body.width}x{body.height} is not supported: {rule}"
+        raise SizeRejected(problem, param="width")
     return body.width, body.height
 
 
-def _mask_of(body: Image2Image) -> MakeMask:
+def _mask_of(body: bodies.Image2Image) -> MakeMask:
     """Return a function that reads the mask for the input picture."""
     picture = as_url(body.mask, "mask")
     is_filled = body.inpainting_fill == 0
@@ -226,7 +208,7 @@ def _blur(name: str, radius: Any) -> int:
 
 
 @lists.get("/progress")
-async def progress(context: Context, skip_current_image: bool = False) -> ProgressResponse:
+async def progress(context: Context, skip_current_image: bool = False) -> bodies.ProgressResponse:
     """Mean progress of this API key's requests."""
     request_ids = list(_interruptible(context).values())
     steps = [(0, 0)]
@@ -236,9 +218,11 @@ async def progress(context: Context, skip_current_image: bool = False) -> Progre
                 report = await context.state.observer.report(context.client.owner, request_id)
             steps += [(output.step, output.steps) for output in report.outputs]
     step, total = (sum(column) for column in zip(*steps, strict=True))
-    return ProgressResponse(
+    return bodies.ProgressResponse(
         progress=min(0.99, step / total) if total else 0.0,
-        state=ProgressState(job_count=len(request_ids), sampling_step=step, sampling_steps=total),
+        state=bodies.ProgressState(
+            job_count=len(request_ids), sampling_step=step, sampling_steps=total
+        ),
     )
 
 
@@ -252,18 +236,18 @@ async def interrupt(context: Context) -> dict[str, Any]:
 
 
 @lists.get("/options", description="The settings; only the model is one here.")
-async def get_options(context: Context) -> Options:
-    return Options(sd_model_checkpoint=context.state.model_names[0])
+async def get_options(context: Context) -> bodies.Options:
+    return bodies.Options(sd_model_checkpoint=context.state.model_names[0])
 
 
 @lists.post("/options")
-async def set_options(body: Options, context: Context) -> dict[str, Any]:
+async def set_options(body: bodies.Options, context: Context) -> dict[str, Any]:
     """Accept a setting that is so already or has no effect; refuse others."""
     model = await context.load(None, "loaded")
-    check_model(body.sd_model_checkpoint, model.card, model.id)
+    fields.check_model(body.sd_model_checkpoint, model.card, model.id)
     values = body.model_dump(exclude_unset=True, exclude={"sd_model_checkpoint"})
-    now = Options().model_dump()
-    if skipped_layers(values.get("CLIP_stop_at_last_layers"), model.card) is None:
+    now = bodies.Options().model_dump()
+    if fields.skipped_layers(values.get("CLIP_stop_at_last_layers"), model.card) is None:
         values.pop("CLIP_stop_at_last_layers", None)  # no effect
     for name, value in values.items():
         if value is not None and (name not in now or value != now[name]):
@@ -283,14 +267,14 @@ async def sd_models(context: Context) -> list[dict[str, Any]]:
 async def samplers(context: Context) -> list[dict[str, Any]]:
     """List the model's sampler and its alternatives."""
     model = await context.load(None, "loaded")
-    names = (SAMPLER, *model.card.schedulers)
+    names = (bodies.SAMPLER, *model.card.schedulers)
     return [{"name": name, "aliases": [], "options": {}} for name in names]
 
 
 @lists.get("/schedulers")
 async def schedulers(context: Context) -> list[dict[str, Any]]:
     """List the model's noise schedule; names of samplers contain others."""
-    name = {"name": SAMPLER.lower(), "label": SAMPLER, "aliases": None}
+    name = {"name": bodies.SAMPLER.lower(), "label": bodies.SAMPLER, "aliases": None}
     return [name | {"default_rho": -1.0, "need_inner_model": False}]
 
 

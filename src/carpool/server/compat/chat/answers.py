@@ -13,15 +13,7 @@ from typing import Any
 from fastapi.sse import format_sse_event
 
 from carpool.server.bodies import schema
-from carpool.server.compat.chat.bodies import (
-    ChatChoice,
-    ChatCompletion,
-    ChatMessage,
-    ChatTokens,
-    ChatUsage,
-    ImagePart,
-    ImageURL,
-)
+from carpool.server.compat.chat import bodies
 from carpool.server.image_request import ParsedImageRequest
 from carpool.server.responses.generation import encoded
 from carpool.server.responses.stage_metrics import stage_durations
@@ -35,7 +27,7 @@ def completion(
     *,
     has_parts: bool,
     metrics: schema.StageMetrics | None = None,
-) -> ChatCompletion:
+) -> bodies.ChatCompletion:
     """The answer to a conversation.
 
     Args:
@@ -45,11 +37,13 @@ def completion(
         _part(image.b64_json or "", images.output_format, image.seed, image.skipped_steps)
         for image in images.data
     ]
-    return ChatCompletion(
+    return bodies.ChatCompletion(
         id=f"chatcmpl-{request_id}",
         created=images.created,
         model=images.model,
-        choices=[ChatChoice(message=ChatMessage.model_validate(_placed(parts, has_parts)))],
+        choices=[
+            bodies.ChatChoice(message=bodies.ChatMessage.model_validate(_placed(parts, has_parts)))
+        ],
         usage=usage_of(images.usage),
         metrics=metrics,
         warnings=images.warnings,
@@ -57,16 +51,16 @@ def completion(
     )
 
 
-def usage_of(usage: schema.UsageBody) -> ChatUsage:
+def usage_of(usage: schema.UsageBody) -> bodies.ChatUsage:
     """Usage with the field names of chat completions."""
     details = usage.input_tokens_details
-    return ChatUsage(
+    return bodies.ChatUsage(
         prompt_tokens=usage.input_tokens,
-        prompt_tokens_details=ChatTokens(
+        prompt_tokens_details=bodies.ChatTokens(
             text_tokens=details.text_tokens, image_tokens=details.image_tokens
         ),
         completion_tokens=usage.output_tokens,
-        completion_tokens_details=ChatTokens(image_tokens=usage.output_tokens),
+        completion_tokens_details=bodies.ChatTokens(image_tokens=usage.output_tokens),
         total_tokens=usage.total_tokens,
     )
 
@@ -93,11 +87,9 @@ class Chunks:
 
     def event(self, **fields: Any) -> bytes:
         chunk = {
-            "id": f"chatcmpl-{self.request_id}",
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-        }
+            "id": f"chatcmpl-{self.request_id}", "object": "chat.completion.chunk",
+            "created": self.created, "model": self.model,
+        }  # fmt: skip
         return format_sse_event(data_str=json.dumps(chunk | fields))
 
 
@@ -139,12 +131,12 @@ class ImageChunks(Chunks):
         return b"".join(events)
 
 
-def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> ImagePart:
-    url = ImageURL(url=f"data:image/{format_};base64,{b64}")
-    return ImagePart(image_url=url, seed=seed, skipped_steps=skipped_steps or None)
+def _part(b64: str, format_: str, seed: int, skipped_steps: int | None) -> bodies.ImagePart:
+    url = bodies.ImageURL(url=f"data:image/{format_};base64,{b64}")
+    return bodies.ImagePart(image_url=url, seed=seed, skipped_steps=skipped_steps or None)
 
 
-def _placed(parts: Sequence[ImagePart], has_parts: bool) -> dict[str, Any]:
+def _placed(parts: Sequence[bodies.ImagePart], has_parts: bool) -> dict[str, Any]:
     """Put pictures into the field that the client reads."""
     plain = [part.model_dump(exclude_none=True) for part in parts]
     if has_parts:

@@ -47,13 +47,9 @@ class ChatRequest(BaseModel):
     as `temperature`, are accepted without effect.
     """
 
-    model_config = ConfigDict(
-        extra="allow",
-        strict=True,
-        json_schema_extra={
-            "examples": [{"messages": [{"role": "user", "content": "a red circle"}]}]
-        },
-    )
+    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra={
+        "examples": [{"messages": [{"role": "user", "content": "a red circle"}]}]
+    })  # fmt: skip
 
     messages: list[dict[str, Any]] = Field(
         min_length=1,
@@ -175,11 +171,9 @@ def conversation(card: Card, body: ChatRequest) -> Conversation:
         )
     *history, last = body.messages
     if last.get("role") != "user":
-        raise InvalidValue(
-            f"the last message has role {show(last.get('role'))}: it must be the user's, whose "
-            "text is the prompt",
-            param="messages",
-        )
+        rule = "it must be the user's, whose text is the prompt"
+        problem = f"the last message has role {show(last.get('role'))}: {rule}"
+        raise InvalidValue(problem, param="messages")
     check_fields(last)
     prompt, images = _content(last)
     values = peers.translated(body.model_extra or {}, card)

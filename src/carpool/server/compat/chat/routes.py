@@ -8,13 +8,8 @@ from fastapi.responses import JSONResponse
 from carpool.server.bodies import schema
 from carpool.server.bodies.forms import Form, json_document, validated
 from carpool.server.bodies.nested_pictures import read_json, without_pictures
+from carpool.server.compat.chat import bodies
 from carpool.server.compat.chat.answers import ImageChunks, completion
-from carpool.server.compat.chat.bodies import (
-    ChatCompletion,
-    ChatRequest,
-    conversation,
-    includes_usage,
-)
 from carpool.server.compat.chat.text_answers import limit_name, respond_with_texts
 from carpool.server.compat.chat.texts import parse_text_request
 from carpool.server.dependencies import Context, WorkRoute, router_of
@@ -28,26 +23,23 @@ router = router_of(WorkRoute, "/v1")
 
 
 @router.post(
-    "/chat/completions",
-    response_model=ChatCompletion,
-    response_model_exclude_none=True,
-    responses=STREAMED,
-    openapi_extra=json_document(ChatRequest),
-)
+    "/chat/completions", response_model=bodies.ChatCompletion, response_model_exclude_none=True,
+    responses=STREAMED, openapi_extra=json_document(bodies.ChatRequest),
+)  # fmt: skip
 async def create_chat_completion(context: Context) -> Any:
     """Answer a conversation: language models write, other models draw the last message."""
     state, request = context.state, context.request
     values = await read_json(request)
     without_pictures({name: value for name, value in values.items() if name != "messages"})
-    chat = validated(ChatRequest, values)
-    has_usage = includes_usage(chat)
+    chat = validated(bodies.ChatRequest, values)
+    has_usage = bodies.includes_usage(chat)
     if (writer := await _language_model(context, chat.model)) is not None:
         work = await parse_text_request(context, *writer, chat)
         return await respond_with_texts(
             context, work, limit_name(values), has_usage if chat.stream else None
         )
     model = await context.load(chat.model, "ready")
-    talk = conversation(model.card, chat)
+    talk = bodies.conversation(model.card, chat)
     body = validated(schema.ImageRequest, talk.values)
     request_id = request.scope["request_id"]
     has_metrics = bool(chat.return_stage_metrics) or talk.has_parts

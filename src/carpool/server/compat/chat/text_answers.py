@@ -13,14 +13,8 @@ from fastapi.responses import JSONResponse
 
 from carpool.errors import PipelineFailed, Rejected
 from carpool.server.bodies import schema
+from carpool.server.compat.chat import bodies
 from carpool.server.compat.chat.answers import Chunks
-from carpool.server.compat.chat.bodies import (
-    ChatChoice,
-    ChatCompletion,
-    ChatMessage,
-    ChatTokens,
-    ChatUsage,
-)
 from carpool.server.compat.chat.texts import LIMITS, ParsedTextRequest
 from carpool.server.responses.generation import gather
 from carpool.server.responses.respond import answer_by_key
@@ -123,35 +117,31 @@ async def respond_with_texts(
 
 def _completion(chunks: TextChunks, outputs: Sequence[protocol.Done]) -> bytes:
     choices = [
-        ChatChoice(
+        bodies.ChatChoice(
             index=number,
-            message=ChatMessage(content=text.text),
+            message=bodies.ChatMessage(content=text.text),
             finish_reason="length" if text.finish_reason == "length" else "stop",
             seed=output.seed,
         )
         for number, (text, output) in enumerate(zip(chunks.texts, outputs, strict=True))
     ]
     warnings = list(dict.fromkeys(text for output in outputs for text in output.warnings))
-    answer = ChatCompletion(
-        id=f"chatcmpl-{chunks.request_id}",
-        created=chunks.created,
-        model=chunks.model,
-        choices=choices,
-        usage=usage_of(chunks.texts),
-        warnings=warnings or None,
-    )
+    answer = bodies.ChatCompletion(
+        id=f"chatcmpl-{chunks.request_id}", created=chunks.created, model=chunks.model,
+        choices=choices, usage=usage_of(chunks.texts), warnings=warnings or None,
+    )  # fmt: skip
     return answer.model_dump_json(exclude_none=True).encode()
 
 
-def usage_of(texts: Sequence[protocol.RawText]) -> ChatUsage:
+def usage_of(texts: Sequence[protocol.RawText]) -> bodies.ChatUsage:
     """The tokens of several answers to one conversation; its own tokens count once."""
     prompt = texts[0].prompt_tokens if texts else 0
     completion = sum(text.completion_tokens for text in texts)
-    return ChatUsage(
+    return bodies.ChatUsage(
         prompt_tokens=prompt,
-        prompt_tokens_details=ChatTokens(),
+        prompt_tokens_details=bodies.ChatTokens(),
         completion_tokens=completion,
-        completion_tokens_details=ChatTokens(),
+        completion_tokens_details=bodies.ChatTokens(),
         total_tokens=prompt + completion,
     )
 

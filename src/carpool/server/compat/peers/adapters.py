@@ -13,14 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from carpool.errors import (
-    InvalidValue,
-    KeyRequired,
-    LoraRejected,
-    UnsupportedParameter,
-    reason,
-    show,
-)
+from carpool import errors
 from carpool.fleet.pool import Pool
 from carpool.request.adapter_names import adapter_id, find_adapter
 from carpool.request.lora import SUFFIX, check_header, check_lora
@@ -107,22 +100,19 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
     """Set the default adapters of this API key."""
     _check_key(context)
     if body.merge_mode not in MERGE_MODES:
-        raise UnsupportedParameter.of(
-            "merge_mode",
-            body.merge_mode,
-            "adapters are added row by row and never merged: send auto or dynamic",
-        )
+        rule = "adapters are added row by row and never merged: send auto or dynamic"
+        raise errors.UnsupportedParameter.of("merge_mode", body.merge_mode, rule)
     if body.lora_alpha is not None:
         rule = "is not supported: the adapter's file has it, leave it out"
-        raise UnsupportedParameter(f"lora_alpha {rule}", param="lora_alpha")
+        raise errors.UnsupportedParameter(f"lora_alpha {rule}", param="lora_alpha")
     names = body.lora_nickname if isinstance(body.lora_nickname, list) else [body.lora_nickname]
     if not names or not all(isinstance(name, str) for name in names):
-        raise InvalidValue.of(
+        raise errors.InvalidValue.of(
             "lora_nickname", body.lora_nickname, "must be the name of an adapter, or a list of some"
         )
     paths = _each(body.lora_path, len(names), "lora_path")
     if not all(isinstance(path, str | None) for path in paths):
-        raise InvalidValue.of("lora_path", body.lora_path, "must be a file's name, or null")
+        raise errors.InvalidValue.of("lora_path", body.lora_path, "must be a file's name, or null")
     strengths = _each(1.0 if body.strength is None else body.strength, len(names), "strength")
     model = await _model(context, body.model)
     for name, path in zip(names, paths, strict=True):
@@ -137,8 +127,8 @@ async def set_lora(body: SetLora, context: Context) -> Applied:
     ]
     try:
         check_lora(entries, model.card.lora, model.card.adapters)
-    except InvalidValue as error:
-        raise InvalidValue(error.message, param="lora_nickname") from None
+    except errors.InvalidValue as error:
+        raise errors.InvalidValue(error.message, param="lora_nickname") from None
     context.state.default_lora[model.id, context.client.owner] = entries
     text = ", ".join(f"{entry['id']} at {entry['scale']:g}" for entry in entries) or "none"
     return Applied(message=f"requests of this API key that name no adapters get: {text}")
@@ -195,7 +185,7 @@ async def _model(context: AuthenticatedRequest, name: str | None) -> ServedModel
 def _check_key(context: AuthenticatedRequest) -> None:
     if not context.client.key:
         rule = "set defaults only where the server has API keys (--api-key); name adapters in each "
-        raise KeyRequired(f"clients {rule}request: lora=[{{'id': NAME, 'scale': 1.0}}]")
+        raise errors.KeyRequired(f"clients {rule}request: lora=[{{'id': NAME, 'scale': 1.0}}]")
 
 
 def _check_target(targets: Any, experts: Collection[str] = ()) -> None:
@@ -203,8 +193,8 @@ def _check_target(targets: Any, experts: Collection[str] = ()) -> None:
         if target not in (None, "all", *experts):
             targets_text = " or ".join(("all", *sorted(experts)))
             rule = f"send {targets_text}, or leave it out"
-            raise UnsupportedParameter(
-                f"target={show(target)} is not supported: {rule}", param="target"
+            raise errors.UnsupportedParameter(
+                f"target={errors.show(target)} is not supported: {rule}", param="target"
             )
 
 
@@ -214,7 +204,7 @@ def _each(value: Any, count: int, name: str) -> list[Any]:
         return [value] * count
     if len(value) != count:
         rule = f"must be {count}, as many as lora_nickname has"
-        raise InvalidValue(f"{name} has {len(value)} entries: {rule}", param=name)
+        raise errors.InvalidValue(f"{name} has {len(value)} entries: {rule}", param=name)
     return value
 
 
@@ -230,21 +220,21 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
     folder = pool.lora_dir if isinstance(pool, Pool) else state.settings.lora_dir
     file = Path(path)
     if name not in (file.stem, adapter_id(file.stem)) or file.suffix.lower() != SUFFIX:
-        raise InvalidValue.of(
+        raise errors.InvalidValue.of(
             "lora_path", path, f"the file must be named as the adapter, {name[:64]}{SUFFIX}"
         )
     place = await asyncio.to_thread(_in_folder, folder, file)
     if place is None:
         rule = "adapters are read from --lora and --lora-dir only"
         where = "put the file there" if folder else "start the server with --lora-dir"
-        raise InvalidValue.of("lora_path", path, f"{rule}: {where}")
+        raise errors.InvalidValue.of("lora_path", path, f"{rule}: {where}")
     try:
         await asyncio.to_thread(check_header, place)
-    except LoraRejected as error:
-        raise InvalidValue(error.message, param="lora_path") from None
+    except errors.LoraRejected as error:
+        raise errors.InvalidValue(error.message, param="lora_path") from None
     except OSError as error:  # unreadable, or just removed
-        why = f"{name}{SUFFIX} cannot be read: {reason(error)}"
-        raise InvalidValue(why, param="lora_path") from None
+        why = f"{name}{SUFFIX} cannot be read: {errors.reason(error)}"
+        raise errors.InvalidValue(why, param="lora_path") from None
     workers = {worker: worker.ready for worker in getattr(pool, "handles", [pool])}
     pool.reload()
     for _ in range(round(PATIENCE_S / LOOK_S)):
@@ -258,7 +248,7 @@ async def _read(state: AppState, model: str | None, name: str, path: str) -> Non
         if find_adapter(name, card.usable_adapters) is None:
             adapter = find_adapter(name, card.adapters)
             why = adapter.problem if adapter else "is no adapter of this model that can be read"
-            raise InvalidValue(f"{name}{SUFFIX}: {why}", param="lora_path")
+            raise errors.InvalidValue(f"{name}{SUFFIX}: {why}", param="lora_path")
 
 
 def _in_folder(folder: str | None, file: Path) -> Path | None:
