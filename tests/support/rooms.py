@@ -25,13 +25,13 @@ LINES: dict[str, tuple[int, int]] = {  # the goal, and the ceiling of today
     "fleet": (3_200, 4_012),
     "worker": (2_500, 3_199),
     "server": (5_000, 7_110),
-    "compat": (1_300, 2_259),
+    "compat": (1_300, 2_269),
     "jobs, media": (3_000, 3_995),
     "python, cli, settings": (4_800, 4_800),
     "others": (4_200, 4_782),
     "lab": (4_200, 5_443),
     "benchmarks, proof": (7_000, 7_000),
-    "tests": (50_000, 77_407),
+    "tests": (50_000, 77_542),
 }
 
 

@@ -3,22 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import (
-    ErnieImageModularPipeline,
-    ErnieImagePipeline,
-    Flux2Pipeline,
-    Ideogram4ModularPipeline,
-    Ideogram4Pipeline,
-    Kandinsky6TI2VAPipeline,
-    LongCatImagePipeline,
-    LTX2ConditionPipeline,
-    LTX2ImageToVideoPipeline,
-    LTX2ModularPipeline,
-    LTX2Pipeline,
-    ModularPipeline,
-)
 from diffusers.pipelines.ltx2 import LTX2VideoCondition
 from diffusers.pipelines.ltx2.utils import I2V_DEFAULT_SYSTEM_PROMPT
 from PIL import Image
@@ -47,13 +34,15 @@ def reader(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def enhancing() -> ErnieImagePipeline:
+def enhancing() -> diffusers.ErnieImagePipeline:
     tokenizer = reader(qwen2_tokenizer())
     tokenizer.model_max_length = 12  # tokens that it writes
-    return ErnieImagePipeline(**{**ernie().components, "pe": qwen3(), "pe_tokenizer": tokenizer})
+    return diffusers.ErnieImagePipeline(
+        **{**ernie().components, "pe": qwen3(), "pe_tokenizer": tokenizer}
+    )
 
 
-def upsampling() -> Flux2Pipeline:
+def upsampling() -> diffusers.Flux2Pipeline:
     """Its prompts are padded to 2048 tokens."""
     pipe = flux2()
     pipe.tokenizer.tokenizer = pipe.tokenizer
@@ -62,41 +51,41 @@ def upsampling() -> Flux2Pipeline:
     return pipe
 
 
-def improving() -> LTX2Pipeline:
+def improving() -> diffusers.LTX2Pipeline:
     """Its prompts are padded to a multiple of eight tokens, on the left."""
     pipe = ltx2()
     pipe.register_modules(processor=processor())
     return pipe
 
 
-def looking(cls: Any = LTX2ImageToVideoPipeline) -> Any:
+def looking(cls: Any = diffusers.LTX2ImageToVideoPipeline) -> Any:
     """Its prompts are of what it sees, by instructions that it has for that."""
     return cls(**{name: part for name, part in improving().components.items() if part is not None})
 
 
 def looking_at_conditions() -> Any:
-    return looking(LTX2ConditionPipeline)
+    return looking(diffusers.LTX2ConditionPipeline)
 
 
-def rewriting() -> LongCatImagePipeline:
+def rewriting() -> diffusers.LongCatImagePipeline:
     processor = reader(qwen2_tokenizer())
     parts = components("LongCatImagePipeline", without=("text_processor",))
-    return LongCatImagePipeline(**parts, text_processor=processor)
+    return diffusers.LongCatImagePipeline(**parts, text_processor=processor)
 
 
-def expanding() -> Kandinsky6TI2VAPipeline:
+def expanding() -> diffusers.Kandinsky6TI2VAPipeline:
     parts = components("Kandinsky6TI2VAPipeline", without=("tokenizer",))
-    return Kandinsky6TI2VAPipeline(**parts, tokenizer=reader(qwen2_tokenizer()))
+    return diffusers.Kandinsky6TI2VAPipeline(**parts, tokenizer=reader(qwen2_tokenizer()))
 
 
-def captioning() -> Ideogram4Pipeline:
+def captioning() -> diffusers.Ideogram4Pipeline:
     """Its text encoder writes, too, with a head of its own, in a model that it builds itself."""
     parts = components("Ideogram4Pipeline", without=("tokenizer",))
     parts["text_encoder"].config.text_config.eos_token_id = list(range(0, 727, 9))
-    return Ideogram4Pipeline(**parts, tokenizer=reader(qwen2_tokenizer()))
+    return diffusers.Ideogram4Pipeline(**parts, tokenizer=reader(qwen2_tokenizer()))
 
 
-def blocks_of(pipe: ModularPipeline, plain: Any, **others: Any) -> Any:
+def blocks_of(pipe: diffusers.ModularPipeline, plain: Any, **others: Any) -> Any:
     """A modular pipeline of another one's components."""
     have = {**plain.components, **others}
     pipe.update_components(**{n: have[n] for n in pipe.pretrained_component_names if n in have})
@@ -105,13 +94,13 @@ def blocks_of(pipe: ModularPipeline, plain: Any, **others: Any) -> Any:
 
 def always_enhancing() -> Any:
     """Its block for texts in free words, which no argument of a call chooses."""
-    plain, pipe = enhancing(), ErnieImageModularPipeline()
+    plain, pipe = enhancing(), diffusers.ErnieImageModularPipeline()
     pipe._blocks = pipe.blocks.get_execution_blocks(prompt="a", use_pe=True)
     return blocks_of(pipe, plain)
 
 
 def improving_in_blocks() -> Any:
-    return blocks_of(LTX2ModularPipeline(), improving(), prompt_enhancer=gemma3())
+    return blocks_of(diffusers.LTX2ModularPipeline(), improving(), prompt_enhancer=gemma3())
 
 
 def looking_in_blocks() -> Any:
@@ -119,7 +108,7 @@ def looking_in_blocks() -> Any:
 
 
 def captioning_in_blocks() -> Any:
-    return blocks_of(Ideogram4ModularPipeline(), captioning())
+    return blocks_of(diffusers.Ideogram4ModularPipeline(), captioning())
 
 
 SQUARE = {"height": 64, "width": 64}
@@ -176,7 +165,7 @@ def drawn(outcome: Any) -> torch.Tensor:
 
 def drawn_alone(judge: Any, **arguments: Any) -> torch.Tensor:
     answer = judge(**arguments)
-    return drawn(answer.values if isinstance(judge, ModularPipeline) else answer)
+    return drawn(answer.values if isinstance(judge, diffusers.ModularPipeline) else answer)
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
@@ -228,7 +217,11 @@ def test_pictures_of_written_prompts_are_those_drawn_alone(made: Callable[[], An
 
 @pytest.mark.parametrize("has_enhancer", [True, False])
 def test_blocks_of_ltx2_without_their_enhancer_rewrite_nothing(*, has_enhancer: bool) -> None:
-    pipe = improving_in_blocks() if has_enhancer else blocks_of(LTX2ModularPipeline(), improving())
+    pipe = (
+        improving_in_blocks()
+        if has_enhancer
+        else blocks_of(diffusers.LTX2ModularPipeline(), improving())
+    )
     enhancer = load(pipe, EngineSettings(device="cpu")).card.enhancer
 
     assert enhancer == ("enable_prompt_enhancement" if has_enhancer else "")
