@@ -73,9 +73,8 @@ def prompts_in(parameters: Mapping[str, Any]) -> int:
     for name, length in lengths.items():
         if length != count:
             rule = "lists of prompts must have one entry for each prompt"
-            raise InvalidValue(
-                f"{first} has {count} entries and {name} {length}: {rule}", param=name
-            )
+            problem = f"{first} has {count} entries and {name} {length}"
+            raise InvalidValue(f"{problem}: {rule}", param=name)
     if "prompt" not in lengths and count > 1:
         rule = "give a list of as many prompts, or one string"
         raise InvalidValue(f"{first} is a list of {count} beside one prompt: {rule}", param=first)

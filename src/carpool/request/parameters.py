@@ -192,8 +192,9 @@ def _value(task: Task, parameter: Parameter, value: Any, from_json: bool) -> Any
     if name == "output_type":
         fits, rule = value in task.output_types, f"one of {', '.join(task.output_types)}"
         if from_json:
-            instead = "a video is an MP4 file" if task.makes == "videos" else "use output_format"
-            raise UnsupportedParameter(f"output_type is not taken: {instead}", param=name)
+            of_videos = "is not supported: a video is an MP4 file, leave it out"
+            problem = of_videos if task.makes == "videos" else "is not taken: use output_format"
+            raise UnsupportedParameter(f"output_type {problem}", param=name)
     if fits:
         return float(value) if kind == "float" and is_int(value) else value
     if kind == "other":
